@@ -1,0 +1,1 @@
+"""The KV cache's way from a prefill worker to a decode worker."""

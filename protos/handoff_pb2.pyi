@@ -1,0 +1,103 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Manifest(_message.Message):
+    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "block_size", "num_blocks", "layers", "shards", "lease_s", "saved_at_s", "save_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPATIBILITY_HASH_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    SAVED_AT_S_FIELD_NUMBER: _ClassVar[int]
+    SAVE_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    worker_id: str
+    compatibility_hash: str
+    num_tokens: int
+    block_size: int
+    num_blocks: int
+    layers: _containers.RepeatedCompositeFieldContainer[Layer]
+    shards: _containers.RepeatedCompositeFieldContainer[Shard]
+    lease_s: float
+    saved_at_s: float
+    save_ms: float
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ...) -> None: ...
+
+class Layer(_message.Message):
+    __slots__ = ("name", "dtype", "block_shape", "block_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    block_shape: _containers.RepeatedScalarFieldContainer[int]
+    block_bytes: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., block_shape: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("rank", "address", "host", "segment", "offset", "record_bytes", "digests")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    address: str
+    host: str
+    segment: str
+    offset: int
+    record_bytes: int
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., segment: _Optional[str] = ..., offset: _Optional[int] = ..., record_bytes: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("request_id", "epoch", "rank", "first_block", "num_blocks")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    rank: int
+    first_block: int
+    num_blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("first_block", "records")
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    first_block: int
+    records: bytes
+    def __init__(self, first_block: _Optional[int] = ..., records: _Optional[bytes] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("request_id", "epoch", "confirmed")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    confirmed: bool
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., confirmed: _Optional[bool] = ...) -> None: ...
+
+class ReleaseReply(_message.Message):
+    __slots__ = ("held",)
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    held: bool
+    def __init__(self, held: _Optional[bool] = ...) -> None: ...

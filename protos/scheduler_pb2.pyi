@@ -1,0 +1,344 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+    ROLE_MIXED: _ClassVar[Role]
+
+class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
+    WORKER_STATE_STARTING: _ClassVar[WorkerState]
+    WORKER_STATE_READY: _ClassVar[WorkerState]
+    WORKER_STATE_DRAINING: _ClassVar[WorkerState]
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+ROLE_MIXED: Role
+WORKER_STATE_UNSPECIFIED: WorkerState
+WORKER_STATE_STARTING: WorkerState
+WORKER_STATE_READY: WorkerState
+WORKER_STATE_DRAINING: WorkerState
+
+class WorkerIdentity(_message.Message):
+    __slots__ = ("worker_id", "role", "address", "host", "model", "model_fingerprint", "vllm_version", "capacity")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: Role
+    address: str
+    host: str
+    model: str
+    model_fingerprint: str
+    vllm_version: str
+    capacity: Capacity
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., vllm_version: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ...) -> None: ...
+
+class Capacity(_message.Message):
+    __slots__ = ("compatibility_hash", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "lookahead_tokens", "transports")
+    COMPATIBILITY_HASH_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    compatibility_hash: str
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    lookahead_tokens: int
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, compatibility_hash: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., lookahead_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WorkerLoad(_message.Message):
+    __slots__ = ("running", "waiting", "free_blocks", "pinned_handoffs", "pinned_bytes")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    free_blocks: int
+    pinned_handoffs: int
+    pinned_bytes: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., pinned_handoffs: _Optional[int] = ..., pinned_bytes: _Optional[int] = ...) -> None: ...
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("identity", "state")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    identity: WorkerIdentity
+    state: WorkerState
+    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ...) -> None: ...
+
+class RegisterReply(_message.Message):
+    __slots__ = ("refusal", "heartbeat_s", "lease_s")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    heartbeat_s: float
+    lease_s: float
+    def __init__(self, refusal: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("worker_id", "state", "load")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    state: WorkerState
+    load: WorkerLoad
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ("known", "drain")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    drain: bool
+    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ...) -> None: ...
+
+class DeregisterRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class DeregisterReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PlaceRequest(_message.Message):
+    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "prefix_hashes", "exclude_workers")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    router_id: str
+    epoch: int
+    prompt_tokens: int
+    max_new_tokens: int
+    prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    exclude_workers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., exclude_workers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("request_id", "epoch", "prefill", "decode", "lease_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    prefill: Worker
+    decode: Worker
+    lease_s: float
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prefill: _Optional[_Union[Worker, _Mapping]] = ..., decode: _Optional[_Union[Worker, _Mapping]] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class Worker(_message.Message):
+    __slots__ = ("worker_id", "address", "role")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    role: Role
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+
+class Rejection(_message.Message):
+    __slots__ = ("code", "message", "retry_after_s")
+    class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CODE_UNSPECIFIED: _ClassVar[Rejection.Code]
+        CODE_NO_WORKERS: _ClassVar[Rejection.Code]
+        CODE_FULL: _ClassVar[Rejection.Code]
+        CODE_TOO_LARGE: _ClassVar[Rejection.Code]
+        CODE_STALE_EPOCH: _ClassVar[Rejection.Code]
+        CODE_STORE_AWAY: _ClassVar[Rejection.Code]
+    CODE_UNSPECIFIED: Rejection.Code
+    CODE_NO_WORKERS: Rejection.Code
+    CODE_FULL: Rejection.Code
+    CODE_TOO_LARGE: Rejection.Code
+    CODE_STALE_EPOCH: Rejection.Code
+    CODE_STORE_AWAY: Rejection.Code
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    code: Rejection.Code
+    message: str
+    retry_after_s: float
+    def __init__(self, code: _Optional[_Union[Rejection.Code, str]] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+
+class PlaceReply(_message.Message):
+    __slots__ = ("placement", "rejection")
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    REJECTION_FIELD_NUMBER: _ClassVar[int]
+    placement: Placement
+    rejection: Rejection
+    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("router_id", "prefilled", "finished", "renewed")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    prefilled: _containers.RepeatedCompositeFieldContainer[Attempt]
+    finished: _containers.RepeatedCompositeFieldContainer[Finished]
+    renewed: _containers.RepeatedCompositeFieldContainer[Attempt]
+    def __init__(self, router_id: _Optional[str] = ..., prefilled: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., renewed: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("request_id", "epoch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("attempt", "outcome", "cost")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    attempt: Attempt
+    outcome: str
+    cost: Cost
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., outcome: _Optional[str] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ...) -> None: ...
+
+class Cost(_message.Message):
+    __slots__ = ("queue_ms", "prefill_ms", "handoff_ms", "decode_ms", "handoff_bytes", "transport", "prompt_tokens", "output_tokens", "drafted_tokens", "accepted_tokens")
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_MS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_MS_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    queue_ms: float
+    prefill_ms: float
+    handoff_ms: float
+    decode_ms: float
+    handoff_bytes: int
+    transport: str
+    prompt_tokens: int
+    output_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., handoff_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., handoff_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+
+class ReportReply(_message.Message):
+    __slots__ = ("lost",)
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    lost: _containers.RepeatedCompositeFieldContainer[Attempt]
+    def __init__(self, lost: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Description(_message.Message):
+    __slots__ = ("topic", "store", "workers", "attempts", "handoffs")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    HANDOFFS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    store: str
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    attempts: _containers.RepeatedCompositeFieldContainer[LiveAttempt]
+    handoffs: _containers.RepeatedCompositeFieldContainer[PastHandoff]
+    def __init__(self, topic: _Optional[str] = ..., store: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[LiveAttempt, _Mapping]]] = ..., handoffs: _Optional[_Iterable[_Union[PastHandoff, _Mapping]]] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("identity", "state", "load", "heartbeat_age_s", "reserved_prompt_tokens", "reserved_requests", "reserved_blocks")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    identity: WorkerIdentity
+    state: WorkerState
+    load: WorkerLoad
+    heartbeat_age_s: float
+    reserved_prompt_tokens: int
+    reserved_requests: int
+    reserved_blocks: int
+    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., heartbeat_age_s: _Optional[float] = ..., reserved_prompt_tokens: _Optional[int] = ..., reserved_requests: _Optional[int] = ..., reserved_blocks: _Optional[int] = ...) -> None: ...
+
+class LiveAttempt(_message.Message):
+    __slots__ = ("attempt", "prefill_worker_id", "decode_worker_id", "prefilled", "lease_left_s")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    attempt: Attempt
+    prefill_worker_id: str
+    decode_worker_id: str
+    prefilled: bool
+    lease_left_s: float
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., prefilled: _Optional[bool] = ..., lease_left_s: _Optional[float] = ...) -> None: ...
+
+class PastHandoff(_message.Message):
+    __slots__ = ("attempt", "prefill_worker_id", "decode_worker_id", "outcome", "cost", "age_s")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    attempt: Attempt
+    prefill_worker_id: str
+    decode_worker_id: str
+    outcome: str
+    cost: Cost
+    age_s: float
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., outcome: _Optional[str] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("worker_id", "problem")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    problem: str
+    def __init__(self, worker_id: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...

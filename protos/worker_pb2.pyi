@@ -1,0 +1,143 @@
+from baton.protos import handoff_pb2 as _handoff_pb2
+from baton.protos import scheduler_pb2 as _scheduler_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_PREFILL: _ClassVar[Phase]
+    PHASE_DECODE: _ClassVar[Phase]
+PHASE_UNSPECIFIED: Phase
+PHASE_PREFILL: Phase
+PHASE_DECODE: Phase
+
+class HelloRequest(_message.Message):
+    __slots__ = ("router_id", "vllm_version", "model")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    vllm_version: str
+    model: str
+    def __init__(self, router_id: _Optional[str] = ..., vllm_version: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("refusal", "identity")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    identity: _scheduler_pb2.WorkerIdentity
+    def __init__(self, refusal: _Optional[str] = ..., identity: _Optional[_Union[_scheduler_pb2.WorkerIdentity, _Mapping]] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "manifest")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    phase: Phase
+    engine_request: bytes
+    output_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    manifest: _handoff_pb2.Manifest
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RunRequest(_message.Message):
+    __slots__ = ("start", "abort")
+    START_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    start: Start
+    abort: Abort
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
+
+class RunReply(_message.Message):
+    __slots__ = ("engine_outputs", "saved", "admitted", "failed")
+    ENGINE_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    engine_outputs: bytes
+    saved: _containers.RepeatedCompositeFieldContainer[Saved]
+    admitted: _containers.RepeatedCompositeFieldContainer[Admitted]
+    failed: _containers.RepeatedCompositeFieldContainer[Failed]
+    def __init__(self, engine_outputs: _Optional[bytes] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ...) -> None: ...
+
+class Saved(_message.Message):
+    __slots__ = ("request_id", "epoch", "manifest", "problem")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    manifest: _handoff_pb2.Manifest
+    problem: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class Admitted(_message.Message):
+    __slots__ = ("request_id", "epoch", "transport", "bytes", "blocks_pulled", "wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PULLED_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    MOVE_MS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    transport: str
+    bytes: int
+    blocks_pulled: int
+    wait_ms: float
+    move_ms: float
+    check_ms: float
+    load_ms: float
+    total_ms: float
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., blocks_pulled: _Optional[int] = ..., wait_ms: _Optional[float] = ..., move_ms: _Optional[float] = ..., check_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("request_id", "epoch", "code", "message")
+    class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CODE_UNSPECIFIED: _ClassVar[Failed.Code]
+        CODE_HANDOFF: _ClassVar[Failed.Code]
+        CODE_DRAINING: _ClassVar[Failed.Code]
+        CODE_FULL: _ClassVar[Failed.Code]
+        CODE_INVALID: _ClassVar[Failed.Code]
+        CODE_STALE: _ClassVar[Failed.Code]
+        CODE_ENGINE: _ClassVar[Failed.Code]
+    CODE_UNSPECIFIED: Failed.Code
+    CODE_HANDOFF: Failed.Code
+    CODE_DRAINING: Failed.Code
+    CODE_FULL: Failed.Code
+    CODE_INVALID: Failed.Code
+    CODE_STALE: Failed.Code
+    CODE_ENGINE: Failed.Code
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    code: Failed.Code
+    message: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[_Union[Failed.Code, str]] = ..., message: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""Placement: which worker reads a prompt and which one writes the answer."""

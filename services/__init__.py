@@ -1,0 +1,1 @@
+"""The processes: router, workers, and the command that starts them."""

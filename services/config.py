@@ -1,0 +1,221 @@
+"""The configuration: one tree of settings for every process of a deployment.
+
+A value is taken from the first place that has it: command-line flag, environment (`BATON_SECTION__KEY`),
+YAML file (`--config`, or BATON_CONFIG), default. An unknown key is refused wherever it stands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+from baton.services.errors import ConfigError
+
+ENV_PREFIX = "BATON_"
+ENV_CONFIG_FILE = "BATON_CONFIG"  # names the YAML file, as --config does
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+RoleName = Literal["prefill", "decode", "mixed"]
+TransportName = Literal["shm", "grpc"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+class EngineSettings(_Section):
+    """What the engine of every worker runs, and what the router must know of it."""
+
+    model: str = Field("", description="Model folder or name, in Hugging Face's layout.")
+    served_model_name: str = Field("", description="Name in the API; the model's own by default.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int | None = Field(None, ge=16, description="Tokens of prompt and answer together.")
+    block_size: int | None = Field(None, ge=1, description="Tokens a KV block; the engine's default if unset.")
+    kv_cache_gib: float | None = Field(None, gt=0, description="KV cache of one worker, GiB.")
+    max_num_seqs: int = Field(64, ge=1, description="Requests in one batch.")
+    max_num_batched_tokens: int | None = Field(None, ge=32, description="Tokens in one engine step.")
+    tensor_parallel_size: int = Field(1, ge=1)
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    tool_call_parser: str | None = Field(None, description="vLLM's name of the tool-call parser, e.g. hermes.")
+    extra: dict[str, Any] = Field(
+        default_factory=dict, description="Further engine arguments, by vLLM's own names (AsyncEngineArgs)."
+    )
+
+
+class SchedulerSettings(_Section):
+    """The scheduler's own settings, and how others reach it."""
+
+    address: str = Field("127.0.0.1:7400", description="host:port on which it listens and where others find it.")
+    store: str = Field("memory", description="memory, redis://[:password@]host:port/db, or rediss:// for TLS.")
+    topic: str = Field("baton", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Namespace in a shared store.")
+    heartbeat_s: Seconds = Field(1.0, description="Workers send one this often.")
+    worker_lease_s: Seconds = Field(5.0, description="A worker not heard of for this long is dead.")
+    placement_lease_s: Seconds = Field(15.0, description="A placement not renewed for this long is released.")
+    max_queued_prompt_tokens: int = Field(
+        32_768, ge=1, description="Prompt tokens placed on one prefill worker and not yet read; more is 503."
+    )
+    max_queue_factor: float = Field(
+        2.0, ge=1, description="Requests placed on one decode worker, as a multiple of its max_num_seqs."
+    )
+    handoff_min_tokens: int = Field(
+        0, ge=0, description="Shorter prompts are read by the decode worker itself, without a handoff."
+    )
+
+    @model_validator(mode="after")
+    def _lease_outlives_heartbeats(self) -> SchedulerSettings:
+        if self.worker_lease_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"worker_lease_s ({self.worker_lease_s}) must be at least twice heartbeat_s ({self.heartbeat_s})"
+            )
+        return self
+
+
+class HandoffSettings(_Section):
+    """How KV travels between workers."""
+
+    transports: list[TransportName] = Field(
+        ["shm", "grpc"], min_length=1, description="Offered by a worker, best first; both ends choose a common one."
+    )
+    host: str = Field("", description="Address on which KV is served; the worker's own by default.")
+    staging_mib: int = Field(512, ge=1, description="Saved KV that may wait to be pulled, MiB a rank.")
+    lease_s: Seconds = Field(30.0, description="Saved KV is kept this long for the decode worker.")
+    pull_timeout_s: Seconds = Field(20.0, description="Deadline of one pull.")
+    chunk_mib: int = Field(4, ge=1, le=32, description="Of one message of the grpc transport.")
+    streams: int = Field(2, ge=1, le=16, description="Parallel streams of the grpc transport for a large pull.")
+
+
+class WorkerSettings(_Section):
+    """One worker's process."""
+
+    listen: str = Field("127.0.0.1:0", description="host:port of its gRPC server; port 0 takes a free one.")
+    advertise: str = Field("", description="host:port as others reach it; what it listens on by default.")
+    worker_id: str = Field("", description="Unique name; made from role, host and process by default.")
+    metrics_port: Port | None = Field(None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one.")
+    cpu: str = Field("", description="Cores to which the engine is pinned, as '0' or '0-3'; all by default.")
+    drain_timeout_s: Seconds = Field(60.0, description="After SIGTERM, running requests may take this long.")
+    scheduler_wait_s: Seconds = Field(15.0, description="At start, wait this long for the scheduler.")
+
+
+class RouterSettings(_Section):
+    """The OpenAI-compatible HTTP front."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    api_key: str = Field("", description="If set, clients must send it as a bearer token.")
+    request_timeout_s: Seconds = Field(600.0, description="A request that takes longer ends with an error.")
+    max_attempts: int = Field(3, ge=1, le=10, description="Placements tried for one request, the first included.")
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+
+
+class Settings(BaseSettings):
+    """The whole tree. Build it with `load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", case_sensitive=False
+    )
+
+    engine: EngineSettings = Field(default_factory=lambda: EngineSettings())
+    scheduler: SchedulerSettings = Field(default_factory=lambda: SchedulerSettings())
+    router: RouterSettings = Field(default_factory=lambda: RouterSettings())
+    worker: WorkerSettings = Field(default_factory=lambda: WorkerSettings())
+    handoff: HandoffSettings = Field(default_factory=lambda: HandoffSettings())
+    log_format: Literal["text", "json"] = "text"
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_is_default(cls, value: Any) -> Any:
+        return {} if value is None else value  # an empty section in YAML
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        del dotenv_settings, file_secret_settings
+        path = _config_file.get("path")
+        yaml = [YamlConfigSettingsSource(settings_cls, yaml_file=path)] if path else []
+        return (init_settings, env_settings, *yaml)
+
+
+_config_file: dict[str, Path | None] = {"path": None}  # pydantic-settings passes sources no argument
+
+
+def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None = None) -> Settings:
+    """Read the configuration.
+
+    `flags` holds the command line's values, section by section; None values count as not given.
+    Raises ConfigError, one line a wrong key: where, which key, its value, what is allowed.
+    """
+    _refuse_unknown_environment()
+    name = config_file or os.environ.get(ENV_CONFIG_FILE)
+    if name and not Path(name).is_file():
+        raise ConfigError(f"configuration file {name!r} does not exist; pass an existing one with --config")
+    _config_file["path"] = Path(name) if name else None
+    given = {
+        section: {key: value for key, value in values.items() if value is not None}
+        for section, values in (flags or {}).items()
+    }
+    try:
+        return Settings(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+    except Exception as error:  # yaml's own errors have no common base that we could import lightly
+        if type(error).__module__.startswith("yaml"):
+            raise ConfigError(f"configuration file {name!r} is not valid YAML: {_one_line(error)}") from None
+        raise
+    finally:
+        _config_file["path"] = None
+
+
+def keys(section: str | None = None) -> list[str]:
+    """The allowed keys of a section, or the sections and top-level keys."""
+    if section is None:
+        return list(Settings.model_fields)
+    model = Settings.model_fields[section].annotation
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def _refuse_unknown_environment() -> None:
+    """pydantic-settings reads the names that it knows and ignores a misspelt one: we do not."""
+    for name in os.environ:
+        if not name.startswith(ENV_PREFIX) or name == ENV_CONFIG_FILE:
+            continue
+        section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
+        top = keys()
+        if section not in top:
+            raise ConfigError(f"environment variable {name}: unknown section {section!r}{_suggest(section, top)}")
+        if key and key.split("__")[0] not in keys(section):
+            raise ConfigError(f"environment variable {name}: unknown key {key!r}{_suggest(key, keys(section))}")
+
+
+def _explain(error: ValidationError) -> str:
+    return "; ".join(_explain_one(dict(one)) for one in error.errors())
+
+
+def _explain_one(one: dict[str, Any]) -> str:
+    location = [str(part) for part in one["loc"]]
+    where = ".".join(location)
+    if one["type"] == "extra_forbidden":
+        allowed = keys(location[0]) if len(location) > 1 and location[0] in Settings.model_fields else keys()
+        return f"unknown key {where!r} (value {one['input']!r}){_suggest(location[-1], allowed)}"
+    return f"{where}: value {one['input']!r} is not allowed: {one['msg']}"
+
+
+def _suggest(word: str, allowed: list[str]) -> str:
+    close = difflib.get_close_matches(word, allowed, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{hint}; allowed: {', '.join(allowed)}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

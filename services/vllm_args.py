@@ -1,0 +1,79 @@
+"""From our settings to vLLM's engine arguments: one translation, for the router and for every worker.
+
+Leans on: vllm.engine.arg_utils.AsyncEngineArgs (its dataclass fields), vllm.__version__.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from pathlib import Path
+from typing import Any
+
+from baton.services.config import EngineSettings
+from baton.services.errors import ConfigError
+
+VLLM_VERSION = "0.32.0"  # the one whose internals we lean on; another one is refused at start
+
+# Keys of `engine.extra` that would undo what Baton sets itself.
+_OURS = {
+    "model": "engine.model",
+    "served_model_name": "engine.served_model_name",
+    "kv_transfer_config": "the handoff section",
+    "distributed_executor_backend": "nothing: Baton chooses it",
+    "data_parallel_size": "more workers",
+}
+
+
+def engine_args(settings: EngineSettings) -> dict[str, Any]:
+    """Keyword arguments of AsyncEngineArgs for this deployment; the same for the router and every worker.
+
+    Raises ConfigError for a missing model folder and for an argument that vLLM does not have.
+    """
+    if not settings.model:
+        raise ConfigError("engine.model is not set: pass --model FOLDER, or set it in the configuration file")
+    if settings.model.startswith((".", "/", "~")) or Path(settings.model).exists():
+        _check_folder(Path(settings.model).expanduser())
+    args: dict[str, Any] = {
+        "model": str(Path(settings.model).expanduser()) if settings.model.startswith("~") else settings.model,
+        "dtype": settings.dtype,
+        "max_num_seqs": settings.max_num_seqs,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+        "seed": settings.seed,
+        "served_model_name": [served_model_name(settings)],
+    }
+    optional = {
+        "max_model_len": settings.max_model_len,
+        "block_size": settings.block_size,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+    }
+    args.update({key: value for key, value in optional.items() if value is not None})
+    args.update(_checked_extra(settings.extra))
+    return args
+
+
+def served_model_name(settings: EngineSettings) -> str:
+    """The name by which clients ask for the model: as set, or the last part of its path."""
+    return settings.served_model_name or Path(settings.model).name or settings.model
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"model folder {str(folder)!r} does not exist; pass an existing one with --model")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model folder {str(folder)!r} holds no config.json: it is not a model in Hugging Face's layout")
+
+
+def _checked_extra(extra: dict[str, Any]) -> dict[str, Any]:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+    for key, value in extra.items():
+        if key in _OURS:
+            raise ConfigError(f"engine.extra.{key} (value {value!r}) is not for you to set: use {_OURS[key]}")
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise ConfigError(f"engine.extra.{key} (value {value!r}): vLLM {VLLM_VERSION} has no such argument{hint}")
+    return extra
