@@ -30,10 +30,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 
     Raises ConfigError for a missing model folder and for an argument that vLLM does not have.
     """
-    if not settings.model:
-        raise ConfigError("engine.model is not set: pass --model FOLDER, or set it in the configuration file")
-    if settings.model.startswith((".", "/", "~")) or Path(settings.model).exists():
-        _check_folder(Path(settings.model).expanduser())
+    check_model(settings)
     args: dict[str, Any] = {
         "model": str(Path(settings.model).expanduser()) if settings.model.startswith("~") else settings.model,
         "dtype": settings.dtype,
@@ -51,6 +48,14 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     args.update({key: value for key, value in optional.items() if value is not None})
     args.update(_checked_extra(settings.extra))
     return args
+
+
+def check_model(settings: EngineSettings) -> None:
+    """Raises ConfigError when no model is set, or it names a folder that holds none."""
+    if not settings.model:
+        raise ConfigError("engine.model is not set: pass --model FOLDER, or set it in the configuration file")
+    if settings.model.startswith((".", "/", "~")) or Path(settings.model).exists():
+        _check_folder(Path(settings.model).expanduser())
 
 
 def served_model_name(settings: EngineSettings) -> str:

@@ -1,0 +1,148 @@
+"""Command-line flags made from the configuration tree: one source for flag, environment, YAML key and help.
+
+A flag's name is its key with dashes; keys that mean nothing without their section carry it as a prefix.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+
+from baton.services.config import ENV_PREFIX, Settings, load
+from baton.services.errors import ConfigError
+
+# (section, key) -> flag, where the key alone would be unclear or is not the field's usual word.
+_NAMES = {
+    ("scheduler", "address"): "--scheduler",
+    ("engine", "extra"): "--engine-args",
+}
+_PREFIXED = {"handoff"}
+
+ConfigFlag = Annotated[
+    str | None,
+    typer.Option("--config", "-c", metavar="FILE", help="YAML file with the same keys, section by section."),
+]
+
+
+def with_settings(*sections: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a typer command the flags of `sections`; it receives the loaded `settings` instead.
+
+    The command's other parameters stay its own. Wrong values end the command with one line and status 2.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        flags = [_parameter(section, key) for section in sections for key in _fields(section)]
+        own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            given: dict[str, dict[str, Any]] = {section: {} for section in sections}
+            for section in sections:
+                for key in _fields(section):
+                    given[section][key] = _parse(section, key, values.pop(_variable(section, key)))
+            config = values.pop("config")
+            command(settings=load(given, config), **values)
+
+        config_flag = inspect.Parameter(
+            "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFlag
+        )
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        signature = inspect.Signature([*parameters, config_flag, *flags])
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        run.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+        return run
+
+    return decorate
+
+
+def flag_name(section: str, key: str) -> str:
+    """The flag of a key: `--max-model-len` for engine.max_model_len."""
+    dashed = key.replace("_", "-")
+    return _NAMES.get((section, key)) or (f"--{section}-{dashed}" if section in _PREFIXED else f"--{dashed}")
+
+
+def _section(section: str) -> type[BaseModel]:
+    model = Settings.model_fields[section].annotation
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise TypeError(f"{section} is not a section of the configuration")
+    return model
+
+
+def _fields(section: str) -> list[str]:
+    return list(_section(section).model_fields)
+
+
+def _variable(section: str, key: str) -> str:
+    return f"{section}__{key}"
+
+
+def _parameter(section: str, key: str) -> inspect.Parameter:
+    field = _section(section).model_fields[key]
+    default = field.get_default(call_default_factory=True)
+    kind = _flag_type(field.annotation)
+    name = flag_name(section, key)
+    names = [name, f"--no-{name[2:]}"] if kind is bool else [name]
+    shown = "" if default in (None, "", {}) else f" [default: {_text(default)}]"
+    choices = _choices(field.annotation)
+    option = typer.Option(
+        "/".join(names) if kind is bool else names[0],
+        help=f"{field.description or ''}{shown} [env: {ENV_PREFIX}{section.upper()}__{key.upper()}]".strip(),
+        metavar="|".join(choices) if choices else ("JSON" if kind is str and _is_mapping(field.annotation) else None),
+        rich_help_panel=section.capitalize(),
+        show_default=False,
+    )
+    return inspect.Parameter(
+        _variable(section, key),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],  # type: ignore[valid-type]
+    )
+
+
+def _flag_type(annotation: Any) -> type:
+    """The type that typer parses; pydantic checks the rest and explains better."""
+    leaves = _leaves(annotation)
+    return next((kind for kind in (bool, int, float) if leaves == {kind}), str)
+
+
+def _leaves(annotation: Any) -> set[Any]:
+    """The types in `X | None` and `Annotated[X, ...]`; a list or dict is a leaf of its own."""
+    origin = get_origin(annotation)
+    if origin in (list, dict, Literal):
+        return {origin}
+    if origin is Annotated:
+        return _leaves(get_args(annotation)[0])
+    inner = [arg for arg in get_args(annotation) if arg is not type(None)]
+    return {leaf for arg in inner for leaf in _leaves(arg)} if inner else {annotation}
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _is_mapping(annotation: Any) -> bool:
+    return get_origin(annotation) is dict
+
+
+def _parse(section: str, key: str, value: Any) -> Any:
+    annotation = _section(section).model_fields[key].annotation
+    if not isinstance(value, str):
+        return value
+    if _is_mapping(annotation):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{flag_name(section, key)}: value {value!r} is not valid JSON: {error}") from None
+    if get_origin(annotation) is list:
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,91 @@
+"""Child processes of `baton up`: forked, logged to a file, ended with a deadline, never left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+from baton.errors import BatonError
+
+PR_SET_PDEATHSIG = 1
+_fork = multiprocessing.get_context("fork")
+
+
+@dataclass
+class Child:
+    """One process of the fleet. `name` is for people; its log holds all that it prints."""
+
+    name: str
+    process: ForkProcess
+    log: Path
+    started_at: float  # time.monotonic, seconds
+
+    @property
+    def alive(self) -> bool:
+        return self.process.is_alive()
+
+    def how_it_ended(self) -> str:
+        """`status 1` or `signal SIGKILL`."""
+        code = self.process.exitcode or 0
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+
+    def last_error(self) -> str:
+        """Its own error line if it printed one, else the log's last line."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        own = [line for line in lines if line.startswith("baton: error: ")]
+        return (own or lines or ["it printed nothing"])[-1].removeprefix("baton: error: ")
+
+
+def spawn(name: str, target: Callable[[], None], log_dir: Path) -> Child:
+    """Fork and run `target` in the child. What is imported here is imported there: no second start of vLLM."""
+    log = log_dir / f"{name}.log"
+    process = _fork.Process(target=_child_main, args=(target, log, os.getpid()), name=name, daemon=False)
+    process.start()
+    return Child(name, process, log, time.monotonic())
+
+
+def stop_all(children: Sequence[Child], timeout_s: float) -> list[Child]:
+    """SIGTERM to all, SIGKILL to those that are still there after `timeout_s`; returns the latter."""
+    for child in children:
+        if child.alive:
+            child.process.terminate()
+    deadline = time.monotonic() + timeout_s
+    for child in children:
+        child.process.join(max(0.0, deadline - time.monotonic()))
+    stubborn = [child for child in children if child.alive]
+    for child in stubborn:
+        child.process.kill()
+        child.process.join()
+    return stubborn
+
+
+def _child_main(target: Callable[[], None], log: Path, parent: int) -> None:
+    # Its own group: Ctrl-C in the terminal reaches the parent alone, which ends the children in order.
+    os.setpgid(0, 0)
+    # SIGKILL, as nobody is left who would wait for a drain.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    try:
+        target()
+    except BatonError as error:
+        print(f"baton: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)

@@ -1,0 +1,73 @@
+"""Tells `baton up` how far its parts are: a small process that asks the scheduler and the router.
+
+A process of its own, as gRPC runs threads, and the parent must be able to fork workers at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerError
+
+POLL_S = 0.1
+CALM_POLL_S = 1.0  # once all is up; only a restart is news then
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Something became ready. `name`: scheduler, router, or the worker's id; `detail` for people."""
+
+    name: str
+    detail: str
+
+
+def watch(scheduler: str, health_url: str, events: Connection) -> None:
+    """Report each part as it becomes ready, one that went and came back again, until the parent closes its end."""
+    asyncio.run(_watch(scheduler, health_url, events))
+
+
+async def _watch(scheduler: str, health_url: str, events: Connection) -> None:
+    client = SchedulerClient(scheduler)
+    up: set[str] = set()
+    try:
+        while True:
+            now = await _look(client, health_url)
+            for event in now:
+                if event.name not in up:
+                    events.send(event)
+            up = {event.name for event in now}
+            await asyncio.sleep(POLL_S if "router" not in up else CALM_POLL_S)
+    except BrokenPipeError:
+        return
+    finally:
+        await client.close()
+
+
+async def _look(client: SchedulerClient, health_url: str) -> list[Seen]:
+    try:
+        description = await client.describe()
+    except SchedulerError:
+        return []
+    found = [Seen("scheduler", f"store {description.store}")]
+    for worker in description.workers:
+        if worker.state == pb.WORKER_STATE_READY:
+            capacity = worker.identity.capacity
+            room = f"{capacity.num_blocks} blocks of {capacity.block_size} tokens"
+            found.append(Seen(worker.identity.worker_id, f"{worker.identity.address}, {room}"))
+    if await asyncio.to_thread(_healthy, health_url):
+        found.append(Seen("router", health_url.removesuffix("/health")))
+    return found
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1.0) as answer:  # noqa: S310 (our own http URL)
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
