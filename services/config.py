@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
 
 from baton.services.errors import ConfigError
 
@@ -35,14 +40,18 @@ class EngineSettings(_Section):
     served_model_name: str = Field("", description="Name in the API; the model's own by default.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: int | None = Field(None, ge=16, description="Tokens of prompt and answer together.")
-    block_size: int | None = Field(None, ge=1, description="Tokens a KV block; the engine's default if unset.")
+    block_size: int | None = Field(
+        None, ge=1, description="Tokens a KV block; the engine's default if unset."
+    )
     kv_cache_gib: float | None = Field(None, gt=0, description="KV cache of one worker, GiB.")
     max_num_seqs: int = Field(64, ge=1, description="Requests in one batch.")
     max_num_batched_tokens: int | None = Field(None, ge=32, description="Tokens in one engine step.")
     tensor_parallel_size: int = Field(1, ge=1)
     enable_prefix_caching: bool = True
     seed: int = 0
-    tool_call_parser: str | None = Field(None, description="vLLM's name of the tool-call parser, e.g. hermes.")
+    tool_call_parser: str | None = Field(
+        None, description="vLLM's name of the tool-call parser, e.g. hermes."
+    )
     extra: dict[str, Any] = Field(
         default_factory=dict, description="Further engine arguments, by vLLM's own names (AsyncEngineArgs)."
     )
@@ -51,8 +60,12 @@ class EngineSettings(_Section):
 class SchedulerSettings(_Section):
     """The scheduler's own settings, and how others reach it."""
 
-    address: str = Field("127.0.0.1:7400", description="host:port on which it listens and where others find it.")
-    store: str = Field("memory", description="memory, redis://[:password@]host:port/db, or rediss:// for TLS.")
+    address: str = Field(
+        "127.0.0.1:7400", description="host:port on which it listens and where others find it."
+    )
+    store: str = Field(
+        "memory", description="memory, redis://[:password@]host:port/db, or rediss:// for TLS."
+    )
     topic: str = Field("baton", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Namespace in a shared store.")
     heartbeat_s: Seconds = Field(1.0, description="Workers send one this often.")
     worker_lease_s: Seconds = Field(5.0, description="A worker not heard of for this long is dead.")
@@ -71,7 +84,7 @@ class SchedulerSettings(_Section):
     def _lease_outlives_heartbeats(self) -> SchedulerSettings:
         if self.worker_lease_s < 2 * self.heartbeat_s:
             raise ValueError(
-                f"worker_lease_s ({self.worker_lease_s}) must be at least twice heartbeat_s ({self.heartbeat_s})"
+                f"worker_lease_s ({self.worker_lease_s}) is less than two heartbeat_s ({self.heartbeat_s})"
             )
         return self
 
@@ -80,14 +93,18 @@ class HandoffSettings(_Section):
     """How KV travels between workers."""
 
     transports: list[TransportName] = Field(
-        ["shm", "grpc"], min_length=1, description="Offered by a worker, best first; both ends choose a common one."
+        ["shm", "grpc"],
+        min_length=1,
+        description="Offered by a worker, best first; both ends choose a common one.",
     )
     host: str = Field("", description="Address on which KV is served; the worker's own by default.")
     staging_mib: int = Field(512, ge=1, description="Saved KV that may wait to be pulled, MiB a rank.")
     lease_s: Seconds = Field(30.0, description="Saved KV is kept this long for the decode worker.")
     pull_timeout_s: Seconds = Field(20.0, description="Deadline of one pull.")
     chunk_mib: int = Field(4, ge=1, le=32, description="Of one message of the grpc transport.")
-    streams: int = Field(2, ge=1, le=16, description="Parallel streams of the grpc transport for a large pull.")
+    streams: int = Field(
+        2, ge=1, le=16, description="Parallel streams of the grpc transport for a large pull."
+    )
 
 
 class WorkerSettings(_Section):
@@ -96,7 +113,9 @@ class WorkerSettings(_Section):
     listen: str = Field("127.0.0.1:0", description="host:port of its gRPC server; port 0 takes a free one.")
     advertise: str = Field("", description="host:port as others reach it; what it listens on by default.")
     worker_id: str = Field("", description="Unique name; made from role, host and process by default.")
-    metrics_port: Port | None = Field(None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one.")
+    metrics_port: Port | None = Field(
+        None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."
+    )
     cpu: str = Field("", description="Cores to which the engine is pinned, as '0' or '0-3'; all by default.")
     drain_timeout_s: Seconds = Field(60.0, description="After SIGTERM, running requests may take this long.")
     scheduler_wait_s: Seconds = Field(15.0, description="At start, wait this long for the scheduler.")
@@ -109,7 +128,9 @@ class RouterSettings(_Section):
     port: Port = 8000
     api_key: str = Field("", description="If set, clients must send it as a bearer token.")
     request_timeout_s: Seconds = Field(600.0, description="A request that takes longer ends with an error.")
-    max_attempts: int = Field(3, ge=1, le=10, description="Placements tried for one request, the first included.")
+    max_attempts: int = Field(
+        3, ge=1, le=10, description="Placements tried for one request, the first included."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
 
 
@@ -120,11 +141,11 @@ class Settings(BaseSettings):
         env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", case_sensitive=False
     )
 
-    engine: EngineSettings = Field(default_factory=lambda: EngineSettings())
-    scheduler: SchedulerSettings = Field(default_factory=lambda: SchedulerSettings())
-    router: RouterSettings = Field(default_factory=lambda: RouterSettings())
-    worker: WorkerSettings = Field(default_factory=lambda: WorkerSettings())
-    handoff: HandoffSettings = Field(default_factory=lambda: HandoffSettings())
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
+    router: RouterSettings = Field(default_factory=RouterSettings)
+    worker: WorkerSettings = Field(default_factory=WorkerSettings)
+    handoff: HandoffSettings = Field(default_factory=HandoffSettings)
     log_format: Literal["text", "json"] = "text"
 
     @field_validator("*", mode="before")
@@ -193,9 +214,13 @@ def _refuse_unknown_environment() -> None:
         section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
         top = keys()
         if section not in top:
-            raise ConfigError(f"environment variable {name}: unknown section {section!r}{_suggest(section, top)}")
+            raise ConfigError(
+                f"environment variable {name}: unknown section {section!r}{_suggest(section, top)}"
+            )
         if key and key.split("__")[0] not in keys(section):
-            raise ConfigError(f"environment variable {name}: unknown key {key!r}{_suggest(key, keys(section))}")
+            raise ConfigError(
+                f"environment variable {name}: unknown key {key!r}{_suggest(key, keys(section))}"
+            )
 
 
 def _explain(error: ValidationError) -> str:

@@ -93,7 +93,9 @@ def _parameter(section: str, key: str) -> inspect.Parameter:
     option = typer.Option(
         "/".join(names) if kind is bool else names[0],
         help=f"{field.description or ''}{shown} [env: {ENV_PREFIX}{section.upper()}__{key.upper()}]".strip(),
-        metavar="|".join(choices) if choices else ("JSON" if kind is str and _is_mapping(field.annotation) else None),
+        metavar="|".join(choices)
+        if choices
+        else ("JSON" if kind is str and _is_mapping(field.annotation) else None),
         rich_help_panel=section.capitalize(),
         show_default=False,
     )
@@ -101,7 +103,7 @@ def _parameter(section: str, key: str) -> inspect.Parameter:
         _variable(section, key),
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[kind | None, option],  # type: ignore[valid-type]
+        annotation=Annotated[kind | None, option],
     )
 
 
@@ -138,7 +140,9 @@ def _parse(section: str, key: str, value: Any) -> Any:
         try:
             return json.loads(value)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{flag_name(section, key)}: value {value!r} is not valid JSON: {error}") from None
+            raise ConfigError(
+                f"{flag_name(section, key)}: value {value!r} is not valid JSON: {error}"
+            ) from None
     if get_origin(annotation) is list:
         return [part.strip() for part in value.split(",") if part.strip()]
     return value

@@ -30,8 +30,12 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 @with_settings("engine", "router", "scheduler", "handoff")
 def up(
     settings: Settings,
-    prefill: Annotated[int | None, typer.Option(help="Prefill workers. [default: 1 unless --mixed]", min=0)] = None,
-    decode: Annotated[int | None, typer.Option(help="Decode workers. [default: 1 unless --mixed]", min=0)] = None,
+    prefill: Annotated[
+        int | None, typer.Option(help="Prefill workers. [default: 1 unless --mixed]", min=0)
+    ] = None,
+    decode: Annotated[
+        int | None, typer.Option(help="Decode workers. [default: 1 unless --mixed]", min=0)
+    ] = None,
     mixed: Annotated[int, typer.Option(help="Workers that do both: the aggregated mode.", min=0)] = 0,
     log_dir: Annotated[str, typer.Option(help="Where each process's log goes.", metavar="FOLDER")] = "",
 ) -> None:
@@ -91,7 +95,9 @@ def mixed(settings: Settings) -> None:
 def status(
     settings: Settings,
     json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Show the workers, their load, the placements under way and the last handoffs."""
     from baton.services.cli.status import run_status

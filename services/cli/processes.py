@@ -46,7 +46,7 @@ class Child:
 
 
 def spawn(name: str, target: Callable[[], None], log_dir: Path) -> Child:
-    """Fork and run `target` in the child. What is imported here is imported there: no second start of vLLM."""
+    """Fork and run `target` in the child. What is imported here is imported there already."""
     log = log_dir / f"{name}.log"
     process = _fork.Process(target=_child_main, args=(target, log, os.getpid()), name=name, daemon=False)
     process.start()
@@ -86,6 +86,6 @@ def _child_main(target: Callable[[], None], log: Path, parent: int) -> None:
     except BatonError as error:
         print(f"baton: error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    except Exception:
+    except Exception:  # noqa: BLE001 (the last word of a process: into its log, whatever it is)
         traceback.print_exc()
         sys.exit(1)

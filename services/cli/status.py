@@ -23,7 +23,9 @@ SHOWN_HANDOFFS = 10
 def run_status(settings: SchedulerSettings, *, as_json: bool, watch: bool) -> None:
     """Print the deployment's state once, or every second. Raises SchedulerUnavailable."""
     if as_json:
-        print(json.dumps(MessageToDict(_describe(settings.address), preserving_proto_field_name=True), indent=2))
+        print(
+            json.dumps(MessageToDict(_describe(settings.address), preserving_proto_field_name=True), indent=2)
+        )
     elif watch:
         with Live(render(_describe(settings.address)), auto_refresh=False) as live:
             while True:
@@ -51,7 +53,8 @@ def run_drain(settings: SchedulerSettings, worker: str) -> None:
 
 def render(description: pb.Description) -> Group:
     """The tables: workers, placements under way, last handoffs."""
-    head = f"topic {description.topic}, store {description.store}, {len(description.attempts)} requests under way"
+    under_way = len(description.attempts)
+    head = f"topic {description.topic}, store {description.store}, {under_way} requests under way"
     return Group(head, _workers(description), _handoffs(description))
 
 
@@ -70,7 +73,15 @@ def _workers(description: pb.Description) -> Table:
     table = Table(title="workers", title_justify="left")
     for column in ("worker", "role", "state", "model"):
         table.add_column(column, no_wrap=True)
-    for column in ("running", "waiting", "free blocks", "pinned KV", "prompt tokens queued", "placed", "heard of"):
+    for column in (
+        "running",
+        "waiting",
+        "free blocks",
+        "pinned KV",
+        "prompt tokens queued",
+        "placed",
+        "heard of",
+    ):
         table.add_column(column, justify="right")
     for worker in description.workers:
         load = worker.load

@@ -88,7 +88,7 @@ class Supervisor:
         part.child = processes.spawn(part.name, part.run, self.log_dir)
 
     def reap(self) -> None:
-        """Restart what died after it was ready; a part that never became ready ends the start with its error."""
+        """Restart what died after it was ready; one that never was ends the start with its error."""
         for part in self.parts:
             child = part.child
             if child is None or child.alive:
@@ -96,10 +96,14 @@ class Supervisor:
             if not part.proven:
                 raise StartError(f"{part.name} could not start: {child.last_error()} (log: {child.log})")
             if part.restarts >= MAX_RESTARTS:
-                raise StartError(f"{part.name} died {part.restarts + 1} times; last: {child.last_error()} (log: {child.log})")
+                raise StartError(
+                    f"{part.name} died {part.restarts + 1} times: {child.last_error()} (log: {child.log})"
+                )
             part.restarts += 1
             part.ready = False
-            self.say(part.name, f"died ({child.how_it_ended()}); restarting, {part.restarts} of {MAX_RESTARTS}")
+            self.say(
+                part.name, f"died ({child.how_it_ended()}); restarting, {part.restarts} of {MAX_RESTARTS}"
+            )
             self.start(part)
 
     def note(self, event: Seen) -> None:
@@ -137,7 +141,10 @@ def run_up(settings: Settings, fleet: Fleet, log_dir: str) -> int:
     folder = _log_folder(log_dir)
     supervisor = Supervisor(settings, folder)
     signals = _wake_on_signals()
-    print(f"Baton {baton.__version__}: model {served_model_name(settings.engine)}, {fleet}, logs in {folder}", flush=True)
+    print(
+        f"Baton {baton.__version__}: model {served_model_name(settings.engine)}, {fleet}, logs in {folder}",
+        flush=True,
+    )
     ours, theirs = Pipe(duplex=False)
     url = f"http://{settings.router.host}:{settings.router.port}"
     watcher = processes.spawn(
@@ -158,7 +165,7 @@ def run_up(settings: Settings, fleet: Fleet, log_dir: str) -> int:
     return 0
 
 
-class _Stopped(Exception):  # noqa: N818
+class _Stopped(Exception):
     """A signal asked us to end."""
 
 
@@ -221,7 +228,9 @@ def _until_ready(supervisor: Supervisor, events: Connection, signals: socket.soc
         supervisor.reap()
         now = time.monotonic()
         if now > deadline:
-            raise StartError(f"not ready after {READY_TIMEOUT_S:.0f} s: {', '.join(supervisor.waiting_for)}; see the logs")
+            raise StartError(
+                f"not ready after {READY_TIMEOUT_S:.0f} s: {', '.join(supervisor.waiting_for)}; see the logs"
+            )
         if now - spoke > STILL_WAITING_S:
             supervisor.say("still", f"waiting for {', '.join(supervisor.waiting_for)}")
             spoke = now
@@ -239,7 +248,7 @@ def _supervise(supervisor: Supervisor, events: Connection, signals: socket.socke
 
 
 def _wake_on_signals() -> socket.socket:
-    """A socket that becomes readable when SIGINT or SIGTERM came. A second one kills us, and with us the children."""
+    """A socket that becomes readable when SIGINT or SIGTERM came; a second one kills us and the children."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
 
@@ -260,7 +269,9 @@ def _check_port(key: str, host: str, port: int) -> None:
         with socket.create_server((host, port)):
             return
     except OSError as error:
-        raise StartError(f"{key}: cannot listen on {host}:{port}: {error.strerror}; choose another or end who uses it") from None
+        raise StartError(
+            f"{key}: cannot listen on {host}:{port}: {error.strerror}; choose another or end who uses it"
+        ) from None
 
 
 def _log_folder(given: str) -> Path:

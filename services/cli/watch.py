@@ -28,7 +28,7 @@ class Seen:
 
 
 def watch(scheduler: str, health_url: str, events: Connection) -> None:
-    """Report each part as it becomes ready, one that went and came back again, until the parent closes its end."""
+    """Report each part as it becomes ready, again after it was gone, until the parent closes its end."""
     asyncio.run(_watch(scheduler, health_url, events))
 
 

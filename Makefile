@@ -1,0 +1,40 @@
+# Everything sets itself up: the first run makes .venv (a minute or two), later ones start at once.
+BIN := .venv/bin
+READY := .venv/.ready
+CONFIG ?= deploy/laptop.yaml
+
+.PHONY: help setup up test lint format bench proto clean
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
+
+setup: $(READY) ## Make .venv with everything in it
+
+$(READY): constraints.txt pyproject.toml deploy/setup/venv
+	@deploy/setup/venv
+
+up: $(READY) ## Serve the demo model on this machine (ARGS="--prefill 2 --port 8001" for more)
+	@exec $(BIN)/baton up --config $(CONFIG) $(ARGS)
+
+test: lint ## Lint, then run every test (ARGS="-k scheduler" for some)
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(READY) ## Ruff, mypy --strict, generated protocol up to date
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@deploy/setup/proto --check
+
+format: $(READY) ## Let ruff mend what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(READY) ## Measure, on the 80 M model; writes bench/results/ and docs/benchmarks.md
+	@$(BIN)/python -m bench $(ARGS)
+
+proto: $(READY) ## Generate the protocol's Python from protos/*.proto
+	@deploy/setup/proto
+
+clean: ## Remove what set-up and tests made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,27 @@
+"""Status 0 when the gRPC service at HOST:PORT says that it serves: for a container's health check."""
+
+import sys
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+TIMEOUT_S = 2.0
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print("usage: healthcheck.py HOST:PORT", file=sys.stderr)
+        return 2
+    with grpc.insecure_channel(sys.argv[1]) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S
+            )
+        except grpc.RpcError as error:
+            print(f"{sys.argv[1]}: {error.code().name}", file=sys.stderr)
+            return 1
+    return 0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

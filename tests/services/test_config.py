@@ -1,0 +1,75 @@
+"""The configuration: where a value comes from, and how a wrong one is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.services.config import load
+from baton.services.errors import ConfigError
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    return tmp_path / "baton.yaml"
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+    yaml_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yaml_file.write_text("router: {port: 1001, host: 0.0.0.0}\nscheduler: {topic: from-file}\n")
+    monkeypatch.setenv("BATON_ROUTER__PORT", "1002")
+    monkeypatch.setenv("BATON_CONFIG", str(yaml_file))
+    settings = load({"router": {"port": 1003, "host": None}})
+    assert (settings.router.port, settings.router.host) == (1003, "0.0.0.0")
+    assert load().router.port == 1002
+    assert load().scheduler.topic == "from-file"
+    assert load().handoff.transports == ["shm", "grpc"]
+
+
+def test_an_empty_section_is_the_default(yaml_file: Path) -> None:
+    yaml_file.write_text("router:\n")
+    assert load(config_file=str(yaml_file)).router.port == 8000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("router: {prt: 1}", ["router.prt", "(value 1)", "'port'", "allowed: host, port"]),
+        ("routr: {port: 1}", ["'routr'", "'router'", "allowed: engine, scheduler"]),
+        ("router: {port: 70000}", ["router.port", "70000", "less than or equal to 65535"]),
+        ("router: {port: often}", ["router.port", "'often'", "valid integer"]),
+        ("engine: {dtype: float8}", ["engine.dtype", "'float8'", "'auto', 'float32', 'bfloat16' or 'float16'"]),
+        ("handoff: {transports: [pigeon]}", ["handoff.transports.0", "'pigeon'", "'shm' or 'grpc'"]),
+        ("handoff: {transports: []}", ["handoff.transports", "at least 1"]),
+        ("scheduler: {topic: 'a b'}", ["scheduler.topic", "'a b'", "pattern"]),
+        ("scheduler: {heartbeat_s: 4}", ["worker_lease_s (5.0) is less than two heartbeat_s (4.0)"]),
+        ("router: [1, 2]", ["router", "valid dictionary"]),
+        ("router: {port: 1", ["is not valid YAML"]),
+    ],
+)
+def test_a_wrong_key_or_value_is_refused_by_name(yaml_file: Path, text: str, said: list[str]) -> None:
+    yaml_file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(config_file=str(yaml_file))
+    for words in said:
+        assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml' does not exist"):
+        load(config_file=str(tmp_path / "nowhere.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("BATON_ROUTER__PORTT", "unknown key 'portt'"), ("BATON_ROUTR__PORT", "unknown section 'routr'")],
+)
+def test_a_misspelt_environment_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigError, match=said):
+        load()
