@@ -1,0 +1,29 @@
+"""Engines that the end-to-end tests share: started once, as each start takes ten seconds and more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.deployment import Deployment, deployment, stock_vllm
+
+
+@pytest.fixture(scope="session")
+def one_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """1P1D by `baton up`, memory store, shm. Tests must leave it as they found it."""
+    with deployment(tmp_path_factory.mktemp("one-pair")) as one:
+        yield one.up()
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of stock vLLM, one aggregated engine, on the same model."""
+    with stock_vllm(tmp_path_factory.mktemp("stock")) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path

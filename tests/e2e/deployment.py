@@ -1,0 +1,254 @@
+"""A deployment of real processes for the end-to-end tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import yaml
+
+from tests.support import BATON, PYTHON, ROOT, eventually, free_port
+
+START_S = 120.0
+MODEL = ROOT / "deploy" / "demo-model" / "weights"
+MODEL_NAME = "baton-demo"
+ENGINE: dict[str, Any] = {
+    "model": str(MODEL),
+    "served_model_name": MODEL_NAME,
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "max_num_seqs": 16,
+    "kv_cache_gib": 0.25,
+    "tool_call_parser": "hermes",
+}
+
+
+@dataclass
+class Process:
+    """One process of a deployment and all that it printed."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait(10)
+
+    def end(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM, then its exit status; SIGKILL and an AssertionError when it does not end."""
+        self.popen.terminate()
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float) -> int:
+        try:
+            return self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait(10)
+            raise AssertionError(
+                f"{self.name} did not end within {timeout_s} s:\n{self.text[-2000:]}"
+            ) from None
+
+
+@dataclass
+class Deployment:
+    """Processes on loopback ports of their own, with one configuration file."""
+
+    folder: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    processes: dict[str, Process] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    scheduler_port: int = field(default_factory=free_port)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config: dict[str, Any] = {
+            "engine": dict(ENGINE),
+            "scheduler": {"address": self.scheduler_address},
+            "router": {"port": self.port},
+            "handoff": {"staging_mib": 128},
+        }
+        for section, values in self.config.items():
+            config.setdefault(section, {}).update(values)
+        self.config = config
+        self.config_file.write_text(yaml.safe_dump(config))
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "baton.yaml"
+
+    @property
+    def scheduler_address(self) -> str:
+        return f"127.0.0.1:{self.scheduler_port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> Process:
+        """Start `baton COMMAND` with this deployment's configuration."""
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as out:
+            popen = subprocess.Popen(
+                [BATON, *command, "--config", self.config_file],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+        process = Process(name, popen, log)
+        self.processes[name] = process
+        return process
+
+    def up(self, prefill: int = 1, decode: int = 1, mixed: int = 0) -> Deployment:
+        """`baton up` with this fleet, until it says that it is ready."""
+        fleet = ["--prefill", str(prefill), "--decode", str(decode), "--mixed", str(mixed)]
+        process = self.start("up", "up", *fleet, "--log-dir", str(self.folder / "logs"))
+
+        def ready() -> bool:
+            if process.popen.poll() is not None:
+                raise AssertionError(f"baton up ended with {process.popen.returncode}:\n{process.text}")
+            return "Ready." in process.text
+
+        eventually(ready, START_S, f"baton up is ready; it said:\n{process.text}")
+        return self
+
+    def status(self) -> dict[str, Any]:
+        """`baton status --json`, as a person would ask."""
+        done = subprocess.run(
+            [BATON, "status", "--json", "--scheduler", self.scheduler_address],
+            capture_output=True,
+            check=True,
+            timeout=20,
+            cwd=ROOT,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def workers(self, role: str) -> list[dict[str, Any]]:
+        """The status of the workers of one role that are ready."""
+        return [
+            worker
+            for worker in self.status().get("workers", [])
+            if worker["identity"]["role"] == f"ROLE_{role.upper()}"
+            and worker["state"] == "WORKER_STATE_READY"
+        ]
+
+    def worker_process(self, worker_id: str) -> psutil.Process:
+        """The process of a worker that `baton up` started: its id ends with it."""
+        return psutil.Process(int(worker_id.rpartition(".")[2]))
+
+    def scheduler_process(self) -> psutil.Process:
+        """The process that listens on the scheduler's port."""
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == self.scheduler_port:
+                return psutil.Process(connection.pid)
+        raise AssertionError("no scheduler listens")
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        options = {"timeout": 60.0, "max_retries": 0, **options}
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
+
+    def async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        options = {"timeout": 60.0, "max_retries": 0, **options}
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
+
+    def healthy(self) -> bool:
+        return status_of(f"{self.url}/health") == 200
+
+    def close(self) -> None:
+        """End all, the newest first; what does not end in time is killed with its session."""
+        for process in reversed(self.processes.values()):
+            if process.popen.poll() is None:
+                process.popen.terminate()
+        deadline = time.monotonic() + 30
+        for process in reversed(self.processes.values()):
+            try:
+                process.popen.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.popen.pid, signal.SIGKILL)
+                process.popen.wait(10)
+
+
+@contextmanager
+def deployment(folder: Path, **config: Any) -> Iterator[Deployment]:
+    """A deployment whose processes end with the block."""
+    one = Deployment(folder, config=config)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+@contextmanager
+def stock_vllm(folder: Path, **engine: Any) -> Iterator[tuple[str, Process]]:
+    """vLLM's own API server, without Baton, on the same model: the reference. Yields its URL."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    options = {**ENGINE, **engine}
+    command = [
+        *(PYTHON, "-m", "vllm.entrypoints.launchers.api_server.entry", "--port", port, "--host", "127.0.0.1"),
+        *("--model", options["model"], "--served-model-name", options["served_model_name"]),
+        *("--dtype", options["dtype"], "--max-model-len", options["max_model_len"], "--block-size", 32),
+        *("--max-num-seqs", options["max_num_seqs"], "--gpu-memory-utilization", 0.2, "--enforce-eager"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", options["tool_call_parser"]),
+        *("--no-async-scheduling",),
+    ]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    log = folder / "vllm.log"
+    with log.open("wb") as out:
+        popen = subprocess.Popen(
+            [str(part) for part in command],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+        )
+    process = Process("vllm", popen, log)
+    try:
+
+        def ready() -> bool:
+            if popen.poll() is not None:
+                raise AssertionError(f"stock vLLM ended with {popen.returncode}:\n{process.text[-3000:]}")
+            return status_of(f"http://127.0.0.1:{port}/health") == 200
+
+        eventually(ready, START_S, "stock vLLM is ready")
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        popen.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            popen.wait(20)
+        # its engine processes outlive it at times
+        with suppress(ProcessLookupError):
+            os.killpg(popen.pid, signal.SIGKILL)
+        popen.wait(10)
+
+
+def status_of(url: str) -> int:
+    """HTTP status of a GET, 0 when nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0

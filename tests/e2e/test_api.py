@@ -1,0 +1,243 @@
+"""OpenAI's API as a client sees it: the router against stock vLLM on the same model, each answer compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.deployment import MODEL_NAME, Deployment
+
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def clients(one_pair: Deployment, reference: str) -> list[openai.OpenAI]:
+    return [
+        one_pair.client(),
+        openai.OpenAI(base_url=f"{reference}/v1", api_key="none", timeout=60, max_retries=0),
+    ]
+
+
+def both(clients: list[openai.OpenAI], ask: Callable[[openai.OpenAI], Any]) -> Any:
+    """What the router answers, once it is known to be what stock vLLM answers."""
+    ours, stock = (ask(client) for client in clients)
+    assert ours == stock
+    return ours
+
+
+def plain(answer: Any) -> Any:
+    """An answer as plain data, without what differs from call to call."""
+    data = answer.model_dump(exclude_none=True)
+    for key in ("id", "created", "system_fingerprint"):
+        data.pop(key, None)
+    for choice in data.get("choices", []):
+        for call in choice.get("message", {}).get("tool_calls", None) or []:
+            call.pop("id", None)
+    return data
+
+
+def chat(**options: Any) -> Callable[[openai.OpenAI], Any]:
+    body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24, **options}
+    return lambda client: plain(client.chat.completions.create(model=MODEL_NAME, **body))
+
+
+def complete(**options: Any) -> Callable[[openai.OpenAI], Any]:
+    body = {"prompt": "def main(", "temperature": 0, "max_tokens": 24, **options}
+    return lambda client: plain(client.completions.create(model=MODEL_NAME, **body))
+
+
+def streamed_chat(**options: Any) -> Callable[[openai.OpenAI], Any]:
+    """The whole of a stream: text, roles, finish reasons, usage; how it was cut does not count."""
+
+    def ask(client: openai.OpenAI) -> Any:
+        body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24, **options}
+        texts: dict[int, str] = {}
+        ends: dict[int, str | None] = {}
+        logprobs: list[Any] = []
+        usage = None
+        for chunk in client.chat.completions.create(model=MODEL_NAME, stream=True, **body):
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+                ends[choice.index] = choice.finish_reason or ends.get(choice.index)
+                if choice.logprobs and choice.logprobs.content:
+                    logprobs += [(one.token, round(one.logprob, 3)) for one in choice.logprobs.content]
+        return texts, ends, logprobs, usage and usage.model_dump(exclude_none=True)
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_tokens": 1},
+        {"max_tokens": 2},
+        {"n": 2, "temperature": 0.8, "seed": 7},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "seed": 11} | {},
+        {"frequency_penalty": 1.5, "presence_penalty": 0.5, "max_tokens": 40},
+        {"logprobs": True, "top_logprobs": 3},
+        {"stop": ["e", "zz"]},
+        {"stop": [" "]},
+        {"extra_body": {"min_tokens": 12, "ignore_eos": True}},
+        {"extra_body": {"return_token_ids": True}},
+        {"extra_body": {"prompt_logprobs": 2}},
+        {"logit_bias": {"100": 50}},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_chat(clients: list[openai.OpenAI], options: dict[str, Any]) -> None:
+    if "top_k" in options:
+        options = {**options, "extra_body": {"top_k": options["top_k"]}}
+        options.pop("top_k")
+    answer = both(clients, chat(**options))
+    assert len(answer["choices"]) == options.get("n", 1)
+    usage = answer["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_tokens": 1},
+        {"n": 2, "temperature": 0.8, "seed": 7},
+        {"stop": ["a"], "extra_body": {"include_stop_str_in_output": True}},
+        {"logprobs": True, "top_logprobs": 2},
+        {"stream_options": {"include_usage": True}},
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_streamed_chat(clients: list[openai.OpenAI], options: dict[str, Any]) -> None:
+    texts, ends, _, _ = both(clients, streamed_chat(**options))
+    assert len(texts) == options.get("n", 1)
+    assert all(ends.values())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"prompt": ["def main(", "import os\n", "x"]},
+        {"prompt": [5, 6, 7, 8]},
+        {"echo": True, "max_tokens": 4},
+        {"echo": True, "logprobs": 2, "max_tokens": 4},
+        {"logprobs": 3},
+        {"n": 3, "temperature": 0.9, "seed": 1},
+        {"suffix": None, "extra_body": {"repetition_penalty": 1.3}},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_completions(clients: list[openai.OpenAI], options: dict[str, Any]) -> None:
+    both(clients, complete(**options))
+
+
+def test_a_json_schema_is_kept(clients: list[openai.OpenAI]) -> None:
+    schema = {"name": "person", "schema": PERSON, "strict": True}
+    asked = {
+        "messages": [{"role": "user", "content": "Extract as JSON: Anna is 31 years old."}],
+        "response_format": {"type": "json_schema", "json_schema": schema},
+        "max_tokens": 80,
+    }
+    answer = both(clients, chat(**asked))
+    person = json.loads(answer["choices"][0]["message"]["content"])
+    assert set(person) == {"name", "age"}
+    assert isinstance(person["age"], int)
+    texts, _, _, _ = both(clients, streamed_chat(**asked))
+    assert json.loads(texts[0]) == person
+
+
+def test_tools(clients: list[openai.OpenAI]) -> None:
+    asked = {
+        "messages": [{"role": "user", "content": "How is the weather in Paris?"}],
+        "tools": [WEATHER],
+        "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+        "max_tokens": 60,
+    }
+    answer = both(clients, chat(**asked))
+    call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
+    assert call["name"] == "get_weather"
+    assert json.loads(call["arguments"])["city"] in ("Paris", "Rome")
+    both(clients, chat(**{**asked, "tool_choice": "auto"}))
+
+
+def test_models_and_tokenize(one_pair: Deployment, reference: str) -> None:
+    answers = []
+    for url in (one_pair.url, reference):
+        models = httpx.get(f"{url}/v1/models").json()["data"]
+        tokens = httpx.post(f"{url}/tokenize", json={"model": MODEL_NAME, "prompt": "def main():"}).json()
+        text = httpx.post(f"{url}/detokenize", json={"model": MODEL_NAME, "tokens": tokens["tokens"]}).json()
+        answers.append(([(m["id"], m["max_model_len"]) for m in models], tokens, text))
+    assert answers[0] == answers[1]
+
+
+WRONG = {
+    "too long a prompt": {"prompt": [7] * 1500},
+    "unknown model": {"model": "nobody"},
+    "negative max_tokens": {"max_tokens": -1},
+    "temperature too high": {"temperature": "hot"},
+    "prompt of a wrong type": {"prompt": {"a": 1}},
+    "n of zero": {"n": 0},
+    "no prompt": {"prompt": None},
+    "stop of a wrong type": {"stop": 3},
+    "logprobs too many": {"logprobs": 100_000},
+    "a token that is none": {"prompt": [10_000_000]},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_request_gets_the_same_answer(
+    one_pair: Deployment, reference: str, wrong: dict[str, Any]
+) -> None:
+    body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 4, **wrong}
+    ours, stock = (
+        httpx.post(f"{url}/v1/completions", json=body, timeout=30) for url in (one_pair.url, reference)
+    )
+    assert (ours.status_code, ours.json()) == (stock.status_code, stock.json())
+    assert 400 <= ours.status_code < 500
+    assert ours.json()["error"]["message"]
+
+
+def test_broken_json_gets_the_same_answer(one_pair: Deployment, reference: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    ours, stock = (
+        httpx.post(f"{url}/v1/chat/completions", content=b'{"model": ', headers=headers, timeout=30)
+        for url in (one_pair.url, reference)
+    )
+    assert (ours.status_code, ours.json()) == (stock.status_code, stock.json())
+
+
+def test_a_client_cannot_set_what_is_ours(one_pair: Deployment, reference: str) -> None:
+    """The fields by which Baton's parts talk are dropped when a client sends them."""
+    ours = {"kv_transfer_params": {"baton": "load", "epoch": 9}, "vllm_xargs": {"baton_output_tokens": 3}}
+    body = {"model": MODEL_NAME, "prompt": "def main(", "max_tokens": 8, "temperature": 0}
+    with_ours = httpx.post(f"{one_pair.url}/v1/completions", json={**body, **ours}, timeout=30)
+    without = httpx.post(f"{reference}/v1/completions", json=body, timeout=30)
+    assert with_ours.status_code == 200
+    assert with_ours.json()["choices"][0]["text"] == without.json()["choices"][0]["text"]

@@ -1,0 +1,132 @@
+"""A start that cannot succeed: one clear line, a status that is not 0, within seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.deployment import ENGINE, MODEL, Deployment
+from tests.support import BATON, ROOT, free_port, redis_server
+
+WITHIN_S = 25.0  # importing vLLM takes up to 11 s of it where the engine's arguments must be known
+
+
+def fails(*command: str, env: dict[str, str] | None = None, within_s: float = WITHIN_S) -> str:
+    """Run `baton COMMAND`, which must fail: its one error line."""
+    done = subprocess.run(
+        [BATON, *command],
+        capture_output=True,
+        text=True,
+        timeout=within_s,
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        check=False,
+    )
+    assert done.returncode not in (0, None), done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("baton: error: ")]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def worker(command: str, *more: str, scheduler: str = "") -> list[str]:
+    address = scheduler or f"127.0.0.1:{free_port()}"
+    return [command, "--model", str(MODEL), "--dtype", "float32", "--scheduler", address, *more]
+
+
+@pytest.mark.parametrize("command", ["up", "router", "prefill"])
+def test_a_missing_model_folder(command: str) -> None:
+    assert "'/nowhere' does not exist" in fails(command, "--model", "/nowhere")
+
+
+def test_no_model_at_all() -> None:
+    assert "engine.model is not set" in fails("up")
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    assert "no config.json" in fails("decode", "--model", str(tmp_path))
+
+
+@pytest.mark.parametrize("command", ["up", "router", "scheduler", "decode", "status"])
+def test_a_wrong_yaml_key(command: str, tmp_path: Path) -> None:
+    config = tmp_path / "baton.yaml"
+    config.write_text(yaml.safe_dump({"router": {"prot": 8000}}))
+    said = fails(command, "--config", str(config), within_s=10)
+    assert "unknown key 'router.prot' (value 8000); did you mean 'port'?" in said
+
+
+def test_an_engine_argument_that_vllm_does_not_have() -> None:
+    said = fails(*worker("mixed", "--engine-args", json.dumps({"max_model_length": 4})))
+    assert "engine.extra.max_model_length (value 4)" in said
+    assert "max_model_len" in said
+
+
+@pytest.mark.parametrize("command", ["up", "router", "scheduler", "mixed"])
+def test_a_taken_port(command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = {
+            "up": ["up", "--model", str(MODEL), "--port", str(port)],
+            "router": worker("router", "--port", str(port)),
+            "scheduler": ["scheduler", "--scheduler", f"127.0.0.1:{port}"],
+            "mixed": worker("mixed", "--listen", f"127.0.0.1:{port}"),
+        }[command]
+        said = fails(*arguments)
+    assert f"127.0.0.1:{port}" in said
+
+
+def test_a_scheduler_that_is_not_there() -> None:
+    said = fails(*worker("mixed", "--scheduler-wait-s", "2", scheduler="127.0.0.1:9"))
+    assert "127.0.0.1:9" in said
+    assert "scheduler" in said
+
+
+def test_redis_that_is_not_there_or_refuses() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    port = free_port()
+    store = f"redis://:wrong@127.0.0.1:{port}/0"
+    down = fails("scheduler", "--scheduler", address, "--store", store, within_s=10)
+    assert f"127.0.0.1:{port}" in down
+    with redis_server(port, "secret"):
+        refused = fails("scheduler", "--scheduler", address, "--store", store, within_s=10)
+    assert "password" in refused
+    assert "wrong" not in refused.replace("wrong password", "").replace("password is wrong", "")
+
+
+def test_a_store_that_is_none() -> None:
+    assert "store" in fails("scheduler", "--store", "mysql://x", within_s=10)
+
+
+@pytest.mark.timeout(180)
+def test_another_model_or_vllm_is_refused_by_name(tmp_path: Path) -> None:
+    """A worker that does not fit the deployment learns it in seconds, before it loads anything."""
+    one = Deployment(tmp_path / "one")
+    try:
+        one.start("scheduler", "scheduler")
+        one.start("mixed", "mixed")
+        from tests.support import eventually
+
+        eventually(lambda: one.processes["mixed"].popen.poll() is None and one.workers("mixed"), 60, "ready")
+        other = tmp_path / "other-model"
+        shutil.copytree(MODEL, other)
+        config: dict[str, Any] = json.loads((other / "config.json").read_text())
+        (other / "config.json").write_text(json.dumps({**config, "rope_theta": 12345.0}))
+        said = fails(
+            *("mixed", "--model", str(other), "--served-model-name", str(ENGINE["served_model_name"])),
+            *("--scheduler", one.scheduler_address),
+        )
+        assert "model" in said
+        said = fails(
+            *worker("mixed", scheduler=one.scheduler_address), env={"VLLM_VERSION_OVERRIDE": "0.31.0"}
+        )
+        assert "vLLM" in said
+    finally:
+        one.close()

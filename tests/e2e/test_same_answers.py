@@ -1,0 +1,118 @@
+"""Through prefill and decode workers, greedy, float32: token for token what one aggregated engine answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
+from tests.e2e.prompts import LENGTHS, prompts
+from tests.support import free_port, redis_server
+
+MAX_TOKENS = 20
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to build a deployment; the four below meet every pair of choices at least once."""
+
+    pairs: int
+    store: str
+    transport: str
+    prefix_caching: bool
+
+    def __str__(self) -> str:
+        cache = "cache" if self.prefix_caching else "no-cache"
+        return f"{self.pairs}P{self.pairs}D-{self.store}-{self.transport}-{cache}"
+
+
+SETUPS = [
+    Setup(1, "memory", "shm", prefix_caching=True),
+    Setup(1, "redis", "grpc", prefix_caching=False),
+    Setup(2, "redis", "shm", prefix_caching=False),
+    Setup(2, "memory", "grpc", prefix_caching=True),
+]
+
+
+@pytest.fixture(scope="module", params=SETUPS, ids=str)
+def setup(request: pytest.FixtureRequest) -> Setup:
+    chosen: Setup = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    redis_port = free_port()
+    config: dict[str, Any] = {
+        "engine": {"enable_prefix_caching": setup.prefix_caching},
+        "handoff": {"transports": [setup.transport]},
+    }
+    folder = tmp_path_factory.mktemp(str(setup))
+    if setup.store == "memory":
+        with deployment(folder, **config) as one:
+            yield one.up(setup.pairs, setup.pairs)
+        return
+    config["scheduler"] = {"store": f"redis://:secret@127.0.0.1:{redis_port}/0", "topic": "same-answers"}
+    with redis_server(redis_port, "secret"), deployment(folder, **config) as one:
+        yield one.up(setup.pairs, setup.pairs)
+
+
+@pytest.fixture(scope="module")
+def expected(reference: str) -> list[Any]:
+    """Stock vLLM's answers, one at a time."""
+    client = openai.AsyncOpenAI(base_url=f"{reference}/v1", api_key="none", timeout=60)
+    return asyncio.run(answers(client, at_a_time=1))
+
+
+async def answers(client: openai.AsyncOpenAI, at_a_time: int) -> list[Any]:
+    """(token ids, finish reason, prompt tokens, completion tokens) of every prompt, in order."""
+    slots = asyncio.Semaphore(at_a_time)
+
+    async def answer(prompt: list[int]) -> Any:
+        async with slots:
+            done = await client.completions.create(
+                model=MODEL_NAME,
+                prompt=prompt,
+                max_tokens=MAX_TOKENS,
+                temperature=0,
+                extra_body={"return_token_ids": True},
+            )
+        choice = done.choices[0]
+        assert done.usage is not None
+        usage = (done.usage.prompt_tokens, done.usage.completion_tokens)
+        return (choice.model_extra or {})["token_ids"], choice.finish_reason, usage
+
+    async with client:
+        return list(await asyncio.gather(*(answer(prompt) for prompt in prompts())))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("at_a_time", [1, 8])
+async def test_token_for_token(deployed: Deployment, expected: list[Any], at_a_time: int) -> None:
+    got = await answers(deployed.async_client(), at_a_time)
+    wrong = [length for length, one, other in zip(LENGTHS, got, expected, strict=True) if one != other]
+    print(f"{len(got) - len(wrong)} of {len(got)} equal")
+    assert wrong == []
+    assert (
+        len({tuple(ids) for ids, _, _ in expected}) > len(expected) // 2
+    )  # the model does answer differently
+
+
+@pytest.mark.timeout(60)
+def test_the_prompts_were_read_by_the_prefill_workers(deployed: Deployment, setup: Setup) -> None:
+    """After the runs above: each answer has gone over the transport that was asked for, from P to D."""
+    status = deployed.status()
+    prefill = {worker["identity"]["worker_id"] for worker in deployed.workers("prefill")}
+    decode = {worker["identity"]["worker_id"] for worker in deployed.workers("decode")}
+    assert (len(prefill), len(decode)) == (setup.pairs, setup.pairs)
+    done = [past for past in status["handoffs"] if int(past["cost"].get("output_tokens", 0)) > 1]
+    assert len(done) > 20
+    assert {past["prefill_worker_id"] for past in done} == prefill
+    assert {past["decode_worker_id"] for past in done} == decode
+    assert {past["cost"].get("transport") for past in done} <= {setup.transport, "", None}
+    assert sum(past["cost"].get("transport") == setup.transport for past in done) > len(done) // 2

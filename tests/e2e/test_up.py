@@ -1,0 +1,90 @@
+"""`baton up`: it says what it does, and leaves no process behind, however it ends."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
+from tests.support import eventually, listening
+
+
+def family(pid: int) -> list[psutil.Process]:
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+
+
+def segments() -> set[Path]:
+    return {path for path in Path("/dev/shm").iterdir() if "baton" in path.name}
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+def test_no_process_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
+    before = segments()
+    with deployment(tmp_path / how.name) as one:
+        one.up()
+        process = one.processes["up"]
+        all_of_it = family(process.popen.pid)
+        assert len(all_of_it) >= 6  # itself, scheduler, prefill, decode, router, watcher
+        answer = one.client().chat.completions.create(
+            model=MODEL_NAME, messages=[{"role": "user", "content": "Hello"}], max_tokens=8
+        )
+        assert answer.choices[0].message.content
+        process.popen.send_signal(how)
+        status = process.wait(30)
+        assert status == (-9 if how is signal.SIGKILL else 0)
+        eventually(lambda: gone(all_of_it), 10, f"all of {all_of_it} have ended")
+        assert not listening(one.port)
+    if how is not signal.SIGKILL:
+        assert segments() <= before
+        assert "no process is left" in process.text
+
+
+@pytest.mark.timeout(150)
+def test_ctrl_c_while_engines_load(tmp_path: Path) -> None:
+    with deployment(tmp_path / "early") as one:
+        process = one.start("up", "up", "--log-dir", str(tmp_path / "logs"))
+        eventually(lambda: "code loaded" in process.text, 60, "it has begun")
+        all_of_it = family(process.popen.pid)
+        process.popen.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        eventually(lambda: gone(all_of_it), 10, "all have ended")
+
+
+@pytest.mark.timeout(150)
+def test_an_orphaned_worker_ends(tmp_path: Path) -> None:
+    """Workers started one by one: kill -9 leaves nothing of theirs, SIGTERM drains and leaves the registry."""
+    with deployment(tmp_path / "single") as one:
+        one.start("scheduler", "scheduler")
+        one.start("decode", "decode")
+        one.start("prefill", "prefill")
+        eventually(
+            lambda: one.workers("decode") and one.workers("prefill"), 60, "both workers are ready", 0.5
+        )
+        killed, drained = (
+            family(one.processes["decode"].popen.pid),
+            family(one.processes["prefill"].popen.pid),
+        )
+        one.processes["decode"].kill()
+        assert one.processes["prefill"].end() == 0
+        eventually(lambda: gone(killed) and gone(drained), 10, "nothing of either is left")
+        eventually(lambda: not one.status().get("workers"), 15, "the registry is empty")
+
+
+def test_status_shows_who_read_and_who_wrote(one_pair: Deployment) -> None:
+    one_pair.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=12)
+
+    def last() -> list[dict[str, object]]:
+        return [past for past in one_pair.status().get("handoffs", []) if past["cost"].get("transport")]
+
+    newest = eventually(last, 10, "the request is reported")[0]
+    assert str(newest["prefill_worker_id"]).startswith("prefill-0.")
+    assert str(newest["decode_worker_id"]).startswith("decode-0.")
