@@ -61,7 +61,7 @@ def test_ctrl_c_while_engines_load(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(150)
 def test_an_orphaned_worker_ends(tmp_path: Path) -> None:
-    """Workers started one by one: kill -9 leaves nothing of theirs, SIGTERM drains and leaves the registry."""
+    """Workers started one by one: kill -9 leaves nothing, SIGTERM drains and leaves the registry."""
     with deployment(tmp_path / "single") as one:
         one.start("scheduler", "scheduler")
         one.start("decode", "decode")
