@@ -1,0 +1,73 @@
+"""The chat format in Python: the same text as chat_template.jinja, which ships with the weights.
+
+Training needs to know which characters the model has to predict; `segments` says so, and the tests hold
+it against the template. The format is that of ChatML, with tool calls as the Hermes models write them.
+"""
+
+from __future__ import annotations
+
+import json
+
+from dialogues import Dialogue
+from dialogues.tools import call_text
+
+IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
+# Ordinary text to a decoder, so that a server's tool parser still sees them, but one token each.
+MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+_TOOLS_INTRO = "You can call these tools:"
+_TOOLS_HOW = (
+    "To call a tool, answer with its name and arguments as JSON:\n"
+    '<tool_call>\n{"name": "NAME", "arguments": {}}\n</tool_call>'
+)
+
+
+def _system_text(dialogue: Dialogue) -> str | None:
+    first = dialogue.messages[0]
+    prompt = first.content if first.role == "system" else None
+    if not dialogue.tools:
+        return prompt
+    shown = "".join(
+        json.dumps(
+            {k: tool["function"][k] for k in ("name", "description", "parameters")}, ensure_ascii=False
+        )
+        + "\n"
+        for tool in dialogue.tools
+    )
+    head = f"{prompt}\n\n" if prompt is not None else ""
+    return f"{head}{_TOOLS_INTRO}\n<tools>\n{shown}</tools>\n" + _TOOLS_HOW
+
+
+def segments(dialogue: Dialogue) -> list[tuple[str, bool]]:
+    """The dialogue as consecutive pieces of text, each with whether the model has to predict it."""
+    pieces: list[tuple[str, bool]] = []
+    system = _system_text(dialogue)
+    if system is not None:
+        pieces.append((f"{IM_START}system\n{system}{IM_END}\n", False))
+    for message in dialogue.messages:
+        match message.role:
+            case "system":
+                continue
+            case "assistant":
+                calls = "\n".join(call_text(call) for call in message.tool_calls)
+                gap = "\n" if message.content and calls else ""
+                pieces.append((f"{IM_START}assistant\n", False))
+                pieces.append((f"{message.content}{gap}{calls}{IM_END}", True))
+                pieces.append(("\n", False))
+            case "tool":
+                text = f"<tool_response>\n{message.content}\n</tool_response>"
+                pieces.append((f"{IM_START}tool\n{text}{IM_END}\n", False))
+            case _:
+                pieces.append((f"{IM_START}{message.role}\n{message.content}{IM_END}\n", False))
+    return pieces
+
+
+def rendered(dialogue: Dialogue) -> str:
+    return "".join(text for text, _ in segments(dialogue))
+
+
+def prompt_of(dialogue: Dialogue) -> str:
+    """Everything before the last reply: what a server would be asked to continue."""
+    pieces = segments(dialogue)
+    return "".join(text for text, _ in pieces[:-2])

@@ -1,0 +1,161 @@
+"""The demo model: its generators, its chat template and what its committed weights answer."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "demo-model"
+WEIGHTS = FOLDER / "weights"
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def _modules_of_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training scripts are no package of Baton's: they import each other by their file names."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    if not WEIGHTS.exists():
+        pytest.skip("no weights yet")
+    return transformers.AutoTokenizer.from_pretrained(WEIGHTS)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.set_num_threads(2)
+    return transformers.AutoModelForCausalLM.from_pretrained(WEIGHTS, dtype=torch.float32).eval()
+
+
+def as_request(dialogue: Any) -> list[dict[str, Any]]:
+    """The messages as a chat completion request writes them."""
+    messages = []
+    for message in dialogue.messages:
+        entry: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.tool_calls:
+            entry["tool_calls"] = [
+                {"type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in message.tool_calls
+            ]
+        messages.append(entry)
+    return messages
+
+
+def test_a_seed_names_the_same_dialogues_for_good() -> None:
+    from dialogues import stream
+
+    first, second, other = (list(itertools.islice(stream(seed), 300)) for seed in (5, 5, 6))
+    assert first == second
+    assert first != other
+
+
+def test_held_out_prompts_are_never_trained_on() -> None:
+    from dialogues import is_held_out, stream
+
+    assert not any(is_held_out(d) for _, d in itertools.islice(stream(1), 2000) if len(d.messages) <= 3)
+    assert all(is_held_out(d) for _, d in itertools.islice(stream(1, held_out=True), 200))
+
+
+def test_every_generator_ends_with_a_reply_that_holds_its_answer() -> None:
+    from random import Random
+
+    from chat import segments
+    from dialogues import GENERATORS
+    from evaluate import holds
+
+    for generator in GENERATORS.values():
+        for seed in range(40):
+            dialogue = generator.make(Random(seed))
+            reply = segments(dialogue)[-2][0].removesuffix("<|im_end|>")
+            assert dialogue.messages[-1].role == "assistant", generator.name
+            assert reply, generator.name
+            assert dialogue.answer is None or holds(reply, dialogue.answer), (generator.name, reply)
+
+
+def test_a_second_generator_of_one_name_is_refused() -> None:
+    from dialogues import GENERATORS, DuplicateGeneratorError
+    from dialogues.base import generator
+
+    taken = GENERATORS["facts.capital"]
+    with pytest.raises(DuplicateGeneratorError, match=r"facts\.capital"):
+        generator("facts")(taken.make)
+
+
+def test_windows_begin_with_documents_and_lose_nothing() -> None:
+    import numpy as np
+    from corpus import Tokens, windows
+
+    lengths = np.random.default_rng(0).integers(3, 120, size=200)
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    total = int(lengths.sum())
+    tokens = Tokens(np.zeros(total, np.uint16), np.zeros(total, np.uint8), starts)
+    found = windows(tokens, 64)
+    assert np.all(np.diff(found) > 0)
+    assert np.all(np.diff(found) <= 64)
+    assert found[0] == 0
+    short = [s for s in found if s in set(starts.tolist())]
+    assert len(short) > len(found) // 2
+
+
+def test_the_learning_rate_is_constant_and_then_falls_to_zero() -> None:
+    from schedule import Schedule
+
+    schedule = Schedule(began_at=0.0, finish_at=1000.0, steps=10**6, warmup_steps=10, decay_share=0.25)
+    assert schedule.scale(0, 0.0) == pytest.approx(0.1)
+    assert schedule.scale(500, 700.0) == 1.0
+    assert schedule.scale(500, 875.0) == pytest.approx(0.5)
+    assert schedule.scale(500, 1000.0) == 0.0
+
+
+def test_template_and_python_render_the_same_text(tokenizer: Any) -> None:
+    from chat import rendered
+    from dialogues import stream
+
+    for _, dialogue in itertools.islice(stream(11), 300):
+        tools = list(dialogue.tools) or None
+        text = tokenizer.apply_chat_template(as_request(dialogue), tools=tools, tokenize=False)
+        assert text == rendered(dialogue)
+
+
+def test_pieces_encode_as_the_whole_does(tokenizer: Any) -> None:
+    from chat import rendered, segments
+    from dialogues import stream
+
+    for _, dialogue in itertools.islice(stream(12), 200):
+        pieces = [token for text, _ in segments(dialogue) for token in tokenizer(text).input_ids]
+        assert pieces == tokenizer(rendered(dialogue)).input_ids
+
+
+def test_tokenizer_gives_back_any_text(tokenizer: Any) -> None:
+    text = "naïve café: 世界\n\tif x != 10_000:  # tabs,   spaces\r\n    return '🙂'"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.pad_token == "<|endoftext|>"
+    call = tokenizer("<tool_call>{}</tool_call>").input_ids
+    assert "<tool_call>" in tokenizer.decode(call, skip_special_tokens=True)
+
+
+def test_arguments_of_a_call_may_be_a_json_string(tokenizer: Any) -> None:
+    function = {"name": "get_time", "arguments": '{"city": "Oslo"}'}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "tool_calls": [{"function": function}]},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert '<tool_call>\n{"name": "get_time", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>' in text
+
+
+def test_weights_are_a_small_qwen2(tokenizer: Any) -> None:
+    config = json.loads((WEIGHTS / "config.json").read_text())
+    assert config["architectures"] == ["Qwen2ForCausalLM"]
+    assert config["hidden_size"] == 64 * config["num_attention_heads"]
+    assert config["tie_word_embeddings"] is True
+    assert sum(path.stat().st_size for path in WEIGHTS.iterdir()) < 12.5 * 2**20
