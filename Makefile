@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= deploy/laptop.yaml
 
-.PHONY: help setup up test lint format bench proto clean
+.PHONY: help setup up test lint format bench proto docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
@@ -24,6 +24,7 @@ lint: $(READY) ## Ruff, mypy --strict, generated protocol up to date
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@deploy/setup/proto --check
+	@$(BIN)/python deploy/setup/config-docs --check
 
 format: $(READY) ## Let ruff mend what it can
 	@$(BIN)/ruff check --fix .
@@ -34,6 +35,9 @@ bench: $(READY) ## Measure, on the 80 M model; writes bench/results/ and docs/be
 
 proto: $(READY) ## Generate the protocol's Python from protos/*.proto
 	@deploy/setup/proto
+
+docs: $(READY) ## Write docs/configuration.md anew
+	@$(BIN)/python deploy/setup/config-docs
 
 clean: ## Remove what set-up and tests made
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist

@@ -38,7 +38,9 @@ class EngineSettings(_Section):
 
     model: str = Field("", description="Model folder or name, in Hugging Face's layout.")
     served_model_name: str = Field("", description="Name in the API; the model's own by default.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of weights and KV cache; the model's own by default."
+    )
     max_model_len: int | None = Field(None, ge=16, description="Tokens of prompt and answer together.")
     block_size: int | None = Field(
         None, ge=1, description="Tokens a KV block; the engine's default if unset."
@@ -46,9 +48,9 @@ class EngineSettings(_Section):
     kv_cache_gib: float | None = Field(None, gt=0, description="KV cache of one worker, GiB.")
     max_num_seqs: int = Field(64, ge=1, description="Requests in one batch.")
     max_num_batched_tokens: int | None = Field(None, ge=32, description="Tokens in one engine step.")
-    tensor_parallel_size: int = Field(1, ge=1)
-    enable_prefix_caching: bool = True
-    seed: int = 0
+    tensor_parallel_size: int = Field(1, ge=1, description="Ranks, one GPU each, of one worker.")
+    enable_prefix_caching: bool = Field(True, description="Keep the KV of prompts that share a beginning.")
+    seed: int = Field(0, description="Of the engines' random numbers.")
     tool_call_parser: str | None = Field(
         None, description="vLLM's name of the tool-call parser, e.g. hermes."
     )
@@ -124,14 +126,16 @@ class WorkerSettings(_Section):
 class RouterSettings(_Section):
     """The OpenAI-compatible HTTP front."""
 
-    host: str = "127.0.0.1"
-    port: Port = 8000
+    host: str = Field("127.0.0.1", description="Address on which it listens; 0.0.0.0 for all.")
+    port: Port = Field(8000, description="TCP port on which it listens.")
     api_key: str = Field("", description="If set, clients must send it as a bearer token.")
     request_timeout_s: Seconds = Field(600.0, description="A request that takes longer ends with an error.")
     max_attempts: int = Field(
         3, ge=1, le=10, description="Placements tried for one request, the first included."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="Of the HTTP server; info logs every request."
+    )
 
 
 class Settings(BaseSettings):

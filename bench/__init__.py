@@ -1,0 +1,1 @@
+"""What is measured, against what. `python -m bench --help`; results as JSON in bench/results/."""

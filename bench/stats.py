@@ -1,0 +1,59 @@
+"""Medians and percentiles, and the machine on which they were taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of them lie; nan when there are none."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def median(values: Sequence[float]) -> float:
+    """nan when there are none."""
+    return statistics.median(values) if values else float("nan")
+
+
+def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Key by key over several runs."""
+    return {key: round(median([run[key] for run in runs]), 3) for key in runs[0]}
+
+
+def save(name: str, result: dict[str, Any]) -> Path:
+    """Write bench/results/NAME.json with what a reader needs to judge it."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    machine = {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": _cpu(),
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in ("torch", "grpcio") if _has(name)},
+        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+    path.write_text(json.dumps({"machine": machine, **result}, indent=2) + "\n")
+    return path
+
+
+def _has(package: str) -> bool:
+    return any(True for _ in metadata.distributions(name=package))
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,115 @@
+"""Requests over HTTP with every token's arrival time: what a client feels."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from bench.stats import median, percentile
+
+
+@dataclass
+class Answer:
+    """One streamed answer. Times in seconds, `time.perf_counter`."""
+
+    asked: float
+    arrivals: list[float] = field(default_factory=list)  # one a chunk that carries tokens
+    tokens: int = 0
+
+    @property
+    def ttft(self) -> float:
+        return self.arrivals[0] - self.asked
+
+    @property
+    def gaps(self) -> list[float]:
+        return [after - before for before, after in zip(self.arrivals, self.arrivals[1:], strict=False)]
+
+
+async def stream(
+    http: aiohttp.ClientSession, url: str, model: str, prompt: list[int], max_tokens: int
+) -> Answer:
+    """One greedy completion of exactly `max_tokens`. Raises RuntimeError on anything but a whole answer."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    answer = Answer(time.perf_counter())
+    async with http.post(f"{url}/v1/completions", json=body) as response:
+        if response.status != 200:
+            raise RuntimeError(f"HTTP {response.status}: {await response.text()}")
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            data = json.loads(line[6:])
+            if "error" in data:
+                raise RuntimeError(data["error"])
+            ids = data["choices"][0].get("token_ids") or []
+            if ids:
+                answer.arrivals.append(time.perf_counter())
+                answer.tokens += len(ids)
+    if answer.tokens != max_tokens:
+        raise RuntimeError(f"{answer.tokens} tokens came, {max_tokens} were asked for")
+    return answer
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Closed-loop streams of short prompts while long prompts arrive at a steady rate."""
+
+    streams: int = 4
+    short_prompt: int = 32  # tokens
+    short_answer: tuple[int, int] = (32, 64)
+    long_prompt: int = 900
+    long_answer: int = 16
+    long_per_s: float = 0.8
+    seconds: float = 30.0
+    vocabulary: int = 4000
+
+
+async def run(mix: Mix, url: str, model: str, seed: int) -> dict[str, float]:
+    """Drive `url` with the mix once. Milliseconds and tokens/s."""
+    draw = random.Random(seed)
+    short: list[Answer] = []
+    long: list[Answer] = []
+    began = time.perf_counter()
+    timeout = aiohttp.ClientTimeout(total=mix.seconds + 60)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+
+        def prompt(length: int) -> list[int]:
+            return [draw.randrange(100, mix.vocabulary) for _ in range(length)]
+
+        async def loop() -> None:
+            while time.perf_counter() - began < mix.seconds:
+                length = draw.randint(*mix.short_answer)
+                short.append(await stream(http, url, model, prompt(mix.short_prompt), length))
+
+        async def arrive(at: float) -> None:
+            await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+            long.append(await stream(http, url, model, prompt(mix.long_prompt), mix.long_answer))
+
+        count = int(mix.seconds * mix.long_per_s)
+        await asyncio.gather(
+            *(loop() for _ in range(mix.streams)), *(arrive((i + 0.5) / mix.long_per_s) for i in range(count))
+        )
+    took = time.perf_counter() - began
+    gaps = [1e3 * gap for answer in short for gap in answer.gaps]
+    return {
+        "itl_p50_ms": percentile(gaps, 0.5),
+        "itl_p99_ms": percentile(gaps, 0.99),
+        "itl_max_ms": max(gaps),
+        "ttft_short_p50_ms": 1e3 * median([answer.ttft for answer in short]),
+        "ttft_long_p50_ms": 1e3 * median([answer.ttft for answer in long]),
+        "tokens_per_s": sum(answer.tokens for answer in short + long) / took,
+        "short_answers": float(len(short)),
+        "long_answers": float(len(long)),
+    }
