@@ -1,0 +1,95 @@
+"""How much of a worker a request books, and when it has room.
+
+Three quantities are booked, each released as soon as it is free again:
+
+- prompt tokens, on the worker that reads the prompt, until it is read. The limit keeps the wait for the first
+  token short; a reader with nothing queued takes a prompt above the limit too, or it would never run.
+- requests, on both workers. The decode worker's limit is a multiple of its batch.
+- KV blocks, on the decode worker, until the request is over. Booked are the prompt, the look-ahead slots of
+  speculation and the first `ANSWER_TOKENS_BOOKED` tokens of the answer (fewer when fewer may be written). A
+  whole answer is not: clients seldom set a limit, so most of the cache would lie idle; what outgrows the
+  cache is preempted by the engine and comes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.types import Claim, Need, SchedulerOptions, WorkerRecord
+
+ANSWER_TOKENS_BOOKED = 256  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How full workers may get."""
+
+    max_queued_prompt_tokens: int
+    max_queue_factor: float
+    handoff_min_tokens: int
+
+    @classmethod
+    def of(cls, options: SchedulerOptions) -> Limits:
+        return cls(options.max_queued_prompt_tokens, options.max_queue_factor, options.handoff_min_tokens)
+
+    def max_requests(self, capacity: pb.Capacity) -> int:
+        return max(1, int(capacity.max_num_seqs * self.max_queue_factor))
+
+
+def usable_blocks(capacity: pb.Capacity) -> int:
+    """vLLM keeps block 0 for padding."""
+    return max(0, capacity.num_blocks - 1)
+
+
+def blocks_for(need: Need, capacity: pb.Capacity) -> int:
+    """KV blocks to book for `need` on a decode worker: at most all it has, when the prompt fits at all."""
+    growth = min(need.max_new_tokens, capacity.max_model_len - need.prompt_tokens, ANSWER_TOKENS_BOOKED)
+    tokens = need.prompt_tokens + capacity.lookahead_tokens + max(0, growth)
+    return min(_blocks(tokens, capacity), usable_blocks(capacity))
+
+
+def could_read(need: Need, worker: WorkerRecord) -> bool:
+    """The prompt fits into the worker when it is idle. The engine wants one token of room for the answer."""
+    capacity = worker.capacity
+    short_enough = need.prompt_tokens < capacity.max_model_len
+    return short_enough and _blocks(need.prompt_tokens, capacity) <= usable_blocks(capacity)
+
+
+def could_write(need: Need, worker: WorkerRecord) -> bool:
+    """The prompt and the look-ahead slots fit into the worker when it is idle."""
+    capacity = worker.capacity
+    slots = need.prompt_tokens + capacity.lookahead_tokens
+    return need.prompt_tokens < capacity.max_model_len and _blocks(slots, capacity) <= usable_blocks(capacity)
+
+
+def may_read(need: Need, worker: WorkerRecord, limits: Limits) -> bool:
+    """There is room for the prompt now."""
+    queued = worker.reserved.prompt_tokens
+    return queued == 0 or queued + need.prompt_tokens <= limits.max_queued_prompt_tokens
+
+
+def may_write(need: Need, worker: WorkerRecord, limits: Limits) -> bool:
+    """There is room for the answer now."""
+    capacity = worker.capacity
+    room_in_batch = worker.reserved.requests < limits.max_requests(capacity)
+    return room_in_batch and worker.reserved.blocks + blocks_for(need, capacity) <= usable_blocks(capacity)
+
+
+def claim(need: Need, prefill: WorkerRecord | None, decode: WorkerRecord, limits: Limits) -> Claim:
+    """What to book for `need` on these workers. They must have passed `could_read` and `could_write`."""
+    return Claim(
+        attempt=need.attempt,
+        router_id=need.router_id,
+        prefill_id=prefill.worker_id if prefill else "",
+        decode_id=decode.worker_id,
+        prompt_tokens=need.prompt_tokens,
+        blocks=blocks_for(need, decode.capacity),
+        max_prompt_tokens=limits.max_queued_prompt_tokens,
+        max_requests=limits.max_requests(decode.capacity),
+        max_blocks=usable_blocks(decode.capacity),
+    )
+
+
+def _blocks(tokens: int, capacity: pb.Capacity) -> int:
+    return -(-tokens // max(1, capacity.block_size))

@@ -1,0 +1,57 @@
+"""What goes wrong around placements.
+
+BatonError
+└── SchedulerError
+    ├── NoCapacity            a router: no placement now; carries the code and when to come back
+    ├── SchedulerUnavailable  a router, a worker, the command line: nobody answers who could place
+    ├── Refused               a worker: it does not fit into this deployment, or asked something impossible
+    ├── StoreUnavailable      the scheduler: its store does not answer, or refuses it
+    ├── ListenFailed          the scheduler: its port is taken
+    └── BadPolicy             the scheduler: a policy names what does not exist, or a name is taken twice
+"""
+
+from baton.errors import BatonError
+from baton.protos import scheduler_pb2 as pb
+
+
+class SchedulerError(BatonError):
+    """Something around placing, reporting or registering failed."""
+
+
+class NoCapacity(SchedulerError):
+    """The scheduler answered, and the answer is no.
+
+    `code` says why (NO_WORKERS, FULL, TOO_LARGE, STALE_EPOCH); `retry_after_s` is when asking again may
+    help, 0 when it never will.
+    """
+
+    def __init__(self, code: pb.Rejection.Code, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class SchedulerUnavailable(SchedulerError):
+    """The scheduler, or the store behind it, does not answer. It may be back after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class Refused(SchedulerError):
+    """The scheduler refuses what it was sent: another model or vLLM than the deployment's, a malformed call."""
+
+
+class StoreUnavailable(SchedulerError):
+    """The store does not answer or refuses us. Names it without its password and says what to do."""
+
+
+class ListenFailed(SchedulerError):
+    """The scheduler cannot listen on its address."""
+
+
+class BadPolicy(SchedulerError):
+    """A policy names a filter, scorer or picker that is not there, or a name is registered twice."""

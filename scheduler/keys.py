@@ -1,0 +1,51 @@
+"""Every Redis key and every time to live, in one place.
+
+All keys of a topic share the prefix `baton:{TOPIC}:`; the braces keep them in one slot of a Redis cluster,
+so that one Lua script may change them together. The scripts get all keys, in the order of `NAMES`, and see
+them under these names (`store/scripts/prelude.lua`).
+"""
+
+from __future__ import annotations
+
+# name in the scripts -> (last part of the key, type and content); times are milliseconds of Redis' TIME
+KEYS: dict[str, tuple[str, str]] = {
+    "IDENTITIES": ("worker:identities", "HASH worker id -> WorkerIdentity, serialized"),
+    "STATES": ("worker:states", "HASH worker id -> WorkerState, its number"),
+    "LOADS": ("worker:loads", "HASH worker id -> WorkerLoad, serialized; absent before the first heartbeat"),
+    "WORKER_LEASES": ("worker:leases", "ZSET worker id by the time at which it counts as dead"),
+    "DRAINING": ("worker:draining", "SET worker ids that an operator asked to drain"),
+    "ROSTER": ("worker:roster", "STRING changes with each registration: unequal means read identities anew"),
+    "DEPLOYMENT": ("deployment", "HASH model, fingerprint, vllm, worker: what the first worker alive runs"),
+    "TOKENS": ("reserved:tokens", "HASH worker id -> prompt tokens placed there and not yet read"),
+    "REQUESTS": ("reserved:requests", "HASH worker id -> requests placed there and not yet done there"),
+    "BLOCKS": ("reserved:blocks", "HASH worker id -> KV blocks booked there"),
+    "ATTEMPTS": ("attempts", "HASH request id -> live attempt, JSON"),
+    "ATTEMPT_LEASES": ("attempt:leases", "ZSET request id by the time at which its reservation is gone"),
+    "EPOCHS": ("epochs", "HASH request id -> last epoch placed"),
+    "EPOCH_LEASES": ("epoch:leases", "ZSET request id by the time at which its last epoch is forgotten"),
+    "HANDOFFS": ("handoffs", "LIST of finished attempts, newest first, JSON"),
+}
+
+NAMES: tuple[str, ...] = tuple(KEYS)
+
+TOPIC_TTL_MS = 3_600_000  # ms; every key of a topic in which nothing happens any more vanishes after this
+EPOCH_KEEP_MS = 60_000  # ms; a call that was late by more than this is stopped by its own deadline
+HANDOFFS_KEPT = 64  # entries
+SWEEP_LIMIT = 256  # attempts, workers and epochs that one script call removes at most, of each
+
+
+def topic_keys(topic: str) -> list[str]:
+    """The full keys of one topic, in the order of `NAMES`."""
+    return [f"baton:{{{topic}}}:{suffix}" for suffix, _ in KEYS.values()]
+
+
+def lua_header() -> str:
+    """Lua declarations of the keys and constants above, put before each script."""
+    lines = [f"local {name} = KEYS[{number}]" for number, name in enumerate(NAMES, start=1)]
+    constants = {
+        "TOPIC_TTL_MS": TOPIC_TTL_MS,
+        "EPOCH_KEEP_MS": EPOCH_KEEP_MS,
+        "HANDOFFS_KEPT": HANDOFFS_KEPT,
+        "SWEEP_LIMIT": SWEEP_LIMIT,
+    }
+    return "\n".join([*lines, *(f"local {name} = {value}" for name, value in constants.items())])

@@ -1,0 +1,112 @@
+"""From a need to a booked placement.
+
+Optimistic: the policy chooses on a view that may be `VIEW_AGE_S` old, then one atomic step of the store checks
+limits, epoch and workers again and books. When another placement was faster, the choice is made again on a fresh
+view. So a placement costs one round trip while many come in, two otherwise; and a rejection is never
+decided on an old view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import Limits, claim
+from baton.scheduler.policy import Choice, NoChoice, Policy
+from baton.scheduler.store import Store
+from baton.scheduler.types import Claim, Need, ReserveOutcome, ReserveResult, View, WorkerRecord
+
+VIEW_AGE_S = 0.02  # s; a view older than this is read again before anything is chosen on it
+MAX_TRIES = 4  # bookings tried for one placement
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A booked placement; `prefill` is None where `decode` does it all."""
+
+    prefill: WorkerRecord | None
+    decode: WorkerRecord
+
+
+class Placer:
+    """Places on behalf of one scheduler process. Several may share a store."""
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        limits: Limits,
+        lease_s: float,
+        on_expired: Callable[[int], None],
+    ) -> None:
+        """`on_expired` hears how many attempts ran out of lease, whenever some were found."""
+        self._store = store
+        self._policy = policy
+        self._limits = limits
+        self._lease_s = lease_s
+        self._on_expired = on_expired
+        self._view: View | None = None
+        self._read_at = 0.0  # time.monotonic() at which reading `_view` began
+        self._reading = asyncio.Lock()
+
+    async def place(self, need: Need) -> Placed | NoChoice:
+        """Choose and book, or say why not. Raises StoreUnavailable."""
+        asked_at = time.monotonic()
+        oldest = asked_at - VIEW_AGE_S
+        for _ in range(MAX_TRIES):
+            view = await self.view(oldest)
+            choice = self._policy.choose(view, need)
+            if isinstance(choice, NoChoice):
+                if self._read_at >= asked_at:
+                    return choice
+                oldest = asked_at  # an old view is no ground for a rejection
+                continue
+            booked = claim(need, choice.prefill, choice.decode, self._limits)
+            result = await self._store.reserve(booked, self._lease_s)
+            if result.expired:
+                self._on_expired(result.expired)
+            if result.outcome is ReserveOutcome.BOOKED:
+                self._remember(booked)
+                return Placed(choice.prefill, choice.decode)
+            if result.outcome is ReserveOutcome.STALE:
+                return _stale(need, result)
+            oldest = time.monotonic()
+        return NoChoice(
+            pb.Rejection.CODE_FULL, f"others were faster {MAX_TRIES} times: too many requests at once"
+        )
+
+    async def view(self, oldest: float) -> View:
+        """A view read no earlier than `oldest` (time.monotonic()). Callers that wait together share one reading.
+
+        Raises StoreUnavailable.
+        """
+        if self._view is not None and self._read_at >= oldest:
+            return self._view
+        async with self._reading:
+            if self._view is None or self._read_at < oldest:
+                read_at = time.monotonic()
+                self._view = await self._store.view()
+                self._read_at = read_at
+                if self._view.expired:
+                    self._on_expired(self._view.expired)
+            return self._view
+
+    def _remember(self, booked: Claim) -> None:
+        """Our own booking, in the view that the next placement will use. The view may be a younger one: harmless."""
+        if self._view is None:
+            return
+        for worker_id in booked.worker_ids:
+            worker = self._view.workers.get(worker_id)
+            if worker:
+                booked.book(worker_id, worker.reserved)
+
+
+def _stale(need: Need, result: ReserveResult) -> NoChoice:
+    attempt = need.attempt
+    message = (
+        f"epoch {attempt.epoch} of request {attempt.request_id} is not above {result.detail}, placed before"
+    )
+    return NoChoice(pb.Rejection.CODE_STALE_EPOCH, message)

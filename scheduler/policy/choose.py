@@ -1,0 +1,135 @@
+"""From a view and a need to the workers: what is preferred when several ways are open.
+
+1. A pair of a prefill and a decode worker, where both have room.
+2. Otherwise a mixed worker alone: where pairs and mixed workers share a topic, the mixed ones take the overflow.
+3. A decode worker reads the prompt itself in two cases: the prompt is shorter than `handoff_min_tokens` (then it
+   and the mixed workers are equals, and no pair is formed), or no prefill worker is left for this request at all
+   (none ready, or all of them failed it): then it covers for the lost side. Full prefill workers are not
+   covered for: long prompts in the decode batches would slow every answer down to hide a lack of prefill workers.
+
+When no way is open, the rejection is the most hopeful one: FULL before TOO_LARGE before NO_WORKERS.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import Limits
+from baton.scheduler.policy.base import Filter, Scorer, Side
+from baton.scheduler.policy.registry import FILTERS, PAIR_FILTERS, PICKERS, SCORERS, PolicyConfig
+from baton.scheduler.types import Need, View, WorkerRecord
+
+_HOPE = {pb.Rejection.CODE_NO_WORKERS: 0, pb.Rejection.CODE_TOO_LARGE: 1, pb.Rejection.CODE_FULL: 2}
+_WORK = {Side.READ: "read the prompt", Side.WRITE: "write the answer", Side.BOTH: "take the request"}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The workers chosen; `prefill` is None where `decode` does it all."""
+
+    prefill: WorkerRecord | None
+    decode: WorkerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class NoChoice:
+    """Why nobody can take the request."""
+
+    code: pb.Rejection.Code
+    message: str
+
+    def hope(self) -> int:
+        return _HOPE.get(self.code, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the filters left, or else why they left nothing."""
+
+    workers: list[WorkerRecord]
+    why: NoChoice | None
+
+
+class Policy:
+    """Filters, scorers and a picker, put together. Not shared between threads."""
+
+    def __init__(self, limits: Limits, config: PolicyConfig | None = None) -> None:
+        """Raises BadPolicy for a name that is not registered."""
+        config = config or PolicyConfig()
+        self._limits = limits
+        self._filters: list[Filter] = [FILTERS.load(name)(limits) for name in config.filters]
+        self._pair_filters = [PAIR_FILTERS.load(name)() for name in config.pair_filters]
+        self._scorers: list[tuple[Scorer, float]] = [
+            (SCORERS.load(name)(limits), weight) for name, weight in config.scorers.items()
+        ]
+        self._picker = PICKERS.load(config.picker)()
+        self._rng = random.Random(config.seed)  # noqa: S311 (no secret)
+
+    def choose(self, view: View, need: Need) -> Choice | NoChoice:
+        """Who shall take `need`, or why nobody can. Changes nothing."""
+        prefill = [worker for worker in view.workers.values() if worker.role == pb.ROLE_PREFILL]
+        decode = [worker for worker in view.workers.values() if worker.role == pb.ROLE_DECODE]
+        mixed = [worker for worker in view.workers.values() if worker.role == pb.ROLE_MIXED]
+        if need.prompt_tokens < self._limits.handoff_min_tokens:
+            return self._alone([*decode, *mixed], need)
+        readers = self._keep(prefill, need, Side.READ)
+        lost = readers.why is not None and readers.why.code == pb.Rejection.CODE_NO_WORKERS
+        first = self._alone(decode, need) if lost else self._pair(readers, decode, need)
+        if isinstance(first, Choice):
+            return first
+        second = self._alone(mixed, need)
+        if isinstance(second, Choice):
+            return second
+        return max(first, second, key=NoChoice.hope)
+
+    def _alone(self, workers: Iterable[WorkerRecord], need: Need) -> Choice | NoChoice:
+        kept = self._keep(workers, need, Side.BOTH)
+        return kept.why or Choice(None, self._pick(kept.workers, need, Side.BOTH))
+
+    def _pair(self, readers: _Kept, decode: Iterable[WorkerRecord], need: Need) -> Choice | NoChoice:
+        writers = self._keep(decode, need, Side.WRITE)
+        failures = [side.why for side in (writers, readers) if side.why]
+        if failures:
+            return min(failures, key=NoChoice.hope)  # both sides are needed
+        left = writers.workers
+        while left:
+            writer = self._pick(left, need, Side.WRITE)
+            partners = [reader for reader in readers.workers if self._compatible(reader, writer)]
+            if partners:
+                return Choice(self._pick(partners, need, Side.READ), writer)
+            left = [worker for worker in left if worker is not writer]
+        return NoChoice(pb.Rejection.CODE_NO_WORKERS, self._explain(readers.workers[0], writers.workers[0]))
+
+    def _keep(self, workers: Iterable[WorkerRecord], need: Need, side: Side) -> _Kept:
+        left = list(workers)
+        if not left:
+            return _Kept(
+                [], NoChoice(pb.Rejection.CODE_NO_WORKERS, f"no worker to {_WORK[side]} is registered")
+            )
+        for one in self._filters:
+            left = [worker for worker in left if one.keeps(worker, need, side)]
+            if not left:
+                return _Kept([], NoChoice(one.code, f"no worker can {_WORK[side]}: {one.reason}"))
+        return _Kept(left, None)
+
+    def _compatible(self, prefill: WorkerRecord, decode: WorkerRecord) -> bool:
+        return all(one.keeps(prefill, decode) for one in self._pair_filters)
+
+    def _explain(self, prefill: WorkerRecord, decode: WorkerRecord) -> str:
+        return next(
+            one.explain(prefill, decode) for one in self._pair_filters if not one.keeps(prefill, decode)
+        )
+
+    def _pick(self, workers: Sequence[WorkerRecord], need: Need, side: Side) -> WorkerRecord:
+        if len(workers) == 1:
+            return workers[0]
+        asked = [(scorer, weight) for scorer, weight in self._scorers if scorer.side & side]
+        total = sum(weight for _, weight in asked) or 1.0
+        scored = [
+            (worker, sum(scorer.score(worker, need) * weight for scorer, weight in asked) / total)
+            for worker in workers
+        ]
+        return self._picker.pick(scored, self._rng)

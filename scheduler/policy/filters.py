@@ -1,0 +1,73 @@
+"""The built-in filters."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import could_read, could_write, may_read, may_write
+from baton.scheduler.policy.base import Filter, PairFilter, Side
+from baton.scheduler.types import Need, WorkerRecord
+
+
+class Placeable(Filter):
+    """The worker is ready and does not drain. That it is alive the view has made sure of."""
+
+    code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
+    reason: ClassVar[str] = "none is ready"
+
+    def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
+        del need, side
+        return worker.placeable
+
+
+class NotExcluded(Filter):
+    """The worker has not failed an earlier attempt at this request."""
+
+    code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
+    reason: ClassVar[str] = "those that are ready failed an earlier attempt"
+
+    def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
+        del side
+        return worker.worker_id not in need.exclude
+
+
+class Fits(Filter):
+    """The request fits into the worker when it is idle."""
+
+    code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_TOO_LARGE
+    reason: ClassVar[str] = "the prompt is longer than the model's limit or the KV cache"
+
+    def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
+        reads = Side.READ not in side or could_read(need, worker)
+        return reads and (Side.WRITE not in side or could_write(need, worker))
+
+
+class Room(Filter):
+    """The request fits into what is not booked."""
+
+    code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_FULL
+    reason: ClassVar[str] = "all are full"
+
+    def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
+        reads = Side.READ not in side or may_read(need, worker, self.limits)
+        return reads and (Side.WRITE not in side or may_write(need, worker, self.limits))
+
+
+class Compatible(PairFilter):
+    """Both lay out their KV cache alike and share a transport."""
+
+    def keeps(self, prefill: WorkerRecord, decode: WorkerRecord) -> bool:
+        ours, theirs = prefill.capacity, decode.capacity
+        if ours.compatibility_hash != theirs.compatibility_hash:
+            return False
+        return not set(ours.transports).isdisjoint(theirs.transports)
+
+    def explain(self, prefill: WorkerRecord, decode: WorkerRecord) -> str:
+        ours, theirs = prefill.capacity, decode.capacity
+        names = f"prefill worker {prefill.worker_id} and decode worker {decode.worker_id}"
+        if ours.compatibility_hash != theirs.compatibility_hash:
+            hashes = f"{ours.compatibility_hash[:12]}, {theirs.compatibility_hash[:12]}"
+            return f"{names} keep KV differently ({hashes}): start them with the same engine settings"
+        offered = f"{', '.join(ours.transports) or 'none'}; {', '.join(theirs.transports) or 'none'}"
+        return f"{names} share no transport ({offered}): give them a common one"

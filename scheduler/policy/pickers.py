@@ -1,0 +1,29 @@
+"""The built-in pickers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from baton.scheduler.policy.base import Picker
+from baton.scheduler.types import WorkerRecord
+
+
+class PowerOfTwo(Picker):
+    """The better of two drawn at random.
+
+    Several schedulers that see the same slightly old state do not all run to the same best worker
+    (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
+    """
+
+    def pick(self, scored: Sequence[tuple[WorkerRecord, float]], rng: random.Random) -> WorkerRecord:
+        drawn = rng.sample(scored, min(2, len(scored)))
+        return max(drawn, key=lambda one: one[1])[0]
+
+
+class Best(Picker):
+    """The best of all, ties drawn at random: right where one scheduler serves few workers."""
+
+    def pick(self, scored: Sequence[tuple[WorkerRecord, float]], rng: random.Random) -> WorkerRecord:
+        top = max(score for _, score in scored)
+        return rng.choice([worker for worker, score in scored if score == top])

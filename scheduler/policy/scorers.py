@@ -1,0 +1,53 @@
+"""The built-in scorers.
+
+What the scheduler booked and what the worker says of itself are two views of one load: bookings are exact at once,
+heartbeats are late but know what was placed before the store was lost. The higher one counts.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from baton.scheduler.booking import blocks_for, usable_blocks
+from baton.scheduler.policy.base import Scorer, Side
+from baton.scheduler.types import Need, WorkerRecord
+
+
+class QueuedPromptTokens(Scorer):
+    """Fewest prompt tokens ahead of this one: join the shortest queue, measured in tokens.
+
+    After Splitwise (Patel et al., 2024), section IV.
+    """
+
+    side: ClassVar[Side] = Side.READ
+
+    def score(self, worker: WorkerRecord, need: Need) -> float:
+        del need
+        return _share_left(worker.reserved.prompt_tokens, self.limits.max_queued_prompt_tokens)
+
+
+class RunningRequests(Scorer):
+    """Fewest requests in the batch and before it: a step's time grows with the batch."""
+
+    side: ClassVar[Side] = Side.WRITE
+
+    def score(self, worker: WorkerRecord, need: Need) -> float:
+        del need
+        seen = worker.load.running + worker.load.waiting if worker.load else 0
+        requests = max(worker.reserved.requests, seen)
+        return _share_left(requests, self.limits.max_requests(worker.capacity))
+
+
+class FreeBlocks(Scorer):
+    """Most KV blocks left once this request, with its look-ahead slots, is in."""
+
+    side: ClassVar[Side] = Side.WRITE
+
+    def score(self, worker: WorkerRecord, need: Need) -> float:
+        usable = usable_blocks(worker.capacity)
+        seen = usable - worker.load.free_blocks if worker.load else 0
+        return _share_left(max(worker.reserved.blocks, seen) + blocks_for(need, worker.capacity), usable)
+
+
+def _share_left(used: int, limit: int) -> float:
+    return min(1.0, max(0.0, 1 - used / max(1, limit)))

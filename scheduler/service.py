@@ -1,0 +1,168 @@
+"""The scheduler's process: a gRPC server over a store.
+
+`SchedulerServer` is the server as an object (tests, several in one process); `serve` runs one until it is told
+to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from baton.protos import scheduler_pb2 as pb
+from baton.protos import scheduler_pb2_grpc as rpc
+from baton.rpc import SERVER_OPTIONS
+from baton.scheduler.booking import Limits
+from baton.scheduler.errors import ListenFailed, StoreUnavailable
+from baton.scheduler.metrics import Metrics, MetricsServer
+from baton.scheduler.placer import Placer
+from baton.scheduler.policy import Policy, PolicyConfig
+from baton.scheduler.servicer import SchedulerServicer
+from baton.scheduler.store import open_store
+from baton.scheduler.types import SchedulerOptions
+
+WATCH_S = 0.5  # s; how often the store is asked whether it answers, and swept
+STOP_GRACE_S = 2.0  # s; for calls under way when the server stops
+HEALTH_NAMES = ("", pb.DESCRIPTOR.services_by_name["Scheduler"].full_name)
+
+log = logging.getLogger(__name__)
+
+
+class SchedulerServer:
+    """Serves while entered.
+
+    Raises on entry ListenFailed (the port is taken) and StoreUnavailable (no answer, wrong password), and
+    BadPolicy when made with a policy that names what is not there. Later the store may come and go: placements
+    are then rejected with STORE_AWAY, and all goes on by itself when it is back.
+    """
+
+    def __init__(self, options: SchedulerOptions, policy: PolicyConfig | None = None) -> None:
+        limits = Limits.of(options)
+        self.metrics = Metrics()
+        self.address = options.address  # with the port that was taken, once entered
+        self._store = open_store(options.store, options.topic)
+        expired = self.metrics.leases_expired.inc
+        self._placer = Placer(self._store, Policy(limits, policy), limits, options.placement_lease_s, expired)
+        self._servicer = SchedulerServicer(options, self._store, self._placer, self.metrics)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._server: grpc.aio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._store_answers = True
+
+    @property
+    def store_name(self) -> str:
+        return self._store.name
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._look()
+            self._server = grpc.aio.server(options=SERVER_OPTIONS)
+            rpc.add_SchedulerServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+            self.address = _listen(self._server, self.address)
+            await self._server.start()
+        except BaseException:
+            await self._store.close()
+            raise
+        await self._set_health(True)
+        self._watch = asyncio.create_task(self._watch_store(), name="scheduler-watch-store")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._health.enter_graceful_shutdown()
+        if self._watch:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+        if self._server:
+            await self._server.stop(STOP_GRACE_S)
+        await self._store.close()
+
+    async def _watch_store(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                await self._look()
+            except StoreUnavailable as error:
+                if self._store_answers:
+                    log.warning("the store is away, no placements: %s", error)
+                await self._set_health(False)
+            else:
+                if not self._store_answers:
+                    log.warning("the store is back: %s", self._store.name)
+                await self._set_health(True)
+
+    async def _look(self) -> None:
+        """A fresh view: sweeps what ran out of time though nobody places. Raises StoreUnavailable."""
+        self.metrics.seen(await self._placer.view(time.monotonic()))
+
+    async def _set_health(self, serving: bool) -> None:
+        self._store_answers = serving
+        self.metrics.store_up.set(serving)
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in HEALTH_NAMES:
+            await self._health.set(name, status)
+
+
+async def serve(
+    settings: SchedulerOptions,
+    *,
+    policy: PolicyConfig | None = None,
+    metrics_port: int | None = None,
+    on_started: Callable[[str], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Run a scheduler until `stop` is set; without one, until SIGTERM or SIGINT.
+
+    `on_started` gets the address (host:port) once it listens. `metrics_port` serves Prometheus' figures over
+    HTTP on the same host. Raises what `SchedulerServer` and `MetricsServer` raise on entry.
+    """
+    if stop is None:
+        stop = _stop_on_signals()
+    async with SchedulerServer(settings, policy) as server:
+        with contextlib.ExitStack() as stack:
+            if metrics_port is not None:
+                host = settings.address.rpartition(":")[0]
+                exposed = stack.enter_context(MetricsServer(server.metrics, host, metrics_port))
+                log.info("metrics on http://%s:%d/metrics", host, exposed.port)
+            log.info(
+                "scheduler of topic %r on %s, store %s", settings.topic, server.address, server.store_name
+            )
+            if on_started:
+                on_started(server.address)
+            await stop.wait()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def _listen(server: grpc.aio.Server, address: str) -> str:
+    """Bind; host:port with the port that was taken. Raises ListenFailed."""
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise ListenFailed(
+            f"the scheduler cannot listen on {address}: the port is taken or the host is not this one; "
+            "set scheduler.address"
+        )
+    return f"{address.rpartition(':')[0]}:{port}"

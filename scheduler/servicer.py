@@ -1,0 +1,203 @@
+"""The calls of routers, workers and operators, answered from the store.
+
+Nothing of the state is kept here: a scheduler that starts again, or a second one beside it, answers the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from baton.protos import scheduler_pb2 as pb
+from baton.protos import scheduler_pb2_grpc as rpc
+from baton.scheduler.errors import StoreUnavailable
+from baton.scheduler.metrics import Metrics
+from baton.scheduler.placer import Placed, Placer
+from baton.scheduler.policy import NoChoice
+from baton.scheduler.store import Store
+from baton.scheduler.types import Need, Report, SchedulerOptions, WorkerRecord, attempt_from_wire
+
+SHOWN_ATTEMPTS = 256  # in a description, and as many finished ones as the store keeps
+RETRY_AFTER_S = {  # when asking again may help; 0: never
+    pb.Rejection.CODE_NO_WORKERS: 2.0,
+    pb.Rejection.CODE_FULL: 1.0,
+    pb.Rejection.CODE_TOO_LARGE: 0.0,
+    pb.Rejection.CODE_STALE_EPOCH: 0.0,
+    pb.Rejection.CODE_STORE_AWAY: 1.0,
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SchedulerServicer(rpc.SchedulerServicer):
+    """A call other than Place ends with UNAVAILABLE while the store is away, INVALID_ARGUMENT for nonsense."""
+
+    def __init__(self, options: SchedulerOptions, store: Store, placer: Placer, metrics: Metrics) -> None:
+        self._options = options
+        self._store = store
+        self._placer = placer
+        self._metrics = metrics
+
+    async def Place(self, request: pb.PlaceRequest, context: Context) -> pb.PlaceReply:  # noqa: N802
+        try:
+            need = _need(request)
+        except ValueError as error:
+            await _refuse(context, str(error))
+        began = time.perf_counter()
+        try:
+            outcome = await self._placer.place(need)
+        except StoreUnavailable as error:
+            outcome = NoChoice(pb.Rejection.CODE_STORE_AWAY, str(error))
+        self._metrics.place_seconds.observe(time.perf_counter() - began)
+        if isinstance(outcome, Placed):
+            self._metrics.placements.labels("pair" if outcome.prefill else "alone").inc()
+            return pb.PlaceReply(placement=self._placement(need, outcome))
+        self._metrics.rejected(outcome.code)
+        if outcome.code == pb.Rejection.CODE_STALE_EPOCH:
+            self._metrics.stale_epochs.inc()
+        rejection = pb.Rejection(
+            code=outcome.code, message=outcome.message, retry_after_s=RETRY_AFTER_S[outcome.code]
+        )
+        return pb.PlaceReply(rejection=rejection)
+
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportReply:  # noqa: N802
+        try:
+            report = Report.from_wire(request)
+        except ValueError as error:
+            await _refuse(context, str(error))
+        async with _store_needed(context):
+            result = await self._store.report(report, self._options.placement_lease_s)
+        self._metrics.stale_epochs.inc(result.stale)
+        lost = [pb.Attempt(request_id=one.request_id, epoch=one.epoch) for one in result.lost]
+        return pb.ReportReply(lost=lost)
+
+    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterReply:  # noqa: N802
+        problem = _problem_of(request)
+        if problem:
+            return pb.RegisterReply(refusal=problem)
+        async with _store_needed(context):
+            refusal = await self._store.register(
+                request.identity, request.state, self._options.worker_lease_s
+            )
+        return pb.RegisterReply(
+            refusal=refusal, heartbeat_s=self._options.heartbeat_s, lease_s=self._options.worker_lease_s
+        )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:  # noqa: N802
+        if request.state == pb.WORKER_STATE_UNSPECIFIED:
+            await _refuse(context, f"worker {request.worker_id!r} sent no state")
+        async with _store_needed(context):
+            heard = await self._store.heartbeat(
+                request.worker_id, request.state, request.load, self._options.worker_lease_s
+            )
+        return pb.HeartbeatReply(known=heard.known, drain=heard.drain)
+
+    async def Deregister(self, request: pb.DeregisterRequest, context: Context) -> pb.DeregisterReply:  # noqa: N802
+        async with _store_needed(context):
+            await self._store.deregister(request.worker_id)
+        return pb.DeregisterReply()
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:  # noqa: N802
+        del request
+        async with _store_needed(context):
+            view = await self._placer.view(time.monotonic())
+            history = await self._store.history(SHOWN_ATTEMPTS)
+        lease_s = self._options.worker_lease_s
+        ordered = sorted(view.workers.values(), key=lambda worker: (worker.role, worker.worker_id))
+        return pb.Description(
+            topic=self._options.topic,
+            store=self._store.name,
+            workers=[_status(worker, lease_s) for worker in ordered],
+            attempts=history.attempts,
+            handoffs=history.handoffs,
+        )
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:  # noqa: N802
+        async with _store_needed(context):
+            view = await self._placer.view(time.monotonic())
+            matches = sorted(key for key in view.workers if key.startswith(request.worker_id))
+            if request.worker_id in view.workers:
+                matches = [request.worker_id]
+            if len(matches) == 1 and await self._store.drain(matches[0]):
+                return pb.DrainReply(worker_id=matches[0])
+        return pb.DrainReply(problem=_mismatch(request.worker_id, matches, sorted(view.workers)))
+
+    def _placement(self, need: Need, placed: Placed) -> pb.Placement:
+        return pb.Placement(
+            request_id=need.attempt.request_id,
+            epoch=need.attempt.epoch,
+            prefill=_worker(placed.prefill) if placed.prefill else None,
+            decode=_worker(placed.decode),
+            lease_s=self._options.placement_lease_s,
+        )
+
+
+@contextlib.asynccontextmanager
+async def _store_needed(context: Context) -> AsyncIterator[None]:
+    try:
+        yield
+    except StoreUnavailable as error:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+
+async def _refuse(context: Context, why: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+    raise AssertionError("abort raises")
+
+
+def _need(request: pb.PlaceRequest) -> Need:
+    """Raises ValueError for a request that makes no sense."""
+    return Need(
+        attempt=attempt_from_wire(pb.Attempt(request_id=request.request_id, epoch=request.epoch)),
+        router_id=request.router_id,
+        prompt_tokens=request.prompt_tokens,
+        max_new_tokens=request.max_new_tokens,
+        prefix_hashes=tuple(request.prefix_hashes),
+        exclude=frozenset(request.exclude_workers),
+    )
+
+
+def _problem_of(request: pb.RegisterRequest) -> str:
+    """Why a registration makes no sense, in one line; empty when it does."""
+    identity = request.identity
+    if not identity.worker_id or not identity.address:
+        return "a worker needs an id and an address"
+    if identity.role == pb.ROLE_UNSPECIFIED:
+        return f"worker {identity.worker_id} has no role: prefill, decode or mixed"
+    if request.state == pb.WORKER_STATE_UNSPECIFIED:
+        return f"worker {identity.worker_id} has no state: starting or ready"
+    capacity = identity.capacity
+    if request.state != pb.WORKER_STATE_STARTING and not (
+        capacity.block_size and capacity.num_blocks and capacity.max_num_seqs and capacity.max_model_len
+    ):
+        return f"worker {identity.worker_id} is ready but does not tell its capacity"
+    return ""
+
+
+def _mismatch(asked: str, matches: list[str], known: list[str]) -> str:
+    if len(matches) > 1:
+        return f"{asked!r} means several workers: {', '.join(matches)}; give more of the id"
+    there = f"there are: {', '.join(known)}" if known else "there is none"
+    return f"no worker's id begins with {asked!r}; {there}"
+
+
+def _worker(record: WorkerRecord) -> pb.Worker:
+    return pb.Worker(worker_id=record.worker_id, address=record.identity.address, role=record.role)
+
+
+def _status(record: WorkerRecord, lease_s: float) -> pb.WorkerStatus:
+    state = pb.WORKER_STATE_DRAINING if record.drain_asked else record.state
+    return pb.WorkerStatus(
+        identity=record.identity,
+        state=state,
+        load=record.load,
+        heartbeat_age_s=max(0.0, lease_s - record.lease_left_s),
+        reserved_prompt_tokens=record.reserved.prompt_tokens,
+        reserved_requests=record.reserved.requests,
+        reserved_blocks=record.reserved.blocks,
+    )

@@ -1,0 +1,127 @@
+"""A worker's membership in a deployment: it registers, is heard of regularly, and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable
+
+RETRY_S = 0.5  # s between tries to register at start
+CLOSE_S = 1.0  # s; for the last word
+
+log = logging.getLogger(__name__)
+
+
+class WorkerSession:
+    """Registered between `start` and `close`. When the scheduler or its store forgot the worker, it registers again.
+
+    `draining` is set when an operator asked for it, or by `drain`; from then on nothing new is placed here.
+    """
+
+    def __init__(
+        self, client: SchedulerClient, identity: pb.WorkerIdentity, load: Callable[[], pb.WorkerLoad]
+    ) -> None:
+        """`load` is asked before each heartbeat, in the event loop: it must be quick and must not raise."""
+        self._client = client
+        self._identity = identity
+        self._load = load
+        self._state: pb.WorkerState = pb.WORKER_STATE_STARTING
+        self._registered = False
+        self._heartbeat_s = 1.0
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.draining = asyncio.Event()
+
+    @property
+    def worker_id(self) -> str:
+        return self._identity.worker_id
+
+    @property
+    def registered(self) -> bool:
+        """The scheduler knew this worker when it last answered."""
+        return self._registered
+
+    async def start(self, wait_s: float) -> None:
+        """Register as starting and begin the heartbeats.
+
+        Tries for `wait_s` seconds, then raises SchedulerUnavailable; raises Refused at once.
+        """
+        deadline = time.monotonic() + wait_s
+        while not self._registered:
+            try:
+                await self._register()
+            except SchedulerUnavailable:
+                if time.monotonic() + RETRY_S > deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
+        self._task = asyncio.create_task(self._beat(), name="scheduler-heartbeats")
+
+    async def ready(self, capacity: pb.Capacity) -> None:
+        """The engine is loaded: take requests. Raises Refused.
+
+        With the scheduler away the registration follows when it is back.
+        """
+        self._identity.capacity.CopyFrom(capacity)
+        if not self.draining.is_set():
+            self._state = pb.WORKER_STATE_READY
+        self._registered = False
+        try:
+            await self._register()
+        except SchedulerUnavailable as error:
+            log.warning("not registered as ready yet: %s", error)
+        self._wake.set()
+
+    def drain(self) -> None:
+        """Tell the scheduler, with the next heartbeat, sent at once, to place nothing more here."""
+        self._state = pb.WORKER_STATE_DRAINING
+        self.draining.set()
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Leave. Does not raise when the scheduler is away: the registration runs out by itself."""
+        if self._task:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        if self._registered:
+            with contextlib.suppress(SchedulerError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._client.deregister(self.worker_id)
+        self._registered = False
+
+    async def _beat(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._wake.wait()
+            self._wake.clear()
+            try:
+                if not self._registered:
+                    await self._register()
+                await self._heartbeat()
+            except Refused as error:
+                log.error("the scheduler refuses this worker: %s", error)
+            except SchedulerUnavailable as error:
+                log.debug("no heartbeat: %s", error)
+
+    async def _register(self) -> None:
+        reply = await self._client.register(self._identity, self._state)
+        self._heartbeat_s = reply.heartbeat_s
+        self._registered = True
+
+    async def _heartbeat(self) -> None:
+        reply = await self._client.heartbeat(self.worker_id, self._state, self._load())
+        if not reply.known:
+            log.warning("the scheduler has forgotten this worker: registering again")
+            self._registered = False
+            await self._register()
+        elif reply.drain and not self.draining.is_set():
+            log.info("asked to drain")
+            self.drain()

@@ -1,0 +1,80 @@
+"""Where a topic's state lives: who is there, what is booked, which epoch counts.
+
+Called by the scheduler's own process alone; several schedulers may share one store. Every method is one atomic
+step: no other call sees half of it. Time is the store's own, never the caller's.
+
+    by placements   view, reserve
+    by routers      report
+    by workers      register, heartbeat, deregister
+    by operators    history, drain
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.types import Claim, Heard, History, Report, ReportResult, ReserveResult, View
+
+
+class Store(ABC):
+    """A topic's state. Every method raises StoreUnavailable, within a second, when the store is away.
+
+    What ran out of time (attempts not renewed, workers not heard of, epochs long past) is swept by `view`,
+    `reserve` and `register`: whoever decides on the state sees it without the dead.
+    """
+
+    name: str  # memory, or the URL without its password
+
+    @abstractmethod
+    async def view(self) -> View:
+        """All workers alive and what is booked on them. Sweeps first. Called up to some 50 times a second."""
+
+    @abstractmethod
+    async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
+        """Book `claim` if the epoch is new, the workers are placeable and the limits hold; else change nothing.
+
+        Sweeps first. A live attempt at the same request with an older epoch is released on the way, whatever
+        the outcome, unless this one is STALE. Called once per placement, rarely twice.
+        """
+
+    @abstractmethod
+    async def report(self, report: Report, lease_s: float) -> ReportResult:
+        """Apply what routers tell. Events with an older epoch, or of an attempt that is gone, change nothing.
+
+        Prefilled releases the prompt's tokens (and the prefill worker), finished releases all and is remembered
+        in the history, renewed holds the attempt for another `lease_s`. Called some 100 times a second a router.
+        """
+
+    @abstractmethod
+    async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
+        """Add or replace a worker; empty when accepted, else why not, in one line.
+
+        The first worker alive says what the topic runs (model, fingerprint, vLLM's version); others must run
+        the same. Sweeps first. Called once or twice in a worker's life, and again when the state was lost.
+        """
+
+    @abstractmethod
+    async def heartbeat(
+        self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, lease_s: float
+    ) -> Heard:
+        """Hold a worker for another `lease_s` and remember its load. An unknown one changes nothing.
+
+        Called about once a second a worker.
+        """
+
+    @abstractmethod
+    async def deregister(self, worker_id: str) -> None:
+        """Forget a worker; nothing if it is unknown. What is booked on it stays until its requests are over."""
+
+    @abstractmethod
+    async def drain(self, worker_id: str) -> bool:
+        """Place nothing more on a worker and tell it with its next heartbeat; False if it is unknown."""
+
+    @abstractmethod
+    async def history(self, limit: int) -> History:
+        """At most `limit` attempts under way and as many finished ones, newest first. Changes nothing."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give back connections. Does not raise."""

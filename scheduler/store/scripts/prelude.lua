@@ -1,0 +1,71 @@
+-- Shared by all scripts, and put before each of them behind the header that names KEYS and constants
+-- (baton.scheduler.keys.lua_header). Every script gets all keys of the topic; each documents its ARGV and its reply.
+
+-- Redis answers a missing value with false.
+local function number(text) return tonumber(text or '0') end
+
+-- Milliseconds of this server's clock.
+local function clock()
+  local time = redis.call('TIME')
+  return number(time[1]) * 1000 + math.floor(number(time[2]) / 1000)
+end
+
+local NOW = clock()
+
+-- A topic in which nothing happens any more vanishes by itself.
+local function touch()
+  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, TOPIC_TTL_MS) end
+end
+
+-- Add to a counter of a worker; a counter at zero is removed (below zero: the server evicted the key meanwhile).
+local function add(key, worker, amount)
+  if amount ~= 0 and redis.call('HINCRBY', key, worker, amount) <= 0 then redis.call('HDEL', key, worker) end
+end
+
+local function reader(attempt)
+  if attempt.prefill ~= '' then return attempt.prefill end
+  return attempt.decode
+end
+
+-- The prompt is read: its tokens are free, and the prefill worker's request with them.
+local function release_reading(attempt)
+  add(TOKENS, reader(attempt), -attempt.tokens)
+  if attempt.prefill ~= '' then add(REQUESTS, attempt.prefill, -1) end
+end
+
+-- The attempt is over: all it booked is free. Its epoch is remembered a while.
+local function release(request, attempt)
+  if not attempt.read then release_reading(attempt) end
+  add(REQUESTS, attempt.decode, -1)
+  add(BLOCKS, attempt.decode, -attempt.blocks)
+  redis.call('HDEL', ATTEMPTS, request)
+  redis.call('ZREM', ATTEMPT_LEASES, request)
+  redis.call('ZADD', EPOCH_LEASES, NOW + EPOCH_KEEP_MS, request)
+end
+
+local function forget_worker(worker)
+  redis.call('HDEL', IDENTITIES, worker)
+  redis.call('HDEL', STATES, worker)
+  redis.call('HDEL', LOADS, worker)
+  redis.call('SREM', DRAINING, worker)
+  redis.call('ZREM', WORKER_LEASES, worker)
+end
+
+local function run_out(key) return redis.call('ZRANGEBYSCORE', key, '-inf', NOW, 'LIMIT', 0, SWEEP_LIMIT) end
+
+-- Remove what ran out of time. Returns the number of attempts among it.
+local function sweep()
+  for _, worker in ipairs(run_out(WORKER_LEASES)) do forget_worker(worker) end
+  local expired = run_out(ATTEMPT_LEASES)
+  for _, request in ipairs(expired) do
+    local text = redis.call('HGET', ATTEMPTS, request)
+    if text then release(request, cjson.decode(text)) else redis.call('ZREM', ATTEMPT_LEASES, request) end
+  end
+  for _, request in ipairs(run_out(EPOCH_LEASES)) do
+    redis.call('HDEL', EPOCHS, request)
+    redis.call('ZREM', EPOCH_LEASES, request)
+  end
+  return #expired
+end
+
+local function alive(worker) return number(redis.call('ZSCORE', WORKER_LEASES, worker)) > NOW end

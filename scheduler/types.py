@@ -1,0 +1,258 @@
+"""The scheduler's state, as plain objects with their invariants.
+
+Wire messages (`baton.protos.scheduler_pb2`) stay what they are where the scheduler only carries them: a worker's
+identity and load, an attempt's cost. What it reasons about is here: who needs what (`Need`), who is there
+(`WorkerRecord`, `View`), what is to be booked (`Claim`), and what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from baton.protos import scheduler_pb2 as pb
+
+MAX_EPOCH = 2**31  # Lua's numbers are doubles; nobody gets near it
+
+
+class SchedulerOptions(Protocol):
+    """What the scheduler reads of its settings; `SchedulerSettings` of the configuration tree is one."""
+
+    address: str  # host:port
+    store: str  # memory, redis:// or rediss://
+    topic: str
+    heartbeat_s: float
+    worker_lease_s: float
+    placement_lease_s: float
+    max_queued_prompt_tokens: int
+    max_queue_factor: float
+    handoff_min_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at one request. A later try has a higher epoch and makes the earlier one void."""
+
+    request_id: str
+    epoch: int
+
+    def __post_init__(self) -> None:
+        if not self.request_id:
+            raise ValueError("request_id is empty")
+        if not 1 <= self.epoch < MAX_EPOCH:
+            raise ValueError(f"epoch of request {self.request_id!r} is {self.epoch}: it counts from 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one attempt needs of the workers. `prefix_hashes` is for scorers that know who holds which blocks."""
+
+    attempt: Attempt
+    router_id: str
+    prompt_tokens: int
+    max_new_tokens: int
+    prefix_hashes: tuple[bytes, ...] = ()
+    exclude: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1:
+            raise ValueError(f"request {self.attempt.request_id!r} has no prompt tokens")
+        if self.max_new_tokens < 0:
+            raise ValueError(f"request {self.attempt.request_id!r}: max_new_tokens is {self.max_new_tokens}")
+
+
+@dataclass(slots=True)
+class Reserved:
+    """What is booked on one worker; never below zero."""
+
+    prompt_tokens: int = 0  # placed here and not yet read
+    requests: int = 0  # placed here and not yet done here
+    blocks: int = 0  # of the KV cache, for answers to be written here
+
+    @property
+    def empty(self) -> bool:
+        return not (self.prompt_tokens or self.requests or self.blocks)
+
+
+@dataclass(slots=True)
+class WorkerRecord:
+    """One worker that is alive, as the store knows it."""
+
+    identity: pb.WorkerIdentity
+    state: pb.WorkerState
+    load: pb.WorkerLoad | None  # None before its first heartbeat
+    reserved: Reserved
+    drain_asked: bool
+    lease_left_s: float
+
+    @property
+    def worker_id(self) -> str:
+        return self.identity.worker_id
+
+    @property
+    def role(self) -> pb.Role:
+        return self.identity.role
+
+    @property
+    def capacity(self) -> pb.Capacity:
+        return self.identity.capacity
+
+    @property
+    def placeable(self) -> bool:
+        """It takes new requests: its engine is loaded and nobody wants it gone."""
+        ready = self.state == pb.WORKER_STATE_READY and not self.drain_asked
+        return ready and self.identity.HasField("capacity")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All workers alive at one moment, with what is booked on them."""
+
+    workers: dict[str, WorkerRecord]
+    live_attempts: int
+    expired: int  # attempts whose lease had run out and that this reading removed
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A placement to be booked, with the limits that must still hold when it is.
+
+    The reader (the prefill worker, or the decode worker where there is none) gets the prompt's tokens, the
+    decode worker the blocks; each of them gets one request.
+    """
+
+    attempt: Attempt
+    router_id: str
+    prefill_id: str  # empty: the decode worker does it all
+    decode_id: str
+    prompt_tokens: int
+    blocks: int
+    max_prompt_tokens: int  # on the reader; a reader with nothing queued takes any prompt
+    max_requests: int  # on the decode worker
+    max_blocks: int  # on the decode worker
+
+    def __post_init__(self) -> None:
+        if not self.decode_id or self.decode_id == self.prefill_id:
+            raise ValueError(
+                f"a claim needs a decode worker beside {self.prefill_id!r}, got {self.decode_id!r}"
+            )
+        if self.blocks > self.max_blocks:
+            raise ValueError(f"{self.blocks} blocks never fit into {self.max_blocks}")
+
+    @property
+    def reader_id(self) -> str:
+        return self.prefill_id or self.decode_id
+
+    @property
+    def worker_ids(self) -> tuple[str, ...]:
+        return (self.prefill_id, self.decode_id) if self.prefill_id else (self.decode_id,)
+
+    def book(self, worker_id: str, reserved: Reserved) -> None:
+        """Add this claim's share of `worker_id` to `reserved`."""
+        reserved.requests += 1
+        if worker_id == self.reader_id:
+            reserved.prompt_tokens += self.prompt_tokens
+        if worker_id == self.decode_id:
+            reserved.blocks += self.blocks
+
+
+class ReserveOutcome(Enum):
+    """Values are what the script answers."""
+
+    BOOKED = "booked"
+    STALE = "stale"  # an attempt with this or a later epoch was placed; detail: that epoch
+    GONE = "gone"  # a worker died, drains or was never there; detail: its id
+    FULL = "full"  # a limit would be passed; detail: the worker's id
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveResult:
+    """What came of a claim; nothing is booked unless BOOKED."""
+
+    outcome: ReserveOutcome
+    detail: str = ""
+    expired: int = 0  # attempts swept on the way
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened to attempts since the last report; applied in the order of the fields."""
+
+    prefilled: tuple[Attempt, ...] = ()
+    finished: tuple[tuple[Attempt, pb.Finished], ...] = ()
+    renewed: tuple[Attempt, ...] = ()
+
+    @classmethod
+    def from_wire(cls, request: pb.ReportRequest) -> Report:
+        """Raises ValueError for an event without request id or epoch."""
+        return cls(
+            prefilled=attempts_from_wire(request.prefilled),
+            finished=tuple((attempt_from_wire(event.attempt), event) for event in request.finished),
+            renewed=attempts_from_wire(request.renewed),
+        )
+
+
+@dataclass(slots=True)
+class ReportResult:
+    """What a report met."""
+
+    lost: list[Attempt] = field(default_factory=list)  # renewed, but the reservation is gone
+    stale: int = 0  # events that carried an older epoch than the last one placed: ignored
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What every worker of a topic must run alike, and the worker that said so first."""
+
+    model: str
+    model_fingerprint: str
+    vllm_version: str
+    worker_id: str
+
+    @classmethod
+    def of(cls, identity: pb.WorkerIdentity) -> Deployment:
+        return cls(identity.model, identity.model_fingerprint, identity.vllm_version, identity.worker_id)
+
+    def refusal(self, topic: str, newcomer: Deployment) -> str:
+        """Why `newcomer` does not fit, in one line that names both sides; empty when it does."""
+        here = f"in topic {topic!r} (worker {self.worker_id})"
+        if newcomer.vllm_version != self.vllm_version:
+            return f"vLLM {newcomer.vllm_version} here, {self.vllm_version} {here}: run the same version"
+        if newcomer.model != self.model:
+            return f"model {newcomer.model!r} here, {self.model!r} {here}: serve one model a topic"
+        if newcomer.model_fingerprint != self.model_fingerprint:
+            ours, theirs = newcomer.model_fingerprint[:12], self.model_fingerprint[:12]
+            return f"model {self.model!r} has fingerprint {ours} here, {theirs} {here}: use the same weights"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The answer to a heartbeat."""
+
+    known: bool
+    drain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Attempts under way and finished ones, for operators."""
+
+    attempts: list[pb.LiveAttempt]
+    handoffs: list[pb.PastHandoff]
+
+
+def attempt_from_wire(message: pb.Attempt) -> Attempt:
+    """Raises ValueError when the id or the epoch is missing."""
+    return Attempt(message.request_id, message.epoch)
+
+
+def attempts_from_wire(messages: Iterable[pb.Attempt]) -> tuple[Attempt, ...]:
+    """Raises ValueError when an id or an epoch is missing."""
+    return tuple(attempt_from_wire(message) for message in messages)
+
+
+def attempt_to_wire(attempt: Attempt) -> pb.Attempt:
+    return pb.Attempt(request_id=attempt.request_id, epoch=attempt.epoch)

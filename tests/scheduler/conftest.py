@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.scheduler.store import Store
+from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.store.redis import RedisStore
+from tests.scheduler.support import RedisServer
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"), password="s3cret")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """One that the test may kill."""
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"t-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest, topic: str) -> AsyncIterator[Store]:
+    """An empty store of each kind."""
+    made: Store
+    if request.param == "memory":
+        made = MemoryStore(topic)
+    else:
+        made = RedisStore(request.getfixturevalue("redis_server").url, topic)
+    yield made
+    await made.close()

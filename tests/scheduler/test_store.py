@@ -1,0 +1,304 @@
+"""One suite for all stores."""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.keys import HANDOFFS_KEPT
+from baton.scheduler.store import Store
+from baton.scheduler.types import Attempt, Heard, Reserved, ReserveOutcome
+from tests.scheduler.support import LEASE_S, claim_on, identity, need, register, report, until
+
+BOOKED, STALE = ReserveOutcome.BOOKED, ReserveOutcome.STALE
+GONE, FULL = ReserveOutcome.GONE, ReserveOutcome.FULL
+READY, DRAINING = pb.WORKER_STATE_READY, pb.WORKER_STATE_DRAINING
+
+
+async def pair(store: Store) -> None:
+    await register(store, "p", pb.ROLE_PREFILL)
+    await register(store, "d", pb.ROLE_DECODE)
+
+
+async def booked(store: Store) -> dict[str, Reserved]:
+    view = await store.view()
+    return {key: worker.reserved for key, worker in view.workers.items()}
+
+
+async def reserve(store: Store, what: object, decode: str = "d", prefill: str = "p", lease_s: float = LEASE_S) -> object:
+    claim = claim_on(await store.view(), what, decode, prefill)  # type: ignore[arg-type]
+    return (await store.reserve(claim, lease_s)).outcome
+
+
+async def test_a_registered_worker_is_seen_as_it_is(store: Store) -> None:
+    await register(store, "p", pb.ROLE_PREFILL)
+    view = await store.view()
+    worker = view.workers["p"]
+    assert worker.identity == identity("p", pb.ROLE_PREFILL)
+    assert worker.load is None
+    assert worker.placeable
+    assert worker.reserved == Reserved()
+    assert LEASE_S - 5 < worker.lease_left_s <= LEASE_S
+    load = pb.WorkerLoad(running=3, free_blocks=17)
+    assert await store.heartbeat("p", DRAINING, load, LEASE_S) == Heard(known=True, drain=False)
+    worker = (await store.view()).workers["p"]
+    assert worker.load == load
+    assert not worker.placeable
+
+
+async def test_registering_again_replaces_the_identity(store: Store) -> None:
+    bare = identity("w")
+    bare.ClearField("capacity")
+    assert await store.register(bare, pb.WORKER_STATE_STARTING, LEASE_S) == ""
+    assert not (await store.view()).workers["w"].placeable
+    await register(store, "w")
+    worker = (await store.view()).workers["w"]
+    assert worker.placeable
+    assert worker.capacity.num_blocks == 100
+
+
+async def test_who_runs_something_else_is_refused_by_name(store: Store, topic: str) -> None:
+    await register(store, "first")
+    refusal = await store.register(identity("other", vllm="0.31.0"), READY, LEASE_S)
+    assert refusal == f"vLLM 0.31.0 here, 0.32.0 in topic {topic!r} (worker first): run the same version"
+    refusal = await store.register(identity("other", fingerprint="f2"), READY, LEASE_S)
+    assert "f2 here, f1 in topic" in refusal
+    large = identity("other")
+    large.model = "large"
+    assert "model 'large' here, 'tiny' in topic" in await store.register(large, READY, LEASE_S)
+    assert set((await store.view()).workers) == {"first"}
+
+
+async def test_the_last_worker_gone_another_model_may_come(store: Store) -> None:
+    await register(store, "old", fingerprint="f1")
+    await store.deregister("old")
+    assert await store.register(identity("short", fingerprint="f2"), READY, 0.02) == ""
+
+    async def accepted() -> bool:
+        return await store.register(identity("new", fingerprint="f3"), READY, LEASE_S) == ""
+
+    await until(accepted)  # as soon as the lease of "short" has run out
+    assert "f1 here, f3" in await store.register(identity("old", fingerprint="f1"), READY, LEASE_S)
+
+
+async def test_a_worker_not_heard_of_is_gone_and_unknown(store: Store) -> None:
+    await store.register(identity("w"), READY, 0.02)
+
+    async def gone() -> bool:
+        return not (await store.view()).workers
+
+    await until(gone)
+    assert await store.heartbeat("w", READY, pb.WorkerLoad(), LEASE_S) == Heard(known=False, drain=False)
+    assert not (await store.view()).workers
+    assert not await store.drain("w")
+
+
+async def test_heartbeats_hold_a_worker(store: Store) -> None:
+    await store.register(identity("w"), READY, 0.3)
+    assert (await store.heartbeat("w", READY, pb.WorkerLoad(), LEASE_S)).known
+    await asyncio.sleep(0.35)  # past the first lease
+    assert "w" in (await store.view()).workers
+
+
+async def test_drain_is_told_and_stops_placements(store: Store) -> None:
+    await pair(store)
+    claim = claim_on(await store.view(), need(), "d", "p")
+    assert await store.drain("d")
+    assert (await store.heartbeat("d", READY, pb.WorkerLoad(), LEASE_S)).drain
+    assert not (await store.heartbeat("p", READY, pb.WorkerLoad(), LEASE_S)).drain
+    assert not (await store.view()).workers["d"].placeable
+    result = await store.reserve(claim, LEASE_S)
+    assert (result.outcome, result.detail) == (GONE, "d")
+    await register(store, "d", pb.ROLE_DECODE)  # known again by itself, still to drain
+    assert not (await store.view()).workers["d"].placeable
+
+
+async def test_a_pair_is_booked_and_released_side_by_side(store: Store) -> None:
+    await pair(store)
+    assert await reserve(store, need(prompt=100, new=10)) is BOOKED
+    # 100 tokens of prompt, 4 of look-ahead, 10 of answer: 8 blocks of 16
+    assert await booked(store) == {"p": Reserved(100, 1, 0), "d": Reserved(0, 1, 8)}
+    one = Attempt("r", 1)
+    for _ in range(2):  # told twice, counted once
+        await store.report(report(prefilled=[one]), LEASE_S)
+        assert await booked(store) == {"p": Reserved(), "d": Reserved(0, 1, 8)}
+    for _ in range(2):
+        await store.report(report(finished=[one]), LEASE_S)
+        assert await booked(store) == {"p": Reserved(), "d": Reserved()}
+    assert (await store.view()).live_attempts == 0
+
+
+async def test_finished_before_prefilled_releases_both(store: Store) -> None:
+    await pair(store)
+    await reserve(store, need())
+    await store.report(report(finished=[Attempt("r", 1)]), LEASE_S)
+    assert await booked(store) == {"p": Reserved(), "d": Reserved()}
+
+
+async def test_a_worker_alone_reads_and_writes(store: Store) -> None:
+    await register(store, "m")
+    assert await reserve(store, need(prompt=100, new=10), "m", "") is BOOKED
+    assert await booked(store) == {"m": Reserved(100, 1, 8)}
+    await store.report(report(prefilled=[Attempt("r", 1)]), LEASE_S)
+    assert await booked(store) == {"m": Reserved(0, 1, 8)}
+    await store.report(report(finished=[Attempt("r", 1)]), LEASE_S)
+    assert await booked(store) == {"m": Reserved()}
+
+
+async def test_queued_prompt_tokens_are_limited_but_for_an_idle_reader(store: Store) -> None:
+    await pair(store)
+    await register(store, "d2", pb.ROLE_DECODE, max_model_len=4_096, num_blocks=1_000)
+    assert await reserve(store, need("giant", prompt=3_000), "d2") is BOOKED
+    assert await reserve(store, need("tiny", prompt=1), "d") is FULL
+    await store.report(report(prefilled=[Attempt("giant", 1)]), LEASE_S)
+    assert await reserve(store, need("a", prompt=600), "d") is BOOKED
+    assert await reserve(store, need("b", prompt=401), "d2") is FULL
+    assert await reserve(store, need("b", prompt=400), "d2") is BOOKED
+
+
+async def test_requests_and_blocks_of_the_decode_worker_are_limited(store: Store) -> None:
+    await pair(store)
+    for number in range(8):  # max_num_seqs 4, twice
+        assert await reserve(store, need(f"r{number}", prompt=1, new=1)) is BOOKED
+    assert await reserve(store, need("one-more", prompt=1, new=1)) is FULL
+    await store.report(report(finished=[Attempt(f"r{number}", 1) for number in range(8)]), LEASE_S)
+    assert await reserve(store, need("long", prompt=996, new=0)) is BOOKED  # 63 of 99 blocks
+    await store.report(report(prefilled=[Attempt("long", 1)]), LEASE_S)
+    assert await reserve(store, need("more", prompt=573, new=0)) is FULL  # 37
+    assert await reserve(store, need("less", prompt=572, new=0)) is BOOKED  # 36
+
+
+async def test_a_refused_claim_changes_nothing(store: Store) -> None:
+    await pair(store)
+    view = await store.view()
+    await store.deregister("d")
+    result = await store.reserve(claim_on(view, need(), "d", "p"), LEASE_S)
+    assert (result.outcome, result.detail) == (GONE, "d")
+    await register(store, "d", pb.ROLE_DECODE)
+    assert await booked(store) == {"p": Reserved(), "d": Reserved()}
+    assert await reserve(store, need()) is BOOKED  # its epoch is still free
+
+
+async def test_epochs_only_rise(store: Store) -> None:
+    await pair(store)
+    assert await reserve(store, need(epoch=3)) is BOOKED
+    view = await store.view()
+    for epoch in (1, 3):
+        result = await store.reserve(claim_on(view, need(epoch=epoch), "d", "p"), LEASE_S)
+        assert (result.outcome, result.detail) == (STALE, "3")
+    await store.report(report(finished=[Attempt("r", 3)]), LEASE_S)
+    assert await reserve(store, need(epoch=3)) is STALE  # also once it is over
+    assert await reserve(store, need(epoch=4)) is BOOKED
+
+
+async def test_a_later_epoch_takes_the_earlier_ones_place(store: Store) -> None:
+    await pair(store)
+    await register(store, "d2", pb.ROLE_DECODE)
+    await reserve(store, need(epoch=1), "d")
+    assert await reserve(store, need(epoch=2), "d2") is BOOKED
+    assert await booked(store) == {"p": Reserved(100, 1, 0), "d": Reserved(), "d2": Reserved(0, 1, 8)}
+    assert (await store.view()).live_attempts == 1
+
+
+async def test_reports_of_an_older_epoch_are_counted_and_ignored(store: Store) -> None:
+    await pair(store)
+    await reserve(store, need(epoch=1))
+    await reserve(store, need(epoch=2))
+    before = await booked(store)
+    old = Attempt("r", 1)
+    result = await store.report(report(prefilled=[old], finished=[old], renewed=[old]), LEASE_S)
+    assert result.stale == 3
+    assert result.lost == [old]
+    assert await booked(store) == before
+    unknown = Attempt("never-seen", 1)
+    result = await store.report(report(prefilled=[unknown], finished=[unknown], renewed=[unknown]), LEASE_S)
+    assert (result.stale, result.lost) == (0, [unknown])
+
+
+async def test_a_reservation_not_renewed_runs_out(store: Store) -> None:
+    await pair(store)
+    await reserve(store, need("kept"))
+    await reserve(store, need("short"), lease_s=0.02)
+    expired = 0
+
+    async def swept() -> bool:
+        nonlocal expired
+        view = await store.view()
+        expired += view.expired
+        return view.live_attempts == 1
+
+    await until(swept)
+    assert expired == 1
+    assert await booked(store) == {"p": Reserved(100, 1, 0), "d": Reserved(0, 1, 8)}
+    result = await store.report(report(renewed=[Attempt("short", 1), Attempt("kept", 1)]), LEASE_S)
+    assert result.lost == [Attempt("short", 1)]
+    assert await reserve(store, need("short", epoch=1)) is STALE
+
+
+async def test_renewing_holds_a_reservation(store: Store) -> None:
+    await pair(store)
+    await reserve(store, need(), lease_s=0.3)
+    assert not (await store.report(report(renewed=[Attempt("r", 1)]), LEASE_S)).lost
+    await asyncio.sleep(0.35)  # past the first lease
+    assert (await store.view()).live_attempts == 1
+
+
+async def test_reserving_sweeps_and_says_how_many(store: Store) -> None:
+    await register(store, "m", max_num_seqs=1)
+    view = await store.view()
+    for number in range(2):
+        await store.reserve(claim_on(view, need(f"short{number}", prompt=1), "m"), 0.02)
+    expired = 0
+
+    async def room() -> bool:
+        nonlocal expired
+        result = await store.reserve(claim_on(view, need("new", prompt=1), "m"), LEASE_S)
+        expired += result.expired
+        return result.outcome is BOOKED
+
+    await until(room)
+    assert expired == 2
+
+
+async def test_bookings_outlive_their_workers_registration(store: Store) -> None:
+    await pair(store)
+    await reserve(store, need())
+    await store.deregister("d")
+    await register(store, "d", pb.ROLE_DECODE)
+    assert (await booked(store))["d"] == Reserved(0, 1, 8)
+    await store.deregister("d")
+    await store.report(report(finished=[Attempt("r", 1)]), LEASE_S)
+    await register(store, "d", pb.ROLE_DECODE)
+    assert (await booked(store))["d"] == Reserved()
+
+
+async def test_history_is_newest_first_and_bounded(store: Store) -> None:
+    await pair(store)
+    for number in range(HANDOFFS_KEPT + 5):
+        one = need(f"r{number}", prompt=1)
+        await reserve(store, one)
+        await store.report(report(finished=[one.attempt]), LEASE_S)
+    await reserve(store, need("earlier", prompt=1), lease_s=LEASE_S - 1)
+    await reserve(store, need("later", prompt=1))
+    await store.report(report(prefilled=[Attempt("later", 1)]), LEASE_S)
+    history = await store.history(100)
+    assert len(history.handoffs) == HANDOFFS_KEPT
+    last = history.handoffs[0]
+    assert last.attempt.request_id == f"r{HANDOFFS_KEPT + 4}"
+    assert (last.prefill_worker_id, last.decode_worker_id, last.outcome) == ("p", "d", "stop")
+    assert last.cost.output_tokens == 7
+    assert 0 <= last.age_s < 5
+    assert [one.attempt.request_id for one in history.attempts] == ["later", "earlier"]
+    later = history.attempts[0]
+    assert later.prefilled
+    assert LEASE_S - 5 < later.lease_left_s <= LEASE_S
+    assert len((await store.history(1)).attempts) == 1
+
+
+async def test_ids_may_be_any_text(store: Store) -> None:
+    await register(store, "wörker {1}:\n")
+    what = need('r"\\é\x01')
+    assert await reserve(store, what, "wörker {1}:\n", "") is BOOKED
+    assert (await store.history(9)).attempts[0].attempt.request_id == what.attempt.request_id
+    await store.report(report(finished=[what.attempt]), LEASE_S)
+    assert (await store.history(9)).handoffs[0].decode_worker_id == "wörker {1}:\n"
