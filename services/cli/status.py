@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 
 from google.protobuf.json_format import MessageToDict
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -32,7 +34,9 @@ def run_status(settings: SchedulerSettings, *, as_json: bool, watch: bool) -> No
                 time.sleep(WATCH_S)
                 live.update(render(_describe(settings.address)), refresh=True)
     else:
-        Console().print(render(_describe(settings.address)))
+        # A pipe has no width: do not cut the tables there.
+        width = None if sys.stdout.isatty() else 160
+        Console(width=width).print(render(_describe(settings.address)))
 
 
 def run_drain(settings: SchedulerSettings, worker: str) -> None:
@@ -54,7 +58,11 @@ def run_drain(settings: SchedulerSettings, worker: str) -> None:
 def render(description: pb.Description) -> Group:
     """The tables: workers, placements under way, last handoffs."""
     under_way = len(description.attempts)
-    head = f"topic {description.topic}, store {description.store}, {under_way} requests under way"
+    models = sorted({worker.identity.model for worker in description.workers})
+    head = (
+        f"model {', '.join(models) or '(no worker)'}, topic {description.topic}, store {description.store}, "
+        f"{under_way} requests under way\n"
+    )
     return Group(head, _workers(description), _handoffs(description))
 
 
@@ -69,48 +77,57 @@ def _describe(address: str) -> pb.Description:
     return asyncio.run(ask())
 
 
+def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for column in texts:
+        table.add_column(column, no_wrap=True, vertical="bottom")
+    for column in numbers:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
 def _workers(description: pb.Description) -> Table:
-    table = Table(title="workers", title_justify="left")
-    for column in ("worker", "role", "state", "model"):
-        table.add_column(column, no_wrap=True)
-    for column in (
+    numbers = (
         "running",
         "waiting",
-        "free blocks",
-        "pinned KV",
-        "prompt tokens queued",
+        "free\nblocks",
+        "pinned\nMiB",
+        "unread\ntokens",
         "placed",
-        "heard of",
-    ):
-        table.add_column(column, justify="right")
+        "heard\nof, s",
+    )
+    table = _table("workers", ("worker", "role", "state"), numbers)
     for worker in description.workers:
         load = worker.load
         table.add_row(
             worker.identity.worker_id,
             pb.Role.Name(worker.identity.role).removeprefix("ROLE_").lower(),
             pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower(),
-            worker.identity.model,
             str(load.running),
             str(load.waiting),
             f"{load.free_blocks}/{worker.identity.capacity.num_blocks}",
-            f"{load.pinned_handoffs} ({load.pinned_bytes / 2**20:.1f} MiB)",
+            f"{load.pinned_bytes / 2**20:.1f}",
             str(worker.reserved_prompt_tokens),
             str(worker.reserved_requests),
-            f"{worker.heartbeat_age_s:.1f} s ago",
+            f"{worker.heartbeat_age_s:.1f}",
         )
     return table
 
 
 def _handoffs(description: pb.Description) -> Table:
-    table = Table(title="last requests", title_justify="left")
-    for column in ("request", "prompt read by", "answer written by", "outcome", "by"):
-        table.add_column(column, no_wrap=True)
-    for column in ("tokens in", "out", "KV MiB", "first token ms", "handoff ms", "decode ms", "ended"):
-        table.add_column(column, justify="right")
+    numbers = (
+        "tokens\nin",
+        "\nout",
+        "KV\nMiB",
+        "first\ntoken ms",
+        "handoff\nms",
+        "decode\nms",
+        "ended\ns ago",
+    )
+    table = _table("last requests", ("prompt read by", "answer written by", "outcome", "by"), numbers)
     for past in description.handoffs[:SHOWN_HANDOFFS]:
         cost = past.cost
         table.add_row(
-            past.attempt.request_id[-14:],
             past.prefill_worker_id or past.decode_worker_id,
             past.decode_worker_id,
             past.outcome,
@@ -120,7 +137,7 @@ def _handoffs(description: pb.Description) -> Table:
             f"{cost.handoff_bytes / 2**20:.1f}",
             f"{cost.prefill_ms:.1f}",
             f"{cost.handoff_ms:.1f}",
-            f"{cost.decode_ms:.1f}",
-            f"{past.age_s:.0f} s ago",
+            f"{cost.decode_ms:.0f}",
+            f"{past.age_s:.0f}",
         )
     return table
