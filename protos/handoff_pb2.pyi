@@ -101,3 +101,15 @@ class ReleaseReply(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     held: bool
     def __init__(self, held: _Optional[bool] = ...) -> None: ...
+
+class StagedRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StagedReply(_message.Message):
+    __slots__ = ("handoffs", "bytes")
+    HANDOFFS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    handoffs: int
+    bytes: int
+    def __init__(self, handoffs: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...

@@ -44,6 +44,11 @@ class HandoffStub:
                 request_serializer=baton_dot_protos_dot_handoff__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_handoff__pb2.ReleaseReply.FromString,
                 _registered_method=True)
+        self.Staged = channel.unary_unary(
+                '/baton.handoff.v1.Handoff/Staged',
+                request_serializer=baton_dot_protos_dot_handoff__pb2.StagedRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_handoff__pb2.StagedReply.FromString,
+                _registered_method=True)
 
 
 class HandoffServicer:
@@ -61,6 +66,13 @@ class HandoffServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Staged(self, request, context):
+        """What waits to be pulled: for a worker's own load reports, and before it exits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_HandoffServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +85,11 @@ def add_HandoffServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=baton_dot_protos_dot_handoff__pb2.ReleaseRequest.FromString,
                     response_serializer=baton_dot_protos_dot_handoff__pb2.ReleaseReply.SerializeToString,
+            ),
+            'Staged': grpc.unary_unary_rpc_method_handler(
+                    servicer.Staged,
+                    request_deserializer=baton_dot_protos_dot_handoff__pb2.StagedRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_handoff__pb2.StagedReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -129,6 +146,33 @@ class Handoff:
             '/baton.handoff.v1.Handoff/Release',
             baton_dot_protos_dot_handoff__pb2.ReleaseRequest.SerializeToString,
             baton_dot_protos_dot_handoff__pb2.ReleaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Staged(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.handoff.v1.Handoff/Staged',
+            baton_dot_protos_dot_handoff__pb2.StagedRequest.SerializeToString,
+            baton_dot_protos_dot_handoff__pb2.StagedReply.FromString,
             options,
             channel_credentials,
             insecure,

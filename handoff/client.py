@@ -1,0 +1,104 @@
+"""Talking to ranks' Handoff services: one channel an address, releases, what is staged."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import grpc
+
+from baton.handoff.errors import TransportFailed
+from baton.protos import handoff_pb2 as pb
+from baton.protos.handoff_pb2_grpc import HandoffStub
+from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS
+
+logger = logging.getLogger(__name__)
+
+_MAX_CHANNELS = 64  # the least recently used is closed beyond it
+
+
+class Channels:
+    """Channels by address, kept for the next pull: connecting costs more than a pull. Any thread."""
+
+    def __init__(self, bound: int = _MAX_CHANNELS) -> None:
+        self._bound = bound
+        self._channels: OrderedDict[str, grpc.Channel] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def to(self, address: str) -> grpc.Channel:
+        with self._lock:
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = self._channels[address] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels.move_to_end(address)
+            if len(self._channels) > self._bound:
+                _, oldest = self._channels.popitem(last=False)
+                oldest.close()
+            return channel
+
+    def close(self) -> None:
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+
+
+class HandoffClient:
+    """Releases and questions. A service that is gone is no error here: its leases end by themselves."""
+
+    def __init__(self, channels: Channels | None = None) -> None:
+        self.channels = channels or Channels()
+
+    def release(
+        self, manifest: pb.Manifest, *, confirmed: bool = False, timeout_s: float = CALL_TIMEOUT_S
+    ) -> bool:
+        """Give up what the manifest describes, on every rank, and wait for the answers.
+
+        False: at least one rank held it no more, or could not be reached.
+        """
+        calls = self._start_release(manifest, manifest.shards, confirmed, timeout_s)
+        return all([_held(call) for call in calls])
+
+    def release_soon(
+        self, manifest: pb.Manifest, *, confirmed: bool = False, shards: Iterable[pb.Shard] | None = None
+    ) -> None:
+        """The same without waiting, for all shards or some."""
+        for call in self._start_release(manifest, shards or manifest.shards, confirmed, CALL_TIMEOUT_S):
+            call.add_done_callback(_held)
+
+    def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> tuple[int, int]:
+        """Saved prompts that wait to be pulled, and their bytes over all ranks. Raises TransportFailed."""
+        calls = [
+            HandoffStub(self.channels.to(address)).Staged.future(pb.StagedRequest(), timeout=timeout_s)
+            for address in addresses
+        ]
+        try:
+            replies = [call.result() for call in calls]
+        except grpc.RpcError as error:
+            raise TransportFailed(
+                f"no answer from the Handoff services at {', '.join(addresses)}: {error}"
+            ) from None
+        return max((reply.handoffs for reply in replies), default=0), sum(reply.bytes for reply in replies)
+
+    def close(self) -> None:
+        self.channels.close()
+
+    def _start_release(
+        self, manifest: pb.Manifest, shards: Iterable[pb.Shard], confirmed: bool, timeout_s: float
+    ) -> list[grpc.Future]:
+        request = pb.ReleaseRequest(request_id=manifest.request_id, epoch=manifest.epoch, confirmed=confirmed)
+        return [
+            HandoffStub(self.channels.to(shard.address)).Release.future(request, timeout=timeout_s)
+            for shard in shards
+            if shard.address
+        ]
+
+
+def _held(call: grpc.Future) -> bool:
+    try:
+        return bool(call.result().held)
+    except (grpc.RpcError, grpc.FutureCancelledError) as error:
+        logger.info("a release was not taken, the lease will end by itself: %s", error)
+        return False

@@ -1,0 +1,52 @@
+"""When two engines' KV means the same: a hash over all that gives the bytes their meaning.
+
+Not in it, on purpose: the number of blocks, the batch's limits, and the number of drafted tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from baton.handoff.cache import CacheLayer
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What decides the meaning of a rank's KV bytes."""
+
+    vllm_version: str
+    model: Mapping[str, Any]  # its configuration in Hugging Face's form
+    model_fingerprint: str  # of the weights; empty where the worker does not know it
+    dtype: str
+    cache_dtype: str
+    quantization: str
+    block_size: int
+    tensor_parallel_size: int
+    speculative_method: str  # empty without speculation
+    drafter: Mapping[str, Any]  # its configuration; empty where it has none of its own
+    layers: tuple[CacheLayer, ...]  # one rank's, the drafter's included
+
+
+# Of a Hugging Face configuration: where it came from, not what it says.
+_INCIDENTAL = frozenset(
+    {"_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "_attn_implementation"}
+)
+
+
+def compatibility_hash(facts: Facts) -> str:
+    """Hex, 32 digits. KV passes only between ranks whose hashes are equal."""
+    content = asdict(facts) | {"model": _essence(facts.model), "drafter": _essence(facts.drafter)}
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _essence(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _essence(below) for key, below in value.items() if key not in _INCIDENTAL}
+    if isinstance(value, list | tuple):
+        return [_essence(below) for below in value]
+    return value

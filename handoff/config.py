@@ -1,0 +1,60 @@
+"""The connector's configuration: `KVTransferConfig.kv_connector_extra_config`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from baton.handoff.errors import HandoffError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class HandoffConfig:
+    """How this worker keeps, serves and pulls KV. The fields are those of the deployment's `handoff` section."""
+
+    worker_id: str
+    transports: tuple[str, ...] = ("shm", "grpc")  # best first
+    host: str = ""  # address on which KV is served; loopback if empty
+    staging_mib: int = 512  # a rank
+    lease_s: float = 30.0
+    pull_timeout_s: float = 20.0
+    chunk_mib: int = 4
+    streams: int = 2
+    model_fingerprint: str = ""  # of the weights: KV of other weights is never loaded
+
+    @classmethod
+    def from_extra_config(cls, extra: Mapping[str, Any]) -> HandoffConfig:
+        """Raises HandoffError for a key that does not exist or a value that makes no sense."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(extra) - known)
+        if unknown:
+            raise HandoffError(
+                f"kv_connector_extra_config: unknown {', '.join(unknown)}; allowed: {', '.join(sorted(known))}"
+            )
+        if not extra.get("worker_id"):
+            raise HandoffError(
+                "kv_connector_extra_config: worker_id is missing; give the worker's unique name"
+            )
+        config = cls(**{**extra, "transports": tuple(extra.get("transports", cls.transports))})
+        for name in ("staging_mib", "lease_s", "pull_timeout_s", "chunk_mib", "streams"):
+            if getattr(config, name) <= 0:
+                raise HandoffError(
+                    f"kv_connector_extra_config: {name} is {getattr(config, name)}; above 0 is needed"
+                )
+        return config
+
+    @property
+    def bind_host(self) -> str:
+        """Where the rank's service listens."""
+        return self.host or "127.0.0.1"
+
+    @property
+    def staging_bytes(self) -> int:
+        return self.staging_mib * MIB
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self.chunk_mib * MIB

@@ -1,0 +1,113 @@
+"""What can go wrong between a saved KV cache and a loaded one.
+
+BatonError
+└── HandoffError                 the KV cache could not be handed over; the request can be read again
+elsewhere
+    ├── InvalidWish              what a request asks of the connector cannot be read
+    ├── UnsupportedCache         this engine's KV cache cannot be handed over at all
+    ├── ManifestError            the manifest does not fit the request or this engine
+    │   ├── WrongRequest         it describes another request's KV
+    │   ├── StaleEpoch           it is of another attempt at the request
+    │   ├── CompatibilityMismatch  it was written by an engine whose KV means something else
+    │   └── MalformedManifest    its own numbers contradict each other
+    ├── SourceError              the prefill worker no longer holds the KV
+    │   ├── UnknownHandoff       it never did, or it was released
+    │   └── LeaseExpired         it did, for as long as the lease said
+    ├── StagingFull              there is no room to keep KV until it is pulled
+    ├── DigestMismatch           the bytes that came are not the bytes that were saved
+    └── TransportError           the bytes did not come
+        ├── NoCommonTransport    the two ends offer none in common
+        ├── TransportFailed      the connection or the memory broke
+        ├── PullTimeout          not within the pull's deadline
+        └── PullCancelled        the request was aborted meanwhile
+
+Each text is one line that names both sides. `named` finds a class by the name that came over the wire.
+"""
+
+from __future__ import annotations
+
+from baton.errors import BatonError
+
+
+class HandoffError(BatonError):
+    """The KV cache could not be handed over."""
+
+
+class InvalidWish(HandoffError):
+    """`kv_transfer_params` of a request cannot be read."""
+
+
+class UnsupportedCache(HandoffError):
+    """The engine's KV cache has a shape that cannot be copied block by block."""
+
+
+class ManifestError(HandoffError):
+    """The manifest does not fit."""
+
+
+class WrongRequest(ManifestError):
+    """The manifest describes another request's KV."""
+
+
+class StaleEpoch(ManifestError):
+    """The manifest, or the question, is of another attempt at the request."""
+
+
+class CompatibilityMismatch(ManifestError):
+    """The KV was written by an engine whose cache means something else."""
+
+
+class MalformedManifest(ManifestError):
+    """The manifest's numbers contradict each other."""
+
+
+class SourceError(HandoffError):
+    """The source does not hold the KV."""
+
+
+class UnknownHandoff(SourceError):
+    """Never saved there, or released."""
+
+
+class LeaseExpired(SourceError):
+    """Nobody pulled it in time."""
+
+
+class StagingFull(HandoffError):
+    """No room to keep the KV until it is pulled."""
+
+
+class DigestMismatch(HandoffError):
+    """The bytes that came are not those that were saved."""
+
+
+class TransportError(HandoffError):
+    """The bytes did not come."""
+
+
+class NoCommonTransport(TransportError):
+    """The two ends offer no transport in common."""
+
+
+class TransportFailed(TransportError):
+    """The connection or the memory broke."""
+
+
+class PullTimeout(TransportError):
+    """Not within the deadline."""
+
+
+class PullCancelled(TransportError):
+    """The request was aborted meanwhile."""
+
+
+def _leaves(cls: type[HandoffError]) -> dict[str, type[HandoffError]]:
+    found = {cls.__name__: cls}
+    for below in cls.__subclasses__():
+        found.update(_leaves(below))
+    return found
+
+
+def named(name: str) -> type[HandoffError]:
+    """The class of that name; HandoffError itself for one that this version does not know."""
+    return _leaves(HandoffError).get(name, HandoffError)

@@ -1,0 +1,195 @@
+"""A rank's loads: pulled, checked and put into the engine's cache on threads of their own.
+
+The blocks of a load belong to its request and to nobody in the running batch, so the engine's steps go on
+meanwhile. Every job submitted is reported exactly once, however it ends: the engine holds the blocks until
+then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from baton.handoff import digests, manifest, transports
+from baton.handoff.cache import BlockCache
+from baton.handoff.client import HandoffClient
+from baton.handoff.errors import DigestMismatch, HandoffError, MalformedManifest, TransportFailed
+from baton.handoff.manifest import Puller
+from baton.handoff.reports import Costs, Problem, ShardLoad
+from baton.handoff.transports.base import Cancellation, Pull, Records, Transport
+from baton.protos.handoff_pb2 import Manifest, Shard
+
+logger = logging.getLogger(__name__)
+
+# Pulls at once. More share the same memory bus and the engine's cores, and end later all together.
+_THREADS = 2
+_CLOSE_S = 5.0
+
+
+@dataclass(frozen=True)
+class LoadJob:
+    """Pull the manifest's blocks from `first_block` on into these cache blocks."""
+
+    request_id: str
+    epoch: int
+    manifest: bytes
+    first_block: int
+    block_ids: tuple[int, ...]
+    arrived_s: float  # at the engine; CLOCK_MONOTONIC
+
+
+@dataclass
+class _Progress:
+    """What a load has come to; its times are in seconds."""
+
+    job: LoadJob
+    deadline: float
+    cancellation: Cancellation = field(default_factory=Cancellation)
+    transport: str = ""
+    bytes: int = 0
+    blocks: int = 0
+    wait: float = 0.0
+    move: float = 0.0
+    check: float = 0.0
+    load: float = 0.0
+
+    def report(self, rank: int, problem: Problem | None) -> ShardLoad:
+        costs = Costs(*(value * 1e3 for value in (self.wait, self.move, self.check, self.load)))
+        return ShardLoad(
+            self.job.request_id, self.job.epoch, rank, self.transport, self.bytes, self.blocks, costs, problem
+        )
+
+
+class Loader:
+    """`submit`, `cancel` and `take_finished` are called on the engine's thread and return at once.
+
+    The queue is as long as there are requests for whose blocks the engine found room, and never longer.
+    """
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        puller: Puller,
+        transport_names: Iterable[str],
+        client: HandoffClient,
+        *,
+        pull_timeout_s: float,
+        chunk_bytes: int,
+    ) -> None:
+        """Raises HandoffError for an unknown transport."""
+        self._cache = cache
+        self._puller = puller
+        self.transports: list[Transport] = transports.create(transport_names)
+        self._client = client
+        self._pull_timeout_s = pull_timeout_s
+        self._chunk_bytes = chunk_bytes
+        self._running: dict[str, _Progress] = {}  # by request id: a request loads once
+        self._finished: list[ShardLoad] = []
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-pull")
+
+    def submit(self, job: LoadJob) -> None:
+        """Begin a load; its deadline runs from now."""
+        progress = _Progress(job, deadline=time.monotonic() + self._pull_timeout_s)
+        with self._lock:
+            self._running[job.request_id] = progress
+        self._pool.submit(self._run, progress)
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Their requests ended: stop pulling. Each is still reported once nothing writes its blocks any more."""
+        with self._lock:
+            wanted = [self._running[name] for name in request_ids if name in self._running]
+        for progress in wanted:
+            progress.cancellation.set()
+
+    def take_finished(self) -> list[ShardLoad]:
+        """Loads that ended since the last call; nothing touches their blocks from now on."""
+        with self._lock:
+            finished, self._finished = self._finished, []
+        return finished
+
+    def close(self) -> None:
+        """Cancel all and wait for the threads. Idempotent."""
+        with self._lock:
+            wanted = list(self._running)
+        self.cancel(wanted)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for transport in self.transports:
+            transport.close()
+
+    def _run(self, progress: _Progress) -> None:
+        job = progress.job
+        progress.wait = time.monotonic() - job.arrived_s
+        problem: Problem | None = None
+        described: Manifest | None = None
+        shard: Shard | None = None
+        try:
+            described = Manifest.FromString(job.manifest)
+            shard = manifest.check(described, job.request_id, job.epoch, self._puller)
+            self._pull(progress, shard)
+        except HandoffError as error:
+            problem = Problem.of(error)
+        except Exception as error:  # a load that is not reported would hold its request for ever
+            logger.exception("loading request %r failed unexpectedly", job.request_id)
+            problem = Problem.of(
+                TransportFailed(f"request {job.request_id!r}: {type(error).__name__}: {error}")
+            )
+        with self._lock:
+            self._running.pop(job.request_id, None)
+            self._finished.append(progress.report(self._puller.rank, problem))
+        # Only now, off the request's way. A manifest that did not fit is not ours to give up.
+        if described is not None and shard is not None:
+            self._client.release_soon(described, confirmed=problem is None, shards=[shard])
+
+    def _pull(self, progress: _Progress, shard: Shard) -> None:
+        job = progress.job
+        if job.first_block + len(job.block_ids) > len(shard.digests):
+            raise MalformedManifest(
+                f"request {job.request_id!r}: blocks {job.first_block} to {job.first_block + len(job.block_ids)} are"
+                f" needed; the source has {len(shard.digests)}"
+            )
+        transport = transports.choose(self.transports, shard)
+        progress.transport = transport.name
+        pull = Pull(
+            request_id=job.request_id,
+            epoch=job.epoch,
+            shard=shard,
+            first_block=job.first_block,
+            num_blocks=len(job.block_ids),
+            deadline=progress.deadline,
+            chunk_bytes=self._chunk_bytes,
+            cancellation=progress.cancellation,
+        )
+        pull.check_time()
+        chunks = transport.pull(pull)
+        while True:
+            start = time.monotonic()
+            records = next(chunks, None)
+            progress.move += time.monotonic() - start
+            if records is None:
+                break
+            self._take(progress, pull, records)
+        if progress.blocks != pull.num_blocks:
+            raise TransportFailed(f"{pull.what}: {progress.blocks} of {pull.num_blocks} blocks came")
+
+    def _take(self, progress: _Progress, pull: Pull, records: Records) -> None:
+        """Check a chunk and put it into the cache."""
+        job, first, stop = progress.job, records.first_block, records.first_block + len(records.data)
+        start = time.monotonic()
+        found = digests.of_records(records.data, digests.seed(job.request_id, job.epoch))
+        if found != list(pull.shard.digests[first:stop]):
+            bad = next(i for i, value in enumerate(found) if value != pull.shard.digests[first + i])
+            raise DigestMismatch(
+                f"{pull.what}: block {first + bad} came with digest {found[bad]:016x}; it was saved with"
+                f" {pull.shard.digests[first + bad]:016x}"
+            )
+        checked = time.monotonic()
+        progress.check += checked - start
+        self._cache.scatter(records.data, job.block_ids[first - job.first_block : stop - job.first_block])
+        progress.load += time.monotonic() - checked
+        progress.bytes += records.data.size
+        progress.blocks += len(records.data)

@@ -1,0 +1,86 @@
+"""Manifests: checked by whoever pulls, before a byte moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.handoff.cache import CacheLayer
+from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
+from baton.protos.handoff_pb2 import Manifest, Shard
+
+
+@dataclass(frozen=True)
+class Puller:
+    """Who pulls: one rank, and what its KV is like."""
+
+    worker_id: str
+    rank: int
+    compatibility_hash: str
+    block_size: int
+    layers: tuple[CacheLayer, ...]
+
+    @property
+    def record_bytes(self) -> int:
+        return sum(layer.block_bytes for layer in self.layers)
+
+
+def num_blocks(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-num_tokens // block_size)
+
+
+def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Shard:
+    """The shard that this rank has to pull for attempt `epoch` at `request_id`.
+
+    Raises WrongRequest, StaleEpoch, CompatibilityMismatch, MalformedManifest.
+    """
+    source = f"the manifest of worker {manifest.worker_id!r}"
+    if manifest.request_id != request_id:
+        raise WrongRequest(f"{source} is of request {manifest.request_id!r}; wanted here: {request_id!r}")
+    if manifest.epoch != epoch:
+        raise StaleEpoch(
+            f"{source} is of epoch {manifest.epoch} of request {request_id!r}; wanted here: {epoch}"
+        )
+    if manifest.compatibility_hash != puller.compatibility_hash:
+        raise CompatibilityMismatch(
+            f"{source} has compatibility hash {manifest.compatibility_hash}; worker {puller.worker_id!r} has"
+            f" {puller.compatibility_hash}: model, drafter, vLLM, dtype or layout differ{_difference(manifest, puller)}"
+        )
+    if puller.rank >= len(manifest.shards):
+        raise MalformedManifest(
+            f"{source} has {len(manifest.shards)} shards; rank {puller.rank} finds none of its own"
+        )
+    shard = manifest.shards[puller.rank]
+    _check_numbers(manifest, shard, puller, source)
+    return shard
+
+
+def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str) -> None:
+    blocks = num_blocks(manifest.num_tokens, puller.block_size)
+    expected = {
+        "rank of the shard": (shard.rank, puller.rank),
+        "block_size": (manifest.block_size, puller.block_size),
+        "num_blocks": (manifest.num_blocks, blocks),
+        "digests": (len(shard.digests), blocks),
+        "record_bytes": (shard.record_bytes, puller.record_bytes),
+        "layers": (len(manifest.layers), len(puller.layers)),
+        "bytes of all layers": (sum(layer.block_bytes for layer in manifest.layers), puller.record_bytes),
+    }
+    for name, (there, here) in expected.items():
+        if there != here:
+            raise MalformedManifest(
+                f"{source} for request {manifest.request_id!r}: {name} is {there}; {here} is needed here"
+            )
+
+
+def _difference(manifest: Manifest, puller: Puller) -> str:
+    """The first layer that differs, for the reader of the error; empty if all are equal."""
+    here = [layer.to_proto() for layer in puller.layers]
+    there = list(manifest.layers)
+    if len(here) != len(there):
+        return f" ({len(there)} layers there, {len(here)} here)"
+    for left, right in zip(there, here, strict=True):
+        if left != right:
+            shapes = f"{left.dtype}{list(left.block_shape)} there, {right.name} {right.dtype}{list(right.block_shape)} here"
+            return f" (layer {left.name} {shapes})"
+    return ""

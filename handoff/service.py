@@ -1,0 +1,113 @@
+"""A rank's Handoff service: serves what its staging holds, takes releases."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from baton.handoff import wire
+from baton.handoff.errors import HandoffError, MalformedManifest, StaleEpoch
+from baton.handoff.staging import Staging
+from baton.protos import handoff_pb2 as pb
+from baton.rpc import SERVER_OPTIONS
+
+logger = logging.getLogger(__name__)
+
+SERVICE = "baton.handoff.v1.Handoff"
+PULL = "Pull"
+RELEASE = "Release"
+STAGED = "Staged"
+ERROR_KEY = "baton-error"  # trailing metadata: the name of the HandoffError
+_THREADS = 8
+_MAX_CALLS = 128  # running and queued; beyond it a call is refused at once
+
+
+class HandoffService:
+    """The gRPC server of one rank, with threads of its own."""
+
+    def __init__(self, staging: Staging, rank: int, host: str, chunk_bytes: int) -> None:
+        """Listens on a free port of `host` at once. Raises HandoffError when it cannot."""
+        self._staging = staging
+        self._rank = rank
+        self._chunk_bytes = chunk_bytes
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-handoff")
+        self._server = grpc.server(pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
+        self._server.add_generic_rpc_handlers((self._handlers(),))
+        bracketed = f"[{host}]" if ":" in host else host
+        try:
+            port = self._server.add_insecure_port(f"{bracketed}:0")
+        except RuntimeError as error:
+            raise HandoffError(
+                f"cannot serve KV on {host!r}: {error}; set handoff.host to this machine's address"
+            ) from None
+        self.address = f"{bracketed}:{port}"
+        self._server.start()
+
+    def close(self, grace_s: float = 1.0) -> None:
+        """Stop: running pulls have `grace_s` to end. Idempotent."""
+        self._server.stop(grace_s).wait(grace_s + 1)
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                PULL: grpc.unary_stream_rpc_method_handler(
+                    self._pull,
+                    request_deserializer=pb.PullRequest.FromString,
+                    response_serializer=wire.encode,
+                ),
+                RELEASE: grpc.unary_unary_rpc_method_handler(
+                    self._release,
+                    request_deserializer=pb.ReleaseRequest.FromString,
+                    response_serializer=pb.ReleaseReply.SerializeToString,
+                ),
+                STAGED: grpc.unary_unary_rpc_method_handler(
+                    self._staged,
+                    request_deserializer=pb.StagedRequest.FromString,
+                    response_serializer=pb.StagedReply.SerializeToString,
+                ),
+            },
+        )
+
+    def _pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> Iterator[wire.RawChunk]:
+        try:
+            if request.rank != self._rank:
+                raise MalformedManifest(f"rank {request.rank} was asked of the service of rank {self._rank}")
+            with self._staging.opened(request.request_id, request.epoch) as entry:
+                first, stop = request.first_block, request.first_block + request.num_blocks
+                if not 0 < request.num_blocks <= entry.num_blocks - first:
+                    raise MalformedManifest(
+                        f"blocks {first} to {stop} of request {request.request_id!r} were asked; {entry.num_blocks} are here"
+                    )
+                step = max(1, self._chunk_bytes // entry.record_bytes)
+                for at in range(first, stop, step):
+                    yield wire.RawChunk(at, entry.records[at : min(at + step, stop)].reshape(-1))
+        except HandoffError as error:
+            _fail(context, error)
+
+    def _release(self, request: pb.ReleaseRequest, context: grpc.ServicerContext) -> pb.ReleaseReply:
+        del context
+        held = self._staging.release(request.request_id, request.epoch)
+        logger.debug(
+            "release of %s/%d, confirmed %s: held %s",
+            request.request_id,
+            request.epoch,
+            request.confirmed,
+            held,
+        )
+        return pb.ReleaseReply(held=held)
+
+    def _staged(self, request: pb.StagedRequest, context: grpc.ServicerContext) -> pb.StagedReply:
+        del request, context
+        handoffs, size = self._staging.held()
+        return pb.StagedReply(handoffs=handoffs, bytes=size)
+
+
+def _fail(context: grpc.ServicerContext, error: HandoffError) -> None:
+    """End the call with the error; its name goes beside the text, so that the caller can raise the same."""
+    context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
+    stale = isinstance(error, StaleEpoch | MalformedManifest)
+    context.abort(grpc.StatusCode.FAILED_PRECONDITION if stale else grpc.StatusCode.NOT_FOUND, str(error))

@@ -1,0 +1,213 @@
+"""Saved KV on its way: kept in shared memory under a lease until pulled, given up, or out of time.
+
+A life: `reserve` (the engine's thread fills `entry.records`), `publish` (the lease begins), then `opened`
+by pulls, and one end: `release` or expiry. Every method may be called from any thread; a thread of its own
+ends leases, so they run out with an idle engine as well.
+
+In shared memory a ticket stands before the records: a number made of request and epoch, written at
+publication and wiped before the place is used again. A reader in another process that finds it before and
+after its copy knows that the bytes held still meanwhile (the idea of a sequence lock).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baton.handoff import digests
+from baton.handoff.arena import ALIGNMENT, Arena, Place
+from baton.handoff.errors import HandoffError, LeaseExpired, StaleEpoch, UnknownHandoff
+from baton.handoff.segments import Bytes
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED = 4096  # ended entries whose fate is still told by name
+Key = tuple[str, int]  # request id, epoch
+
+
+@dataclass(eq=False)
+class Entry:
+    """One saved prompt of one rank. Records: [num_blocks, record_bytes] uint8."""
+
+    request_id: str
+    epoch: int
+    place: Place = field(repr=False)
+    num_blocks: int
+    record_bytes: int
+    expires_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
+    readers: int = 0
+    ended: bool = False
+
+    @property
+    def key(self) -> Key:
+        return self.request_id, self.epoch
+
+    @property
+    def offset(self) -> int:
+        """Of the first record, bytes into the segment."""
+        return self.place.offset + ALIGNMENT
+
+    @property
+    def records(self) -> Bytes:
+        size = self.num_blocks * self.record_bytes
+        return self.place.data[ALIGNMENT : ALIGNMENT + size].reshape(self.num_blocks, self.record_bytes)
+
+    def write_ticket(self, value: int) -> None:
+        self.place.data[:8].view(np.uint64)[0] = value
+
+
+def ticket_at(segment: Bytes, offset: int) -> int:
+    """The ticket of the entry whose first record is `offset` bytes into the segment."""
+    start = offset - ALIGNMENT
+    return int(segment[start : start + 8].view(np.uint64)[0])
+
+
+@dataclass
+class StagingCounters:
+    """Since the start."""
+
+    published: int = 0
+    released: int = 0
+    expired: int = 0
+
+
+class Staging:
+    """What one rank has saved. Bounded by its arena."""
+
+    def __init__(self, arena: Arena, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self.counters = StagingCounters()
+        self._arena = arena
+        self._entries: dict[Key, Entry] = {}
+        self._epochs: dict[str, int] = {}  # request id: its one epoch in _entries
+        self._fates: OrderedDict[Key, type[HandoffError]] = OrderedDict()
+        self._deadlines: list[tuple[float, int, Entry]] = []  # heap
+        self._order = itertools.count()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._reaper = threading.Thread(target=self._reap, name="baton-leases", daemon=True)
+        self._reaper.start()
+
+    def reserve(self, request_id: str, epoch: int, num_blocks: int, record_bytes: int) -> Entry:
+        """Room for a save, not yet visible to anybody. Raises StagingFull."""
+        place = self._arena.allocate(ALIGNMENT + num_blocks * record_bytes)
+        entry = Entry(request_id, epoch, place, num_blocks, record_bytes)
+        entry.write_ticket(0)
+        return entry
+
+    def publish(self, entry: Entry) -> None:
+        """The records are whole: begin the lease. An older epoch of the request ends here.
+
+        Raises StaleEpoch, and frees the entry, when a later epoch of the request is here already.
+        """
+        with self._changed:
+            known = self._epochs.get(entry.request_id)
+            if known is not None and known > entry.epoch:
+                self._arena.free(entry.place)
+                raise StaleEpoch(f"save of {_what(*entry.key)}: epoch {known} of that request is saved here")
+            if known is not None:
+                self._end(self._entries[entry.request_id, known], StaleEpoch)
+            entry.write_ticket(digests.seed(*entry.key))
+            entry.expires_at = time.monotonic() + self.lease_s
+            self._entries[entry.key] = entry
+            self._epochs[entry.request_id] = entry.epoch
+            self.counters.published += 1
+            heapq.heappush(self._deadlines, (entry.expires_at, next(self._order), entry))
+            self._changed.notify()
+
+    def discard(self, entry: Entry) -> None:
+        """Give up an entry that was reserved and never published."""
+        self._arena.free(entry.place)
+
+    @contextlib.contextmanager
+    def opened(self, request_id: str, epoch: int) -> Iterator[Entry]:
+        """Read an entry; its memory is not used again before the block ends, even if its lease does.
+
+        Raises UnknownHandoff, LeaseExpired, StaleEpoch.
+        """
+        with self._changed:
+            entry = self._entries.get((request_id, epoch))
+            if entry is None:
+                raise self._fate(request_id, epoch)
+            entry.readers += 1
+        try:
+            yield entry
+        finally:
+            with self._changed:
+                entry.readers -= 1
+                self._free_if_done(entry)
+
+    def release(self, request_id: str, epoch: int) -> bool:
+        """End a lease. False: it had ended before, or never begun."""
+        with self._changed:
+            entry = self._entries.get((request_id, epoch))
+            if entry is None:
+                return False
+            self.counters.released += 1
+            self._end(entry, UnknownHandoff)
+            return True
+
+    def held(self) -> tuple[int, int]:
+        """Saved prompts under a lease, and their bytes."""
+        with self._changed:
+            entries = list(self._entries.values())
+        return len(entries), sum(entry.num_blocks * entry.record_bytes for entry in entries)
+
+    def close(self) -> None:
+        """End every lease and remove the memory. Idempotent."""
+        with self._changed:
+            self._closed = True
+            for entry in list(self._entries.values()):
+                self._end(entry, UnknownHandoff)
+            self._changed.notify()
+        self._reaper.join(timeout=5)
+        self._arena.close()
+
+    def _end(self, entry: Entry, fate: type[HandoffError]) -> None:
+        del self._entries[entry.key]
+        del self._epochs[entry.request_id]
+        self._fates[entry.key] = fate
+        while len(self._fates) > _REMEMBERED:
+            self._fates.popitem(last=False)
+        entry.ended = True
+        entry.write_ticket(0)
+        self._free_if_done(entry)
+
+    def _free_if_done(self, entry: Entry) -> None:
+        if entry.ended and entry.readers == 0:
+            self._arena.free(entry.place)
+
+    def _fate(self, request_id: str, epoch: int) -> HandoffError:
+        what = _what(request_id, epoch)
+        known = self._epochs.get(request_id)
+        if known is not None:
+            return StaleEpoch(f"{what}: here it is epoch {known}")
+        fate = self._fates.get((request_id, epoch))
+        if fate is LeaseExpired:
+            return LeaseExpired(f"{what}: nobody pulled it within its lease of {self.lease_s:g} s")
+        return UnknownHandoff(f"{what}: {'was released here' if fate else 'was never saved here'}")
+
+    def _reap(self) -> None:
+        with self._changed:
+            while not self._closed:
+                now = time.monotonic()
+                while self._deadlines and (self._deadlines[0][2].ended or self._deadlines[0][0] <= now):
+                    entry = heapq.heappop(self._deadlines)[2]
+                    if not entry.ended:
+                        logger.info("the lease of %s ran out unpulled", _what(*entry.key))
+                        self.counters.expired += 1
+                        self._end(entry, LeaseExpired)
+                self._changed.wait(self._deadlines[0][0] - now if self._deadlines else None)
+
+
+def _what(request_id: str, epoch: int) -> str:
+    return f"KV of request {request_id!r}, epoch {epoch}"

@@ -1,0 +1,82 @@
+"""gRPC: records streamed by the source's Handoff service, in few large messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import ClassVar
+
+import grpc
+
+from baton.handoff import wire
+from baton.handoff.client import Channels
+from baton.handoff.errors import HandoffError, PullTimeout, TransportFailed, named
+from baton.handoff.service import ERROR_KEY, PULL, SERVICE
+from baton.handoff.transports.base import Pull, Records, Transport
+from baton.protos.handoff_pb2 import PullRequest, Shard
+
+
+class Grpc(Transport):
+    """Reaches every source that has an address."""
+
+    name: ClassVar[str] = "grpc"
+
+    def __init__(self) -> None:
+        self._channels = Channels()
+
+    def reaches(self, shard: Shard) -> bool:
+        return bool(shard.address)
+
+    def pull(self, pull: Pull) -> Iterator[Records]:
+        start = self._channels.to(pull.shard.address).unary_stream(
+            f"/{SERVICE}/{PULL}",
+            request_serializer=PullRequest.SerializeToString,
+            response_deserializer=wire.decode,
+        )
+        request = PullRequest(
+            request_id=pull.request_id,
+            epoch=pull.epoch,
+            rank=pull.shard.rank,
+            first_block=pull.first_block,
+            num_blocks=pull.num_blocks,
+        )
+        pull.check_time()
+        stream = start(request, timeout=pull.deadline - time.monotonic())
+        pull.cancellation.call(stream.cancel)
+        expected, stop = pull.first_block, pull.first_block + pull.num_blocks
+        try:
+            for chunk in stream:
+                records = self._records(pull, chunk, expected, stop)
+                yield records
+                expected += len(records.data)
+                pull.check_time()
+        except grpc.RpcError as error:
+            raise self._translate(pull, error) from None
+        finally:
+            stream.cancel()
+        if expected != stop:
+            raise TransportFailed(f"{pull.what}: the stream ended after block {expected} of {stop}")
+
+    def close(self) -> None:
+        self._channels.close()
+
+    @staticmethod
+    def _records(pull: Pull, chunk: wire.RawChunk, expected: int, stop: int) -> Records:
+        count, rest = divmod(chunk.records.size, pull.record_bytes)
+        if chunk.first_block != expected or rest or not 0 < count <= stop - expected:
+            raise TransportFailed(
+                f"{pull.what}: {chunk.records.size} bytes from block {chunk.first_block} on came; wanted: whole records of"
+                f" {pull.record_bytes} bytes, blocks {expected} to {stop}"
+            )
+        return Records(expected, chunk.records.reshape(count, pull.record_bytes))
+
+    @staticmethod
+    def _translate(pull: Pull, error: grpc.RpcError) -> HandoffError:
+        """The source's own error, by its name; otherwise what became of the call."""
+        pull.check_time()
+        for key, value in error.trailing_metadata() or ():
+            if key == ERROR_KEY:
+                return named(str(value))(error.details())
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return PullTimeout(f"{pull.what}: not here within the pull's deadline")
+        return TransportFailed(f"{pull.what}: {error.code().name}: {error.details()}")

@@ -1,0 +1,160 @@
+"""Baton's KV connector: vLLM's interface on one side, `SchedulerSide` and `WorkerSide` on the other.
+
+Loaded by KVTransferConfig(kv_connector="BatonConnector",
+kv_connector_module_path="baton.handoff.vllm_connector", kv_role="kv_both", kv_load_failure_policy="fail",
+kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host, in the scheduler's process,
+uses `take_reports`, `compatibility_hash` and `staged`.
+
+Leans on vLLM 0.32: KVConnectorBase_V1 and its calls (vllm.distributed.kv_transfer.kv_connector.v1.base),
+KVConnectorRole, KVConnectorTransferResults, get_tensor_model_parallel_rank (vllm.distributed),
+KVTransferConfig.kv_connector_extra_config; further symbols in the vllm_* modules beside this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+)
+
+from baton.handoff import vllm_facts
+from baton.handoff.config import HandoffConfig
+from baton.handoff.errors import HandoffError
+from baton.handoff.reports import Reports
+from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
+from baton.handoff.vllm_scheduler_side import SchedulerSide
+from baton.handoff.vllm_worker_side import WorkerSide
+from baton.rpc import CALL_TIMEOUT_S
+
+
+class BatonConnector(KVConnectorBase_V1):
+    """One object a role: the scheduler's has `_scheduler`, a rank's has `_worker` once its cache exists."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        """Raises HandoffError for a wrong configuration or a cache that cannot be handed over."""
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._config = HandoffConfig.from_extra_config(self._kv_transfer_config.kv_connector_extra_config)
+        self._worker: WorkerSide | None = None
+        self._scheduler: SchedulerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(self._config, vllm_facts.block_size(kv_cache_config))
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: a save ends within the step that computed the last block, so a preemption comes too late to harm."""
+        return False
+
+    # ---- for the worker's host: on the scheduler's object, between steps
+
+    @property
+    def compatibility_hash(self) -> str:
+        """Hex; KV passes only between engines with equal ones."""
+        return self._scheduler_side.compatibility_hash
+
+    def take_reports(self) -> Reports:
+        """What was saved and loaded since the last call.
+
+        Called after each step. A save is reported in the step that brings its request's first token.
+        """
+        return self._scheduler_side.take_reports()
+
+    def staged(self, timeout_s: float = CALL_TIMEOUT_S) -> tuple[int, int]:
+        """Saved prompts that wait to be pulled, and their bytes over all ranks; asks the ranks, any thread
+        may.
+
+        Raises TransportFailed.
+        """
+        return self._scheduler_side.staged(timeout_s)
+
+    # ---- scheduler's side
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, RankHandshake]) -> None:
+        self._scheduler_side.set_ranks(metadata)
+
+    def on_new_request(self, request: Any) -> None:
+        self._scheduler_side.add(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        tokens = self._scheduler_side.loadable_tokens(request, num_computed_tokens)
+        return tokens, tokens > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._scheduler_side.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return self._scheduler_side.build_step(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        if isinstance(connector_output.kv_connector_worker_meta, StepResults):
+            self._scheduler_side.update(connector_output.kv_connector_worker_meta)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        del block_ids  # free to go: what is kept was copied
+        self._scheduler_side.finished(request)
+        return False, None
+
+    # ---- a rank's side
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        rank = get_tensor_model_parallel_rank()
+        self._worker = WorkerSide(self._config, self._vllm_config, self._kv_cache_config, rank, kv_caches)
+
+    def get_handshake_metadata(self) -> RankHandshake:
+        return self._worker_side.handshake()
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self._worker_side.begin_step(self._jobs)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Nothing: loads begin with the step (bind_connector_metadata), not behind its forward pass."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: a request whose KV is still coming is not in the batch."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing: whole blocks are saved when the step ends."""
+
+    def wait_for_save(self) -> None:
+        self._worker_side.save(self._jobs)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        return self._worker_side.transfer_results(finished_req_ids)
+
+    def build_connector_worker_meta(self) -> StepResults | None:
+        return self._worker_side.results(self._jobs)
+
+    # ---- both
+
+    def shutdown(self) -> None:
+        for side in (self._worker, self._scheduler):
+            if side is not None:
+                side.close()
+
+    @property
+    def _jobs(self) -> StepJobs:
+        jobs = self._get_connector_metadata()
+        if not isinstance(jobs, StepJobs):
+            raise HandoffError(
+                f"the step's connector metadata is a {type(jobs).__name__}, not this connector's"
+            )
+        return jobs
+
+    @property
+    def _scheduler_side(self) -> SchedulerSide:
+        if self._scheduler is None:
+            raise HandoffError(
+                "this connector object is a rank's; the scheduler's is engine_core.scheduler.connector"
+            )
+        return self._scheduler
+
+    @property
+    def _worker_side(self) -> WorkerSide:
+        if self._worker is None:
+            raise HandoffError("this rank's KV cache is not registered yet")
+        return self._worker

@@ -1,0 +1,48 @@
+"""What vLLM's configuration says about the meaning of KV bytes.
+
+Leans on vllm.__version__ and on VllmConfig: model_config (hf_config, dtype, quantization),
+cache_config.cache_dtype, parallel_config.tensor_parallel_size, speculative_config (method,
+draft_model_config.hf_config); KVCacheConfig.kv_cache_groups[].kv_cache_spec.block_size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import vllm
+
+from baton.handoff.cache import CacheLayer
+from baton.handoff.compatibility import Facts
+from baton.handoff.errors import UnsupportedCache
+
+
+def block_size(kv_cache_config: Any) -> int:
+    """Tokens a block. Raises UnsupportedCache for a cache of several groups (hybrid models)."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        raise UnsupportedCache(
+            f"this model's KV cache has {len(groups)} groups (layers of different kinds); a handoff carries one."
+            " Run the model with mixed workers"
+        )
+    return int(groups[0].kv_cache_spec.block_size)
+
+
+def facts(
+    vllm_config: Any, kv_cache_config: Any, layers: tuple[CacheLayer, ...], model_fingerprint: str
+) -> Facts:
+    """Of one rank. Raises UnsupportedCache."""
+    model, speculative = vllm_config.model_config, vllm_config.speculative_config
+    drafter = getattr(speculative, "draft_model_config", None)
+    return Facts(
+        vllm_version=vllm.__version__,
+        model=model.hf_config.to_dict(),
+        model_fingerprint=model_fingerprint,
+        dtype=str(model.dtype),
+        cache_dtype=str(vllm_config.cache_config.cache_dtype),
+        quantization=str(model.quantization or ""),
+        block_size=block_size(kv_cache_config),
+        tensor_parallel_size=vllm_config.parallel_config.tensor_parallel_size,
+        speculative_method=str(speculative.method) if speculative is not None else "",
+        drafter=drafter.hf_config.to_dict() if drafter is not None else {},
+        layers=layers,
+    )

@@ -1,0 +1,51 @@
+"""What the connector's two sides tell each other through vLLM: plain picklable data.
+
+Leans on vllm.distributed.kv_transfer.kv_connector.v1.base: KVConnectorMetadata, KVConnectorWorkerMetadata,
+KVConnectorHandshakeMetadata.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from baton.handoff.loader import LoadJob
+from baton.handoff.reports import ShardLoad, ShardSave
+from baton.handoff.saver import SaveJob
+
+
+@dataclass
+class StepJobs(KVConnectorMetadata):
+    """Scheduler to ranks: what one engine step has to do."""
+
+    saves: list[SaveJob] = field(default_factory=list)
+    loads: list[LoadJob] = field(default_factory=list)
+
+
+@dataclass
+class StepResults(KVConnectorWorkerMetadata):
+    """Ranks to scheduler: what has been done."""
+
+    saves: list[ShardSave] = field(default_factory=list)
+    loads: list[ShardLoad] = field(default_factory=list)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepResults:
+        if not isinstance(other, StepResults):
+            raise TypeError(f"cannot aggregate {type(other).__name__} with StepResults")
+        return StepResults(self.saves + other.saves, self.loads + other.loads)
+
+
+@dataclass(frozen=True)
+class RankHandshake(KVConnectorHandshakeMetadata):
+    """A rank to the scheduler, once, when its cache is there."""
+
+    rank: int
+    address: str
+    host: str
+    compatibility_hash: str
+    layers: tuple[bytes, ...]  # serialized handoff.Layer

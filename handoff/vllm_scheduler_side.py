@@ -1,0 +1,232 @@
+"""The scheduler's half of the connector: which request saves or loads what, and what became of it.
+
+Leans on vllm.v1.request.Request (request_id, num_tokens, num_computed_tokens, kv_transfer_params, status),
+RequestStatus.FINISHED_ABORTED, SchedulerOutput (num_scheduled_tokens, kv_connector_block_state), and on
+Scheduler.update_from_output calling update_connector_output after it has finished requests:
+`request_finished` cannot return the manifest, so the worker's host takes it with `take_reports` after each
+step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from baton.handoff import params
+from baton.handoff.client import HandoffClient
+from baton.handoff.config import HandoffConfig
+from baton.handoff.errors import CompatibilityMismatch
+from baton.handoff.loader import LoadJob
+from baton.handoff.manifest import num_blocks
+from baton.handoff.params import LoadWish, SaveWish
+from baton.handoff.reports import Costs, Loaded, Reports, Saved, ShardLoad, ShardSave
+from baton.handoff.saver import SaveJob
+from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
+from baton.protos.handoff_pb2 import Layer, Manifest, Shard
+from baton.rpc import host_id
+
+Key = tuple[str, int]  # request id, epoch
+
+
+@dataclass
+class _Save:
+    """A save that ranks are doing. It outlives its request, which ends in the same step."""
+
+    num_tokens: int
+    done: list[ShardSave] = field(default_factory=list)
+    wanted: bool = True
+
+
+@dataclass
+class _Load:
+    """A load that ranks are doing."""
+
+    manifest: Manifest
+    arrived_s: float
+    done: list[ShardLoad] = field(default_factory=list)
+
+
+class SchedulerSide:
+    """All methods are called on the engine's thread."""
+
+    def __init__(self, config: HandoffConfig, block_size: int) -> None:
+        self._config = config
+        self._block_size = block_size
+        self._host = host_id()
+        self._client = HandoffClient()
+        self._ranks: list[RankHandshake] = []
+        self._to_save: dict[str, tuple[Any, SaveWish]] = {}  # by request id, until its save is under way
+        self._to_load: dict[str, tuple[LoadWish, float]] = {}  # the same; with the time of arrival
+        self._saving: dict[Key, _Save] = {}
+        self._loading: dict[Key, _Load] = {}
+        self._jobs = StepJobs()
+        self._saved: list[Saved] = []
+        self._loaded: list[Loaded] = []
+
+    # ---- for the worker's host
+
+    @property
+    def compatibility_hash(self) -> str:
+        return self._ranks[0].compatibility_hash
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of the ranks' Handoff services, in rank order."""
+        return [rank.address for rank in self._ranks]
+
+    def take_reports(self) -> Reports:
+        reports = Reports(tuple(self._saved), tuple(self._loaded))
+        self._saved, self._loaded = [], []
+        return reports
+
+    def staged(self, timeout_s: float) -> tuple[int, int]:
+        return self._client.staged(self.addresses, timeout_s)
+
+    # ---- for vLLM's scheduler
+
+    def set_ranks(self, handshakes: Mapping[int, RankHandshake]) -> None:
+        """Raises CompatibilityMismatch when the ranks of this engine differ."""
+        self._ranks = [handshakes[rank] for rank in sorted(handshakes)]
+        hashes = {rank.compatibility_hash for rank in self._ranks}
+        if len(hashes) != 1:
+            raise CompatibilityMismatch(
+                f"the ranks of worker {self._config.worker_id!r} differ: {sorted(hashes)}"
+            )
+
+    def add(self, request: Any) -> None:
+        """Raises InvalidWish."""
+        wish = params.parse(request.kv_transfer_params)
+        if isinstance(wish, SaveWish):
+            self._to_save[request.request_id] = (request, wish)
+        elif isinstance(wish, LoadWish):
+            self._to_load[request.request_id] = (wish, time.monotonic())
+
+    def loadable_tokens(self, request: Any, num_computed: int) -> int:
+        """Tokens beyond the first `num_computed` whose KV can be had; 0 when asked again after a preemption.
+
+        The last token is always computed here: its logits are the next token's.
+        """
+        if request.request_id not in self._to_load:
+            return 0
+        return max(0, self._end(request) - num_computed)
+
+    def allocated(self, request: Any, block_ids: Sequence[int], num_external: int) -> None:
+        """Blocks were found. A wish to load is used up now, whether or not the prefix cache left anything to load."""
+        found = self._to_load.get(request.request_id)
+        if found is None:
+            return
+        end = self._end(request)
+        wish, arrived_s = self._to_load.pop(request.request_id)
+        if num_external == 0:
+            self._client.release_soon(wish.manifest)
+            self._loaded.append(Loaded(request.request_id, wish.epoch))
+            return
+        first = (end - num_external) // self._block_size
+        self._loading[request.request_id, wish.epoch] = _Load(wish.manifest, arrived_s)
+        self._jobs.loads.append(
+            LoadJob(
+                request_id=request.request_id,
+                epoch=wish.epoch,
+                manifest=wish.manifest.SerializeToString(),
+                first_block=first,
+                block_ids=tuple(block_ids[first : num_blocks(end, self._block_size)]),
+                arrived_s=arrived_s,
+            )
+        )
+
+    def build_step(self, scheduler_output: Any) -> StepJobs:
+        """The step's loads, and a save for each request whose last token so far is computed in it."""
+        for request_id in [name for name in self._to_save if name in scheduler_output.num_scheduled_tokens]:
+            request, wish = self._to_save[request_id]
+            end = request.num_computed_tokens + scheduler_output.num_scheduled_tokens[request_id]
+            if end < request.num_tokens:
+                continue  # a chunk of the prompt
+            del self._to_save[request_id]
+            (blocks,) = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
+            self._saving[request_id, wish.epoch] = _Save(request.num_tokens)
+            kept = tuple(blocks[: num_blocks(request.num_tokens, self._block_size)])
+            self._jobs.saves.append(SaveJob(request_id, wish.epoch, kept))
+        jobs, self._jobs = self._jobs, StepJobs()
+        return jobs
+
+    def finished(self, request: Any) -> None:
+        """The request ended. A load under way is stopped by its ranks, which see the same; the rest ends here."""
+        self._to_save.pop(request.request_id, None)
+        if (unused := self._to_load.pop(request.request_id, None)) is not None:
+            self._client.release_soon(unused[0].manifest)
+        if request.status == RequestStatus.FINISHED_ABORTED:
+            for (request_id, _), save in self._saving.items():
+                if request_id == request.request_id:
+                    save.wanted = False
+
+    def update(self, results: StepResults) -> None:
+        for saved in results.saves:
+            self._add_save(saved)
+        for loaded in results.loads:
+            self._add_load(loaded)
+
+    def close(self) -> None:
+        self._client.close()
+
+    # ---- inside
+
+    def _end(self, request: Any) -> int:
+        """Tokens of the request whose KV its manifest can give."""
+        return int(min(self._to_load[request.request_id][0].manifest.num_tokens, request.num_tokens - 1))
+
+    def _add_save(self, part: ShardSave) -> None:
+        key = part.request_id, part.epoch
+        save = self._saving[key]
+        save.done.append(part)
+        if len(save.done) < len(self._ranks):
+            return
+        del self._saving[key]
+        problem = next((done.problem for done in save.done if done.problem is not None), None)
+        manifest = self._manifest(key, save)
+        if problem is not None or not save.wanted:
+            self._client.release_soon(manifest)
+        if save.wanted:
+            self._saved.append(Saved(*key, None if problem else manifest, problem))
+
+    def _manifest(self, key: Key, save: _Save) -> Manifest:
+        done = sorted(save.done, key=lambda part: part.rank)
+        return Manifest(
+            request_id=key[0],
+            epoch=key[1],
+            worker_id=self._config.worker_id,
+            compatibility_hash=self.compatibility_hash,
+            num_tokens=save.num_tokens,
+            block_size=self._block_size,
+            num_blocks=num_blocks(save.num_tokens, self._block_size),
+            layers=[Layer.FromString(layer) for layer in self._ranks[0].layers],
+            shards=[Shard.FromString(part.shard) for part in done if part.problem is None],
+            lease_s=self._config.lease_s,
+            saved_at_s=max(part.saved_at_s for part in done),
+            save_ms=max(part.save_ms for part in done),
+        )
+
+    def _add_load(self, part: ShardLoad) -> None:
+        key = part.request_id, part.epoch
+        load = self._loading[key]
+        load.done.append(part)
+        if len(load.done) < len(self._ranks):
+            return
+        del self._loading[key]
+        done, manifest = load.done, load.manifest
+        same_host = any(shard.host == self._host for shard in manifest.shards)
+        start = manifest.saved_at_s if same_host else load.arrived_s
+        self._loaded.append(
+            Loaded(
+                *key,
+                transport=done[0].transport,
+                bytes=sum(each.bytes for each in done),
+                blocks=min(each.blocks for each in done),
+                costs=Costs.slowest([each.costs for each in done]),
+                total_ms=(time.monotonic() - start) * 1e3,
+                problem=next((each.problem for each in done if each.problem is not None), None),
+            )
+        )

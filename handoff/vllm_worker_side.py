@@ -1,0 +1,107 @@
+"""A rank's half of the connector: owns its staging, its service, its saver and loader.
+
+Leans on the order in which vLLM's model runners call a connector in one step (V1 without speculation, V1
+with, V2): bind_connector_metadata, forward, wait_for_save, get_transfer_results,
+build_connector_worker_meta; with speculation on V1 wait_for_save comes last, after the drafter.
+`StepResults` of a step is therefore one object that wait_for_save may still add to after vLLM has taken it;
+vLLM hands it on only when the step is over.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+from baton.handoff import segments, vllm_facts
+from baton.handoff.arena import Arena
+from baton.handoff.cache import BlockCache, block_cache
+from baton.handoff.client import HandoffClient
+from baton.handoff.compatibility import compatibility_hash
+from baton.handoff.config import HandoffConfig
+from baton.handoff.loader import Loader
+from baton.handoff.manifest import Puller
+from baton.handoff.saver import Origin, Saver
+from baton.handoff.service import HandoffService
+from baton.handoff.staging import Staging
+from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
+from baton.rpc import host_id
+
+
+class WorkerSide:
+    """Made once a rank, when its cache tensors exist."""
+
+    def __init__(
+        self,
+        config: HandoffConfig,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        rank: int,
+        kv_caches: Mapping[str, Any],
+    ) -> None:
+        """Raises HandoffError when the cache cannot be handed over or the service cannot listen."""
+        cache = block_cache(kv_caches, kv_cache_config.num_blocks)
+        found = vllm_facts.facts(vllm_config, kv_cache_config, cache.layers, config.model_fingerprint)
+        self._hash = compatibility_hash(found)
+        self._layers = tuple(layer.to_proto().SerializeToString() for layer in cache.layers)
+        self._rank = rank
+        self._client = HandoffClient()
+        segments.remove_stale()
+        self.staging = Staging(Arena(config.staging_bytes), config.lease_s)
+        self._service = HandoffService(self.staging, rank, config.bind_host, config.chunk_bytes)
+        self._origin = Origin(
+            rank, self._service.address, host_id(), shares_memory="shm" in config.transports
+        )
+        self._saver = Saver(cache, self.staging, self._origin)
+        self.loader = self._make_loader(config, cache, found.block_size)
+        self._results = StepResults()
+        atexit.register(
+            self.close
+        )  # segments have names: they would outlive a process that forgot to shut down
+
+    def _make_loader(self, config: HandoffConfig, cache: BlockCache, block_size: int) -> Loader:
+        puller = Puller(config.worker_id, self._rank, self._hash, block_size, cache.layers)
+        return Loader(
+            cache,
+            puller,
+            config.transports,
+            self._client,
+            pull_timeout_s=config.pull_timeout_s,
+            chunk_bytes=config.chunk_bytes,
+        )
+
+    def handshake(self) -> RankHandshake:
+        return RankHandshake(self._rank, self._origin.address, self._origin.host, self._hash, self._layers)
+
+    def begin_step(self, jobs: StepJobs) -> None:
+        """Loads start before the forward pass, so that it hides them."""
+        self._results = StepResults()
+        for job in jobs.loads:
+            self.loader.submit(job)
+
+    def save(self, jobs: StepJobs) -> None:
+        self._results.saves += [self._saver.save(job) for job in jobs.saves]
+
+    def transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Loads that ended; failed ones are in both sets. Those of requests that ended meanwhile are stopped."""
+        self.loader.cancel(finished_req_ids)
+        loads = self.loader.take_finished()
+        self._results.loads += loads
+        return KVConnectorTransferResults(
+            finished_recving={load.request_id for load in loads},
+            failed_recving={load.request_id for load in loads if load.problem is not None},
+        )
+
+    def results(self, jobs: StepJobs) -> StepResults | None:
+        """This step's, possibly still to be added to."""
+        return self._results if jobs.saves or self._results.saves or self._results.loads else None
+
+    def close(self) -> None:
+        """Idempotent."""
+        atexit.unregister(self.close)
+        self.loader.close()
+        self._service.close()
+        self.staging.close()
+        self._client.close()

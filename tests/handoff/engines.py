@@ -1,0 +1,224 @@
+"""vLLM engines in processes of their own, driven step by step from a test.
+
+`with EngineProcess(options) as engine: engine.call(function, *arguments)` runs `function(Engine, *arguments)` in
+the child; both must be importable and their arguments and results picklable.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from baton.handoff.params import load_params, save_params
+from baton.handoff.reports import Loaded, Saved
+from baton.protos.handoff_pb2 import Manifest
+
+P = ParamSpec("P")
+T = TypeVar("T")
+BLOCK_SIZE = 32
+START_S, CALL_S = 90.0, 30.0
+
+
+@dataclass(frozen=True)
+class Options:
+    model: Path
+    worker_id: str
+    core: int = 0
+    transports: tuple[str, ...] = ("shm", "grpc")
+    drafter: Path | None = None
+    handoff: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    saved: Saved | None = None
+    saved_with_first_token: bool = False
+    loaded: Loaded | None = None
+
+
+class Engine:
+    """Inside the child: one EngineCore and what it answered."""
+
+    def __init__(self, options: Options) -> None:
+        from vllm.config import KVTransferConfig
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor.abstract import Executor
+
+        extra = {"worker_id": options.worker_id, "transports": list(options.transports), "staging_mib": 64}
+        arguments: dict[str, Any] = {
+            "model": str(options.model),
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "block_size": BLOCK_SIZE,
+            "max_model_len": 1024,
+            "max_num_batched_tokens": 128,  # a prompt of 300 tokens takes several steps
+            "gpu_memory_utilization": 0.2,
+            "disable_log_stats": True,
+            "kv_transfer_config": KVTransferConfig(
+                kv_connector="BatonConnector",
+                kv_connector_module_path="baton.handoff.vllm_connector",
+                kv_role="kv_both",
+                kv_load_failure_policy="fail",
+                kv_connector_extra_config=extra | options.handoff,
+            ),
+        }
+        if options.drafter is not None:
+            arguments["speculative_config"] = {
+                "method": "eagle",
+                "model": str(options.drafter),
+                "num_speculative_tokens": 2,
+            }
+        config = EngineArgs(**(arguments | options.engine)).create_engine_config()
+        self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self.connector = self.core.scheduler.get_kv_connector()
+        self.answers: dict[str, Answer] = {}
+
+    def add(
+        self, request_id: str, prompt: list[int], max_tokens: int, params: dict[str, Any] | None = None
+    ) -> Answer:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        made, wave = self.core.preprocess_add_request(
+            EngineCoreRequest(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                mm_features=None,
+                sampling_params=sampling,
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+            )
+        )
+        made.kv_transfer_params = params
+        answer = self.answers[request_id] = Answer()
+        self.core.add_request(made, wave)
+        return answer
+
+    def step(self) -> bool:
+        """One engine step, its outputs and reports added to the answers. False: the engine is idle."""
+        if not self.core.scheduler.has_requests():
+            return False
+        outputs, _ = self.core.step_fn()
+        first = set()
+        for group in (outputs or {}).values():
+            for output in group.outputs:
+                answer = self.answers[output.request_id]
+                if output.new_token_ids and not answer.tokens:
+                    first.add(output.request_id)
+                answer.tokens += output.new_token_ids
+                if output.finish_reason is not None:
+                    answer.finish_reason = str(output.finish_reason)
+        reports = self.connector.take_reports()
+        for saved in reports.saved:
+            self.answers[saved.request_id].saved = saved
+            self.answers[saved.request_id].saved_with_first_token = saved.request_id in first
+        for loaded in reports.loaded:
+            self.answers[loaded.request_id].loaded = loaded
+        return True
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Step until idle, or until `until` holds."""
+        deadline = time.monotonic() + CALL_S / 2
+        while not (until is not None and until()) and self.step():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the engine did not come to an end")
+
+    @property
+    def free_blocks(self) -> int:
+        return self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+
+def generate(engine: Engine, request_id: str, prompt: list[int], max_tokens: int) -> list[int]:
+    """Without a handoff."""
+    answer = engine.add(request_id, prompt, max_tokens)
+    engine.run()
+    return answer.tokens
+
+
+def prefill(engine: Engine, request_id: str, prompt: list[int], epoch: int = 1) -> Answer:
+    answer = engine.add(request_id, prompt, 1, save_params(epoch))
+    engine.run()
+    return answer
+
+
+def decode(
+    engine: Engine, request_id: str, prompt: list[int], max_tokens: int, manifest: Manifest, epoch: int = 1
+) -> Answer:
+    answer = engine.add(request_id, prompt, max_tokens, load_params(epoch, manifest))
+    engine.run()
+    return answer
+
+
+def _serve(connection: Connection, options: Options) -> None:
+    os.environ |= {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": str(options.core),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU this alone keeps the one rank in this process
+    }
+    try:
+        engine = Engine(options)
+    except BaseException:
+        connection.send((False, traceback.format_exc()))
+        raise
+    connection.send((True, None))
+    while (asked := connection.recv()) is not None:
+        function, arguments = asked
+        try:
+            connection.send((True, function(engine, *arguments)))
+        except Exception:
+            connection.send((False, traceback.format_exc()))
+    engine.core.shutdown()
+    connection.send((True, None))
+
+
+class EngineProcess:
+    """A child with one engine. Forked from a process that has imported vLLM once for all."""
+
+    def __init__(self, options: Options) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["vllm.v1.engine.core", "vllm.engine.arg_utils", "vllm.v1.worker.cpu_worker"])
+        self._connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, options), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def __enter__(self) -> EngineProcess:
+        self._receive(START_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.is_alive():
+            self._connection.send(None)
+            self._receive(CALL_S)
+        self.process.join(timeout=10)
+        if self.process.is_alive():
+            self.process.kill()
+
+    def call(self, function: Callable[Concatenate[Engine, P], T], *arguments: P.args, **_: P.kwargs) -> T:
+        self._connection.send((function, arguments))
+        return self._receive(CALL_S)
+
+    def _receive(self, timeout_s: float) -> Any:
+        if not self._connection.poll(timeout_s):
+            self.process.kill()
+            raise TimeoutError(f"no answer from the engine's process within {timeout_s} s")
+        ok, result = self._connection.recv()
+        if not ok:
+            raise RuntimeError(result)
+        return result
