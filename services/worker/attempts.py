@@ -1,0 +1,138 @@
+"""Which attempts run here, which were seen, and which left a handoff behind. Plain state; the loop's thread only.
+
+Invariants: an attempt is live under exactly one internal id; a request has at most one live attempt; an
+attempt is begun only with an (epoch, phase) above every one seen of its request, so nothing of an older
+attempt leaves after a newer one came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.protos.handoff_pb2 import Manifest
+from baton.protos.worker_pb2 import Failed, Phase
+from baton.services.worker.errors import RequestRefused
+
+SEEN_LIMIT = 65_536  # requests whose last epoch is remembered; the oldest is forgotten first
+
+
+@dataclass
+class Attempt:
+    """One phase of one attempt at a request, from its Start to its end here."""
+
+    request_id: str
+    epoch: int
+    phase: Phase
+    session: int  # number of the router's stream; vLLM's client index
+    loads: bool  # it waits for KV from another worker
+    arrived_s: float = field(default_factory=time.monotonic)
+    prepared: Any = None  # vllm_requests.Prepared, once it is built
+
+    @property
+    def internal_id(self) -> str:
+        """The engine's name of it: another attempt at the same request never meets this one's state."""
+        return internal_id(self.request_id, self.epoch)
+
+
+@dataclass(frozen=True)
+class SavedHandoff:
+    """KV that waits here to be pulled. `until_s` is time.monotonic's."""
+
+    epoch: int
+    session: int
+    until_s: float
+    manifest: Manifest
+
+
+def internal_id(request_id: str, epoch: int) -> str:
+    """Equal on the worker that saves and the one that loads."""
+    return f"{request_id}#{epoch}"
+
+
+class Attempts:
+    """All attempts of this worker."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, Attempt] = {}  # by internal id
+        self._of_request: dict[str, Attempt] = {}
+        self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._saved: dict[str, SavedHandoff] = {}  # by request id
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def begin(self, attempt: Attempt) -> Attempt | None:
+        """Make it live; returns the older attempt that it replaces, which is live no more.
+
+        Raises RequestRefused(STALE) when the same or a later one was seen.
+        """
+        mark = (attempt.epoch, int(attempt.phase))
+        seen = self._seen.get(attempt.request_id, (0, 0))
+        if mark <= seen:
+            raise RequestRefused(
+                Failed.CODE_STALE,
+                f"request {attempt.request_id}: epoch {attempt.epoch} comes after epoch {seen[0]} was seen here",
+            )
+        self._seen[attempt.request_id] = mark
+        self._seen.move_to_end(attempt.request_id)
+        if len(self._seen) > SEEN_LIMIT:
+            self._seen.popitem(last=False)
+        older = self._of_request.get(attempt.request_id)
+        if older is not None:
+            self.end(older)
+        self._live[attempt.internal_id] = attempt
+        self._of_request[attempt.request_id] = attempt
+        return older
+
+    def live(self, engine_id: str) -> Attempt | None:
+        """The attempt behind an engine's request id; None when it was aborted or replaced."""
+        return self._live.get(engine_id)
+
+    def is_live(self, attempt: Attempt) -> bool:
+        return self._live.get(attempt.internal_id) is attempt
+
+    def of_request(self, request_id: str) -> Attempt | None:
+        return self._of_request.get(request_id)
+
+    def all(self) -> list[Attempt]:
+        return list(self._live.values())
+
+    def of_session(self, session: int) -> list[Attempt]:
+        return [attempt for attempt in self._live.values() if attempt.session == session]
+
+    def end(self, attempt: Attempt) -> None:
+        """It is over here; what the engine still says of it goes nowhere."""
+        self._live.pop(attempt.internal_id, None)
+        if self._of_request.get(attempt.request_id) is attempt:
+            del self._of_request[attempt.request_id]
+
+    def saved(self, attempt: Attempt, manifest: Manifest) -> None:
+        """Remember a handoff for as long as its lease, so that its router's end can release it."""
+        self.forget_expired()
+        until_s = time.monotonic() + manifest.lease_s
+        self._saved[attempt.request_id] = SavedHandoff(attempt.epoch, attempt.session, until_s, manifest)
+
+    def saved_epoch(self, request_id: str) -> int:
+        """Of the handoff that waits here; 0 without one."""
+        saved = self._saved.get(request_id)
+        return saved.epoch if saved else 0
+
+    def take_saved(self, request_id: str) -> SavedHandoff | None:
+        return self._saved.pop(request_id, None)
+
+    def take_saved_of_session(self, session: int) -> list[SavedHandoff]:
+        taken = {name: one for name, one in self._saved.items() if one.session == session}
+        for name in taken:
+            del self._saved[name]
+        return list(taken.values())
+
+    def forget_expired(self) -> None:
+        """Leases are set in order, so the first one that still runs ends the search."""
+        now = time.monotonic()
+        for name, one in list(self._saved.items()):
+            if one.until_s > now:
+                break
+            del self._saved[name]

@@ -1,0 +1,269 @@
+"""Between the routers' streams and the engine: lets requests in, sends back what became of them.
+
+All of it runs in the loop's thread. The engine's thread is reached through `EngineHost` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from baton.handoff.client import HandoffClient
+from baton.handoff.reports import Loaded, Saved
+from baton.protos.handoff_pb2 import Manifest
+from baton.protos.worker_pb2 import Failed, RunReply, Start
+from baton.services.worker import vllm_outputs, vllm_requests
+from baton.services.worker.attempts import Attempt, Attempts
+from baton.services.worker.errors import RequestRefused
+from baton.services.worker.metrics import WorkerMetrics
+from baton.services.worker.roles import Role
+from baton.services.worker.session import Session
+from baton.services.worker.vllm_engine import EngineInfo
+from baton.services.worker.vllm_host import EngineHost, EngineLoad, Step
+
+logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """The requests of one worker. Refuses new ones until `open` and after `drain`."""
+
+    def __init__(self, role: Role, max_requests: int, host: EngineHost, metrics: WorkerMetrics) -> None:
+        self.load = EngineLoad()
+        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._role = role
+        self._max_requests = max_requests
+        self._host = host
+        self._metrics = metrics
+        self._attempts = Attempts()
+        self._sessions: dict[int, Session] = {}
+        self._next_session = 1  # 0 is vLLM's client index for what belongs to nobody
+        self._handoffs = HandoffClient()
+        self._limits: vllm_requests.Limits | None = None
+        self._max_model_len = 0
+        self._closed_because = "this worker's engine is still loading"
+        self._grammars: set[asyncio.Task[None]] = set()
+
+    # What the lifecycle does.
+
+    def open(self, info: EngineInfo) -> None:
+        """The engine is loaded: take requests from now on."""
+        self.load = EngineLoad(free_blocks=info.num_blocks)
+        self._limits = vllm_requests.Limits(info.max_model_len, info.vocabulary, self._host.block_hasher)
+        self._max_model_len = info.max_model_len
+        self._closed_because = ""
+
+    def drain(self) -> None:
+        """Take nothing new; what runs goes on."""
+        self._closed_because = "this worker is draining"
+
+    @property
+    def requests(self) -> int:
+        """That run or wait here."""
+        return len(self._attempts)
+
+    @property
+    def flushed(self) -> bool:
+        """No reply waits to be sent."""
+        return all(session.flushed for session in self._sessions.values())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs here, and all of it was told."""
+        return not self.requests and self.flushed
+
+    def abort_all(self) -> int:
+        """At the end of a drain that took too long: everybody's requests fail, to be run elsewhere."""
+        live = self._attempts.all()
+        for attempt in live:
+            self._attempts.end(attempt)
+            self._fail(attempt, Failed.CODE_DRAINING, "this worker drained, its time was up")
+        self._host.abort([attempt.internal_id for attempt in live])
+        return len(live)
+
+    def hang_up(self) -> None:
+        """End every router's stream."""
+        for session in self._sessions.values():
+            session.end()
+
+    def close(self) -> None:
+        """Let go of connections. Nothing may be called after it."""
+        for task in self._grammars:
+            task.cancel()
+        self._handoffs.close()
+
+    # What a router's stream does.
+
+    def connect(self, peer: str) -> Session:
+        """A new stream of a router."""
+        session = Session(self._next_session, peer)
+        self._next_session += 1
+        self._sessions[session.number] = session
+        return session
+
+    def disconnect(self, session: Session) -> None:
+        """The stream is gone: its requests end, what it left to be pulled is released."""
+        self._sessions.pop(session.number, None)
+        attempts = self._attempts.of_session(session.number)
+        for attempt in attempts:
+            self._attempts.end(attempt)
+        if attempts:
+            logger.info("router %s is gone: %d requests aborted", session.peer, len(attempts))
+            self._host.abort([attempt.internal_id for attempt in attempts])
+        for saved in self._attempts.take_saved_of_session(session.number):
+            self._release(saved.manifest)
+
+    def start(self, session: Session, start: Start) -> None:
+        """Begin a phase of an attempt; a refusal goes back as Failed."""
+        attempt = Attempt(
+            start.request_id, start.epoch, start.phase, session.number, loads=start.HasField("manifest")
+        )
+        try:
+            self._admit(attempt, start)
+        except RequestRefused as refused:
+            if self._attempts.is_live(attempt):
+                self._attempts.end(attempt)
+            self._fail(attempt, refused.code, str(refused))
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """The router wants no more of these; what they left to be pulled is released."""
+        engine_ids = []
+        for request_id in request_ids:
+            attempt = self._attempts.of_request(request_id)
+            if attempt is not None:
+                self._attempts.end(attempt)
+                engine_ids.append(attempt.internal_id)
+            saved = self._attempts.take_saved(request_id)
+            if saved is not None:
+                self._release(saved.manifest)
+        if engine_ids:
+            self._host.abort(engine_ids)
+
+    def _admit(self, attempt: Attempt, start: Start) -> None:
+        if self._closed_because or self._limits is None:
+            raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
+        if start.phase not in self._role.phases:
+            raise RequestRefused(
+                Failed.CODE_INVALID,
+                f"this is a {self._role.name} worker: it does not run phase {start.phase}",
+            )
+        if len(self._attempts) >= self._max_requests:
+            raise RequestRefused(
+                Failed.CODE_FULL, f"{len(self._attempts)} requests are here already, the most"
+            )
+        older = self._attempts.begin(attempt)
+        if older is not None:
+            self._host.abort([older.internal_id])
+        if attempt.epoch > self._attempts.saved_epoch(attempt.request_id):
+            saved = self._attempts.take_saved(attempt.request_id)
+            if saved is not None:
+                self._release(saved.manifest)
+        prepared = vllm_requests.prepare(start, attempt.internal_id, attempt.session, self._limits)
+        attempt.prepared = prepared
+        if prepared.request.use_structured_output:
+            # The first grammar loads its compiler for a second: not in the loop's thread.
+            self._spawn(self._submit_with_grammar(attempt))
+        else:
+            self._host.submit(prepared.request)
+
+    async def _submit_with_grammar(self, attempt: Attempt) -> None:
+        request = attempt.prepared.request
+        try:
+            await asyncio.to_thread(self._host.begin_grammar, request)
+        except ValueError as error:
+            if self._attempts.is_live(attempt):
+                self._attempts.end(attempt)
+                self._fail(attempt, Failed.CODE_INVALID, str(error))
+            return
+        if self._attempts.is_live(attempt):
+            self._host.submit(request)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._grammars.add(task)
+        task.add_done_callback(self._grammars.discard)
+
+    # What the engine does (vllm_host.Listener).
+
+    def on_step(self, step: Step) -> None:
+        """Sort a step's outputs and reports by router, one reply each."""
+        self.load = step.load
+        self._metrics.on_step(step)
+        replies: dict[int, RunReply] = {}
+        for loaded in step.loaded:
+            self._on_loaded(loaded, replies)
+        saves = {saved.request_id: saved for saved in step.saved}
+        for number, outputs in step.outputs.items():
+            kept = [output for output in outputs.outputs if self._on_output(output, saves, replies)]
+            if kept:
+                _reply(replies, number).engine_outputs = vllm_outputs.encode(outputs, kept)
+        for unwanted in saves.values():
+            self._release(unwanted.manifest)
+        for number, reply in replies.items():
+            session = self._sessions.get(number)
+            if session is not None:
+                session.send(reply)
+
+    def _on_loaded(self, loaded: Loaded, replies: dict[int, RunReply]) -> None:
+        attempt = self._attempts.live(loaded.request_id)
+        if attempt is None:
+            return
+        self._metrics.on_loaded(loaded)
+        reply = _reply(replies, attempt.session)
+        attempt.loads = False
+        if loaded.problem is None:
+            reply.admitted.append(vllm_outputs.admitted(attempt, loaded))
+        else:
+            # The engine ends it with an error of its own, which finds the attempt gone.
+            self._attempts.end(attempt)
+            reply.failed.append(_failed(attempt, Failed.CODE_HANDOFF, str(loaded.problem)))
+
+    def _on_output(self, output: Any, saves: dict[str, Saved], replies: dict[int, RunReply]) -> bool:
+        """Whether the output goes to its router. Takes from `saves` what is told with it."""
+        attempt = self._attempts.live(output.request_id)
+        if attempt is None:
+            return False
+        if attempt.loads and vllm_outputs.is_error(output):
+            self._attempts.end(attempt)
+            message = "the KV cache could not be loaded"
+            _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_HANDOFF, message))
+            return False
+        saved = saves.get(output.request_id)
+        if not vllm_outputs.readdress(output, attempt):
+            return True
+        told = vllm_outputs.end_of_prefill(output, attempt, saved, self._max_model_len)
+        if told is not None:
+            _reply(replies, attempt.session).saved.append(told)
+            if told.HasField("manifest"):
+                del saves[attempt.internal_id]
+                self._attempts.saved(attempt, told.manifest)
+            self._metrics.on_saved(told)
+        self._attempts.end(attempt)
+        return True
+
+    def on_failure(self, error: BaseException) -> None:
+        """Tell every router that the engine is lost."""
+        self._closed_because = "this worker's engine failed"
+        for attempt in self._attempts.all():
+            self._attempts.end(attempt)
+            self._fail(attempt, Failed.CODE_ENGINE, f"the engine failed: {type(error).__name__}: {error}")
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    def _fail(self, attempt: Attempt, code: Failed.Code, message: str) -> None:
+        session = self._sessions.get(attempt.session)
+        if session is not None:
+            session.send(RunReply(failed=[_failed(attempt, code, message)]))
+
+    def _release(self, manifest: Manifest | None) -> None:
+        if manifest is not None:
+            self._handoffs.release_soon(manifest)
+
+
+def _reply(replies: dict[int, RunReply], session: int) -> RunReply:
+    return replies.setdefault(session, RunReply())
+
+
+def _failed(attempt: Attempt, code: Failed.Code, message: str) -> Failed:
+    return Failed(request_id=attempt.request_id, epoch=attempt.epoch, code=code, message=message)

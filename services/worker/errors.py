@@ -1,0 +1,28 @@
+"""What goes wrong inside a worker.
+
+ServiceError
+└── WorkerError
+    ├── EngineFailed       the engine broke while it ran: the process ends
+    └── RequestRefused     a Start is not taken; carries the code of the protocol's Failed
+"""
+
+from __future__ import annotations
+
+from baton.protos.worker_pb2 import Failed
+from baton.services.errors import ServiceError
+
+
+class WorkerError(ServiceError):
+    """A worker cannot do what it is there for."""
+
+
+class EngineFailed(WorkerError):
+    """The engine raised while it ran; what it held is lost, and the router starts it again elsewhere."""
+
+
+class RequestRefused(WorkerError):
+    """A request is not taken. `code` tells the router what to do about it."""
+
+    def __init__(self, code: Failed.Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code

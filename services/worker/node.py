@@ -1,0 +1,257 @@
+"""One worker's services and their order: register, load, serve, drain, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
+from baton.rpc import SERVER_OPTIONS, host_id
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import Refused, SchedulerUnavailable
+from baton.scheduler.session import WorkerSession
+from baton.services.config import Settings
+from baton.services.errors import PeerRefused, StartError
+from baton.services.vllm_args import VLLM_VERSION, served_model_name
+from baton.services.worker.errors import EngineFailed
+from baton.services.worker.roles import Role
+
+if TYPE_CHECKING:  # vLLM takes seconds to import, and a worker that is refused should know before
+    from baton.services.worker.dispatcher import Dispatcher
+    from baton.services.worker.metrics import WorkerMetrics
+    from baton.services.worker.vllm_engine import EngineInfo
+    from baton.services.worker.vllm_host import EngineHost
+
+logger = logging.getLogger(__name__)
+
+# All in seconds.
+PINNED_EVERY_S = 1.0  # how often the ranks are asked what waits to be pulled
+STAGED_TIMEOUT_S = 0.8
+PROGRESS_EVERY_S = 10.0
+POLL_S = 0.02  # of a drain
+FLUSH_S = 1.0  # for the last words to routers
+SERVER_GRACE_S = 1.0
+
+_HEALTH_NAMES = ("", worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Node:
+    """A worker's process, from its first port to its last word. `run` once."""
+
+    def __init__(
+        self, settings: Settings, role: Role, worker_id: str, fingerprint: str, preload: Callable[[], None]
+    ) -> None:
+        self._settings = settings
+        self._role = role
+        self._preload = preload
+        self._identity = scheduler_pb2.WorkerIdentity(
+            worker_id=worker_id,
+            role=role.wire,
+            host=host_id(),
+            model=served_model_name(settings.engine),
+            model_fingerprint=fingerprint,
+            vllm_version=VLLM_VERSION,
+        )
+        self._stop = asyncio.Event()
+        self._health = health.aio.HealthServicer()
+        self._dispatcher: Dispatcher | None = None
+        self._pinned = (0, 0)  # handoffs, bytes
+
+    async def run(self) -> int | None:
+        """Returns the status to leave with while a thread still computes; None when all threads ended.
+
+        Raises StartError, PeerRefused, ConfigError, EngineFailed.
+        """
+        self._handle_signals()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._bind(server)
+        async with SchedulerClient(self._settings.scheduler.address) as client:
+            session = WorkerSession(client, self._identity, self._load)
+            try:
+                await session.start(self._settings.worker.scheduler_wait_s)
+                return await self._live(server, session)
+            except Refused as error:
+                raise PeerRefused(f"the scheduler refuses this worker: {error}") from None
+            except SchedulerUnavailable as error:
+                raise StartError(str(error)) from None
+            finally:
+                await session.close()
+                await server.stop(SERVER_GRACE_S)
+
+    async def _live(self, server: grpc.aio.Server, session: WorkerSession) -> int | None:
+        await asyncio.to_thread(self._preload)
+        from baton.services.worker.dispatcher import Dispatcher
+        from baton.services.worker.metrics import WorkerMetrics
+        from baton.services.worker.servicer import WorkerServicer
+        from baton.services.worker.vllm_host import EngineHost
+
+        metrics = WorkerMetrics()
+        host = EngineHost(self._settings, self._identity.worker_id, self._identity.model_fingerprint)
+        dispatcher = self._dispatcher = Dispatcher(
+            self._role, self._role.max_requests(self._settings), host, metrics
+        )
+        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(self._identity, dispatcher), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        await self._set_health(_NOT_SERVING)
+        await server.start()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(dispatcher.close)
+            if self._settings.worker.metrics_port is not None:
+                port = stack.enter_context(
+                    metrics.serving(self._listen_host, self._settings.worker.metrics_port)
+                )
+                logger.info("metrics on http://%s:%d/metrics", self._listen_host, port)
+            info = await self._load_engine(host, dispatcher)
+            if info is None:
+                logger.info("told to end while the engine loaded")
+                return 0
+            metrics.set_blocks(info.num_blocks)
+            dispatcher.open(info)
+            self._identity.capacity.CopyFrom(self._capacity(info, host.compatibility_hash))
+            await session.ready(self._identity.capacity)
+            await self._set_health(_SERVING)
+            logger.info("ready on %s: %d KV blocks of %d tokens", *self._shape(info))
+            watching = asyncio.create_task(self._watch_pinned(host, metrics))
+            stack.callback(watching.cancel)
+            await self._serve(session, dispatcher, host)
+        return None if await asyncio.to_thread(host.stop) else 1
+
+    # Serving and draining.
+
+    async def _serve(self, session: WorkerSession, dispatcher: Dispatcher, host: EngineHost) -> None:
+        """Until told to end; then drain. Raises EngineFailed."""
+        told = [asyncio.create_task(self._stop.wait()), asyncio.create_task(session.draining.wait())]
+        await asyncio.wait([*told, dispatcher.failed], return_when=asyncio.FIRST_COMPLETED)
+        for task in told:
+            task.cancel()
+        if not dispatcher.failed.done():
+            session.drain()
+            dispatcher.drain()
+            await self._set_health(_NOT_SERVING)
+            await self._drain(dispatcher, host)
+        await self._flush(dispatcher)
+        dispatcher.hang_up()
+        if dispatcher.failed.done():
+            error = dispatcher.failed.result()
+            raise EngineFailed(f"the engine failed: {type(error).__name__}: {error}") from error
+
+    async def _drain(self, dispatcher: Dispatcher, host: EngineHost) -> None:
+        """Let requests end and handoffs be pulled, for as long as the settings allow."""
+        began = time.monotonic()
+        deadline = began + self._settings.worker.drain_timeout_s
+        logger.info("draining: %d requests, %d handoffs to be pulled", dispatcher.requests, self._pinned[0])
+        while time.monotonic() < deadline and not dispatcher.failed.done():
+            if dispatcher.idle and (await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S))[0] == 0:
+                logger.info("drained in %.1f s", time.monotonic() - began)
+                return
+            await asyncio.sleep(POLL_S)
+        logger.warning("the drain's time is up: %d requests handed back", dispatcher.abort_all())
+
+    async def _flush(self, dispatcher: Dispatcher) -> None:
+        deadline = time.monotonic() + FLUSH_S
+        while not dispatcher.flushed and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+
+    async def _watch_pinned(self, host: EngineHost, metrics: WorkerMetrics) -> None:
+        while True:
+            self._pinned = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
+            metrics.on_pinned(*self._pinned)
+            await asyncio.sleep(PINNED_EVERY_S)
+
+    # Starting.
+
+    async def _load_engine(self, host: EngineHost, dispatcher: Dispatcher) -> EngineInfo | None:
+        """None when told to end before it was loaded. Raises StartError and ConfigError."""
+        began = time.monotonic()
+        logger.info("loading %s", self._settings.engine.model)
+        loading = asyncio.create_task(host.load(dispatcher))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            while not loading.done() and not stopping.done():
+                await asyncio.wait(
+                    [loading, stopping], timeout=PROGRESS_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not loading.done() and not stopping.done():
+                    logger.info("still loading, %.0f s", time.monotonic() - began)
+        finally:
+            stopping.cancel()
+        if not loading.done():
+            loading.cancel()
+            return None
+        return await loading
+
+    def _bind(self, server: grpc.aio.Server) -> None:
+        """Take the port before anything slow. Raises StartError when it is taken."""
+        listen, advertise = self._settings.worker.listen, self._settings.worker.advertise
+        try:
+            port = server.add_insecure_port(listen)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise StartError(
+                f"worker.listen: cannot listen on {listen}: the port is taken or the host is not this one; "
+                "choose another, or port 0"
+            )
+        if self._listen_host in {"0.0.0.0", "[::]", "::"} and not advertise:  # noqa: S104
+            raise StartError(
+                f"worker.listen is {listen}: set worker.advertise to host:port as others reach it"
+            )
+        self._identity.address = advertise or f"{self._listen_host}:{port}"
+
+    @property
+    def _listen_host(self) -> str:
+        return self._settings.worker.listen.rpartition(":")[0]
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop.is_set():
+            os._exit(128 + number)
+        self._stop.set()
+
+    # What others are told.
+
+    def _load(self) -> scheduler_pb2.WorkerLoad:
+        if self._dispatcher is None:
+            return scheduler_pb2.WorkerLoad()
+        load = self._dispatcher.load
+        return scheduler_pb2.WorkerLoad(
+            running=load.running,
+            waiting=load.waiting,
+            free_blocks=load.free_blocks,
+            pinned_handoffs=self._pinned[0],
+            pinned_bytes=self._pinned[1],
+        )
+
+    def _capacity(self, info: EngineInfo, compatibility_hash: str) -> scheduler_pb2.Capacity:
+        return scheduler_pb2.Capacity(
+            compatibility_hash=compatibility_hash,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            max_num_seqs=info.max_num_seqs,
+            max_num_batched_tokens=info.max_num_batched_tokens,
+            max_model_len=info.max_model_len,
+            lookahead_tokens=info.lookahead_tokens,
+            transports=self._settings.handoff.transports,
+        )
+
+    def _shape(self, info: EngineInfo) -> tuple[str, int, int]:
+        return self._identity.address, info.num_blocks, info.block_size
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in _HEALTH_NAMES:
+            await self._health.set(name, status)

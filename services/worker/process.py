@@ -1,0 +1,33 @@
+"""What this process owes the system: no process of a worker outlives it, whatever ends it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_ENGINE_PID = "_BATON_ENGINE_PID"  # inherited by every process that the engine starts
+_PR_SET_PDEATHSIG = 1
+
+
+def lead_engine_processes() -> None:
+    """Say that processes started from here on belong to the engine in this one."""
+    os.environ[_ENGINE_PID] = str(os.getpid())
+
+
+def follow_engine_process() -> None:
+    """Die with the process that hosts the engine. Called in every process that vLLM loads plug-ins in.
+
+    Does nothing in the hosting process itself, and outside a worker (the router loads plug-ins, too).
+    vLLM ends its rank processes when it is asked to; after a SIGKILL nobody asks.
+    """
+    leader = os.environ.get(_ENGINE_PID)
+    if leader is None or int(leader) == os.getpid() or sys.platform != "linux":
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    try:
+        os.kill(int(leader), 0)
+    except ProcessLookupError:  # it died before the line above
+        os._exit(1)

@@ -1,0 +1,49 @@
+"""What makes a worker a prefill, a decode or a mixed one: one object a role, found by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.protos import scheduler_pb2, worker_pb2
+from baton.services.config import Settings
+from baton.services.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Role:
+    """All that differs between workers."""
+
+    name: str
+    wire: scheduler_pb2.Role
+    phases: frozenset[worker_pb2.Phase]  # which it runs; others are refused as INVALID
+    # Requests held at once, running and waiting; one more is refused as FULL. The scheduler's own bound
+    # is lower: this one holds when routers place from an old snapshot.
+    max_requests: Callable[[Settings], int]
+
+
+_ROLES: dict[str, tuple[str, str]] = {}
+
+
+def register(name: str, module: str, attribute: str) -> None:
+    """Make a role known by name; it is imported when it is asked for. Raises ValueError for a second one."""
+    if name in _ROLES:
+        raise ValueError(f"role {name!r} is registered already, by {_ROLES[name][0]}")
+    _ROLES[name] = (module, attribute)
+
+
+def role(name: str) -> Role:
+    """The role of that name. Raises ConfigError for one that is not registered."""
+    if name not in _ROLES:
+        raise ConfigError(f"role {name!r} does not exist; allowed: {', '.join(sorted(_ROLES))}")
+    module, attribute = _ROLES[name]
+    found = getattr(importlib.import_module(module), attribute)
+    if not isinstance(found, Role):
+        raise TypeError(f"{module}.{attribute} is a {type(found).__name__}, not a Role")
+    return found
+
+
+register("prefill", "baton.services.prefill.role", "PREFILL")
+register("decode", "baton.services.decode.role", "DECODE")
+register("mixed", "baton.services.worker.mixed", "MIXED")

@@ -1,0 +1,69 @@
+"""The worker's gRPC service: says who it is, and runs one stream a router."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
+from baton.services.worker.dispatcher import Dispatcher
+from baton.services.worker.session import Session
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """Spoken to by routers; all requests and replies go through the dispatcher."""
+
+    def __init__(self, identity: scheduler_pb2.WorkerIdentity, dispatcher: Dispatcher) -> None:
+        self._identity = identity
+        self._dispatcher = dispatcher
+
+    async def Hello(self, request: worker_pb2.HelloRequest, context: Any) -> worker_pb2.HelloReply:
+        """Whether this router and this worker may talk: the same vLLM, the same model."""
+        del context
+        return worker_pb2.HelloReply(refusal=self._refusal(request), identity=self._identity)
+
+    async def Run(self, requests: AsyncIterator[worker_pb2.RunRequest], context: Any) -> None:
+        """A router's stream. However it ends, all that was started on it is aborted."""
+        session = self._dispatcher.connect(context.peer())
+        tasks = [
+            asyncio.create_task(self._read(session, requests)),
+            asyncio.create_task(session.write(context)),
+            asyncio.create_task(session.wait_over()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._dispatcher.disconnect(session)
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                # What gRPC raises in a stream that is gone is no news: the router left.
+                with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+                    await task
+        if session.is_cut:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this router does not read its replies")
+
+    async def _read(self, session: Session, requests: AsyncIterator[worker_pb2.RunRequest]) -> None:
+        async for request in requests:
+            if request.HasField("start"):
+                self._dispatcher.start(session, request.start)
+            elif request.HasField("abort"):
+                self._dispatcher.abort(request.abort.request_ids)
+
+    def _refusal(self, request: worker_pb2.HelloRequest) -> str:
+        mine = self._identity
+        if request.vllm_version != mine.vllm_version:
+            return (
+                f"router {request.router_id} runs vLLM {request.vllm_version}, worker {mine.worker_id} "
+                f"{mine.vllm_version}: run the same version"
+            )
+        if request.model != mine.model:
+            return (
+                f"router {request.router_id} serves model {request.model!r}, worker {mine.worker_id} "
+                f"{mine.model!r}: start both with the same --model"
+            )
+        return ""

@@ -1,0 +1,58 @@
+"""One router's stream: what is to be sent to it, bounded, and one task that sends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from baton.protos.worker_pb2 import RunReply
+
+logger = logging.getLogger(__name__)
+
+# Replies that wait for a router that does not read: one a step, so some ten seconds of a busy engine.
+QUEUE_LIMIT = 1024
+
+
+class Session:
+    """A router's stream. Only its own `write` task writes to gRPC: concurrent writes kill a stream."""
+
+    def __init__(self, number: int, peer: str) -> None:
+        self.number = number
+        self.peer = peer
+        self._queue: asyncio.Queue[RunReply] = asyncio.Queue(QUEUE_LIMIT)
+        self._over = asyncio.Event()
+        self.is_cut = False  # its router did not read
+        self._sending = False
+
+    @property
+    def flushed(self) -> bool:
+        """All that was queued is with gRPC."""
+        return self.is_cut or (self._queue.empty() and not self._sending)
+
+    def send(self, reply: RunReply) -> None:
+        """Queue a reply; a full queue cuts the router off. From the loop's thread, never waits."""
+        if self.is_cut:
+            return
+        try:
+            self._queue.put_nowait(reply)
+        except asyncio.QueueFull:
+            logger.warning("router %s does not read: %d replies wait, cut off", self.peer, QUEUE_LIMIT)
+            self.is_cut = True
+            self._over.set()
+
+    def end(self) -> None:
+        """This side is done with the stream."""
+        self._over.set()
+
+    async def write(self, context: Any) -> None:
+        """Send until cancelled. Raises what gRPC raises when the stream is gone."""
+        while True:
+            reply = await self._queue.get()
+            self._sending = True
+            await context.write(reply)
+            self._sending = False
+
+    async def wait_over(self) -> None:
+        """Returns when this side has ended the stream."""
+        await self._over.wait()

@@ -1,0 +1,148 @@
+"""One vLLM EngineCore from our settings: its configuration, its place on the machine, what it turned out to be.
+
+Leans on: vllm.engine.arg_utils.AsyncEngineArgs.create_engine_config, vllm.config.KVTransferConfig,
+vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor; scheduler, request_block_hasher),
+vllm.platforms.current_platform.is_cpu; on CPU the variable VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
+rank in this process) and that threads of OpenMP inherit the affinity of the thread that starts them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from baton.services.config import Settings
+from baton.services.errors import ConfigError, StartError
+from baton.services.vllm_args import engine_args
+from baton.services.worker import process, vllm_continuation
+
+CONNECTOR = "BatonConnector"
+CONNECTOR_MODULE = "baton.handoff.vllm_connector"
+CPU_BLOCK_SIZE = 32  # tokens; the CPU kernels want a multiple of it, and vLLM's own 128 wastes short prompts
+CPU_KV_CACHE_GIB = 1.0
+# Of the NUMA node's memory, checked even though kv_cache_memory_bytes decides: low, so that several workers fit.
+CPU_MEMORY_UTILIZATION = 0.2
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What the loaded engine is."""
+
+    max_model_len: int  # tokens
+    block_size: int  # tokens
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    lookahead_tokens: int  # 1 + the drafted ones
+    vocabulary: int
+
+
+def parse_cores(cpu: str) -> list[int]:
+    """`0`, `0-3` or `0,2-3` as core numbers. Raises ConfigError."""
+    cores: set[int] = set()
+    try:
+        for part in cpu.split(","):
+            first, _, last = part.partition("-")
+            cores.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        cores.clear()
+    if not cores:
+        raise ConfigError(f"worker.cpu: value {cpu!r} is not allowed: give cores as '0', '0-3' or '0,2-3'")
+    missing = cores - os.sched_getaffinity(0)
+    if missing:
+        raise ConfigError(f"worker.cpu: value {cpu!r}: this process may not run on core {min(missing)}")
+    return sorted(cores)
+
+
+def build_config(settings: Settings, worker_id: str, fingerprint: str) -> Any:
+    """The VllmConfig of this worker. Raises ConfigError for arguments that we refuse, else what vLLM raises."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    alone = settings.engine.tensor_parallel_size == 1
+    args = engine_args(settings.engine)
+    if settings.engine.kv_cache_gib is not None:
+        args["kv_cache_memory_bytes"] = int(settings.engine.kv_cache_gib * _GIB)
+    if current_platform.is_cpu():
+        _cpu_arguments(args)
+        if alone:
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        elif settings.worker.cpu:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = settings.worker.cpu
+    args["distributed_executor_backend"] = "uni" if alone else "mp"
+    args["kv_transfer_config"] = KVTransferConfig(
+        kv_connector=CONNECTOR,
+        kv_connector_module_path=CONNECTOR_MODULE,
+        kv_role="kv_both",
+        kv_load_failure_policy="fail",  # the router decides: prefill again elsewhere, or compute here
+        kv_connector_extra_config={
+            **settings.handoff.model_dump(),
+            "host": settings.handoff.host or settings.worker.listen.rpartition(":")[0],
+            "worker_id": worker_id,
+            "model_fingerprint": fingerprint,
+        },
+    )
+    return AsyncEngineArgs(**args).create_engine_config()
+
+
+def _cpu_arguments(args: dict[str, Any]) -> None:
+    args.setdefault("block_size", CPU_BLOCK_SIZE)
+    args.setdefault("kv_cache_memory_bytes", int(CPU_KV_CACHE_GIB * _GIB))
+    args.setdefault("gpu_memory_utilization", CPU_MEMORY_UTILIZATION)
+    args.setdefault("enforce_eager", True)
+
+
+def build_engine(settings: Settings, worker_id: str, fingerprint: str) -> Any:
+    """Load an EngineCore in the calling thread, which must be the one that steps it.
+
+    The thread is pinned to `worker.cpu` first, and with it the threads that compute. Raises StartError with
+    vLLM's reason when it cannot load, ConfigError for settings.
+    """
+    if settings.worker.cpu and settings.engine.tensor_parallel_size == 1:
+        _pin(parse_cores(settings.worker.cpu))
+    process.lead_engine_processes()
+    try:
+        config = build_config(settings, worker_id, fingerprint)
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor import Executor
+
+        engine = EngineCore(config, Executor.get_class(config), log_stats=True)
+    except (ConfigError, StartError):
+        raise
+    except Exception as error:
+        raise StartError(f"the engine could not load {settings.engine.model!r}: {_reason(error)}") from error
+    if not vllm_continuation.installed():
+        raise StartError(
+            "vLLM did not load Baton's plug-in: install the package (pip install -e .), or add 'baton' to VLLM_PLUGINS"
+        )
+    return engine
+
+
+def _pin(cores: list[int]) -> None:
+    import torch
+
+    os.sched_setaffinity(0, cores)  # 0: the calling thread
+    torch.set_num_threads(len(cores))
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:600]}" if lines else type(error).__name__
+
+
+def info_of(engine: Any) -> EngineInfo:
+    """What an engine became after it looked at its memory."""
+    config = engine.vllm_config
+    speculative = config.speculative_config
+    return EngineInfo(
+        max_model_len=config.model_config.max_model_len,
+        block_size=config.cache_config.block_size,
+        num_blocks=config.cache_config.num_gpu_blocks or 0,
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+        lookahead_tokens=1 + (speculative.num_speculative_tokens if speculative else 0),
+        vocabulary=config.model_config.get_vocab_size(),
+    )

@@ -1,0 +1,212 @@
+"""One EngineCore and the thread that steps it.
+
+The thread loads the engine, takes messages between steps, steps while there is work and blocks while there
+is none. What a step brought goes to the asyncio loop in one call. The engine belongs to the thread; what
+others call is `submit`, `abort` and `stop`, from any thread, and what is marked so.
+
+Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort_requests, shutdown, batch_queue,
+scheduler, structured_output_manager.grammar_init, request_block_hasher), its scheduler (has_requests, get_request_counts,
+get_kv_connector, kv_cache_manager.block_pool.get_num_free_blocks), vllm.v1.engine.EngineCoreOutputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from baton.handoff.errors import HandoffError
+from baton.handoff.reports import Loaded, Saved
+from baton.services.config import Settings
+from baton.services.worker.vllm_engine import EngineInfo, build_engine, info_of
+
+logger = logging.getLogger(__name__)
+
+# Seconds. While KV is on its way and nothing else is to do, the engine is asked this often whether it came;
+# a message ends the wait at once. Shorter spends the core that the pull itself needs.
+_POLL_S = 0.0005
+_STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """Taken after a step, or when work came."""
+
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+
+
+@dataclass
+class Step:
+    """What one engine step brought: outputs by client index, the connector's reports, the load."""
+
+    outputs: dict[int, Any] = field(default_factory=dict)  # of EngineCoreOutputs
+    saved: tuple[Saved, ...] = ()
+    loaded: tuple[Loaded, ...] = ()
+    load: EngineLoad = EngineLoad()
+    stats: Any = None  # vLLM's SchedulerStats
+    seconds: float = 0.0
+    executed: bool = False
+
+    @property
+    def matters(self) -> bool:
+        """It brought something: a step that only waited for KV did not."""
+        return bool(
+            self.executed or self.saved or self.loaded or any(o.outputs for o in self.outputs.values())
+        )
+
+
+class Listener(Protocol):
+    """Who hears of the engine; called in the loop's thread."""
+
+    def on_step(self, step: Step) -> None:
+        """After every step that brought something or changed the load."""
+
+    def on_failure(self, error: BaseException) -> None:
+        """Once, when the engine broke; nothing comes after it."""
+
+
+class EngineHost:
+    """Owns the engine's thread. One a process."""
+
+    def __init__(self, settings: Settings, worker_id: str, fingerprint: str) -> None:
+        self._settings = settings
+        self._worker_id = worker_id
+        self._fingerprint = fingerprint
+        # Bounded by the servicer, which counts the requests that it lets in.
+        self._messages: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loaded: Future[EngineInfo] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: Listener | None = None
+        self._engine: Any = None
+        self._connector: Any = None
+        self._load = EngineLoad()
+
+    async def load(self, listener: Listener) -> EngineInfo:
+        """Start the thread and load the engine. Raises StartError or ConfigError when it cannot."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._thread.start()
+        return await asyncio.wrap_future(self._loaded)
+
+    def submit(self, request: Any) -> None:
+        """Queue a prepared request."""
+        self._messages.put(lambda: self._engine.add_request(request))
+
+    def abort(self, internal_ids: list[str]) -> None:
+        """End requests without a word; unknown ones are ignored."""
+        self._messages.put(lambda: self._engine.abort_requests(internal_ids))
+
+    def stop(self) -> bool:
+        """Let the step under way end, shut the engine down. False when it did not within 10 s."""
+        if self._thread.ident is None:
+            return True
+        self._messages.put(None)
+        self._thread.join(_STOP_TIMEOUT_S)
+        return not self._thread.is_alive()
+
+    # What may be read from another thread: it does not change while the engine runs.
+
+    def begin_grammar(self, request: Any) -> None:
+        """Start the compilation of a request's grammar, for which the engine waits. Not from the engine's thread.
+
+        Raises ValueError when its kind is not known.
+        """
+        self._engine.structured_output_manager.grammar_init(request)
+
+    @property
+    def block_hasher(self) -> Any:
+        """How a request's blocks are named in the prefix cache; None without one."""
+        return self._engine.request_block_hasher
+
+    @property
+    def compatibility_hash(self) -> str:
+        """Hex; KV passes only between equal ones."""
+        return str(self._connector.compatibility_hash)
+
+    def staged(self, timeout_s: float) -> tuple[int, int]:
+        """Saved prompts that wait to be pulled, and their bytes; (0, 0) when a rank does not answer in time.
+
+        Waits for the ranks, so not in the loop's thread.
+        """
+        try:
+            handoffs, size = self._connector.staged(timeout_s)
+        except HandoffError as error:
+            logger.warning("%s", error)
+            return 0, 0
+        return int(handoffs), int(size)
+
+    def _run(self) -> None:
+        try:
+            self._engine = build_engine(self._settings, self._worker_id, self._fingerprint)
+            self._connector = self._engine.scheduler.get_kv_connector()
+        except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
+            self._loaded.set_exception(error)
+            return
+        self._loaded.set_result(info_of(self._engine))
+        try:
+            self._step_until_stopped()
+        except BaseException as error:
+            logger.critical("the engine failed", exc_info=error)
+            failure = error
+            self._tell(lambda listener: listener.on_failure(failure))
+            return
+        self._engine.shutdown()
+
+    def _step_until_stopped(self) -> None:
+        engine = self._engine
+        scheduler = engine.scheduler
+        executed = True
+        while True:
+            if not scheduler.has_requests() and not engine.batch_queue:
+                if not self._take(block=True, timeout=None):
+                    return
+            elif not self._take(block=not executed, timeout=_POLL_S):
+                return
+            if scheduler.has_requests() or engine.batch_queue:
+                executed = self._step(engine)
+
+    def _take(self, block: bool, timeout: float | None) -> bool:
+        """Run the messages that are there; wait for the first one if asked. False: stop."""
+        try:
+            message = self._messages.get(block, timeout)
+            while True:
+                if message is None:
+                    return False
+                message()
+                message = self._messages.get_nowait()
+        except queue.Empty:
+            return True
+
+    def _step(self, engine: Any) -> bool:
+        began = time.monotonic()
+        outputs, executed = engine.step_fn()
+        engine.post_step(executed)
+        step = Step(outputs=outputs or {}, executed=executed, seconds=time.monotonic() - began)
+        for one in step.outputs.values():
+            if one.scheduler_stats is not None:
+                step.stats, one.scheduler_stats = one.scheduler_stats, None
+        if self._connector is not None:
+            reports = self._connector.take_reports()
+            step.saved, step.loaded = reports.saved, reports.loaded
+        running, waiting = engine.scheduler.get_request_counts()
+        free = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        step.load = EngineLoad(running, waiting, free)
+        if step.matters or step.load != self._load:
+            self._load = step.load
+            self._tell(lambda listener: listener.on_step(step))
+        return bool(executed)
+
+    def _tell(self, what: Callable[[Listener], None]) -> None:
+        loop, listener = self._loop, self._listener
+        if loop is None or listener is None or loop.is_closed():
+            return
+        loop.call_soon_threadsafe(what, listener)

@@ -1,0 +1,80 @@
+"""What an engine's output means to the router that sent the request.
+
+Leans on: vllm.v1.engine.{EngineCoreOutputs, EngineCoreOutput, FinishReason}: outputs are changed in place, as
+nobody else holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.engine import FinishReason
+
+from baton.handoff import reports
+from baton.protos import worker_pb2
+from baton.services import vllm_wire
+from baton.services.worker import vllm_requests
+from baton.services.worker.attempts import Attempt
+
+
+def encode(outputs: Any, kept: Sequence[Any]) -> bytes:
+    """The outputs that go to one router, as bytes."""
+    outputs.outputs = list(kept)
+    outputs.scheduler_stats = None  # this worker's own business
+    outputs.finished_requests = None
+    return vllm_wire.encode_outputs(outputs)
+
+
+def readdress(output: Any, attempt: Attempt) -> bool:
+    """Give an output the router's name for its request. True when the request ended with it."""
+    output.request_id = attempt.request_id
+    output.kv_transfer_params = None
+    output.ec_transfer_params = None
+    return output.finish_reason is not None
+
+
+def is_error(output: Any) -> bool:
+    """The engine gave the request up: its KV did not come, or its grammar failed."""
+    return bool(output.finish_reason == FinishReason.ERROR)
+
+
+def end_of_prefill(
+    output: Any, attempt: Attempt, saved: reports.Saved | None, max_model_len: int
+) -> worker_pb2.Saved | None:
+    """The last output of a prefill: what to say of its KV; None when nobody will want it.
+
+    A prefill is cut after one token. Where the cut alone ended it, the output is made one of a request that
+    goes on; where the token really ended it (a stop, the client's max_tokens), the output stays as it is,
+    and gets the reason that an uncut run would have given.
+    """
+    if output.finish_reason != FinishReason.LENGTH or not attempt.prepared.saves:
+        return None
+    if vllm_requests.really_ended(attempt.prepared, max_model_len):
+        output.finish_reason, output.stop_reason = vllm_requests.finish_of(attempt.prepared.request)
+        return None
+    output.finish_reason = None
+    output.stop_reason = None
+    output.spec_decode_metrics = None
+    message = worker_pb2.Saved(request_id=attempt.request_id, epoch=attempt.epoch)
+    if saved is not None and saved.manifest is not None:
+        message.manifest.CopyFrom(saved.manifest)
+    else:
+        message.problem = str(saved.problem) if saved is not None else "the engine kept no KV of this request"
+    return message
+
+
+def admitted(attempt: Attempt, loaded: reports.Loaded) -> worker_pb2.Admitted:
+    """A handoff's end at this worker, and what it cost."""
+    return worker_pb2.Admitted(
+        request_id=attempt.request_id,
+        epoch=attempt.epoch,
+        transport=loaded.transport,
+        bytes=loaded.bytes,
+        blocks_pulled=loaded.blocks,
+        wait_ms=loaded.costs.wait_ms,
+        move_ms=loaded.costs.move_ms,
+        check_ms=loaded.costs.check_ms,
+        load_ms=loaded.costs.load_ms,
+        total_ms=loaded.total_ms,
+    )

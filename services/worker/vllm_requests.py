@@ -1,0 +1,146 @@
+"""From a router's Start to vLLM's Request, and what its end means.
+
+Nothing that a client can write steers the engine's transfers: `SamplingParams.extra_args` is cleaned of every
+key that vLLM or we give a meaning, and ours are put in their place.
+
+Leans on: vllm.v1.request.Request (from_engine_core_request, append_output_token_ids, max_tokens,
+kv_transfer_params, prefill_stats, skip_reading_prefix_cache, status, stop_reason, get_finished_reason),
+vllm.v1.core.sched.utils.check_stop, vllm.v1.engine.{EngineCoreRequest, FinishReason},
+vllm.sampling_params.SamplingParams (extra_args, prompt_logprobs, prompt_logprob_token_ids, max_tokens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.core.sched.utils import check_stop
+from vllm.v1.engine import EngineCoreRequest, FinishReason
+from vllm.v1.request import Request
+
+from baton.handoff.params import load_params, save_params
+from baton.protos.worker_pb2 import PHASE_PREFILL, Failed, Start
+from baton.services import vllm_wire
+from baton.services.worker.errors import RequestRefused
+from baton.services.worker.vllm_continuation import VOCABULARY_KEY, WRITTEN_KEY
+
+# Keys of extra_args that mean something to vLLM or to us, so none may come from outside.
+_RESERVED = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode", WRITTEN_KEY, VOCABULARY_KEY)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine can take, known once it is loaded."""
+
+    max_model_len: int  # tokens, prompt and answer together
+    vocabulary: int  # width of the logits
+    block_hasher: Callable[[Request], list[Any]] | None
+
+
+@dataclass
+class Prepared:
+    """A request as the engine gets it. `max_tokens` is the client's; the request's own may be cut to one more."""
+
+    request: Request
+    max_tokens: int
+    saves: bool  # its KV is wanted elsewhere when the prompt has been read
+
+
+def prepare(start: Start, internal_id: str, client_index: int, limits: Limits) -> Prepared:
+    """Build the engine's request for one phase of one attempt.
+
+    The tokens written so far become output: penalties, min_tokens and max_tokens count them. A PREFILL is
+    cut to one token more by the request's own max_tokens, so that SamplingParams still says what the
+    client asked for. Raises RequestRefused(INVALID) for what cannot be run here.
+    """
+    core = _decode(start)
+    written = list(start.output_token_ids)
+    _check(core, written, limits)
+    core.request_id = internal_id
+    core.client_index = client_index
+    core.current_wave = 0
+    params = core.sampling_params
+    params.extra_args = _clean(params.extra_args)
+    if written:
+        _mark_written(params, len(written), limits.vocabulary)
+    request = Request.from_engine_core_request(core, limits.block_hasher)
+    if written:
+        request.append_output_token_ids(written)
+        request.prefill_stats = (
+            None  # told when its first token was; a prefix hit beyond the prompt kills vLLM
+        )
+    max_tokens = request.max_tokens
+    saves = start.phase == PHASE_PREFILL and max_tokens > len(written) + 1
+    if start.phase == PHASE_PREFILL:
+        request.max_tokens = len(written) + 1
+    if saves:
+        request.kv_transfer_params = save_params(start.epoch)
+    elif start.HasField("manifest"):
+        request.kv_transfer_params = load_params(start.epoch, start.manifest)
+    return Prepared(request, max_tokens, saves)
+
+
+def really_ended(prepared: Prepared, max_model_len: int) -> bool:
+    """After a PREFILL was cut at its one token: would it have ended there anyway?
+
+    vLLM's own check, asked again with the client's max_tokens. True leaves the reason in the request.
+    """
+    request = prepared.request
+    request.max_tokens = prepared.max_tokens
+    return bool(check_stop(request, max_model_len))
+
+
+def finish_of(request: Request) -> tuple[FinishReason | None, int | str | None]:
+    """Finish and stop reason of an ended request."""
+    return request.get_finished_reason(), request.stop_reason
+
+
+def _decode(start: Start) -> EngineCoreRequest:
+    try:
+        return vllm_wire.decode_request(start.engine_request)
+    except ValueError as error:
+        raise _invalid(str(error)) from None
+
+
+def _check(core: EngineCoreRequest, written: Sequence[int], limits: Limits) -> None:
+    if core.sampling_params is None or core.sampling_params.max_tokens is None:
+        raise _invalid(
+            "only text generation with a max_tokens is served; this request has no sampling parameters"
+        )
+    if not core.prompt_token_ids or core.prompt_embeds is not None:
+        raise _invalid("a prompt of token ids is needed; prompt embeddings are not served")
+    if core.mm_features:
+        raise _invalid("images, audio and video are not served: only text is")
+    if core.resumable or core.lora_request is not None:
+        raise _invalid("streaming input and LoRA adapters are not served")
+    if len(core.prompt_token_ids) + len(written) >= limits.max_model_len:
+        raise _invalid(
+            f"prompt and answer so far take {len(core.prompt_token_ids)} + {len(written)} tokens; "
+            f"this model's limit of {limits.max_model_len} leaves none to write"
+        )
+    if len(written) >= core.sampling_params.max_tokens:
+        raise _invalid(
+            f"the answer is complete: {len(written)} tokens are written, max_tokens is "
+            f"{core.sampling_params.max_tokens}"
+        )
+    highest = max(max(core.prompt_token_ids), max(written, default=0))
+    if highest >= limits.vocabulary:
+        raise _invalid(f"token id {highest} is outside the model's vocabulary of {limits.vocabulary}")
+
+
+def _clean(extra: dict[str, Any] | None) -> dict[str, Any] | None:
+    return {key: value for key, value in extra.items() if key not in _RESERVED} if extra else None
+
+
+def _mark_written(params: Any, count: int, vocabulary: int) -> None:
+    params.extra_args = {**(params.extra_args or {}), WRITTEN_KEY: count, VOCABULARY_KEY: vocabulary}
+    if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
+        # Sent with the first token. Without them the prefix cache and a handoff may be read again.
+        params.prompt_logprobs = None
+        params.prompt_logprob_token_ids = None
+        params.skip_reading_prefix_cache = False
+
+
+def _invalid(message: str) -> RequestRefused:
+    return RequestRefused(Failed.CODE_INVALID, message)

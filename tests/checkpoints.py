@@ -1,0 +1,131 @@
+"""Checkpoints with random weights and a byte-level tokenizer, made in a second.
+
+    tiny_qwen2(folder)   a model that loads at once and whose answers vary: for tests of behaviour
+    qwen2_80m(folder)    80 million parameters, enough to keep a core busy: for measurements
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HEAD_DIM = 64
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tiny_qwen2(folder: Path, *, layers: int = 2, hidden: int = 128, vocabulary: int = 512, seed: int = 0) -> Path:
+    """A Qwen2 model of float32 weights in `folder`, which is made. Returns it."""
+    return _qwen2(folder, layers=layers, hidden=hidden, intermediate=2 * hidden, vocabulary=vocabulary, seed=seed)
+
+
+def qwen2_80m(folder: Path, *, seed: int = 0) -> Path:
+    """A Qwen2 model of 80 M bfloat16 weights in `folder`, which is made. Returns it."""
+    return _qwen2(
+        folder, layers=8, hidden=768, intermediate=2304, vocabulary=16_000, seed=seed, dtype="bfloat16", scale=0.5
+    )
+
+
+def _qwen2(
+    folder: Path,
+    *,
+    layers: int,
+    hidden: int,
+    intermediate: int,
+    vocabulary: int,
+    seed: int,
+    dtype: str = "float32",
+    scale: float = 1.5,
+) -> Path:
+    import torch
+    from safetensors.torch import save_file
+
+    heads = hidden // HEAD_DIM
+    key_heads = max(1, heads // 2)
+    generator = torch.Generator().manual_seed(seed)
+
+    def weight(*shape: int) -> Any:
+        # Wider than a trained model's: with small weights every prompt gets the same answer.
+        spread = scale / shape[-1] ** 0.5
+        return (torch.randn(*shape, generator=generator) * spread).to(getattr(torch, dtype))
+
+    def ones(size: int) -> Any:
+        return torch.ones(size, dtype=getattr(torch, dtype))
+
+    tensors = {
+        "model.embed_tokens.weight": weight(vocabulary, hidden) * hidden**0.5 / scale,
+        "model.norm.weight": ones(hidden),
+        "lm_head.weight": weight(vocabulary, hidden),
+    }
+    sizes = {"q_proj": heads, "k_proj": key_heads, "v_proj": key_heads}
+    for number in range(layers):
+        layer = f"model.layers.{number}"
+        for name, count in sizes.items():
+            tensors[f"{layer}.self_attn.{name}.weight"] = weight(count * HEAD_DIM, hidden)
+            tensors[f"{layer}.self_attn.{name}.bias"] = weight(count * HEAD_DIM)
+        tensors[f"{layer}.self_attn.o_proj.weight"] = weight(hidden, heads * HEAD_DIM)
+        tensors[f"{layer}.mlp.gate_proj.weight"] = weight(intermediate, hidden)
+        tensors[f"{layer}.mlp.up_proj.weight"] = weight(intermediate, hidden)
+        tensors[f"{layer}.mlp.down_proj.weight"] = weight(hidden, intermediate)
+        tensors[f"{layer}.input_layernorm.weight"] = ones(hidden)
+        tensors[f"{layer}.post_attention_layernorm.weight"] = ones(hidden)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": HEAD_DIM,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "dtype": dtype,
+        "eos_token_id": 256,
+        "pad_token_id": 256,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    byte_tokenizer(folder, vocabulary)
+    return folder
+
+
+def byte_tokenizer(folder: Path, vocabulary: int) -> None:
+    """Token n is byte n for n < 256; then the special tokens; the rest are words that no text becomes."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=_byte_of)
+    words = [f"Ġw{number}" for number in range(vocabulary - len(letters) - len(SPECIAL))]
+    vocab = {token: number for number, token in enumerate([*letters, *SPECIAL, *words])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL[0],
+        "pad_token": SPECIAL[0],
+        "chat_template": CHAT_TEMPLATE,
+        "model_max_length": 4096,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+
+
+def _byte_of(letter: str) -> int:
+    """The byte that byte-level tokenizers write as `letter`: printable ones as themselves, others from U+0100 on."""
+    code = ord(letter)
+    if code < 256:
+        return code
+    hidden = [byte for byte in range(256) if not (33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255)]
+    return hidden[code - 256]
