@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
+import signal
 import sys
 import time
 from pathlib import Path
@@ -78,6 +79,7 @@ def phase_train(options: argparse.Namespace) -> None:
     tokens = cached_tokens(tokenizer, options.dialogues, options.seed)
     settings = TrainSettings(CHECKPOINT, options.seed)
     trainer = Trainer(new_model(tokenizer), tokens, schedule, settings)
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: trainer.stop())
     trainer.run()
     logger.info("done: %d steps, %.1f M tokens", trainer.progress.step, trainer.progress.tokens / 1e6)
 

@@ -114,18 +114,24 @@ class Trainer:
         self._progress = Progress(began_at=schedule.began_at)
         self._resume()
         self._schedule = replace(schedule, began_at=self._progress.began_at)
+        self._stopped = False
         self._batches = Batches(tokens, settings.seed, self._progress.positions)
 
     @property
     def progress(self) -> Progress:
         return self._progress
 
+    def stop(self) -> None:
+        """Let `run` end after the step in hand, with a checkpoint; safe to call from a signal handler."""
+        self._stopped = True
+
     def run(self) -> None:
+        """Train until the schedule ends or `stop` is called; the last thing done is a checkpoint."""
         progress, last_saved = self._progress, time.time()
         losses: list[float] = []
         mark_time, mark_tokens = time.time(), progress.tokens
-        while (now := time.time()) and self._schedule.remaining(progress.step, now) > 0:
-            losses.append(self._step(self._schedule.scale(progress.step, now)))
+        while not self._stopped and self._schedule.remaining(progress.step, time.time()) > 0:
+            losses.append(self._step(self._schedule.scale(progress.step, time.time())))
             progress.step += 1
             if progress.step % self._settings.log_every == 0:
                 rate = (progress.tokens - mark_tokens) / (time.time() - mark_time)

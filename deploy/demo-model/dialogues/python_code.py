@@ -122,6 +122,17 @@ def _fill(code: str, name: str, arguments: tuple[str, str]) -> str:
     return text
 
 
+def new_name(rng: Random) -> str:
+    """A function name that says nothing about what the function does."""
+    return f"{rng.choice(_PREFIXES)}_{rng.choice(THINGS)}"
+
+
+def a_function(rng: Random) -> tuple[str, str, str]:
+    """What a function does, its name and its code."""
+    does, name, code = rng.choice(_FUNCTIONS)
+    return does, name, _fill(code, name, rng.choice(_ARGUMENTS))
+
+
 @generator("code", 5.0)
 def write_function(rng: Random) -> Dialogue:
     does, usual, code = rng.choice(_FUNCTIONS)
@@ -162,14 +173,15 @@ def explain_function(rng: Random) -> Dialogue:
     return turn(ask.format(c=text), f"This function {does}.", does)
 
 
-def _fenced(code: str) -> str:
+def fenced(code: str) -> str:
+    """The code as a Markdown block."""
     return f"```python\n{code}\n```"
 
 
 @generator("edits", 3.0)
 def rename(rng: Random) -> Dialogue:
     _, usual, code = rng.choice(_FUNCTIONS)
-    name = f"{rng.choice(_PREFIXES)}_{rng.choice(THINGS)}"
+    name = new_name(rng)
     arguments = rng.choice(_ARGUMENTS)
     before, after = _fill(code, usual, arguments), _fill(code, name, arguments)
     ask = rng.choice(
@@ -179,7 +191,7 @@ def rename(rng: Random) -> Dialogue:
             "{c}\nRename {o} to {n}.",
         )
     )
-    return turn(ask.format(o=usual, n=name, c=_fenced(before)), _fenced(after), after)
+    return turn(ask.format(o=usual, n=name, c=fenced(before)), fenced(after), after)
 
 
 @generator("edits", 2.0)
@@ -188,7 +200,7 @@ def rename_argument(rng: Random) -> Dialogue:
     old, new = rng.sample(_ARGUMENTS, 2)
     before, after = _fill(code, usual, old), _fill(code, usual, (new[0], old[1]))
     ask = rng.choice(("Rename the argument {o} to {n}:\n{c}", "Replace the variable {o} with {n}.\n{c}"))
-    return turn(ask.format(o=old[0], n=new[0], c=_fenced(before)), _fenced(after), after)
+    return turn(ask.format(o=old[0], n=new[0], c=fenced(before)), fenced(after), after)
 
 
 @generator("edits", 2.0)
@@ -201,7 +213,7 @@ def add_docstring(rng: Random) -> Dialogue:
     ask = rng.choice(
         ("Add a docstring to this function:\n{c}", "Document this function.\n{c}", "{c}\nAdd a docstring.")
     )
-    return turn(ask.format(c=_fenced(before)), _fenced(after), f'{head}\n    """')
+    return turn(ask.format(c=fenced(before)), fenced(after), f'{head}\n    """')
 
 
 @generator("edits", 1.5)
@@ -213,7 +225,7 @@ def change_constant(rng: Random) -> Dialogue:
     values[index] = new
     after = "\n".join(f"{n} = {v}" for n, v in zip(names, values, strict=True))
     ask = rng.choice(("Set {n} to {v} in this code:\n{c}", "Change the value of {n} to {v}.\n{c}"))
-    return turn(ask.format(n=names[index], v=new, c=_fenced(before)), _fenced(after), after)
+    return turn(ask.format(n=names[index], v=new, c=fenced(before)), fenced(after), after)
 
 
 @generator("code", 1.0)
@@ -234,7 +246,7 @@ def write_class(rng: Random) -> Dialogue:
     )
     return turn(
         ask.format(a=article(noun), n=noun.capitalize(), f=", ".join(fields)),
-        _fenced("\n".join(lines)),
+        fenced("\n".join(lines)),
         lines[1].strip(),
     )
 
@@ -250,4 +262,4 @@ def print_loop(rng: Random) -> Dialogue:
         )
     )
     code = f'for i in range({count}):\n    print("{word}")'
-    return turn(ask.format(w=word, n=count), _fenced(code), code)
+    return turn(ask.format(w=word, n=count), fenced(code), code)

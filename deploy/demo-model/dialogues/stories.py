@@ -79,30 +79,30 @@ _ASK_STORY = (
 )
 
 
-@generator("stories", 5.0)
-def story(rng: Random) -> Dialogue:
-    hero = rng.choice(ANIMALS)
-    described = f"{rng.choice(ADJECTIVES)} {hero}"
-    n, m = rng.sample(FIRST_NAMES, 2)
-    ask = rng.choice(_ASK_STORY).format(s=article(described) if rng.random() < 0.5 else article(hero))
-    if rng.random() < 0.2:
-        ask = rng.choice(
-            (
-                "Tell me a story about {n} the {h}.",
-                "Write a short story about {h} named {n}.".replace("{h}", "a {h}"),
-            )
-        ).format(n=n, h=hero)
-    acts = [_OPENINGS, _WISHES, _JOURNEYS, _MEETINGS, _TALK, _TURNS, _ENDINGS]
+def tale(rng: Random, hero: str, name: str, friend: str) -> str:
+    """Seven sentences about `hero`, an animal with or without an adjective, called `name`, who meets `friend`."""
+    acts = (_OPENINGS, _WISHES, _JOURNEYS, _MEETINGS, _TALK, _TURNS, _ENDINGS)
     slots = {
-        "n": n,
-        "m": m,
-        "aa": article(described),
+        "n": name,
+        "m": friend,
+        "aa": article(hero),
         "ff": article(f"{rng.choice(ADJECTIVES)} {rng.choice(ANIMALS)}"),
         "t": article(f"{rng.choice(ADJECTIVES)} {rng.choice(THINGS)}"),
     }
     sentences = [capitalised(rng.choice(act).format(p=rng.choice(PLACES), **slots)) for act in acts]
-    middle = 3
-    return turn(ask, " ".join(sentences[:middle]) + rng.choice((" ", "\n\n")) + " ".join(sentences[middle:]))
+    return " ".join(sentences[:3]) + rng.choice((" ", "\n\n")) + " ".join(sentences[3:])
+
+
+@generator("stories", 5.0)
+def story(rng: Random) -> Dialogue:
+    animal = rng.choice(ANIMALS)
+    hero = f"{rng.choice(ADJECTIVES)} {animal}"
+    name, friend = rng.sample(FIRST_NAMES, 2)
+    if rng.random() < 0.2:
+        ask = rng.choice(("Tell me a story about {n} the {a}.", "Write a short story about a {a} named {n}."))
+        return turn(ask.format(n=name, a=animal), tale(rng, hero, name, friend))
+    asked = article(hero) if rng.random() < 0.5 else article(animal)
+    return turn(rng.choice(_ASK_STORY).format(s=asked), tale(rng, hero, name, friend))
 
 
 _RHYMES = (
