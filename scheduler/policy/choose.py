@@ -40,9 +40,11 @@ class NoChoice:
 
     code: pb.Rejection.Code
     message: str
+    nobody: bool = False  # there is not even a worker that others could be compared with
 
     def hope(self) -> int:
-        return _HOPE.get(self.code, 0)
+        """Higher: sooner over."""
+        return -1 if self.nobody else _HOPE.get(self.code, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,8 @@ class Policy:
     def _keep(self, workers: Iterable[WorkerRecord], need: Need, side: Side) -> _Kept:
         left = list(workers)
         if not left:
-            return _Kept(
-                [], NoChoice(pb.Rejection.CODE_NO_WORKERS, f"no worker to {_WORK[side]} is registered")
-            )
+            message = f"no worker to {_WORK[side]} is registered"
+            return _Kept([], NoChoice(pb.Rejection.CODE_NO_WORKERS, message, nobody=True))
         for one in self._filters:
             left = [worker for worker in left if one.keeps(worker, need, side)]
             if not left:

@@ -113,19 +113,22 @@ def free_port() -> int:
 class RedisServer:
     """A redis-server of our own on loopback, without persistence: started again, it is empty."""
 
-    def __init__(self, folder: Path, *, password: str = "", extra: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, *, password: str = "", extra: tuple[str, ...] = (), tls: bool = False) -> None:
         self.folder = folder
         self.password = password
         self.port = free_port()
         self._extra = extra
+        self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"redis://:{self.password}@127.0.0.1:{self.port}/0" if self.password else f"redis://127.0.0.1:{self.port}/0"
+        user = f":{self.password}@" if self.password else ""
+        return f"{'rediss' if self._tls else 'redis'}://{user}127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        listen = ["--port", "0", "--tls-port", str(self.port)] if self._tls else ["--port", str(self.port)]
+        command = ["redis-server", *listen, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         command += ["--dir", str(self.folder), *self._extra]
         if self.password:
             command += ["--requirepass", self.password]

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import (
+    ANSWER_TOKENS_BOOKED,
+    Limits,
+    blocks_for,
+    could_read,
+    could_write,
+    may_read,
+    may_write,
+    usable_blocks,
+)
+from baton.scheduler.types import Attempt, Claim, Need, Reserved, WorkerRecord
+from tests.scheduler.support import LIMITS, capacity, identity, need
+
+
+def worker(reserved: Reserved | None = None, **changes: object) -> WorkerRecord:
+    who = identity("w", **changes)  # type: ignore[arg-type]
+    return WorkerRecord(who, pb.WORKER_STATE_READY, None, reserved or Reserved(), False, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "blocks"),
+    [
+        (1, 0, 1),  # 1 + 4
+        (12, 0, 1),  # 16: just one block
+        (13, 0, 2),
+        (100, 10, 8),  # 114
+        (100, 10_000, 23),  # 100 + 4 + 256 of an answer that may go on
+        (1_020, 10_000, 65),  # 1020 + 4 + 4: no more fit into max_model_len
+    ],
+)
+def test_prompt_lookahead_and_the_answers_beginning_are_booked(prompt: int, new: int, blocks: int) -> None:
+    assert ANSWER_TOKENS_BOOKED == 256
+    assert blocks_for(need(prompt=prompt, new=new), capacity()) == blocks
+
+
+def test_never_more_is_booked_than_there_is() -> None:
+    small = capacity(num_blocks=11)
+    assert usable_blocks(small) == 10
+    assert blocks_for(need(prompt=150, new=200), small) == 10
+
+
+def test_what_can_never_fit() -> None:
+    assert could_read(need(prompt=1_023), worker())
+    assert not could_read(need(prompt=1_024), worker())  # no room for one token of the answer
+    assert not could_write(need(prompt=1_024), worker())
+    assert could_read(need(prompt=160), worker(num_blocks=11))
+    assert not could_write(need(prompt=160), worker(num_blocks=11))  # look-ahead needs another block
+    assert could_write(need(prompt=156), worker(num_blocks=11))
+    assert not could_read(need(prompt=161), worker(num_blocks=11))
+
+
+def test_room_now() -> None:
+    assert may_read(need(prompt=400), worker(Reserved(prompt_tokens=600)), LIMITS)
+    assert not may_read(need(prompt=401), worker(Reserved(prompt_tokens=600)), LIMITS)
+    assert may_read(need(prompt=1_001), worker(Reserved(requests=1)), LIMITS)  # nothing queued
+    assert may_write(need(), worker(Reserved(requests=7)), LIMITS)
+    assert not may_write(need(), worker(Reserved(requests=8)), LIMITS)
+    assert may_write(need(), worker(Reserved(blocks=91)), LIMITS)
+    assert not may_write(need(), worker(Reserved(blocks=92)), LIMITS)
+
+
+def test_at_least_one_request_is_always_allowed() -> None:
+    assert Limits(1, 1.0, 0).max_requests(capacity(max_num_seqs=0)) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Attempt("", 1),
+        lambda: Attempt("r", 0),
+        lambda: Attempt("r", 2**31),
+        lambda: Need(Attempt("r", 1), "", 0, 1),
+        lambda: Need(Attempt("r", 1), "", 1, -1),
+        lambda: Claim(Attempt("r", 1), "", "w", "w", 1, 1, 1, 1, 1),
+        lambda: Claim(Attempt("r", 1), "", "p", "", 1, 1, 1, 1, 1),
+        lambda: Claim(Attempt("r", 1), "", "p", "d", 1, 2, 1, 1, 1),
+    ],
+)
+def test_impossible_objects_cannot_be_made(make: object) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        make()  # type: ignore[operator]

@@ -1,0 +1,159 @@
+"""Random lives of requests and workers, against a model of what must hold, on each store."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import claim, usable_blocks
+from baton.scheduler.store import Store
+from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.store.redis import RedisStore
+from baton.scheduler.types import Attempt, Claim, Reserved, ReserveOutcome
+from tests.scheduler.support import LEASE_S, LIMITS, RedisServer, identity, need, register, report
+
+T = TypeVar("T")
+WORKERS = {"p1": pb.ROLE_PREFILL, "p2": pb.ROLE_PREFILL, "d1": pb.ROLE_DECODE, "d2": pb.ROLE_DECODE}
+REQUESTS = st.sampled_from([f"r{number}" for number in range(6)])
+READERS = st.sampled_from(["p1", "p2", ""])
+WRITERS = st.sampled_from(["d1", "d2"])
+EPOCHS = st.integers(1, 4)
+
+
+class Lives(RuleBasedStateMachine):
+    """The model: who holds what, by request, and the last epoch of each."""
+
+    url = ""  # of a Redis; empty: the memory store
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        topic = uuid.uuid4().hex
+        self.store: Store = RedisStore(self.url, topic) if self.url else MemoryStore(topic)
+        self.live: dict[str, Claim] = {}
+        self.unread: set[str] = set()
+        self.epochs: dict[str, int] = {}
+        for name, role in WORKERS.items():
+            self.run(register(self.store, name, role))
+
+    def run(self, what: Any) -> Any:
+        return self.loop.run_until_complete(what)
+
+    def teardown(self) -> None:
+        everything = [one.attempt for one in self.live.values()]
+        self.run(self.store.report(report(finished=everything), LEASE_S))
+        view = self.run(self.store.view())
+        assert view.live_attempts == 0
+        assert all(worker.reserved == Reserved() for worker in view.workers.values()), "something leaked"
+        self.run(self.store.close())
+        self.loop.close()
+
+    def forget(self, request_id: str) -> None:
+        self.live.pop(request_id, None)
+        self.unread.discard(request_id)
+
+    @rule(
+        request=REQUESTS, epoch=EPOCHS, prefill=READERS, decode=WRITERS, prompt=st.integers(1, 700), short=st.booleans()
+    )
+    def place(self, request: str, epoch: int, prefill: str, decode: str, prompt: int, short: bool) -> None:
+        view = self.run(self.store.view())
+        if not {decode, prefill or decode} <= view.workers.keys():
+            return
+        what = need(request, epoch, prompt, 100)
+        booked = claim(what, view.workers[prefill] if prefill else None, view.workers[decode], LIMITS)
+        # A short lease stands for a router that died: swept before the next rule.
+        result = self.run(self.store.reserve(booked, 0.001 if short else LEASE_S))
+        if epoch <= self.epochs.get(request, 0):
+            assert result.outcome is ReserveOutcome.STALE
+            return
+        assert result.outcome in (ReserveOutcome.BOOKED, ReserveOutcome.FULL)
+        self.forget(request)
+        if result.outcome is ReserveOutcome.BOOKED:
+            self.epochs[request] = epoch
+            if short:
+                self.run(self.swept(request))
+            else:
+                self.live[request] = booked
+                self.unread.add(request)
+
+    async def swept(self, request: str) -> None:
+        async with asyncio.timeout(5):
+            while not (await self.store.view()).expired:
+                await asyncio.sleep(0.001)
+
+    @rule(request=REQUESTS, epoch=EPOCHS)
+    def prefilled(self, request: str, epoch: int) -> None:
+        attempt = Attempt(request, epoch)
+        result = self.run(self.store.report(report(prefilled=[attempt]), LEASE_S))
+        assert result.stale == (epoch < self.epochs.get(request, 0))
+        if request in self.live and self.live[request].attempt == attempt:
+            self.unread.discard(request)
+
+    @rule(request=REQUESTS, epoch=EPOCHS)
+    def finished(self, request: str, epoch: int) -> None:
+        attempt = Attempt(request, epoch)
+        result = self.run(self.store.report(report(finished=[attempt]), LEASE_S))
+        assert result.stale == (epoch < self.epochs.get(request, 0))
+        if request in self.live and self.live[request].attempt == attempt:
+            self.forget(request)
+
+    @rule(request=REQUESTS, epoch=EPOCHS)
+    def renewed(self, request: str, epoch: int) -> None:
+        attempt = Attempt(request, epoch)
+        lost = self.run(self.store.report(report(renewed=[attempt]), LEASE_S)).lost
+        held = request in self.live and self.live[request].attempt == attempt
+        assert lost == ([] if held else [attempt])
+
+    @rule(worker=st.sampled_from(sorted(WORKERS)))
+    def leaves(self, worker: str) -> None:
+        self.run(self.store.deregister(worker))
+
+    @rule(worker=st.sampled_from(sorted(WORKERS)))
+    def comes(self, worker: str) -> None:
+        self.run(register(self.store, worker, WORKERS[worker]))
+
+    @invariant()
+    def bookings_are_those_of_live_attempts_and_within_limits(self) -> None:
+        expected = {name: Reserved() for name in WORKERS}
+        for request, held in self.live.items():
+            unread = request in self.unread
+            for name in held.worker_ids:
+                if name == held.decode_id or unread:
+                    expected[name].requests += 1
+            if unread:
+                expected[held.reader_id].prompt_tokens += held.prompt_tokens
+            expected[held.decode_id].blocks += held.blocks
+        view = self.run(self.store.view())
+        assert view.live_attempts == len(self.live)
+        for name, worker in view.workers.items():
+            assert worker.reserved == expected[name], name
+            capacity = identity(name).capacity
+            assert worker.reserved.blocks <= usable_blocks(capacity)
+            assert worker.reserved.prompt_tokens <= LIMITS.max_queued_prompt_tokens
+            if WORKERS[name] == pb.ROLE_DECODE:
+                assert worker.reserved.requests <= LIMITS.max_requests(capacity)
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+def test_nothing_is_booked_twice_or_leaks(kind: str, redis_server: RedisServer) -> None:
+    class Machine(Lives):
+        url = redis_server.url if kind == "redis" else ""
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=60 if kind == "memory" else 25,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            derandomize=True,
+            database=None,
+        ),
+    )

@@ -1,0 +1,202 @@
+"""Choosing and booking together, also by several schedulers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import Limits
+from baton.scheduler.placer import Placed, Placer
+from baton.scheduler.policy import NoChoice, Policy, PolicyConfig
+from baton.scheduler.store import Store
+from baton.scheduler.store.redis import RedisStore
+from baton.scheduler.types import Attempt, Claim, Report, ReportResult, Reserved, ReserveResult, View
+from tests.scheduler.support import LEASE_S, LIMITS, RedisServer, need, register, report, until
+
+
+class Counting(Store):
+    """A real store whose round trips are counted; `before_reserve` may act between choosing and booking."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.views = 0
+        self.reserves = 0
+        self.before_reserve: list[Claim] = []
+
+    async def view(self) -> View:
+        self.views += 1
+        return await self.inner.view()
+
+    async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
+        self.reserves += 1
+        if self.before_reserve:
+            await self.inner.reserve(self.before_reserve.pop(), lease_s)
+        return await self.inner.reserve(claim, lease_s)
+
+    async def report(self, what: Report, lease_s: float) -> ReportResult:
+        return await self.inner.report(what, lease_s)
+
+    async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
+        return await self.inner.register(identity, state, lease_s)
+
+    async def heartbeat(self, worker_id, state, load, lease_s):  # type: ignore[no-untyped-def]
+        return await self.inner.heartbeat(worker_id, state, load, lease_s)
+
+    async def deregister(self, worker_id: str) -> None:
+        await self.inner.deregister(worker_id)
+
+    async def drain(self, worker_id: str) -> bool:
+        return await self.inner.drain(worker_id)
+
+    async def history(self, limit):  # type: ignore[no-untyped-def]
+        return await self.inner.history(limit)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+def placer(store: Store, limits: Limits = LIMITS, lease_s: float = LEASE_S, seed: int = 1) -> Placer:
+    return Placer(store, Policy(limits, PolicyConfig(seed=seed)), limits, lease_s, lambda count: None)
+
+
+@pytest.fixture
+async def counted(store: Store) -> Counting:
+    counting = Counting(store)
+    await register(counting, "p", pb.ROLE_PREFILL)
+    await register(counting, "d", pb.ROLE_DECODE, max_num_seqs=50, num_blocks=10_000)
+    return counting
+
+
+async def test_placing_costs_one_view_and_one_booking(counted: Counting) -> None:
+    placed = await placer(counted).place(need())
+    assert isinstance(placed, Placed)
+    assert placed.prefill is not None
+    assert (placed.prefill.worker_id, placed.decode.worker_id) == ("p", "d")
+    assert (counted.views, counted.reserves) == (1, 1)
+
+
+async def test_many_at_once_share_a_view(counted: Counting) -> None:
+    one = placer(counted)
+    began = time.monotonic()
+    placed = await asyncio.gather(*(one.place(need(f"r{number}", prompt=1)) for number in range(50)))
+    took = time.monotonic() - began
+    assert all(isinstance(outcome, Placed) for outcome in placed)
+    assert counted.reserves == 50
+    assert counted.views <= 1 + took / 0.02
+
+
+async def test_own_bookings_count_in_an_old_view(store: Store) -> None:
+    await register(store, "a")
+    await register(store, "b")
+    one = placer(store)
+    outcomes = [await one.place(need(f"r{number}", prompt=1)) for number in range(16)]
+    names = [outcome.decode.worker_id for outcome in outcomes if isinstance(outcome, Placed)]
+    assert (names.count("a"), names.count("b")) == (8, 8)  # with two workers, the less loaded one each time
+
+
+async def test_a_faster_one_makes_us_choose_again(store: Store) -> None:
+    counting = Counting(store)
+    await register(counting, "a", max_num_seqs=1)
+    await register(counting, "b", max_num_seqs=1)
+    one = placer(counting)
+    limits = Limits(1_000, 1.0, 0)
+    one = placer(counting, limits)
+    view = await counting.view()
+    chosen = Policy(limits, PolicyConfig(seed=1)).choose(view, need("mine", prompt=1))
+    from baton.scheduler.booking import claim
+
+    counting.before_reserve = [claim(need("theirs", prompt=1), chosen.prefill, chosen.decode, limits)]  # type: ignore[union-attr]
+    placed = await one.place(need("mine", prompt=1))
+    assert isinstance(placed, Placed)
+    assert placed.decode.worker_id != chosen.decode.worker_id  # type: ignore[union-attr]
+    assert counting.reserves == 2
+
+
+async def test_a_rejection_is_decided_on_a_fresh_view(counted: Counting) -> None:
+    one = placer(counted)
+    await one.place(need("big", prompt=900))
+    await counted.report(report(prefilled=[Attempt("big", 1)]), LEASE_S)
+    assert isinstance(await one.place(need("next", prompt=900)), Placed)  # the old view says: no room
+    outcome = await one.place(need("too-many", prompt=900))
+    assert isinstance(outcome, NoChoice)
+    assert outcome.code == pb.Rejection.CODE_FULL
+
+
+async def test_a_worker_that_left_is_not_chosen_again(counted: Counting) -> None:
+    one = placer(counted)
+    assert isinstance(await one.place(need("a", prompt=1)), Placed)
+    await register(counted, "d2", pb.ROLE_DECODE)
+    await counted.deregister("d")
+    placed = await one.place(need("b", prompt=1))  # the old view still has d, and not d2
+    assert isinstance(placed, Placed)
+    assert placed.decode.worker_id == "d2"
+
+
+async def test_a_stale_epoch_is_said(counted: Counting) -> None:
+    one = placer(counted)
+    await one.place(need(epoch=2))
+    outcome = await one.place(need(epoch=2))
+    assert isinstance(outcome, NoChoice)
+    assert outcome.code == pb.Rejection.CODE_STALE_EPOCH
+    assert outcome.message == "epoch 2 of request r is not above 2, placed before"
+
+
+async def test_expired_leases_are_told(store: Store) -> None:
+    await register(store, "m")
+    told: list[int] = []
+    one = Placer(store, Policy(LIMITS), LIMITS, 0.02, told.append)
+    await one.place(need())
+
+    async def swept() -> bool:
+        await one.view(time.monotonic())
+        return bool(told)
+
+    await until(swept)
+    assert told == [1]
+
+
+@pytest.fixture
+async def replicas(redis_server: RedisServer, topic: str) -> AsyncIterator[list[Store]]:
+    stores: list[Store] = [RedisStore(redis_server.url, topic) for _ in range(3)]
+    yield stores
+    for one in stores:
+        await one.close()
+
+
+async def test_replicas_placing_at_once_never_pass_a_limit(replicas: list[Store]) -> None:
+    """300 placements by three schedulers on room for 2 x 8 requests: exactly 16 get in, and all come out again."""
+    for name in ("d1", "d2"):
+        await register(replicas[0], name, pb.ROLE_DECODE)
+    for name in ("p1", "p2", "p3"):
+        await register(replicas[0], name, pb.ROLE_PREFILL)
+    placers = [placer(store, seed=number) for number, store in enumerate(replicas)]
+    outcomes = await asyncio.gather(
+        *(placers[number % 3].place(need(f"r{number}", prompt=50, new=10)) for number in range(300))
+    )
+    placed = [outcome for outcome in outcomes if isinstance(outcome, Placed)]
+    assert len(placed) == 16
+    codes = {outcome.code for outcome in outcomes if isinstance(outcome, NoChoice)}
+    assert codes == {pb.Rejection.CODE_FULL}
+    view = await replicas[2].view()
+    assert [view.workers[name].reserved.requests for name in ("d1", "d2")] == [8, 8]
+    assert sum(view.workers[name].reserved.prompt_tokens for name in ("p1", "p2", "p3")) == 16 * 50
+    live = await replicas[1].history(100)
+    await replicas[0].report(
+        report(finished=[Attempt(one.attempt.request_id, 1) for one in live.attempts]), LEASE_S
+    )
+    view = await replicas[1].view()
+    assert all(worker.reserved == Reserved() for worker in view.workers.values())
+
+
+async def test_replicas_place_one_epoch_once(replicas: list[Store]) -> None:
+    await register(replicas[0], "m")
+    placers = [placer(store) for store in replicas]
+    outcomes = await asyncio.gather(*(one.place(need("r", 1, 10)) for one in placers * 3))
+    assert sum(isinstance(outcome, Placed) for outcome in outcomes) == 1
+    stale = [outcome.code for outcome in outcomes if isinstance(outcome, NoChoice)]
+    assert stale == [pb.Rejection.CODE_STALE_EPOCH] * 8

@@ -1,0 +1,243 @@
+"""Who is chosen, and why nobody is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import Limits
+from baton.scheduler.errors import BadPolicy
+from baton.scheduler.policy import Choice, NoChoice, Policy, PolicyConfig
+from baton.scheduler.policy.base import Scorer
+from baton.scheduler.policy.pickers import Best, PowerOfTwo
+from baton.scheduler.policy.registry import FILTERS, PAIR_FILTERS, PICKERS, SCORERS, Registry
+from baton.scheduler.policy.scorers import FreeBlocks, QueuedPromptTokens, RunningRequests
+from baton.scheduler.types import Need, Reserved, View, WorkerRecord
+from tests.scheduler.support import LIMITS, identity, need
+
+P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
+FULL, TOO_LARGE = pb.Rejection.CODE_FULL, pb.Rejection.CODE_TOO_LARGE
+NO_WORKERS = pb.Rejection.CODE_NO_WORKERS
+CROWDED = Reserved(prompt_tokens=1_000, requests=8, blocks=99)
+
+
+def worker(
+    name: str,
+    role: pb.Role,
+    reserved: Reserved | None = None,
+    *,
+    state: pb.WorkerState = pb.WORKER_STATE_READY,
+    load: pb.WorkerLoad | None = None,
+    drain: bool = False,
+    **changes: object,
+) -> WorkerRecord:
+    who = identity(name, role, **changes)  # type: ignore[arg-type]
+    return WorkerRecord(who, state, load, reserved or Reserved(), drain, 5.0)
+
+
+def choose(what: Need, *workers: WorkerRecord, handoff_min: int = 0, **config: object) -> tuple[str, str]:
+    """(prefill, decode) or (code, message)."""
+    limits = Limits(LIMITS.max_queued_prompt_tokens, LIMITS.max_queue_factor, handoff_min)
+    view = View({one.worker_id: one for one in workers}, 0, 0)
+    choice = Policy(limits, PolicyConfig(seed=1, picker="best", **config)).choose(view, what)  # type: ignore[arg-type]
+    if isinstance(choice, Choice):
+        return (choice.prefill.worker_id if choice.prefill else "", choice.decode.worker_id)
+    assert isinstance(choice, NoChoice)
+    return (pb.Rejection.Code.Name(choice.code).removeprefix("CODE_"), choice.message)
+
+
+def test_a_pair_comes_before_a_mixed_worker() -> None:
+    assert choose(need(), worker("m", M), worker("d", D), worker("p", P)) == ("p", "d")
+
+
+@pytest.mark.parametrize("crowded", ["p", "d"])
+def test_mixed_workers_take_the_overflow(crowded: str) -> None:
+    workers = [worker(name, role, CROWDED if name == crowded else None) for name, role in (("p", P), ("d", D))]
+    assert choose(need(), *workers, worker("m", M)) == ("", "m")
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [(99, ("", "d")), (100, ("p", "d"))])
+def test_a_short_prompt_is_not_handed_over(prompt: int, expected: tuple[str, str]) -> None:
+    assert choose(need(prompt=prompt), worker("p", P), worker("d", D), handoff_min=100) == expected
+
+
+def test_for_a_short_prompt_mixed_and_decode_workers_are_equals() -> None:
+    busy = Reserved(requests=3, blocks=30)
+    assert choose(need(), worker("d", D, busy), worker("m", M), worker("p", P), handoff_min=500) == ("", "m")
+    assert choose(need(), worker("d", D), worker("m", M, busy), worker("p", P), handoff_min=500) == ("", "d")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        [],
+        [worker("p", P, state=pb.WORKER_STATE_STARTING)],
+        [worker("p", P, state=pb.WORKER_STATE_DRAINING)],
+        [worker("p", P, drain=True)],
+        [worker("failed", P)],
+    ],
+)
+def test_a_decode_worker_covers_for_lost_prefill_workers(lost: list[WorkerRecord]) -> None:
+    assert choose(need("r", 2, 100, 10, "failed"), worker("d", D), *lost) == ("", "d")
+
+
+def test_full_prefill_workers_are_not_covered_for() -> None:
+    code, message = choose(need(), worker("p", P, CROWDED), worker("d", D))
+    assert (code, message) == ("FULL", "no worker can read the prompt: all are full")
+
+
+def test_decode_workers_cannot_be_covered_for_by_prefill_workers() -> None:
+    code, message = choose(need(), worker("p", P))
+    assert (code, message) == ("NO_WORKERS", "no worker to write the answer is registered")
+    assert choose(need(), worker("p", P), worker("m", M)) == ("", "m")
+
+
+def test_nobody_at_all() -> None:
+    assert choose(need()) == ("NO_WORKERS", "no worker to take the request is registered")
+
+
+def test_the_rejection_is_the_most_hopeful_one() -> None:
+    large = need(prompt=900)
+    small = {"max_model_len": 512}
+    assert choose(large, worker("m", M, **small))[0] == "TOO_LARGE"
+    assert choose(large, worker("m", M, CROWDED), worker("m2", M, **small))[0] == "FULL"
+    assert choose(large, worker("p", P), worker("d", D, **small))[0] == "TOO_LARGE"
+    assert choose(large, worker("p", P, CROWDED), worker("d", D, **small))[0] == "TOO_LARGE"
+    assert choose(large, worker("p", P), worker("d", D, **small), worker("m", M, CROWDED))[0] == "FULL"
+    assert choose(large, worker("m", M, drain=True))[0] == "NO_WORKERS"
+    failed = need("r", 2, 100, 10, "m")
+    assert choose(failed, worker("m", M)) == (
+        "NO_WORKERS",
+        "no worker can take the request: those that are ready failed an earlier attempt",
+    )
+
+
+def test_a_pair_must_keep_kv_alike() -> None:
+    code, message = choose(need(), worker("p", P, compatibility_hash="aa"), worker("d", D, compatibility_hash="bb"))
+    assert code == "NO_WORKERS"
+    assert message == (
+        "prefill worker p and decode worker d keep KV differently (aa, bb): start them with the same engine settings"
+    )
+
+
+def test_a_pair_must_share_a_transport() -> None:
+    code, message = choose(need(), worker("p", P, transports=["shm"]), worker("d", D, transports=["grpc"]))
+    assert (code, "p and decode worker d share no transport (shm; grpc)" in message) == ("NO_WORKERS", True)
+
+
+def test_the_best_decode_worker_without_a_partner_is_passed_over() -> None:
+    workers = [
+        worker("p", P, compatibility_hash="aa"),
+        worker("free", D, compatibility_hash="bb"),
+        worker("busy", D, Reserved(requests=3), compatibility_hash="aa"),
+    ]
+    assert choose(need(), *workers) == ("p", "busy")
+
+
+def test_the_prefill_worker_with_fewest_queued_tokens_is_best() -> None:
+    workers = [worker("long", P, Reserved(prompt_tokens=500)), worker("short", P, Reserved(prompt_tokens=20))]
+    assert choose(need(), *workers, worker("d", D)) == ("short", "d")
+
+
+def test_the_decode_worker_with_fewest_requests_or_most_blocks_is_best() -> None:
+    prefill = worker("p", P)
+    assert choose(need(), prefill, worker("a", D, Reserved(requests=2)), worker("b", D, Reserved(requests=1)))[1] == "b"
+    assert choose(need(), prefill, worker("a", D, Reserved(blocks=20)), worker("b", D, Reserved(blocks=40)))[1] == "a"
+
+
+def test_what_a_worker_says_counts_where_it_is_more_than_was_booked() -> None:
+    loaded = worker("a", D, load=pb.WorkerLoad(running=4, waiting=2, free_blocks=10))
+    idle = worker("b", D, load=pb.WorkerLoad(free_blocks=99))
+    assert choose(need(), worker("p", P), loaded, idle)[1] == "b"
+
+
+def test_scores_stay_within_bounds() -> None:
+    over = Reserved(prompt_tokens=10**6, requests=10**4, blocks=10**4)
+    for scorer in (QueuedPromptTokens(LIMITS), RunningRequests(LIMITS), FreeBlocks(LIMITS)):
+        assert scorer.score(worker("w", M, over), need()) == 0.0
+        free = scorer.score(worker("w", M), need())
+        assert 0.9 <= free <= 1.0
+        assert 0.0 <= scorer.score(worker("w", M, Reserved(500, 4, 50)), need()) < free
+
+
+def test_room_with_look_ahead_is_what_free_blocks_means() -> None:
+    scorer = FreeBlocks(LIMITS)
+    plain = scorer.score(worker("w", D, lookahead_tokens=1), need(prompt=96, new=0))
+    ahead = scorer.score(worker("w", D, lookahead_tokens=17), need(prompt=96, new=0))
+    assert plain - ahead == pytest.approx(1 / 99)
+
+
+def test_power_of_two_takes_the_better_of_two_drawn() -> None:
+    scored = [(worker(f"w{number}", M), number / 10) for number in range(10)]
+    rng = random.Random(7)
+    picks = [PowerOfTwo().pick(scored, rng).worker_id for _ in range(2_000)]
+    assert "w0" not in picks  # the worst is never the better one of two
+    counts = [picks.count(f"w{number}") for number in range(10)]
+    assert counts[9] == pytest.approx(2_000 * 2 / 10, rel=0.2)  # drawn in 2 of 10, and then always taken
+    assert counts[1] == pytest.approx(2_000 * 1 / 45, rel=0.6)
+    assert PowerOfTwo().pick(scored[:1], rng).worker_id == "w0"
+    again = random.Random(7)
+    assert [PowerOfTwo().pick(scored, again).worker_id for _ in range(2_000)] == picks
+
+
+def test_best_draws_among_equals() -> None:
+    scored = [(worker("a", M), 0.5), (worker("b", M), 0.5), (worker("c", M), 0.1)]
+    rng = random.Random(1)
+    assert {Best().pick(scored, rng).worker_id for _ in range(50)} == {"a", "b"}
+
+
+@pytest.mark.parametrize("registry", [FILTERS, PAIR_FILTERS, SCORERS, PICKERS])
+def test_everything_registered_can_be_loaded(registry: Registry[object]) -> None:
+    for name in registry.names:
+        assert isinstance(registry.load(name), type)
+
+
+def test_names_are_checked() -> None:
+    registry: Registry[Scorer] = Registry(Scorer)  # type: ignore[type-abstract]
+    registry.register("mine", "baton.scheduler.policy.scorers", "FreeBlocks")
+    with pytest.raises(BadPolicy, match="'mine' is registered already, as baton.scheduler.policy.scorers.FreeBlocks"):
+        registry.register("mine", "elsewhere", "Other")
+    registry.register("gone", "baton.scheduler.policy.scorers", "Nothing")
+    registry.register("picker", "baton.scheduler.policy.pickers", "Best")
+    registry.register("nowhere", "baton.scheduler.policy.nowhere", "Best")
+    for name, text in (("gone", "cannot be loaded"), ("picker", "is no Scorer"), ("nowhere", "cannot be loaded")):
+        with pytest.raises(BadPolicy, match=text):
+            registry.load(name)
+    with pytest.raises(BadPolicy, match="scorer 'prefix' is unknown; there are: free_blocks"):
+        Policy(LIMITS, PolicyConfig(scorers={"prefix": 1.0}))
+    with pytest.raises(BadPolicy, match="above 0"):
+        PolicyConfig(scorers={"free_blocks": 0.0})
+
+
+class KnowsPrefixes(Scorer):
+    """As one would write it outside: whoever holds the first block is best."""
+
+    side = QueuedPromptTokens.side
+
+    def score(self, worker: WorkerRecord, need: Need) -> float:
+        return 1.0 if need.prefix_hashes[:1] == (worker.worker_id.encode(),) else 0.0
+
+
+def test_a_scorer_from_outside_decides() -> None:
+    if "knows_prefixes" not in SCORERS.names:
+        SCORERS.register("knows_prefixes", __name__, "KnowsPrefixes")
+    what = Need(need().attempt, "router", 100, 10, prefix_hashes=(b"b", b"x"))
+    workers = [worker(name, P) for name in "abc"]
+    assert choose(what, *workers, worker("d", D), scorers={"knows_prefixes": 1.0}) == ("b", "d")
+
+
+def test_weights_decide_between_scorers() -> None:
+    few_requests = worker("few", D, Reserved(requests=1, blocks=80))
+    many_blocks = worker("many", D, Reserved(requests=6, blocks=0))
+    pair = (worker("p", P), few_requests, many_blocks)
+    assert choose(need(), *pair, scorers={"running_requests": 9.0, "free_blocks": 1.0})[1] == "few"
+    assert choose(need(), *pair, scorers={"running_requests": 1.0, "free_blocks": 9.0})[1] == "many"
+
+
+def test_without_scorers_every_worker_is_as_good() -> None:
+    names = {choose(need(f"r{number}"), worker("a", M), worker("b", M), scorers={})[1] for number in range(3)}
+    assert names <= {"a", "b"}
+
+

@@ -1,0 +1,180 @@
+"""What only the Redis store can get wrong: passwords, TLS, a server that dies, keys that stay."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.errors import StoreUnavailable
+from baton.scheduler.keys import TOPIC_TTL_MS, topic_keys
+from baton.scheduler.store import open_store
+from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore, without_password
+from baton.scheduler.types import Attempt, Reserved, ReserveOutcome
+from tests.scheduler.support import LEASE_S, RedisServer, claim_on, free_port, need, register, report
+
+
+async def problem(url: str) -> str:
+    store = RedisStore(url, "t")
+    try:
+        with pytest.raises(StoreUnavailable) as caught:
+            await store.view()
+        return str(caught.value)
+    finally:
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:s3cret@host:6379/0", "redis://host:6379/0"),
+        ("rediss://user:s3cret@host/1", "rediss://user@host/1"),
+        ("redis://[::1]:6379", "redis://[::1]:6379"),
+        ("redis://:@host", "redis://host"),
+    ],
+)
+def test_the_password_is_not_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+@pytest.mark.parametrize("url", ["postgres://:s3cret@host", "redis://host:port/0", "nowhere"])
+async def test_a_wrong_url_is_named(url: str) -> None:
+    with pytest.raises(StoreUnavailable, match=r"scheduler\.store") as caught:
+        open_store(url, "t")
+    assert "s3cret" not in str(caught.value)
+
+
+async def test_a_wrong_password_is_said(redis_server: RedisServer) -> None:
+    for url in (f"redis://:wr0ng@127.0.0.1:{redis_server.port}/0", f"redis://127.0.0.1:{redis_server.port}/0"):
+        text = await problem(url)
+        assert f"redis://127.0.0.1:{redis_server.port}/0: refused the password" in text
+        assert "wr0ng" not in text
+
+
+async def test_nobody_there_is_said() -> None:
+    text = await problem(f"redis://127.0.0.1:{free_port()}/0")
+    assert "does not answer" in text
+
+
+async def test_a_silent_server_is_given_up_within_a_second() -> None:
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until the client hangs up
+        writer.close()
+
+    server = await asyncio.start_server(never, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    began = time.monotonic()
+    assert "does not answer in time" in await problem(f"redis://127.0.0.1:{port}/0")
+    assert time.monotonic() - began < CALL_TIMEOUT_S + 0.2
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_paused_server_is_given_up_and_comes_back(own_redis: RedisServer) -> None:
+    store = RedisStore(own_redis.url, "t")
+    await register(store, "m")
+    admin = Redis.from_url(own_redis.url)
+    await admin.client_pause(1_200)
+    began = time.monotonic()
+    calls = await asyncio.gather(*(store.view() for _ in range(40)), return_exceptions=True)
+    assert time.monotonic() - began < CALL_TIMEOUT_S + 0.3
+    assert all(isinstance(one, StoreUnavailable) for one in calls)
+    await admin.ping()  # answers when the pause is over
+    assert set((await store.view()).workers) == {"m"}
+    await admin.aclose()
+    await store.close()
+
+
+async def test_a_server_that_was_killed_comes_back_empty(own_redis: RedisServer) -> None:
+    store = RedisStore(own_redis.url, "t")
+    await register(store, "m", num_blocks=100)
+    claim = claim_on(await store.view(), need(), "m")
+    assert (await store.reserve(claim, LEASE_S)).outcome is ReserveOutcome.BOOKED
+    own_redis.stop()
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        await store.view()
+    own_redis.start()
+    assert not (await store.view()).workers  # the scripts are loaded again as well
+    assert not (await store.heartbeat("m", pb.WORKER_STATE_READY, pb.WorkerLoad(), LEASE_S)).known
+    assert (await store.report(report(renewed=[claim.attempt]), LEASE_S)).lost == [claim.attempt]
+    # The identities that were read before the crash are not believed.
+    await register(store, "m", num_blocks=50)
+    worker = (await store.view()).workers["m"]
+    assert worker.capacity.num_blocks == 50
+    assert worker.reserved == Reserved()
+    await store.close()
+
+
+async def test_every_key_has_the_prefix_and_a_time_to_live(own_redis: RedisServer) -> None:
+    store = RedisStore(own_redis.url, "t")
+    await register(store, "p", pb.ROLE_PREFILL)
+    await register(store, "d", pb.ROLE_DECODE)
+    await store.heartbeat("d", pb.WORKER_STATE_READY, pb.WorkerLoad(), LEASE_S)
+    view = await store.view()
+    for name in ("one", "two"):
+        await store.reserve(claim_on(view, need(name), "d", "p"), LEASE_S)
+    await store.report(report(finished=[Attempt("one", 1)]), LEASE_S)
+    await store.drain("d")
+    admin = Redis.from_url(own_redis.url)
+    keys = {key.decode() for key in await admin.keys("*")}
+    assert keys == set(topic_keys("t"))
+    assert all(key.startswith("baton:{t}:") for key in keys)
+    for key in keys:
+        assert 0 < await admin.pttl(key) <= TOPIC_TTL_MS, key
+    await admin.aclose()
+    await store.close()
+
+
+async def test_topics_do_not_see_each_other(own_redis: RedisServer) -> None:
+    one, two = RedisStore(own_redis.url, "one"), RedisStore(own_redis.url, "two")
+    await register(one, "m", fingerprint="f1")
+    await register(two, "m", fingerprint="f2")
+    await one.reserve(claim_on(await one.view(), need(), "m"), LEASE_S)
+    assert (await two.view()).workers["m"].reserved == Reserved()
+    await one.close()
+    await two.close()
+
+
+async def test_evicted_counters_do_not_go_below_zero(own_redis: RedisServer) -> None:
+    store = RedisStore(own_redis.url, "t")
+    await register(store, "m")
+    await store.reserve(claim_on(await store.view(), need("a"), "m"), LEASE_S)
+    await store.reserve(claim_on(await store.view(), need("b"), "m"), 0.001)
+    admin = Redis.from_url(own_redis.url)
+    await admin.delete(*(key for key in topic_keys("t") if "reserved" in key))
+    await store.report(report(finished=[Attempt("a", 1)]), LEASE_S)
+    assert (await store.view()).workers["m"].reserved == Reserved()
+    await store.reserve(claim_on(await store.view(), need("c"), "m"), 0.001)
+    await admin.delete("baton:{t}:attempts")
+    await asyncio.sleep(0.01)  # past that lease
+    assert (await store.view()).expired == 1
+    assert (await store.view()).expired == 0
+    await admin.aclose()
+    await store.close()
+
+
+@pytest.fixture
+def tls_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=30)
+    extra = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-auth-clients", "no")
+    server = RedisServer(tmp_path, extra=extra, tls=True)
+    server.start()
+    yield server
+    server.stop()
+
+
+async def test_tls(tls_redis: RedisServer, tmp_path: Path) -> None:
+    store = RedisStore(f"{tls_redis.url}?ssl_ca_certs={tmp_path / 'server.crt'}", "t")
+    await register(store, "m")
+    assert set((await store.view()).workers) == {"m"}
+    await store.close()
+    assert "certificate" in await problem(tls_redis.url)  # not signed by anyone we trust
