@@ -1,0 +1,14 @@
+"""The router: OpenAI's HTTP API in, tokens out. It has no engine; its engines are the workers.
+
+    HTTP ── admission.py ── vLLM's OpenAI app (vllm_frontend.py)
+                                 │ EngineCoreRequest          ▲ EngineCoreOutputs
+                            vllm_engine_client.py ────── vllm_outputs.py
+                                 │                            ▲
+                            relay.py: one request's life, state.py what is known of it,
+                                 │    recovery.py what to do when a part of it fails
+               placement.py ─────┴───── workers.py
+              (the scheduler)        (a stream to each worker)
+
+`app.py` puts it together and runs it; `cluster.py` knows the workers for /health and the model's limits;
+`metrics.py` counts.
+"""

@@ -1,0 +1,148 @@
+"""The router's process: `run_router`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from baton.protos import worker_pb2
+from baton.scheduler.client import SchedulerClient
+from baton.services.config import Settings
+from baton.services.errors import StartError
+from baton.services.router.logs import configure
+from baton.services.vllm_args import VLLM_VERSION, served_model_name
+
+log = logging.getLogger(__name__)
+
+CAPACITY_WAIT_S = 1.0  # at start, for a worker that knows the model's limits; else the configuration's count
+DRAIN_S = 10.0  # after SIGTERM, streams that run may take this long
+_BACKLOG = 2048
+# Young objects between two collections. The default of 700 collects every few tokens of 64 streams.
+_GC_THRESHOLDS = (50_000, 20, 50)
+
+
+def preload() -> None:
+    """Import what takes seconds. For a process that forks routers: starts no thread and no loop."""
+    from baton.services.router import vllm_frontend
+
+    del vllm_frontend
+
+
+def run_router(settings: Settings) -> None:
+    """Serve OpenAI's API until SIGTERM or SIGINT.
+
+    Raises ConfigError or StartError with one line: the port is taken, the model is missing, vLLM is another
+    one. A scheduler that is away is no reason not to start: requests get 503 until it is there.
+    """
+    configure(settings.log_format, settings.router.log_level)
+    sock = _listen(settings.router.host, settings.router.port)
+    with contextlib.closing(sock):
+        import uvloop
+
+        preload()
+        _check_version()
+        gc.set_threshold(*_GC_THRESHOLDS)
+        uvloop.run(_serve(settings, sock))
+
+
+async def _serve(settings: Settings, sock: socket.socket) -> None:
+    from baton.services import vllm_wire
+    from baton.services.router import vllm_frontend
+    from baton.services.router.cluster import ClusterView
+    from baton.services.router.metrics import RouterMetrics
+    from baton.services.router.placement import Placements
+    from baton.services.router.relay import Parts
+    from baton.services.router.vllm_engine_client import RelayClient, RelayLimits
+    from baton.services.router.workers import WorkerPool
+
+    router_id = f"router-{uuid.uuid4().hex[:12]}"
+    scheduler = SchedulerClient(settings.scheduler.address, router_id=router_id)
+    hello = worker_pb2.HelloRequest(
+        router_id=router_id, vllm_version=VLLM_VERSION, model=served_model_name(settings.engine)
+    )
+    pool = WorkerPool(hello, vllm_wire.decode_outputs)
+    cluster = ClusterView(scheduler)
+    try:
+        asking = asyncio.create_task(cluster.capacity(CAPACITY_WAIT_S))
+        config = vllm_frontend.build_config(settings)
+        capacity = await asking
+        if capacity is None:
+            log.warning("no worker is ready at %s yet: 503 until one is", settings.scheduler.address)
+        else:
+            vllm_frontend.apply_capacity(config, capacity)
+        metrics = RouterMetrics()
+        limits = RelayLimits(
+            request_timeout_s=settings.router.request_timeout_s,
+            max_model_len=config.model_config.max_model_len,
+            block_size=capacity.block_size if capacity else settings.engine.block_size or 0,
+        )
+        args = vllm_frontend.build_arguments(settings, config)
+        parts = Parts(Placements(scheduler, metrics), pool, metrics, settings.router.max_attempts)
+        client = RelayClient(parts, limits)
+        llm = vllm_frontend.RelayLLM(config, client, cluster, log_stats=not args.disable_log_stats)
+        if vllm_frontend.speculates(settings, capacity):
+            vllm_frontend.note_speculation(llm)
+        try:
+            await _serve_http(await vllm_frontend.build_http_app(llm, args), sock, settings)
+        finally:
+            llm.shutdown()
+    finally:
+        await pool.close()
+        await scheduler.close()
+
+
+async def _serve_http(app: Any, sock: socket.socket, settings: Settings) -> None:
+    """Until a signal: then stop accepting, let streams end, and return. A second signal ends them."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            # uvicorn's own would raise the signal again when it is done: our exit status would not be 0.
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.handle_exit, number, None)
+            yield
+
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        log_config=None,
+        log_level=settings.router.log_level,
+        access_log=settings.router.log_level == "debug",
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=int(DRAIN_S),
+    )
+    server = Server(config)
+    app.state.server = server
+    host, port = sock.getsockname()[:2]
+    log.info("router %d listens on http://%s:%d", os.getpid(), host, port)
+    await server.serve(sockets=[sock])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound and listening before anything slow: clients that come early wait instead of being refused."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise StartError(
+            f"router.port: cannot listen on {host}:{port}: {error.strerror or error}; choose another port or "
+            "end who uses it"
+        ) from None
+
+
+def _check_version() -> None:
+    import vllm
+
+    if vllm.__version__.split("+")[0] != VLLM_VERSION:
+        raise StartError(f"vLLM {vllm.__version__} is installed; Baton needs {VLLM_VERSION}: install it")

@@ -1,0 +1,77 @@
+"""What the router knows of the cluster as a whole: for /health, and for the model's limits at start."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerError
+
+FRESH_S = 0.5  # a description is good for this long: health checks must not load the scheduler
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether a request could be placed now; if not, why, in one line."""
+
+    ok: bool
+    reason: str = ""
+
+
+class ClusterView:
+    """Asks the scheduler who is there, seldom."""
+
+    def __init__(self, client: SchedulerClient) -> None:
+        self._client = client
+        self._health = Health(ok=False, reason="the scheduler was not asked yet")
+        self._known_until = 0.0  # time.monotonic
+        self._asking = asyncio.Lock()
+
+    async def health(self) -> Health:
+        """Good with a ready mixed worker, or a ready prefill and a ready decode worker. Bounded in time."""
+        async with self._asking:
+            if time.monotonic() >= self._known_until:
+                self._health = await self._ask()
+                self._known_until = time.monotonic() + FRESH_S
+            return self._health
+
+    async def capacity(self, wait_s: float) -> pb.Capacity | None:
+        """That of a ready worker that writes answers; waits up to `wait_s` for one, then None."""
+        give_up = time.monotonic() + wait_s
+        while True:
+            try:
+                workers = _ready((await self._client.describe()).workers)
+            except SchedulerError:
+                workers = []
+            for worker in workers:
+                if worker.identity.role != pb.ROLE_PREFILL:
+                    return worker.identity.capacity
+            if time.monotonic() >= give_up:
+                return None
+            await asyncio.sleep(_POLL_S)
+
+    async def _ask(self) -> Health:
+        try:
+            description = await self._client.describe()
+        except SchedulerError as error:
+            return Health(ok=False, reason=str(error))
+        roles = {worker.identity.role for worker in _ready(description.workers)}
+        if pb.ROLE_MIXED in roles:
+            return Health(ok=True)
+        missing = [
+            name
+            for role, name in ((pb.ROLE_PREFILL, "prefill"), (pb.ROLE_DECODE, "decode"))
+            if role not in roles
+        ]
+        if not missing:
+            return Health(ok=True)
+        return Health(ok=False, reason=f"no ready {' and no ready '.join(missing)} worker")
+
+
+def _ready(workers: Iterable[pb.WorkerStatus]) -> list[pb.WorkerStatus]:
+    return [one for one in workers if one.state == pb.WORKER_STATE_READY]

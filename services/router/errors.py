@@ -1,0 +1,67 @@
+"""Why a request gets no answer, or no whole one.
+
+ServiceError
+├── RequestFailed         has the HTTP status, and when to come back
+│   ├── NotAdmitted       no placement: no room, no workers, no scheduler, or it can never fit
+│   ├── AttemptsExhausted every attempt that it may have failed
+│   ├── TimedOut          it took longer than router.request_timeout_s
+│   └── Unsupported       it asks for what workers behind a router cannot do
+└── WorkerUnreachable     a worker does not answer (the request goes on elsewhere)
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from baton.services.errors import ServiceError
+
+
+class RequestFailed(ServiceError):
+    """One request ends with an error. `retry_after_s` is 0 where coming back would not help."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class NotAdmitted(RequestFailed):
+    """No worker was found for the request. 503, or 400 where no worker could ever take it (`never`).
+
+    `waiting_helps` where a moment's patience may be enough, as everybody is there but busy.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        retry_after_s: float = 0.0,
+        *,
+        never: bool = False,
+        waiting_helps: bool = False,
+    ) -> None:
+        super().__init__(message, retry_after_s)
+        self.waiting_helps = waiting_helps
+        if never:
+            self.status = HTTPStatus.BAD_REQUEST
+
+
+class AttemptsExhausted(RequestFailed):
+    """Workers failed under the request, and no other attempt is possible."""
+
+
+class TimedOut(RequestFailed):
+    """The request took too long."""
+
+    status = HTTPStatus.GATEWAY_TIMEOUT
+
+
+class Unsupported(RequestFailed):
+    """The request asks for something that the router does not offer."""
+
+    status = HTTPStatus.BAD_REQUEST
+
+
+class WorkerUnreachable(ServiceError):
+    """A worker cannot be reached, or refuses to talk to this router."""

@@ -1,0 +1,113 @@
+"""What the router counts, beside vLLM's own figures in the same /metrics.
+
+Histograms are of one request each, so nothing here is touched per token.
+"""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from baton.protos import worker_pb2
+from baton.scheduler.client import Placement
+from baton.services.router.state import RequestState
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
+
+
+class RouterMetrics:
+    """The router's own figures. One object a process: names are unique in a registry."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._placements = Counter(
+            "baton_router_placements_total", "Placements got", ["prefill", "decode"], registry=registry
+        )
+        self._rejections = Counter(
+            "baton_router_rejections_total", "Placements refused, by why", ["code"], registry=registry
+        )
+        self._retries = Counter(
+            "baton_router_retries_total", "Attempts that failed", ["trouble", "worker"], registry=registry
+        )
+        self._recomputed = Counter(
+            "baton_router_recomputed_total", "Prompts read again, as no KV came", registry=registry
+        )
+        self._requests = Counter(
+            "baton_router_requests_total", "Requests that are over, by how", ["outcome"], registry=registry
+        )
+        self._live = Gauge("baton_router_requests_live", "Requests placed and not over", registry=registry)
+        self._place = Histogram(
+            "baton_router_place_seconds",
+            "Time to first token, part 1: the placement",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._queue = Histogram(
+            "baton_router_queue_seconds",
+            "Time to first token, part 2: until the prompt's first step",
+            ["worker"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._first_token = Histogram(
+            "baton_router_first_token_seconds",
+            "From the request's arrival to its first token",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._handoff = Histogram(
+            "baton_router_handoff_seconds",
+            "From the first token until the decode worker has the KV cache",
+            ["worker", "transport"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._stages = Histogram(
+            "baton_router_handoff_stage_seconds",
+            "Stages of the handoff as the decode worker saw them",
+            ["stage", "transport"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._bytes = Counter(
+            "baton_router_handoff_bytes_total", "KV moved", ["transport"], registry=registry
+        )
+
+    def placed(self, placement: Placement, took_s: float) -> None:
+        reader = placement.prefill.worker_id if placement.prefill else "none"
+        self._placements.labels(reader, placement.decode.worker_id).inc()
+        self._place.observe(took_s)
+
+    def rejected(self, code: str) -> None:
+        self._rejections.labels(code).inc()
+
+    def began(self) -> None:
+        self._live.inc()
+
+    def retried(self, trouble: str, worker_id: str) -> None:
+        self._retries.labels(trouble, worker_id).inc()
+
+    def recomputed(self) -> None:
+        self._recomputed.inc()
+
+    def first_token(self, state: RequestState, worker_id: str) -> None:
+        """The first one of the request, not of a later attempt."""
+        timings = state.timings
+        self._first_token.observe(timings.first_token - state.arrived)
+        if timings.prefill_began:
+            self._queue.labels(worker_id).observe(max(0.0, timings.prefill_began - timings.placed))
+
+    def admitted(self, admitted: worker_pb2.Admitted, state: RequestState, worker_id: str) -> None:
+        transport = admitted.transport or "none"
+        if state.timings.first_token:
+            since = time.monotonic() - state.timings.first_token
+            self._handoff.labels(worker_id, transport).observe(since)
+        for stage in _STAGES:
+            seconds = getattr(admitted, stage) / 1e3
+            self._stages.labels(stage.removesuffix("_ms"), transport).observe(seconds)
+        self._bytes.labels(transport).inc(admitted.bytes)
+
+    def over(self, state: RequestState) -> None:
+        self._live.dec()
+        self._requests.labels(state.outcome).inc()

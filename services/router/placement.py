@@ -1,0 +1,107 @@
+"""Placements from the scheduler, and what it is told of them afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import Placement, SchedulerClient
+from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
+from baton.scheduler.types import Attempt
+from baton.services.router.errors import NotAdmitted
+from baton.services.router.metrics import RouterMetrics
+from baton.services.router.state import RequestState
+
+_UNAVAILABLE = "UNAVAILABLE"  # beside the scheduler's own codes, in the metric
+
+
+class Placements:
+    """Asks the scheduler on behalf of requests, and tells it the end of every epoch that it was asked for."""
+
+    def __init__(self, client: SchedulerClient, metrics: RouterMetrics) -> None:
+        self._client = client
+        self._metrics = metrics
+
+    async def place(self, state: RequestState, suspects: set[str]) -> Placement:
+        """The next epoch's placement. Raises NotAdmitted; nothing is held then, nor when it is cancelled.
+
+        `suspects` are avoided as long as there are others: a stream may break without its worker.
+        """
+        began = time.monotonic()
+        try:
+            placement = await self._ask(state, state.excluded | suspects)
+        except NoCapacity as no:
+            if not suspects - state.excluded:
+                raise self._refused(no) from None
+            try:
+                placement = await self._ask(state, state.excluded)
+            except NoCapacity as still_no:
+                raise self._refused(still_no) from None
+        self._metrics.placed(placement, time.monotonic() - began)
+        return placement
+
+    def prefilled(self, attempt: Attempt) -> None:
+        """The prompt was read: the prefill side's reservation ends."""
+        self._client.reporter.prefilled(attempt)
+
+    def finished(self, state: RequestState, attempt: Attempt, outcome: str) -> None:
+        """The attempt is over: both reservations end, and the scheduler learns what it cost."""
+        self._client.reporter.finished(attempt, outcome, _cost(state))
+
+    async def _ask(self, state: RequestState, exclude: set[str]) -> Placement:
+        state.epoch += 1  # also one that came to nothing is used up: it may have been booked
+        try:
+            return await self._client.place(
+                state.request_id,
+                state.epoch,
+                prompt_tokens=state.tokens_to_read,
+                max_new_tokens=state.tokens_to_write,
+                prefix_hashes=state.prefix_hashes,
+                exclude=exclude,
+            )
+        except SchedulerUnavailable as error:
+            self._unknown(state)
+            self._metrics.rejected(_UNAVAILABLE)
+            raise NotAdmitted(error.message, error.retry_after_s, waiting_helps=True) from None
+        except Refused as error:
+            self._metrics.rejected("REFUSED")
+            raise NotAdmitted(f"the scheduler refuses the request: {error}", never=True) from None
+        except asyncio.CancelledError:
+            self._unknown(state)
+            raise
+
+    def _unknown(self, state: RequestState) -> None:
+        """The scheduler may have booked what we never heard of."""
+        self._client.reporter.finished(Attempt(state.request_id, state.epoch), "abort")
+
+    def _refused(self, no: NoCapacity) -> NotAdmitted:
+        code = pb.Rejection.Code.Name(no.code).removeprefix("CODE_")
+        self._metrics.rejected(code)
+        return NotAdmitted(
+            no.message,
+            no.retry_after_s,
+            never=no.code == pb.Rejection.CODE_TOO_LARGE,
+            waiting_helps=no.code == pb.Rejection.CODE_FULL,
+        )
+
+
+def _cost(state: RequestState) -> pb.Cost:
+    timings = state.timings
+    decode_from = timings.admitted or timings.first_token
+    return pb.Cost(
+        queue_ms=_ms(timings.placed, timings.prefill_began),
+        prefill_ms=_ms(timings.placed, timings.first_token),
+        handoff_ms=_ms(timings.first_token, timings.admitted),
+        decode_ms=_ms(decode_from, timings.last_token),
+        handoff_bytes=timings.handoff_bytes,
+        transport=timings.transport,
+        prompt_tokens=state.prompt_tokens,
+        output_tokens=len(state.tokens),
+        drafted_tokens=timings.drafted_tokens,
+        accepted_tokens=timings.accepted_tokens,
+    )
+
+
+def _ms(begin: float, end: float) -> float:
+    return max(0.0, 1e3 * (end - begin)) if begin and end else 0.0

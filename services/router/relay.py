@@ -1,0 +1,279 @@
+"""One request's life: placed, read by one worker, written by another, and carried on when one of them fails.
+
+One asyncio task a request walks through the phases. Tokens do not wake it: the worker's stream calls the
+leg, which passes them on to the front end at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from baton.protos import scheduler_pb2, worker_pb2
+from baton.scheduler.client import Placement
+from baton.services.router.errors import (
+    AttemptsExhausted,
+    NotAdmitted,
+    RequestFailed,
+    TimedOut,
+)
+from baton.services.router.leg import Leg
+from baton.services.router.metrics import RouterMetrics
+from baton.services.router.placement import Placements
+from baton.services.router.recovery import Failure, Step, next_step
+from baton.services.router.state import RequestState
+from baton.services.router.workers import WorkerPool, WorkerStream
+
+log = logging.getLogger(__name__)
+
+REPLACE_WAIT_S = 5.0  # an answer that has begun waits this long for room elsewhere
+
+
+class FrontEnd(Protocol):
+    """Where tokens and errors go. Called from the event loop, never blocks."""
+
+    def deliver(self, output: Any) -> None:
+        """An output under the front end's own request id."""
+
+    def finish(self, request_id: str, reason: str) -> None:
+        """End a request without another token."""
+
+    def fail(self, request_id: str, error: RequestFailed) -> None:
+        """End a request with an error."""
+
+    def first_output(self, output: Any, clock_offset_s: float) -> float:
+        """Put a first output's times onto our clock; when its engine began with it, seconds, 0 if unknown."""
+
+    def later_output(self, output: Any, clock_offset_s: float) -> None:
+        """Take from another engine's output what the front end knows already."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What all relays of a router share."""
+
+    placements: Placements
+    pool: WorkerPool
+    metrics: RouterMetrics
+    max_attempts: int  # placements tried for one request, the first included
+
+
+class Relay:
+    """Carries one request from its first placement to its last token.
+
+    Use: `await admit()`, then `start()`. It ends by itself, or by `abort()`; `on_over` is called once then.
+    """
+
+    def __init__(
+        self, state: RequestState, parts: Parts, front_end: FrontEnd, on_over: Callable[[Relay], None]
+    ) -> None:
+        self.state = state
+        self._front_end = front_end
+        self._placements = parts.placements
+        self._pool = parts.pool
+        self._metrics = parts.metrics
+        self._max_attempts = parts.max_attempts
+        self._on_over = on_over
+        self._placement: Placement | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def admit(self) -> None:
+        """Get the first placement. Raises NotAdmitted; nothing is reserved then, nor when it is cancelled."""
+        await self._place()
+
+    def start(self) -> None:
+        self._metrics.began()
+        self._task = asyncio.create_task(self._run(), name=f"relay {self.state.request_id}")
+
+    def abort(self) -> None:
+        """The client went away, or the front end has what it wants: both workers drop the request now."""
+        if self.state.over:
+            return
+        self.state.outcome = "abort"
+        self._abort_workers()
+        self._close()  # here too: a task that is cancelled before its first step runs no `finally`
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        state = self.state
+        try:
+            async with asyncio.timeout_at(self._loop_deadline()):
+                await self._until_over()
+        except TimeoutError:
+            self._fail(TimedOut(f"the request took longer than {state.deadline - state.arrived:.0f} s"))
+        except RequestFailed as error:
+            self._fail(error)
+        except asyncio.CancelledError:
+            if not state.over:  # not by abort(): the router ends
+                self._fail(AttemptsExhausted("the router is ending"))
+            raise
+        finally:
+            if not state.over:
+                self._fail(AttemptsExhausted("the router failed to carry this request on; see its log"))
+            self._close()
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._report(self.state.outcome)
+        self._metrics.over(self.state)
+        self._on_over(self)
+
+    async def _until_over(self) -> None:
+        while True:
+            failure = await self._attempt()
+            if failure is None:
+                return
+            self._metrics.retried(failure.trouble.value, failure.worker_id)
+            log.info("request %s, epoch %d: %s", self.state.request_id, self.state.epoch, failure.message)
+            if self._finish_if_complete():
+                return
+            await self._recover(failure)
+
+    # -- placements
+
+    @property
+    def placement(self) -> Placement:
+        """The current one. Raises RuntimeError before `admit`."""
+        if self._placement is None:
+            raise RuntimeError(f"request {self.state.request_id} was not placed")
+        return self._placement
+
+    async def _place(self) -> None:
+        placement = await self._placements.place(self.state, self._pool.suspects())
+        if self._placement is not None:
+            self._report("retried")
+        self._placement = placement
+        self.state.placed()
+
+    async def _recover(self, failure: Failure) -> None:
+        """Leave `self._placement` as one that can be tried. Raises RequestFailed when there is none."""
+        state = self.state
+        step = next_step(
+            failure,
+            attempts_left=self._max_attempts - state.attempts,
+            tokens_to_read=state.tokens_to_read,
+        )
+        if step is Step.GIVE_UP:
+            count = f"attempt {state.attempts} of {self._max_attempts}"
+            raise AttemptsExhausted(f"{count} failed: {failure.message}", retry_after_s=1.0)
+        if step is Step.PLACE_AGAIN:
+            state.excluded.add(failure.worker_id)
+            try:
+                await self._place_again()
+            except NotAdmitted as error:
+                if not failure.decode_side_is_fine:
+                    raise AttemptsExhausted(
+                        f"{failure.message}; and nobody can take over: {error.message}", error.retry_after_s
+                    ) from None
+            else:
+                return
+        self._compute_here()
+
+    def _compute_here(self) -> None:
+        """The placement stays, its decode worker does it all. It takes no epoch twice: it gets the next."""
+        self._metrics.recomputed()
+        self.state.epoch += 1
+        placement = self.placement
+        if placement.prefill is not None:
+            self._pool.abort(placement.prefill.worker_id, self.state.request_id)
+            self._placement = replace(placement, prefill=None)
+
+    async def _place_again(self) -> None:
+        """The next epoch. Waits a little for room, as the client has the answer's beginning already."""
+        self._abort_workers()
+        give_up = min(time.monotonic() + REPLACE_WAIT_S, self.state.deadline)
+        while True:
+            try:
+                return await self._place()
+            except NotAdmitted as error:
+                wait_s = min(max(error.retry_after_s, 0.05), 0.5)
+                if not error.waiting_helps or time.monotonic() + wait_s > give_up:
+                    raise
+            await asyncio.sleep(wait_s)
+
+    def _report(self, outcome: str) -> None:
+        self._placements.finished(self.state, self.placement.attempt, outcome)
+
+    # -- phases
+
+    async def _attempt(self) -> Failure | None:
+        """Run the placement. None when the request is over."""
+        manifest = None
+        placement = self.placement
+        if placement.prefill is not None:
+            self._pool.warm(placement.decode)
+            read = Leg(self, placement.prefill, worker_pb2.PHASE_PREFILL)
+            failure = await read.run(None)
+            if failure is not None or self.state.over or self._finish_if_complete():
+                return failure
+            self._placements.prefilled(placement.attempt)
+            manifest = read.manifest
+        write = Leg(self, placement.decode, worker_pb2.PHASE_DECODE)
+        return await write.run(manifest)
+
+    def _finish_if_complete(self) -> bool:
+        """An engine must not be asked for more than there may be: what is complete ends here."""
+        if not self.state.complete:
+            return False
+        self.state.outcome = "length"
+        self._abort_workers()
+        self._front_end.finish(self.state.frontend_id, "length")
+        return True
+
+    def _fail(self, error: RequestFailed) -> None:
+        if self.state.over:
+            return
+        self.state.outcome = "error"
+        self._abort_workers()
+        self._front_end.fail(self.state.frontend_id, error)
+
+    def _abort_workers(self) -> None:
+        if self._placement is None:
+            return
+        for worker in (self._placement.prefill, self._placement.decode):
+            if worker is not None:
+                self._pool.abort(worker.worker_id, self.state.request_id)
+
+    def _loop_deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self.state.deadline - time.monotonic()
+
+    # -- what legs use
+
+    async def stream(self, worker: scheduler_pb2.Worker) -> WorkerStream:
+        """Raises WorkerUnreachable."""
+        return await self._pool.stream(worker)
+
+    def deliver(self, output: Any) -> None:
+        output.request_id = self.state.frontend_id
+        self._front_end.deliver(output)
+
+    @property
+    def reader_id(self) -> str:
+        """Who read the prompt in this placement."""
+        return (self.placement.prefill or self.placement.decode).worker_id
+
+    def adapt(self, output: Any, clock_offset_s: float) -> None:
+        """What a leg's first output, and any with events, needs before it is delivered."""
+        state = self.state
+        if state.tokens:
+            self._front_end.later_output(output, clock_offset_s)
+        else:
+            state.timings.prefill_began = self._front_end.first_output(output, clock_offset_s)
+
+    def release_saved(self) -> None:
+        """The answer ended with the token that the prompt's reader wrote: its KV is wanted by nobody."""
+        self._pool.abort(self.reader_id, self.state.request_id)
+
+    def admitted(self, admitted: worker_pb2.Admitted) -> None:
+        self._metrics.admitted(admitted, self.state, self.placement.decode.worker_id)
+
+    def first_token(self, worker_id: str) -> None:
+        self._metrics.first_token(self.state, worker_id)

@@ -1,0 +1,262 @@
+"""The engine client under vLLM's front end: its engine is whichever workers the scheduler names.
+
+Leans on: vllm.v1.engine.core_client.EngineCoreClient (the members that AsyncLLM calls), vllm.v1.engine.
+EngineCoreRequest (its fields), vllm.exceptions.{GracefulHTTPError, GenerationError} (AsyncLLM.generate passes
+the first on untouched, streaming handlers turn the second into an event without a traceback; ours is both).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from vllm.exceptions import GenerationError, GracefulHTTPError
+from vllm.v1.engine.core_client import EngineCoreClient
+
+from baton.services import vllm_wire
+from baton.services.router import vllm_outputs
+from baton.services.router.admission import Admission, current_admission
+from baton.services.router.errors import RequestFailed, Unsupported
+from baton.services.router.prefix import prefix_hashes
+from baton.services.router.relay import Parts, Relay
+from baton.services.router.state import RequestState
+
+# What a client may not say: how KV travels is between router, scheduler and workers.
+_RESERVED = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
+_RESERVED_PREFIX = "baton"
+_PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class RefusedByRouter(GracefulHTTPError, GenerationError):
+    """A RequestFailed as vLLM's handlers understand it: its status and its text reach the client."""
+
+    def __init__(self, error: RequestFailed) -> None:
+        super().__init__(error.message, error.status)
+        self.status_code = error.status
+
+
+@dataclass
+class Resources:
+    """What AsyncLLM looks at to know whether its engine lives. Ours always does: workers come and go."""
+
+    engine_dead: bool = False
+
+
+@dataclass(frozen=True)
+class RelayLimits:
+    """What every request is held to."""
+
+    request_timeout_s: float
+    max_model_len: int  # tokens
+    block_size: int  # tokens, for prefix hashes; 0: none are sent
+
+
+class RelayClient(EngineCoreClient):
+    """Takes requests from AsyncLLM, gives outputs back. One event loop's; nothing here is thread-safe."""
+
+    def __init__(self, parts: Parts, limits: RelayLimits) -> None:
+        self.resources = Resources()
+        self.engine_ranks_managed = [0]
+        self._parts = parts
+        self._limits = limits
+        self._queue = vllm_outputs.OutputQueue()
+        self._relays: dict[str, Relay] = {}  # by the front end's request id
+        self._admissions: dict[str, Admission] = {}
+        # Set by the front end: ends its request with an error.
+        self.on_failure: Callable[[str, Exception], None] = lambda *_: None
+
+    # -- what AsyncLLM calls
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    async def get_output_async(self) -> Any:
+        return await self._queue.take()
+
+    async def add_request_async(self, request: Any) -> None:
+        """Place the request and set it going. Raises RefusedByRouter, and tells the HTTP side why."""
+        admission = current_admission.get()
+        try:
+            relay = self._relay(request)
+            await relay.admit()
+        except RequestFailed as error:
+            if admission is not None:
+                admission.refuse(error)
+            raise RefusedByRouter(error) from None
+        self._relays[request.request_id] = relay
+        if admission is not None:
+            self._admissions[request.request_id] = admission
+        relay.start()
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        self.abort(request_ids)
+
+    async def reset_mm_cache_async(self) -> None:
+        """There is none: only text is served."""
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Drop all requests; the streams are closed by whoever opened the pool."""
+        del timeout
+        self.abort(list(self._relays))
+
+    def dp_engines_running(self) -> bool:
+        return bool(self._relays)
+
+    # -- what relays call
+
+    def deliver(self, output: Any) -> None:
+        self._queue.put(output)
+
+    def finish(self, request_id: str, reason: str) -> None:
+        self._queue.put(vllm_outputs.finish_output(request_id, reason))
+
+    def fail(self, request_id: str, error: RequestFailed) -> None:
+        if admission := self._admissions.get(request_id):
+            admission.refuse(error)
+        self._queue.drop(request_id)
+        self.on_failure(request_id, RefusedByRouter(error))
+
+    def first_output(self, output: Any, clock_offset_s: float) -> float:
+        if output.events is None:
+            return 0.0
+        vllm_outputs.rebase(output.events, clock_offset_s)
+        return vllm_outputs.scheduled_at(output.events)
+
+    def later_output(self, output: Any, clock_offset_s: float) -> None:
+        if output.events is not None:
+            vllm_outputs.rebase(output.events, clock_offset_s)
+            output.events = vllm_outputs.only_preemptions(output.events)
+        output.new_prompt_logprobs_tensors = None  # the front end has them, from the prompt's first reader
+
+    # -- our own
+
+    @property
+    def live(self) -> int:
+        """Requests placed and not over."""
+        return len(self._relays)
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Drop requests now, on every worker that has a part of them. Unknown ones are over already."""
+        for request_id in request_ids:
+            self._queue.drop(request_id)
+            if relay := self._relays.get(request_id):
+                relay.abort()
+
+    def _relay(self, request: Any) -> Relay:
+        _check(request)
+        limits = self._limits
+        wire_id = _wire_id(request.request_id)
+        now = time.monotonic()
+        state = RequestState(
+            request_id=wire_id,
+            frontend_id=request.request_id,
+            engine_request=_encode(request, wire_id),
+            prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=request.sampling_params.max_tokens,
+            max_model_len=limits.max_model_len,
+            deadline=now + limits.request_timeout_s,
+            prefix_hashes=(
+                prefix_hashes(request.prompt_token_ids, limits.block_size, request.cache_salt or "")
+                if limits.block_size
+                else ()
+            ),
+            arrived=now - max(0.0, time.time() - request.arrival_time),
+        )
+        return Relay(state, self._parts, self, on_over=self._over)
+
+    def _over(self, relay: Relay) -> None:
+        request_id = relay.state.frontend_id
+        self._relays.pop(request_id, None)
+        self._admissions.pop(request_id, None)
+
+
+def without_reserved(extra: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A client's extra arguments without those that would steer our machinery."""
+    if not extra:
+        return extra
+    kept = {
+        key: value
+        for key, value in extra.items()
+        if key not in _RESERVED and not key.startswith(_RESERVED_PREFIX)
+    }
+    return kept or None
+
+
+def _check(request: Any) -> None:
+    if request.sampling_params is None or request.sampling_params.max_tokens is None:
+        raise Unsupported("only text generation is served here")
+    if not request.prompt_token_ids or request.prompt_embeds is not None:
+        raise Unsupported("a prompt of tokens is needed: prompt embeddings are not served here")
+    if request.mm_features:
+        raise Unsupported("images, audio and video are not served here: only text is")
+    if request.lora_request is not None or request.resumable or request.abort_immediately:
+        raise Unsupported("LoRA adapters and streaming input are not served here")
+
+
+def _wire_id(request_id: str) -> str:
+    """The id that travels. A client may choose its own (X-Request-Id): any text, of any length."""
+    if _PLAIN_ID.fullmatch(request_id):
+        return request_id
+    return "h-" + hashlib.sha256(request_id.encode(errors="surrogatepass")).hexdigest()[:40]
+
+
+def _encode(request: Any, wire_id: str) -> bytes:
+    sent = copy(request)
+    sent.request_id = wire_id
+    sent.external_req_id = None
+    sent.trace_headers = None
+    sent.data_parallel_rank = None
+    sent.kv_hints = None
+    sent.sampling_params = copy(request.sampling_params)
+    sent.sampling_params.extra_args = without_reserved(sent.sampling_params.extra_args)
+    return vllm_wire.encode_request(sent)
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    async def refuse(self: RelayClient, *args: Any, **kwargs: Any) -> NoReturn:
+        del self, args, kwargs
+        raise RefusedByRouter(_not_offered(name))
+
+    refuse.__name__ = name
+    return refuse
+
+
+def _not_offered(name: str) -> Unsupported:
+    what = name.removesuffix("_async").replace("_", " ")
+    return Unsupported(f"{what}: not offered by the router, as it concerns a single engine")
+
+
+# What AsyncLLM offers to administrators of one engine, on this version.
+_ADMINISTRATION = (
+    "profile_async",
+    "reset_prefix_cache_async",
+    "reset_encoder_cache_async",
+    "sleep_async",
+    "wake_up_async",
+    "release_kv_cache_memory_async",
+    "is_sleeping_async",
+    "add_lora_async",
+    "remove_lora_async",
+    "list_loras_async",
+    "pin_lora_async",
+    "save_sharded_state_async",
+    "collective_rpc_async",
+    "pause_scheduler_async",
+    "resume_scheduler_async",
+    "is_scheduler_paused_async",
+    "set_weight_version_async",
+    "get_weight_version_async",
+    "compute_weight_checksums_async",
+    "execute_dummy_batch_async",
+    "prepare_elastic_ep",
+    "commit_elastic_ep",
+    "handle_fault",
+    "get_status",
+)
+for _name in _ADMINISTRATION:
+    setattr(RelayClient, _name, _refusing(_name))

@@ -1,0 +1,199 @@
+"""vLLM's own OpenAI front end over our engine client: its app, its handlers, its tokenizer; no engine.
+
+Leans on: vllm.engine.arg_utils.AsyncEngineArgs.{create_model_config, create_structured_outputs_config,
+create_logging_config}, vllm.config.VllmConfig built from them alone (as vLLM's GPU-less render server does),
+vllm.v1.engine.async_llm (AsyncLLM.__init__, which asks its module's EngineCoreClient.make_async_mp_client;
+_add_request; input_processor.speculative_config; output_processor.{request_states, abort_requests}),
+vllm.entrypoints.launchers.{cli_args.make_arg_parser, app.build_app, api_server.app_state.init_app_state}, and
+the Starlette app that build_app returns (user_middleware, router.routes).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.exceptions import VLLMError
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import async_llm
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.executor import Executor
+
+from baton.protos import scheduler_pb2
+from baton.services.config import Settings
+from baton.services.errors import StartError
+from baton.services.router.admission import AdmissionMiddleware
+from baton.services.router.cluster import ClusterView, Health
+from baton.services.router.vllm_engine_client import RelayClient, without_reserved
+from baton.services.vllm_args import engine_args, served_model_name
+
+_SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
+
+
+def build_config(settings: Settings) -> Any:
+    """The VllmConfig of a front end: the model's configuration and tokenizer, no device, no weights.
+
+    Raises ConfigError for arguments that we refuse, StartError for what vLLM refuses.
+    """
+    arguments = engine_args(settings.engine)
+    envs.VLLM_CPU_KVCACHE_SPACE = 0  # or the CPU platform warns of a KV cache that is never made
+    try:
+        args = AsyncEngineArgs(**arguments)
+        model = args.create_model_config()
+        model.quantization = None  # it concerns kernels: its check asks for the workers' device
+        config = VllmConfig(
+            model_config=model,
+            logging_config=args.create_logging_config(),
+            structured_outputs_config=args.create_structured_outputs_config(),
+        )
+    except (ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError, VLLMError) as error:
+        raise StartError(f"vLLM refuses the model or an engine argument: {_one_line(error)}") from error
+    if args.stream_interval is not None:
+        config.scheduler_config.stream_interval = args.stream_interval
+    return config
+
+
+def apply_capacity(config: Any, capacity: scheduler_pb2.Capacity) -> None:
+    """What an engine found out when it loaded, as vLLM's own client takes it from its engine."""
+    model, cache = config.model_config, config.cache_config
+    model.max_model_len = min(model.max_model_len, capacity.max_model_len)
+    cache.num_gpu_blocks = capacity.num_blocks
+    cache.block_size = capacity.block_size
+
+
+def build_arguments(settings: Settings, config: Any) -> Namespace:
+    """The namespace that vLLM's app reads: its own defaults, and what our settings say.
+
+    Raises StartError for a tool-call parser that vLLM does not have.
+    """
+    from vllm.tool_parsers import ToolParserManager
+
+    engine, router = settings.engine, settings.router
+    args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    args.model = config.model_config.model
+    args.served_model_name = [served_model_name(engine)]
+    args.host, args.port = router.host, router.port
+    args.api_key = [router.api_key] if router.api_key else None
+    args.disable_log_stats = bool(engine.extra.get("disable_log_stats", False))
+    args.structured_outputs_config = config.structured_outputs_config
+    if engine.tool_call_parser:
+        known = list(ToolParserManager.list_registered())
+        if engine.tool_call_parser not in known:
+            raise StartError(
+                f"engine.tool_call_parser: vLLM has no parser {engine.tool_call_parser!r}; "
+                f"allowed: {', '.join(sorted(known))}"
+            )
+        args.tool_call_parser = engine.tool_call_parser
+        args.enable_auto_tool_choice = True
+    return args
+
+
+class RelayLLM(async_llm.AsyncLLM):
+    """AsyncLLM over a RelayClient. Make it inside the event loop."""
+
+    def __init__(self, config: Any, client: RelayClient, cluster: ClusterView, *, log_stats: bool) -> None:
+        with _engine_client(client):
+            super().__init__(config, executor_class=Executor, log_stats=log_stats, log_requests=False)
+        self._cluster = cluster
+        client.on_failure = self._request_failed
+
+    async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        """Without what a client may not say: RequestState reads some of it before the client sees it."""
+        if getattr(params, "extra_args", None):
+            params.extra_args = without_reserved(params.extra_args)
+        return await super().add_request(request_id, prompt, params, *args, **kwargs)
+
+    async def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        """vLLM's client never refuses a request, ours does: forget what was registered for it."""
+        try:
+            await super()._add_request(request, *args, **kwargs)
+        except BaseException:
+            self.output_processor.abort_requests([request.request_id], internal=True)
+            raise
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError while no request could be placed (vLLM's way to say 503)."""
+        if not (await self.health()).ok:
+            raise EngineDeadError
+
+    async def health(self) -> Health:
+        """Whether a request could be placed now."""
+        return await self._cluster.health()
+
+    def _request_failed(self, request_id: str, error: Exception) -> None:
+        """End a request, and its siblings where n > 1: one stream has them all."""
+        processor = self.output_processor
+        state = processor.request_states.get(request_id)
+        if state is None:
+            return  # the client is gone already
+        whole = state.parent_req.request_id if state.parent_req is not None else request_id
+        siblings = processor.abort_requests([whole], internal=True)
+        state.queue.put(error)
+        self.engine_core.abort([one for one in siblings if one != request_id])
+
+
+async def build_http_app(llm: RelayLLM, args: Namespace) -> Any:
+    """vLLM's app with our admission and our /health; everything else is as it comes."""
+    tasks = await llm.get_supported_tasks()
+    app = build_app(args, tasks, llm.model_config)
+    await init_app_state(llm, app.state, args, tasks)
+    # Innermost, so that vLLM's metrics and log count the status that the client gets.
+    app.user_middleware.append(Middleware(AdmissionMiddleware))
+    app.router.routes.insert(0, Route("/health", _health, methods=["GET"]))
+    return app
+
+
+async def _health(request: Request) -> Response:
+    health = await request.app.state.engine_client.health()
+    if health.ok:
+        return Response(status_code=200)
+    return JSONResponse({"status": "unavailable", "reason": health.reason}, status_code=503)
+
+
+def speculates(settings: Settings, capacity: scheduler_pb2.Capacity | None) -> bool:
+    """Whether the workers draft: vLLM refuses some sampling parameters then."""
+    asked = any(settings.engine.extra.get(key) for key in _SPECULATION)
+    return asked or (capacity is not None and capacity.lookahead_tokens > 1)
+
+
+def note_speculation(llm: RelayLLM) -> None:
+    """Make the front end refuse what vLLM cannot do with drafts; it asks only whether this is None."""
+    llm.input_processor.speculative_config = True
+
+
+@contextlib.contextmanager
+def _engine_client(client: RelayClient) -> Iterator[None]:
+    """While it is open, AsyncLLM's constructor gets `client` instead of starting an engine.
+
+    AsyncLLM has no parameter for a client. Replaced is the name in its own module, for the time of one
+    constructor call in one thread, so that nothing else in the process is touched.
+    """
+
+    class Source:
+        @staticmethod
+        def make_async_mp_client(**kwargs: Any) -> RelayClient:
+            del kwargs
+            return client
+
+    original = async_llm.EngineCoreClient
+    async_llm.EngineCoreClient = Source
+    try:
+        yield
+    finally:
+        async_llm.EngineCoreClient = original
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,103 @@
+"""Workers' outputs on their way to vLLM's front end: one clock, one queue, few objects.
+
+Leans on: vllm.v1.engine.{EngineCoreOutput, EngineCoreOutputs, EngineCoreEventType, FinishReason} and their
+fields; that AsyncLLM's output handler alone calls get_output_async.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, FinishReason
+
+_PREEMPTED = EngineCoreEventType.PREEMPTED
+_SCHEDULED = EngineCoreEventType.SCHEDULED
+
+
+def scheduled_at(events: list[Any] | None) -> float:
+    """When the engine first took the request into a step, seconds on the events' clock; 0 if not said."""
+    return next((float(event.timestamp) for event in events or () if event.type == _SCHEDULED), 0.0)
+
+
+def rebase(events: list[Any], offset_s: float) -> None:
+    """Put events of another host's monotonic clock onto ours, in place."""
+    for event in events:
+        event.timestamp += offset_s
+
+
+def only_preemptions(events: list[Any]) -> list[Any] | None:
+    """A second worker queues a request again. The front end's figures are of the first: hide it."""
+    return [event for event in events if event.type == _PREEMPTED] or None
+
+
+def finish_output(request_id: str, reason: str) -> Any:
+    """An output without a token that ends a request: 'length', 'stop' or 'abort'."""
+    finish_reason = FinishReason[reason.upper()]
+    return EngineCoreOutput(request_id=request_id, new_token_ids=[], finish_reason=finish_reason)
+
+
+def merge(earlier: Any, later: Any) -> bool:
+    """Append `later` to `earlier` if nothing is lost by it. Both are of one request, in this order."""
+    if (
+        earlier.finish_reason is not None
+        or earlier.new_logprobs is not None
+        or later.new_logprobs is not None
+        or earlier.new_sampling_mask is not None
+        or later.new_sampling_mask is not None
+        or earlier.routed_experts is not None
+        or later.routed_experts is not None
+        or later.prefill_stats is not None
+        or later.new_prompt_logprobs_tensors is not None
+        or later.mm_cache_miss_hashes is not None
+    ):
+        return False
+    earlier.new_token_ids += later.new_token_ids
+    earlier.finish_reason = later.finish_reason
+    earlier.stop_reason = later.stop_reason
+    earlier.spec_decode_metrics = later.spec_decode_metrics
+    if later.events is not None:
+        earlier.events = (earlier.events or []) + later.events
+    return True
+
+
+class OutputQueue:
+    """What the front end has not taken yet.
+
+    Bounded by what it holds: one output a live request, as a request's tokens are merged while they wait
+    (except where they carry log-probabilities). So a front end that falls behind gets fewer and larger
+    outputs, which cost it less a token: load lowers the price instead of building a queue.
+    """
+
+    def __init__(self) -> None:
+        self._outputs: list[Any] = []
+        self._last: dict[str, Any] = {}  # request -> its last output in the list
+        self._taker: asyncio.Future[None] | None = None
+
+    def put(self, output: Any) -> None:
+        """Never blocks. Event loop's thread only."""
+        request_id = output.request_id
+        last = self._last.get(request_id)
+        if last is not None and merge(last, output):
+            return
+        self._last[request_id] = output
+        self._outputs.append(output)
+        taker = self._taker
+        if taker is not None and not taker.done():
+            taker.set_result(None)
+
+    def drop(self, request_id: str) -> None:
+        """Forget what waits for a request that was aborted."""
+        if self._last.pop(request_id, None) is not None:
+            self._outputs = [output for output in self._outputs if output.request_id != request_id]
+
+    async def take(self) -> Any:
+        """All that waits, as one EngineCoreOutputs; waits for the first. For one caller."""
+        while not self._outputs:
+            self._taker = asyncio.get_running_loop().create_future()
+            await self._taker
+        outputs, self._outputs = self._outputs, []
+        self._last.clear()
+        # Scheduler figures are one engine's: those of several would overwrite one another in one place.
+        return EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic())
