@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.keys import HANDOFFS_KEPT
 from baton.scheduler.store import Store
@@ -94,9 +92,14 @@ async def test_a_worker_not_heard_of_is_gone_and_unknown(store: Store) -> None:
 
 
 async def test_heartbeats_hold_a_worker(store: Store) -> None:
-    await store.register(identity("w"), READY, 0.3)
+    await store.register(identity("w"), READY, 0.2)
+    await store.register(identity("silent"), READY, 0.2)
     assert (await store.heartbeat("w", READY, pb.WorkerLoad(), LEASE_S)).known
-    await asyncio.sleep(0.35)  # past the first lease
+
+    async def silent_gone() -> bool:
+        return "silent" not in (await store.view()).workers
+
+    await until(silent_gone)
     assert "w" in (await store.view()).workers
 
 
@@ -237,10 +240,15 @@ async def test_a_reservation_not_renewed_runs_out(store: Store) -> None:
 
 async def test_renewing_holds_a_reservation(store: Store) -> None:
     await pair(store)
-    await reserve(store, need(), lease_s=0.3)
-    assert not (await store.report(report(renewed=[Attempt("r", 1)]), LEASE_S)).lost
-    await asyncio.sleep(0.35)  # past the first lease
-    assert (await store.view()).live_attempts == 1
+    await reserve(store, need("renewed"), lease_s=0.2)
+    await reserve(store, need("left"), lease_s=0.2)
+    assert not (await store.report(report(renewed=[Attempt("renewed", 1)]), LEASE_S)).lost
+
+    async def left_gone() -> bool:
+        return (await store.view()).live_attempts < 2
+
+    await until(left_gone)
+    assert [one.attempt.request_id for one in (await store.history(9)).attempts] == ["renewed"]
 
 
 async def test_reserving_sweeps_and_says_how_many(store: Store) -> None:

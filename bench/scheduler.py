@@ -1,0 +1,100 @@
+"""What a placement costs: place, report that the prompt was read, report the end, over real gRPC.
+
+    python bench/scheduler.py                             the memory store
+    python bench/scheduler.py --store redis://127.0.0.1:6379/0
+
+Scheduler and routers share one process and its core here, so the figures are a lower bound. The run fails, and
+reports nothing, when a placement was refused or a reservation is left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+import uuid
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.service import SchedulerServer
+from baton.services.config import SchedulerSettings
+
+WORKERS = 8  # half of them prefill, half decode
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", default="memory")
+    parser.add_argument("--requests", type=int, default=3_000, help="in all, at each concurrency")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32])
+    arguments = parser.parse_args()
+    topic = f"bench-{uuid.uuid4().hex[:8]}"
+    settings = SchedulerSettings(
+        address="127.0.0.1:0",
+        store=arguments.store,
+        topic=topic,
+        worker_lease_s=600,
+        max_queued_prompt_tokens=10**9,
+    )
+    async with SchedulerServer(settings) as server, SchedulerClient(server.address, router_id="bench") as client:
+        for number in range(WORKERS):
+            await client.register(_identity(number), pb.WORKER_STATE_READY)
+        print(f"store {server.store_name}, {WORKERS} workers, {arguments.requests} requests")
+        print("concurrency  requests/s  place p50 ms  p99 ms")
+        for concurrency in arguments.concurrency:
+            began = time.perf_counter()
+            latencies = await _round(client, arguments.requests, concurrency)
+            took = time.perf_counter() - began
+            await _all_released(client)
+            cuts = statistics.quantiles([1_000 * one for one in latencies], n=100)
+            print(f"{concurrency:>11}  {arguments.requests / took:>10.0f}  {cuts[49]:>12.2f}  {cuts[98]:>6.2f}")
+
+
+async def _round(client: SchedulerClient, requests: int, concurrency: int) -> list[float]:
+    """Latency of each placement, seconds."""
+    left = iter(range(requests))
+    latencies: list[float] = []
+
+    async def router() -> None:
+        for _ in left:
+            began = time.perf_counter()
+            placed = await client.place(uuid.uuid4().hex, 1, prompt_tokens=500, max_new_tokens=200)
+            latencies.append(time.perf_counter() - began)
+            client.reporter.prefilled(placed.attempt)
+            client.reporter.finished(placed.attempt, "stop", pb.Cost(decode_ms=1.0))
+
+    await asyncio.gather(*(router() for _ in range(concurrency)))
+    return latencies
+
+
+async def _all_released(client: SchedulerClient) -> None:
+    deadline = time.monotonic() + 10
+    while (await client.describe()).attempts:
+        if time.monotonic() > deadline:
+            raise SystemExit("reservations are left over: the figures would mean nothing")
+        await asyncio.sleep(0.01)
+    if client.reporter.dropped:
+        raise SystemExit(f"{client.reporter.dropped} events were dropped: the figures would mean nothing")
+
+
+def _identity(number: int) -> pb.WorkerIdentity:
+    return pb.WorkerIdentity(
+        worker_id=f"worker-{number}",
+        role=pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE,
+        address="127.0.0.1:1",
+        model="bench",
+        capacity=pb.Capacity(
+            compatibility_hash="aa",
+            block_size=16,
+            num_blocks=10**6,
+            max_num_seqs=10**4,
+            max_model_len=8_192,
+            lookahead_tokens=4,
+            transports=["shm"],
+        ),
+    )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,304 @@
+"""The reporter's batches and a worker's session, against a real scheduler or a real stub of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler import reporter as reporter_module
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
+from baton.scheduler.reporter import BATCH_EVENTS, QUEUED_EVENTS, Reporter
+from baton.scheduler.service import SchedulerServer
+from baton.scheduler.session import WorkerSession
+from baton.scheduler.types import Attempt
+from tests.scheduler.support import Options, capacity, free_port, identity, until
+
+
+class Wire:
+    """Takes what a reporter sends; `failures` of the first calls find nobody."""
+
+    def __init__(self, failures: int = 0, error: type[SchedulerUnavailable | Refused] = SchedulerUnavailable) -> None:
+        self.sent: list[pb.ReportRequest] = []
+        self.calls = 0
+        self.lost: list[pb.Attempt] = []
+        self._failures = failures
+        self._error = error
+
+    async def __call__(self, request: pb.ReportRequest) -> pb.ReportReply:
+        self.calls += 1
+        if self.calls <= self._failures:
+            raise self._error("nobody there")
+        self.sent.append(request)
+        return pb.ReportReply(lost=[one for one in self.lost if one in request.renewed])
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "RETRY_S", 0.01)
+
+
+async def test_events_go_out_together() -> None:
+    wire = Wire()
+    reporter = Reporter(wire)
+    for number in range(100):
+        reporter.prefilled(Attempt(f"r{number}", 1))
+        reporter.finished(Attempt(f"r{number}", 1), "stop", pb.Cost(output_tokens=number))
+
+    async def sent() -> bool:
+        return bool(wire.sent)
+
+    await until(sent)
+    assert len(wire.sent) == 1
+    assert len(wire.sent[0].prefilled) == len(wire.sent[0].finished) == 100
+    assert wire.sent[0].finished[99].cost.output_tokens == 99
+    await reporter.close()
+
+
+async def test_batches_and_queue_are_bounded() -> None:
+    wire = Wire()
+    reporter = Reporter(wire)
+    for _ in range(QUEUED_EVENTS + 3):
+        reporter.prefilled(Attempt("r", 1))
+    assert reporter.dropped == 3
+    await reporter.close()  # sends what is left
+    assert sum(len(one.prefilled) for one in wire.sent) == QUEUED_EVENTS
+    assert max(len(one.prefilled) for one in wire.sent) == BATCH_EVENTS
+
+
+async def test_a_batch_is_tried_again() -> None:
+    wire = Wire(failures=3)
+    reporter = Reporter(wire)
+    reporter.finished(Attempt("r", 1), "stop")
+
+    async def sent() -> bool:
+        return bool(wire.sent)
+
+    await until(sent)
+    assert (wire.calls, reporter.dropped) == (4, 0)
+    await reporter.close()
+
+
+@pytest.mark.parametrize(("error", "calls"), [(SchedulerUnavailable, 5), (Refused, 1)])
+async def test_a_batch_is_dropped_in_the_end(
+    error: type[SchedulerUnavailable | Refused], calls: int
+) -> None:
+    wire = Wire(failures=calls, error=error)
+    reporter = Reporter(wire)
+    reporter.finished(Attempt("r", 1), "stop")
+
+    async def dropped() -> bool:
+        return reporter.dropped == 1
+
+    await until(dropped)
+    assert wire.calls == calls
+    reporter.finished(Attempt("next", 1), "stop")
+
+    async def sent() -> bool:
+        return [one.finished[0].attempt.request_id for one in wire.sent] == ["next"]
+
+    await until(sent)
+    await reporter.close()
+
+
+async def test_renewals_go_on_while_events_cannot_be_sent() -> None:
+    wire = Wire(failures=5)
+    reporter = Reporter(wire)
+    reporter.hold(Attempt("held", 1), 0.03)
+    for _ in range(BATCH_EVENTS * 3):
+        reporter.prefilled(Attempt("r", 1))
+
+    async def renewed() -> bool:
+        return any(one.renewed for one in wire.sent)
+
+    await until(renewed)
+    assert wire.sent[0].renewed  # the first batch was dropped; then the renewal, before the others
+    await reporter.close()
+
+
+async def test_close_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "CLOSE_S", 0.05)
+
+    async def never(request: pb.ReportRequest) -> pb.ReportReply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    reporter = Reporter(never)
+    reporter.finished(Attempt("r", 1), "stop")
+    began = time.monotonic()
+    await reporter.close()
+    assert time.monotonic() - began < 1
+
+
+async def test_what_is_held_is_renewed_thrice_a_lease_until_it_is_finished() -> None:
+    wire = Wire()
+    reporter = Reporter(wire)
+    began = time.monotonic()
+    reporter.hold(Attempt("a", 1), 0.3)
+    reporter.hold(Attempt("b", 1), 0.3)
+    reporter.hold(Attempt("a", 2), 0.3)  # takes the first one's place
+
+    async def renewed() -> bool:
+        return sum(bool(one.renewed) for one in wire.sent) >= 3
+
+    await until(renewed)
+    assert 0.28 <= time.monotonic() - began < 1.0
+    renewals = [[(one.request_id, one.epoch) for one in sent.renewed] for sent in wire.sent]
+    assert renewals[0] == [("a", 2), ("b", 1)]
+    reporter.finished(Attempt("a", 1), "retried")  # the old one: the new one stays held
+    assert reporter.held == 2
+    reporter.finished(Attempt("a", 2), "stop")
+    reporter.finished(Attempt("b", 1), "stop")
+    assert reporter.held == 0
+    await reporter.close()
+
+
+async def test_a_lost_reservation_is_told_once() -> None:
+    wire = Wire()
+    wire.lost = [pb.Attempt(request_id="a", epoch=1)]
+    lost: list[Attempt] = []
+    reporter = Reporter(wire, lost.append)
+    reporter.hold(Attempt("a", 1), 0.03)
+    reporter.hold(Attempt("b", 1), 0.03)
+
+    async def told() -> bool:
+        return bool(lost) and len(wire.sent) >= 2
+
+    await until(told)
+    assert lost == [Attempt("a", 1)]
+    assert [one.request_id for one in wire.sent[-1].renewed] == ["b"]
+    await reporter.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[SchedulerServer]:
+    async with SchedulerServer(Options(heartbeat_s=0.05, placement_lease_s=0.4)) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: SchedulerServer) -> AsyncIterator[SchedulerClient]:
+    async with SchedulerClient(server.address) as made:
+        yield made
+
+
+async def test_a_placement_is_held_by_the_client_that_made_it(server: SchedulerServer) -> None:
+    async with SchedulerClient(server.address) as operator:
+        async with SchedulerClient(server.address, router_id="router") as router:
+            await router.register(identity("m"), pb.WORKER_STATE_READY)
+            await router.place("held", 1, prompt_tokens=1, max_new_tokens=1)
+            for number in range(3):  # three leases, each as long as the held one's
+                async with SchedulerClient(server.address) as dies:
+                    await dies.place(f"left{number}", 1, prompt_tokens=1, max_new_tokens=1)
+
+                async def left_gone() -> bool:
+                    return len((await operator.describe()).attempts) == 1
+
+                await until(left_gone)
+            assert [one.attempt.request_id for one in (await operator.describe()).attempts] == ["held"]
+
+        async def gone() -> bool:
+            return not (await operator.describe()).attempts
+
+        await until(gone)  # the router is away: its lease runs out
+
+
+async def test_a_workers_life(client: SchedulerClient) -> None:
+    loads = iter(range(1_000))
+    session = WorkerSession(client, identity("m"), lambda: pb.WorkerLoad(running=next(loads)))
+    session._identity.ClearField("capacity")
+    await session.start(1)
+    assert session.registered
+
+    async def status() -> pb.WorkerStatus:
+        workers = (await client.describe()).workers
+        return workers[0] if workers else pb.WorkerStatus()
+
+    assert (await status()).state == pb.WORKER_STATE_STARTING
+    with pytest.raises(NoCapacity, match="none is ready"):
+        await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+    await session.ready(capacity())
+    await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+
+    async def heard() -> bool:
+        return (await status()).load.running >= 2
+
+    await until(heard)
+    assert (await client.drain("m")).worker_id == "m"
+    async with asyncio.timeout(2):
+        await session.draining.wait()
+
+    async def drains() -> bool:
+        return (await status()).state == pb.WORKER_STATE_DRAINING
+
+    await until(drains)
+    await session.close()
+    assert not (await client.describe()).workers
+
+
+async def test_a_worker_that_drains_by_itself_is_seen_at_once() -> None:
+    async with SchedulerServer(Options(heartbeat_s=60.0)) as server, SchedulerClient(server.address) as client:
+        session = WorkerSession(client, identity("m"), pb.WorkerLoad)
+        await session.start(1)
+        await session.ready(capacity())
+        session.drain()
+
+        async def drains() -> bool:
+            return (await client.describe()).workers[0].state == pb.WORKER_STATE_DRAINING
+
+        await until(drains)
+        await session.ready(capacity())  # an engine that comes up late does not undo it
+        assert await drains()
+        await session.close()
+
+
+async def test_a_forgotten_worker_registers_again(client: SchedulerClient) -> None:
+    session = WorkerSession(client, identity("m"), pb.WorkerLoad)
+    await session.start(1)
+    await session.ready(capacity())
+    await client.deregister("m")
+
+    async def back() -> bool:
+        workers = (await client.describe()).workers
+        return bool(workers) and workers[0].state == pb.WORKER_STATE_READY
+
+    await until(back)
+    await session.close()
+
+
+async def test_start_waits_for_the_scheduler_and_not_forever() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with SchedulerClient(address) as client:
+        began = time.monotonic()
+        with pytest.raises(SchedulerUnavailable):
+            await WorkerSession(client, identity("m"), pb.WorkerLoad).start(0.6)
+        assert time.monotonic() - began < 2
+        late = WorkerSession(client, identity("m"), pb.WorkerLoad)
+        starting = asyncio.create_task(late.start(10))
+        async with SchedulerServer(Options(address=address)):
+            await starting
+            assert late.registered
+            await late.close()
+
+
+async def test_a_refused_worker_does_not_start(client: SchedulerClient) -> None:
+    await client.register(identity("first"), pb.WORKER_STATE_READY)
+    with pytest.raises(Refused, match="vLLM 0.31.0 here"):
+        await WorkerSession(client, identity("m", vllm="0.31.0"), pb.WorkerLoad).start(5)
+
+
+async def test_close_is_quick_when_the_scheduler_is_away() -> None:
+    server = SchedulerServer(Options())
+    await server.__aenter__()
+    client = SchedulerClient(server.address)
+    session = WorkerSession(client, identity("m"), pb.WorkerLoad)
+    await session.start(1)
+    await server.__aexit__(None, None, None)
+    began = time.monotonic()
+    await session.close()
+    await client.close()
+    assert time.monotonic() - began < 2.5

@@ -1,0 +1,67 @@
+"""The memory store's clock, where a test may turn it; the other stores' times are covered by `test_store.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.keys import EPOCH_KEEP_MS
+from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.types import Attempt, Heard, ReserveOutcome
+from tests.scheduler.support import claim_on, identity, need, register, report
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def turned(clock: Clock) -> MemoryStore:
+    return MemoryStore("t", clock)
+
+
+async def test_leases_end_when_they_should(turned: MemoryStore, clock: Clock) -> None:
+    await turned.register(identity("m"), pb.WORKER_STATE_READY, 5.0)
+    await turned.reserve(claim_on(await turned.view(), need(), "m"), 3.0)
+    clock.now += 2.999
+    view = await turned.view()
+    assert (view.live_attempts, view.expired) == (1, 0)
+    assert view.workers["m"].lease_left_s == pytest.approx(2.001)
+    assert (await turned.history(1)).attempts[0].lease_left_s == pytest.approx(0.001)
+    clock.now += 0.001
+    view = await turned.view()
+    assert (view.live_attempts, view.expired) == (0, 1)
+    clock.now += 2.0
+    assert await turned.heartbeat("m", pb.WORKER_STATE_READY, pb.WorkerLoad(), 5.0) == Heard(False, False)
+    assert not (await turned.view()).workers
+
+
+async def test_epochs_are_remembered_for_their_time_and_no_longer(turned: MemoryStore, clock: Clock) -> None:
+    await register(turned, "m")
+    claim = claim_on(await turned.view(), need(), "m")
+    await turned.reserve(claim, 1e6)
+    await turned.report(report(finished=[Attempt("r", 1)]), 1.0)
+    await turned.register(identity("m"), pb.WORKER_STATE_READY, 1e6)
+    clock.now += EPOCH_KEEP_MS / 1_000 - 0.001
+    assert (await turned.reserve(claim, 1.0)).outcome is ReserveOutcome.STALE
+    clock.now += 0.001
+    assert (await turned.reserve(claim, 1.0)).outcome is ReserveOutcome.BOOKED
+
+
+async def test_an_epoch_is_not_forgotten_while_a_later_attempt_lives(turned: MemoryStore, clock: Clock) -> None:
+    await turned.register(identity("m"), pb.WORKER_STATE_READY, 1e6)
+    view = await turned.view()
+    await turned.reserve(claim_on(view, need(epoch=1), "m"), 1e6)
+    await turned.report(report(finished=[Attempt("r", 1)]), 1.0)
+    await turned.reserve(claim_on(view, need(epoch=2), "m"), 1e6)
+    clock.now += 10 * EPOCH_KEEP_MS / 1_000
+    assert (await turned.reserve(claim_on(view, need(epoch=2), "m"), 1e6)).outcome is ReserveOutcome.STALE

@@ -1,0 +1,379 @@
+"""The scheduler over real gRPC, on both stores."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import REGISTRY
+
+from baton.protos import scheduler_pb2 as pb
+from baton.protos import scheduler_pb2_grpc as rpc
+from baton.rpc import aio_channel
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import (
+    BadPolicy,
+    ListenFailed,
+    NoCapacity,
+    Refused,
+    SchedulerUnavailable,
+    StoreUnavailable,
+)
+from baton.scheduler.policy import PolicyConfig
+from baton.scheduler.service import SchedulerServer, serve
+from baton.scheduler.session import WorkerSession
+from baton.scheduler.types import SchedulerOptions
+from baton.services.config import SchedulerSettings
+from tests.scheduler.support import Options, RedisServer, capacity, free_port, identity, until
+
+P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
+
+
+def figure(server: SchedulerServer, name: str, **labels: str) -> float:
+    return server.metrics.registry.get_sample_value(f"baton_scheduler_{name}", labels) or 0.0
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def server(request: pytest.FixtureRequest, topic: str) -> AsyncIterator[SchedulerServer]:
+    url = "memory" if request.param == "memory" else request.getfixturevalue("redis_server").url
+    async with SchedulerServer(Options(store=url, topic=topic)) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: SchedulerServer) -> AsyncIterator[SchedulerClient]:
+    async with SchedulerClient(server.address, router_id="router") as made:
+        yield made
+
+
+async def add(client: SchedulerClient, *workers: tuple[str, pb.Role]) -> None:
+    for name, role in workers:
+        await client.register(identity(name, role), pb.WORKER_STATE_READY)
+
+
+async def health(address: str, service: str = "") -> int:
+    async with aio_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=2)
+        return int(reply.status)
+
+
+def test_the_configuration_tree_is_what_the_scheduler_takes() -> None:
+    settings: SchedulerOptions = SchedulerSettings(address="127.0.0.1:0")
+    SchedulerServer(settings)
+
+
+async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient) -> None:
+    await add(client, ("p", P), ("d", D))
+    placed = await client.place("r", 1, prompt_tokens=100, max_new_tokens=10)
+    assert placed.prefill is not None
+    assert placed.prefill.worker_id == "p"
+    assert placed.decode == pb.Worker(worker_id="d", address=identity("d").address, role=D)
+    assert placed.lease_s == 15.0
+    told = await client.describe()
+    assert [worker.identity.worker_id for worker in told.workers] == ["p", "d"]
+    assert (told.workers[0].reserved_prompt_tokens, told.workers[1].reserved_blocks) == (100, 8)
+    assert told.workers[0].heartbeat_age_s < 3
+    assert [one.attempt.request_id for one in told.attempts] == ["r"]
+    client.reporter.prefilled(placed.attempt)
+    client.reporter.finished(placed.attempt, "stop", pb.Cost(handoff_ms=1.5, transport="shm"))
+
+    async def over() -> bool:
+        return not (await client.describe()).attempts
+
+    await until(over)
+    told = await client.describe()
+    assert all(worker.reserved_requests == 0 for worker in told.workers)
+    assert (told.handoffs[0].prefill_worker_id, told.handoffs[0].cost.transport) == ("p", "shm")
+    assert figure(server, "placements_total", kind="pair") == 1
+
+
+async def test_the_description_names_topic_and_store(
+    server: SchedulerServer, client: SchedulerClient, topic: str
+) -> None:
+    told = await client.describe()
+    assert told.topic == topic
+    assert told.store == server.store_name
+    assert "s3cret" not in told.store
+
+
+async def test_no_capacity_says_why_and_when_to_come_back(server: SchedulerServer, client: SchedulerClient) -> None:
+    with pytest.raises(NoCapacity, match="no worker to take the request is registered") as caught:
+        await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+    assert (caught.value.code, caught.value.retry_after_s) == (pb.Rejection.CODE_NO_WORKERS, 2.0)
+    await add(client, ("m", M))
+    with pytest.raises(NoCapacity) as caught:
+        await client.place("r", 1, prompt_tokens=2_000, max_new_tokens=1)
+    assert (caught.value.code, caught.value.retry_after_s) == (pb.Rejection.CODE_TOO_LARGE, 0.0)
+    for number in range(8):
+        await client.place(f"r{number}", 1, prompt_tokens=1, max_new_tokens=1)
+    with pytest.raises(NoCapacity) as caught:
+        await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+    assert (caught.value.code, caught.value.retry_after_s) == (pb.Rejection.CODE_FULL, 1.0)
+    with pytest.raises(NoCapacity) as caught:
+        await client.place("r1", 1, prompt_tokens=1, max_new_tokens=1)
+    assert caught.value.code == pb.Rejection.CODE_FULL  # before it is known to be stale
+    for code in ("no_workers", "too_large"):
+        assert figure(server, "rejections_total", code=code) == 1
+    assert figure(server, "rejections_total", code="full") == 2
+
+
+async def test_an_attempt_is_fenced_by_the_next(server: SchedulerServer, client: SchedulerClient) -> None:
+    await add(client, ("p", P), ("d", D), ("d2", D))
+    first = await client.place("r", 1, prompt_tokens=100, max_new_tokens=10)
+    other = "d2" if first.decode.worker_id == "d" else "d"
+    second = await client.place(
+        "r", 2, prompt_tokens=105, max_new_tokens=5, exclude=[first.decode.worker_id]
+    )
+    assert second.decode.worker_id == other
+    with pytest.raises(NoCapacity) as caught:
+        await client.place("r", 2, prompt_tokens=105, max_new_tokens=5)
+    assert caught.value.code == pb.Rejection.CODE_STALE_EPOCH
+    client.reporter.finished(first.attempt, "retried")
+
+    async def counted() -> bool:
+        return figure(server, "stale_epochs_total") == 2
+
+    await until(counted)
+    assert [one.attempt.epoch for one in (await client.describe()).attempts] == [2]
+
+
+async def test_another_models_worker_is_refused(client: SchedulerClient, topic: str) -> None:
+    await add(client, ("first", M))
+    with pytest.raises(Refused, match=f"vLLM 0.31.0 here, 0.32.0 in topic '{topic}' \\(worker first\\)"):
+        await client.register(identity("late", vllm="0.31.0"), pb.WORKER_STATE_READY)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"worker_id": ""}, "needs an id"),
+        ({"address": ""}, "needs an id and an address"),
+        ({"role": pb.ROLE_UNSPECIFIED}, "has no role"),
+        ({"capacity": None}, "does not tell its capacity"),
+        ({"state": pb.WORKER_STATE_UNSPECIFIED}, "has no state"),
+    ],
+)
+async def test_nonsense_is_refused(client: SchedulerClient, change: dict[str, object], text: str) -> None:
+    who = identity("w")
+    state = change.get("state", pb.WORKER_STATE_READY)
+    for field, value in change.items():
+        if field == "state":
+            continue
+        if value is None:
+            who.ClearField(field)  # type: ignore[arg-type]
+        else:
+            setattr(who, field, value)
+    with pytest.raises(Refused, match=text):
+        await client.register(who, state)  # type: ignore[arg-type]
+
+
+async def test_malformed_calls_are_refused(server: SchedulerServer, client: SchedulerClient) -> None:
+    for epoch, prompt, text in ((0, 1, "counts from 1"), (1, 0, "no prompt tokens")):
+        with pytest.raises(Refused, match=text):
+            await client.place("r", epoch, prompt_tokens=prompt, max_new_tokens=1)
+    with pytest.raises(Refused, match="request_id is empty"):
+        await client.report(pb.ReportRequest(renewed=[pb.Attempt(epoch=1)]))
+    with pytest.raises(Refused, match="sent no state"):
+        await client.heartbeat("w", pb.WORKER_STATE_UNSPECIFIED, pb.WorkerLoad())
+
+
+async def test_drain_takes_a_unique_beginning(client: SchedulerClient) -> None:
+    await add(client, ("decode-1", D), ("decode-12", D), ("prefill-1", P))
+    assert "means several workers: decode-1, decode-12" in (await client.drain("dec")).problem
+    assert "no worker's id begins with 'x'; there are: decode-1" in (await client.drain("x")).problem
+    assert (await client.drain("decode-1")).worker_id == "decode-1"  # exact, though another begins so
+    assert (await client.drain("pre")).worker_id == "prefill-1"
+    states = {one.identity.worker_id: one.state for one in (await client.describe()).workers}
+    assert states["decode-1"] == states["prefill-1"] == pb.WORKER_STATE_DRAINING
+    assert states["decode-12"] == pb.WORKER_STATE_READY
+
+
+async def test_health_and_gauges(server: SchedulerServer, client: SchedulerClient) -> None:
+    serving = health_pb2.HealthCheckResponse.SERVING
+    assert await health(server.address) == serving
+    assert await health(server.address, "baton.scheduler.v1.Scheduler") == serving
+    await add(client, ("m", M))
+    await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+
+    async def seen() -> bool:
+        return figure(server, "live_attempts") == 1 and figure(server, "workers", role="mixed", state="ready") == 1
+
+    await until(seen)
+    assert figure(server, "store_up") == 1
+
+
+async def test_leases_that_ran_out_are_counted(topic: str) -> None:
+    async with SchedulerServer(Options(placement_lease_s=0.05)) as server:
+        async with aio_channel(server.address) as channel:  # a router that places and then dies
+            stub = rpc.SchedulerStub(channel)
+            await stub.Register(pb.RegisterRequest(identity=identity("m"), state=pb.WORKER_STATE_READY), timeout=2)
+            request = pb.PlaceRequest(request_id="r", epoch=1, prompt_tokens=1, max_new_tokens=1)
+            assert (await stub.Place(request, timeout=2)).HasField("placement")
+
+            async def counted() -> bool:
+                return figure(server, "leases_expired_total") == 1
+
+            await until(counted)  # nobody places: it is swept all the same
+            assert not (await stub.Describe(pb.DescribeRequest(), timeout=2)).attempts
+
+
+async def test_a_taken_port_is_named() -> None:
+    async with SchedulerServer(Options()) as first:
+        with pytest.raises(ListenFailed, match=f"cannot listen on {first.address}: the port is taken"):
+            async with SchedulerServer(Options(address=first.address)):
+                pass
+
+
+async def test_a_store_that_refuses_stops_the_start(redis_server: RedisServer) -> None:
+    url = redis_server.url.replace("s3cret", "wr0ng")
+    with pytest.raises(StoreUnavailable, match="refused the password") as caught:
+        async with SchedulerServer(Options(store=url)):
+            pass
+    assert "wr0ng" not in str(caught.value)
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        async with SchedulerServer(Options(store=f"redis://127.0.0.1:{free_port()}/0")):
+            pass
+
+
+async def test_a_wrong_policy_stops_the_start() -> None:
+    with pytest.raises(BadPolicy, match="picker 'lucky' is unknown; there are: best, power_of_two"):
+        SchedulerServer(Options(), PolicyConfig(picker="lucky"))
+
+
+async def test_redis_goes_and_comes_back_empty(own_redis: RedisServer) -> None:
+    """Placements end quickly and clearly; afterwards all goes on by itself: workers register again."""
+    async with SchedulerServer(Options(store=own_redis.url)) as server, SchedulerClient(server.address) as client:
+        sessions = [
+            WorkerSession(client, identity(name, role), pb.WorkerLoad) for name, role in (("p", P), ("d", D))
+        ]
+        for session in sessions:
+            await session.start(2)
+            await session.ready(capacity())
+        before = await client.place("before", 1, prompt_tokens=10, max_new_tokens=1)
+        own_redis.stop()
+        began = time.monotonic()
+        with pytest.raises(SchedulerUnavailable, match="redis at redis://127.0.0.1.*does not answer") as caught:
+            await client.place("during", 1, prompt_tokens=10, max_new_tokens=1)
+        assert time.monotonic() - began < 1.0
+        assert caught.value.retry_after_s == 1.0
+        assert figure(server, "rejections_total", code="store_away") == 1
+        with pytest.raises(SchedulerUnavailable, match="redis at"):
+            await client.describe()
+
+        async def unhealthy() -> bool:
+            return await health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
+
+        await until(unhealthy)
+        assert figure(server, "store_up") == 0
+        own_redis.start()
+
+        async def placeable() -> bool:
+            try:
+                await client.place("after", 1, prompt_tokens=10, max_new_tokens=1)
+            except (NoCapacity, SchedulerUnavailable):
+                return False
+            return True
+
+        await until(placeable)
+
+        async def healthy() -> bool:
+            return await health(server.address) == health_pb2.HealthCheckResponse.SERVING
+
+        await until(healthy)
+        reply = await client.report(
+            pb.ReportRequest(renewed=[pb.Attempt(request_id="before", epoch=before.attempt.epoch)])
+        )
+        assert len(reply.lost) == 1
+        for session in sessions:
+            await session.close()
+
+
+async def test_workers_register_again_with_a_scheduler_that_forgot_them() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    options = Options(address=address, heartbeat_s=0.05)
+    async with SchedulerClient(address) as client:
+        session = WorkerSession(client, identity("m"), pb.WorkerLoad)
+        async with SchedulerServer(options):
+            await session.start(2)
+            await session.ready(capacity())
+        with pytest.raises(SchedulerUnavailable, match="does not answer"):
+            await client.describe()
+        async with SchedulerServer(options):
+
+            async def placeable() -> bool:
+                try:
+                    await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+                except (NoCapacity, SchedulerUnavailable):
+                    return False
+                return True
+
+            await until(placeable)
+            await session.close()
+
+
+async def test_serve_tells_its_address_and_its_figures() -> None:
+    stop, started = asyncio.Event(), asyncio.Event()
+    addresses: list[str] = []
+    port = free_port()
+
+    def on_started(address: str) -> None:
+        addresses.append(address)
+        started.set()
+
+    running = asyncio.create_task(
+        serve(Options(), metrics_port=port, on_started=on_started, stop=stop)
+    )
+    async with asyncio.timeout(5):
+        await started.wait()
+    assert await health(addresses[0]) == health_pb2.HealthCheckResponse.SERVING
+
+    def scrape() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+            return str(reply.read().decode())
+
+    text = await asyncio.to_thread(scrape)
+    for name in ("placements", "rejections", "stale_epochs", "leases_expired", "live_attempts"):
+        assert f"baton_scheduler_{name}" in text
+    assert "baton_scheduler_live_attempts" not in {family.name for family in REGISTRY.collect()}  # our own registry
+    with pytest.raises(ListenFailed, match=f"metrics cannot be served on 127.0.0.1:{port}"):
+        await serve(Options(), metrics_port=port, stop=stop)
+    stop.set()
+    async with asyncio.timeout(5):
+        await running
+
+
+async def test_serve_ends_on_sigterm(tmp_path: Path) -> None:
+    program = (
+        "import asyncio\n"
+        "from baton.scheduler.service import serve\n"
+        "from baton.services.config import SchedulerSettings\n"
+        "asyncio.run(serve(SchedulerSettings(address='127.0.0.1:0'), on_started=lambda a: print(a, flush=True)))\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
+    )
+    assert process.stdout
+    async with asyncio.timeout(20):
+        address = (await process.stdout.readline()).decode().strip()
+        assert await health(address) == health_pb2.HealthCheckResponse.SERVING
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+
+
+async def test_calls_end_when_nobody_is_there() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with SchedulerClient(address) as client:
+        began = time.monotonic()
+        with pytest.raises(SchedulerUnavailable, match=f"scheduler at {address} does not answer"):
+            await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+        assert time.monotonic() - began < 1.5
