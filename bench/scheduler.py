@@ -3,8 +3,8 @@
     python bench/scheduler.py                             the memory store
     python bench/scheduler.py --store redis://127.0.0.1:6379/0
 
-Scheduler and routers share one process and its core here, so the figures are a lower bound. The run fails, and
-reports nothing, when a placement was refused or a reservation is left over.
+Scheduler and routers share one process and its core here, so the figures are a lower bound. The run fails,
+and reports nothing, when a placement was refused or a reservation is left over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ WORKERS = 8  # half of them prefill, half decode
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--store", default="memory")
     parser.add_argument("--requests", type=int, default=3_000, help="in all, at each concurrency")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32])
@@ -37,7 +39,10 @@ async def main() -> None:
         worker_lease_s=600,
         max_queued_prompt_tokens=10**9,
     )
-    async with SchedulerServer(settings) as server, SchedulerClient(server.address, router_id="bench") as client:
+    async with (
+        SchedulerServer(settings) as server,
+        SchedulerClient(server.address, router_id="bench") as client,
+    ):
         for number in range(WORKERS):
             await client.register(_identity(number), pb.WORKER_STATE_READY)
         print(f"store {server.store_name}, {WORKERS} workers, {arguments.requests} requests")
@@ -48,7 +53,9 @@ async def main() -> None:
             took = time.perf_counter() - began
             await _all_released(client)
             cuts = statistics.quantiles([1_000 * one for one in latencies], n=100)
-            print(f"{concurrency:>11}  {arguments.requests / took:>10.0f}  {cuts[49]:>12.2f}  {cuts[98]:>6.2f}")
+            print(
+                f"{concurrency:>11}  {arguments.requests / took:>10.0f}  {cuts[49]:>12.2f}  {cuts[98]:>6.2f}"
+            )
 
 
 async def _round(client: SchedulerClient, requests: int, concurrency: int) -> list[float]:

@@ -4,8 +4,8 @@
     worker         WorkerSession (baton.scheduler.session), over .register, .heartbeat, .deregister
     command line   SchedulerClient.describe, .drain
 
-Every call has a deadline and ends in a reply or in one of our own exceptions. No call is repeated here: the caller
-knows whether it may be (a placement is asked for again with the next epoch).
+Every call has a deadline and ends in a reply or in one of our own exceptions. No call is repeated here: the
+caller knows whether it may be (a placement is asked for again with the next epoch).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who takes one attempt. `prefill` is None where `decode` does it all. Renewed by the client's reporter."""
+    """Who takes one attempt; `prefill` is None where `decode` does it all. The reporter renews it."""
 
     attempt: Attempt
     prefill: pb.Worker | None

@@ -1,9 +1,9 @@
 """From a need to a booked placement.
 
-Optimistic: the policy chooses on a view that may be `VIEW_AGE_S` old, then one atomic step of the store checks
-limits, epoch and workers again and books. When another placement was faster, the choice is made again on a fresh
-view. So a placement costs one round trip while many come in, two otherwise; and a rejection is never
-decided on an old view.
+Optimistic: the policy chooses on a view that may be `VIEW_AGE_S` old, then one atomic step of the store
+checks limits, epoch and workers again and books. When another placement was faster, the choice is made again
+on a fresh view. So a placement costs one round trip while many come in, two otherwise; and a rejection is
+never decided on an old view.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Limits, claim
-from baton.scheduler.policy import Choice, NoChoice, Policy
+from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.store import Store
 from baton.scheduler.types import Claim, Need, ReserveOutcome, ReserveResult, View, WorkerRecord
 
@@ -79,7 +79,7 @@ class Placer:
         )
 
     async def view(self, oldest: float) -> View:
-        """A view read no earlier than `oldest` (time.monotonic()). Callers that wait together share one reading.
+        """A view read no earlier than `oldest` (time.monotonic()). Callers that wait share one reading.
 
         Raises StoreUnavailable.
         """
@@ -95,7 +95,7 @@ class Placer:
             return self._view
 
     def _remember(self, booked: Claim) -> None:
-        """Our own booking, in the view that the next placement will use. The view may be a younger one: harmless."""
+        """Count our own booking in the view for the next placement; twice in a view read since: harmless."""
         if self._view is None:
             return
         for worker_id in booked.worker_ids:

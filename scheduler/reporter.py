@@ -1,8 +1,8 @@
 """What happened to a router's attempts, told to the scheduler in batches.
 
-Calls of `prefilled` and `finished` only write into a queue; one task sends it every few milliseconds, and renews all
-attempts held while they run. What cannot be sent is tried again a few times and then dropped: an attempt that is
-over is no longer renewed, so its reservation runs out with its lease at the latest.
+Calls of `prefilled` and `finished` only write into a queue; one task sends it every few milliseconds, and
+renews all attempts held while they run. What cannot be sent is tried again a few times and then dropped: an
+attempt that is over is no longer renewed, so its reservation runs out with its lease at the latest.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Reporter:
             try:
                 return await self._send(request)
             except Refused as error:
-                log.error("a report was refused: %s", error)
+                log.warning("a report was refused: %s", error)
                 return None
             except SchedulerUnavailable as error:
                 if not tries_left:

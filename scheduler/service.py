@@ -1,7 +1,7 @@
 """The scheduler's process: a gRPC server over a store.
 
-`SchedulerServer` is the server as an object (tests, several in one process); `serve` runs one until it is told
-to stop.
+`SchedulerServer` is the server as an object (tests, several in one process); `serve` runs one until it is
+told to stop.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class SchedulerServer:
     """Serves while entered.
 
     Raises on entry ListenFailed (the port is taken) and StoreUnavailable (no answer, wrong password), and
-    BadPolicy when made with a policy that names what is not there. Later the store may come and go: placements
-    are then rejected with STORE_AWAY, and all goes on by itself when it is back.
+    BadPolicy when made with a policy that names what is not there. Later the store may come and go:
+    placements are then rejected with STORE_AWAY, and all goes on by itself when it is back.
     """
 
     def __init__(self, options: SchedulerOptions, policy: PolicyConfig | None = None) -> None:

@@ -35,7 +35,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SchedulerServicer(rpc.SchedulerServicer):
-    """A call other than Place ends with UNAVAILABLE while the store is away, INVALID_ARGUMENT for nonsense."""
+    """Malformed calls end with INVALID_ARGUMENT, all but Place with UNAVAILABLE while the store is away."""
 
     def __init__(self, options: SchedulerOptions, store: Store, placer: Placer, metrics: Metrics) -> None:
         self._options = options
@@ -43,7 +43,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._placer = placer
         self._metrics = metrics
 
-    async def Place(self, request: pb.PlaceRequest, context: Context) -> pb.PlaceReply:  # noqa: N802
+    async def Place(self, request: pb.PlaceRequest, context: Context) -> pb.PlaceReply:
         try:
             need = _need(request)
         except ValueError as error:
@@ -65,7 +65,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         )
         return pb.PlaceReply(rejection=rejection)
 
-    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportReply:  # noqa: N802
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportReply:
         try:
             report = Report.from_wire(request)
         except ValueError as error:
@@ -76,7 +76,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         lost = [pb.Attempt(request_id=one.request_id, epoch=one.epoch) for one in result.lost]
         return pb.ReportReply(lost=lost)
 
-    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterReply:  # noqa: N802
+    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterReply:
         problem = _problem_of(request)
         if problem:
             return pb.RegisterReply(refusal=problem)
@@ -88,7 +88,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             refusal=refusal, heartbeat_s=self._options.heartbeat_s, lease_s=self._options.worker_lease_s
         )
 
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:  # noqa: N802
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         if request.state == pb.WORKER_STATE_UNSPECIFIED:
             await _refuse(context, f"worker {request.worker_id!r} sent no state")
         async with _store_needed(context):
@@ -97,12 +97,12 @@ class SchedulerServicer(rpc.SchedulerServicer):
             )
         return pb.HeartbeatReply(known=heard.known, drain=heard.drain)
 
-    async def Deregister(self, request: pb.DeregisterRequest, context: Context) -> pb.DeregisterReply:  # noqa: N802
+    async def Deregister(self, request: pb.DeregisterRequest, context: Context) -> pb.DeregisterReply:
         async with _store_needed(context):
             await self._store.deregister(request.worker_id)
         return pb.DeregisterReply()
 
-    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:  # noqa: N802
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         del request
         async with _store_needed(context):
             view = await self._placer.view(time.monotonic())
@@ -117,7 +117,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             handoffs=history.handoffs,
         )
 
-    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:  # noqa: N802
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
         async with _store_needed(context):
             view = await self._placer.view(time.monotonic())
             matches = sorted(key for key in view.workers if key.startswith(request.worker_id))

@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class WorkerSession:
-    """Registered between `start` and `close`. When the scheduler or its store forgot the worker, it registers again.
+    """Registered between `start` and `close`. When the scheduler or its store forgot the worker, it registers
+    again.
 
     `draining` is set when an operator asked for it, or by `drain`; from then on nothing new is placed here.
     """
@@ -107,7 +108,7 @@ class WorkerSession:
                     await self._register()
                 await self._heartbeat()
             except Refused as error:
-                log.error("the scheduler refuses this worker: %s", error)
+                log.warning("the scheduler refuses this worker: %s", error)
             except SchedulerUnavailable as error:
                 log.debug("no heartbeat: %s", error)
 

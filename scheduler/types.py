@@ -1,8 +1,8 @@
 """The scheduler's state, as plain objects with their invariants.
 
-Wire messages (`baton.protos.scheduler_pb2`) stay what they are where the scheduler only carries them: a worker's
-identity and load, an attempt's cost. What it reasons about is here: who needs what (`Need`), who is there
-(`WorkerRecord`, `View`), what is to be booked (`Claim`), and what came of it.
+Wire messages (`baton.protos.scheduler_pb2`) stay what they are where the scheduler only carries them: a
+worker's identity and load, an attempt's cost. What it reasons about is here: who needs what (`Need`), who is
+there (`WorkerRecord`, `View`), what is to be booked (`Claim`), and what came of it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one attempt needs of the workers. `prefix_hashes` is for scorers that know who holds which blocks."""
+    """What one attempt needs. `prefix_hashes` is for scorers that know which worker holds which blocks."""
 
     attempt: Attempt
     router_id: str

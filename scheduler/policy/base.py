@@ -1,4 +1,4 @@
-"""The interfaces of a placement policy. All are called in the scheduler's process, some times per placement."""
+"""The interfaces of a placement policy, called in the scheduler's process some times per placement."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ class PairFilter(ABC):
 
 
 class Scorer(ABC):
-    """Says how good a worker is for a request. Pure. `Need.prefix_hashes` is there for scorers that know caches."""
+    """Says how good a worker is for a request. Pure.
+
+    `Need.prefix_hashes` is there for scorers that know which worker holds which blocks.
+    """
 
     side: ClassVar[Side]  # asked only for workers that would do this
 

@@ -1,11 +1,13 @@
 """From a view and a need to the workers: what is preferred when several ways are open.
 
 1. A pair of a prefill and a decode worker, where both have room.
-2. Otherwise a mixed worker alone: where pairs and mixed workers share a topic, the mixed ones take the overflow.
-3. A decode worker reads the prompt itself in two cases: the prompt is shorter than `handoff_min_tokens` (then it
-   and the mixed workers are equals, and no pair is formed), or no prefill worker is left for this request at all
-   (none ready, or all of them failed it): then it covers for the lost side. Full prefill workers are not
-   covered for: long prompts in the decode batches would slow every answer down to hide a lack of prefill workers.
+2. Otherwise a mixed worker alone: where pairs and mixed workers share a topic, the mixed ones take the
+   overflow.
+3. A decode worker reads the prompt itself in two cases: the prompt is shorter than `handoff_min_tokens` (then
+   it and the mixed workers are equals, and no pair is formed), or no prefill worker is left for this request
+   at all (none ready, or all of them failed it): then it covers for the lost side. Full prefill workers are
+   not covered for: long prompts in the decode batches would slow every answer down to hide a lack of prefill
+   workers.
 
 When no way is open, the rejection is the most hopeful one: FULL before TOO_LARGE before NO_WORKERS.
 """

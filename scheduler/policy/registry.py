@@ -1,6 +1,7 @@
 """Names of filters, scorers and pickers, and the classes behind them, loaded when first used.
 
-To add one: write the class, `SCORERS.register("name", "module", "Class")`, and put the name into `PolicyConfig`.
+To add one: write the class, `SCORERS.register("name", "module", "Class")`, and put the name into
+`PolicyConfig`.
 """
 
 from __future__ import annotations

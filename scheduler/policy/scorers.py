@@ -1,7 +1,7 @@
 """The built-in scorers.
 
-What the scheduler booked and what the worker says of itself are two views of one load: bookings are exact at once,
-heartbeats are late but know what was placed before the store was lost. The higher one counts.
+What the scheduler booked and what the worker says of itself are two views of one load: bookings are exact at
+once, heartbeats are late but know what was placed before the store was lost. The higher one counts.
 """
 
 from __future__ import annotations

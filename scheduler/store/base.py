@@ -1,7 +1,7 @@
 """Where a topic's state lives: who is there, what is booked, which epoch counts.
 
-Called by the scheduler's own process alone; several schedulers may share one store. Every method is one atomic
-step: no other call sees half of it. Time is the store's own, never the caller's.
+Called by the scheduler's own process alone; several schedulers may share one store. Every method is one
+atomic step: no other call sees half of it. Time is the store's own, never the caller's.
 
     by placements   view, reserve
     by routers      report
@@ -32,7 +32,7 @@ class Store(ABC):
 
     @abstractmethod
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
-        """Book `claim` if the epoch is new, the workers are placeable and the limits hold; else change nothing.
+        """Book `claim` if its epoch is new, its workers take requests and its limits hold; or do nothing.
 
         Sweeps first. A live attempt at the same request with an older epoch is released on the way, whatever
         the outcome, unless this one is STALE. Called once per placement, rarely twice.
@@ -42,8 +42,9 @@ class Store(ABC):
     async def report(self, report: Report, lease_s: float) -> ReportResult:
         """Apply what routers tell. Events with an older epoch, or of an attempt that is gone, change nothing.
 
-        Prefilled releases the prompt's tokens (and the prefill worker), finished releases all and is remembered
-        in the history, renewed holds the attempt for another `lease_s`. Called some 100 times a second a router.
+        Prefilled releases the prompt's tokens (and the prefill worker), finished releases all and is
+        remembered in the history, renewed holds the attempt for another `lease_s`. Called some 100 times a
+        second a router.
         """
 
     @abstractmethod
@@ -65,7 +66,7 @@ class Store(ABC):
 
     @abstractmethod
     async def deregister(self, worker_id: str) -> None:
-        """Forget a worker; nothing if it is unknown. What is booked on it stays until its requests are over."""
+        """Forget a worker, if it is known. What is booked on it stays until its requests are over."""
 
     @abstractmethod
     async def drain(self, worker_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""The state in this process's memory. It is lost with the process; workers then register again by themselves."""
+"""The state in this process's memory. It is lost with the process; workers then register again."""
 
 from __future__ import annotations
 

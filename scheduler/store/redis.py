@@ -53,6 +53,7 @@ class RedisStore(Store):
 
     def __init__(self, url: str, topic: str) -> None:
         self.name = without_password(url)
+        self._host = urlsplit(self.name).netloc  # for messages
         self._topic = topic
         self._keys = topic_keys(topic)
         try:
@@ -182,7 +183,7 @@ class RedisStore(Store):
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 return await self._scripts[name](keys=self._keys, args=arguments)
         except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(f"redis at {self.name}: {_explain(error)}") from error
+            raise StoreUnavailable(f"redis at {self._host} {_explain(error)}") from error
 
 
 def without_password(url: str) -> str:
@@ -205,7 +206,7 @@ def _explain(error: BaseException) -> str:
     """What is wrong and what to do, in a line."""
     text = " ".join(str(error).split())
     if isinstance(error, BusyLoadingError):
-        return "still loads its data; it will answer when it is done"
+        return "still loads its data; it will answer when that is done"
     if isinstance(error, AuthenticationError | AuthorizationError) or text.startswith(
         ("WRONGPASS", "NOAUTH")
     ):

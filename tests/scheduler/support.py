@@ -1,4 +1,4 @@
-"""What the scheduler's tests share: workers and needs of a known size, a real Redis, waiting with a deadline."""
+"""What the scheduler's tests share: workers and needs of known size, a real Redis, polling."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ def capacity(**changes: object) -> pb.Capacity:
 
 
 def identity(
-    worker_id: str, role: pb.Role = pb.ROLE_MIXED, vllm: str = "0.32.0", fingerprint: str = "f1", **changes: object
+    worker_id: str,
+    role: pb.Role = pb.ROLE_MIXED,
+    vllm: str = "0.32.0",
+    fingerprint: str = "f1",
+    **changes: object,
 ) -> pb.WorkerIdentity:
     return pb.WorkerIdentity(
         worker_id=worker_id,
@@ -113,7 +117,9 @@ def free_port() -> int:
 class RedisServer:
     """A redis-server of our own on loopback, without persistence: started again, it is empty."""
 
-    def __init__(self, folder: Path, *, password: str = "", extra: tuple[str, ...] = (), tls: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, password: str = "", extra: tuple[str, ...] = (), tls: bool = False
+    ) -> None:
         self.folder = folder
         self.password = password
         self.port = free_port()

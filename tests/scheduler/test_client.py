@@ -22,7 +22,9 @@ from tests.scheduler.support import Options, capacity, free_port, identity, unti
 class Wire:
     """Takes what a reporter sends; `failures` of the first calls find nobody."""
 
-    def __init__(self, failures: int = 0, error: type[SchedulerUnavailable | Refused] = SchedulerUnavailable) -> None:
+    def __init__(
+        self, failures: int = 0, error: type[SchedulerUnavailable | Refused] = SchedulerUnavailable
+    ) -> None:
         self.sent: list[pb.ReportRequest] = []
         self.calls = 0
         self.lost: list[pb.Attempt] = []
@@ -84,9 +86,7 @@ async def test_a_batch_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize(("error", "calls"), [(SchedulerUnavailable, 5), (Refused, 1)])
-async def test_a_batch_is_dropped_in_the_end(
-    error: type[SchedulerUnavailable | Refused], calls: int
-) -> None:
+async def test_a_batch_is_dropped_in_the_end(error: type[SchedulerUnavailable | Refused], calls: int) -> None:
     wire = Wire(failures=calls, error=error)
     reporter = Reporter(wire)
     reporter.finished(Attempt("r", 1), "stop")
@@ -241,7 +241,10 @@ async def test_a_workers_life(client: SchedulerClient) -> None:
 
 
 async def test_a_worker_that_drains_by_itself_is_seen_at_once() -> None:
-    async with SchedulerServer(Options(heartbeat_s=60.0)) as server, SchedulerClient(server.address) as client:
+    async with (
+        SchedulerServer(Options(heartbeat_s=60.0)) as server,
+        SchedulerClient(server.address) as client,
+    ):
         session = WorkerSession(client, identity("m"), pb.WorkerLoad)
         await session.start(1)
         await session.ready(capacity())
@@ -287,7 +290,7 @@ async def test_start_waits_for_the_scheduler_and_not_forever() -> None:
 
 async def test_a_refused_worker_does_not_start(client: SchedulerClient) -> None:
     await client.register(identity("first"), pb.WORKER_STATE_READY)
-    with pytest.raises(Refused, match="vLLM 0.31.0 here"):
+    with pytest.raises(Refused, match=r"vLLM 0\.31\.0 here"):
         await WorkerSession(client, identity("m", vllm="0.31.0"), pb.WorkerLoad).start(5)
 
 

@@ -17,7 +17,7 @@ from baton.scheduler.store import Store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import RedisStore
 from baton.scheduler.types import Attempt, Claim, Reserved, ReserveOutcome
-from tests.scheduler.support import LEASE_S, LIMITS, RedisServer, identity, need, register, report
+from tests.scheduler.support import LEASE_S, LIMITS, RedisServer, identity, need, register, report, until
 
 T = TypeVar("T")
 WORKERS = {"p1": pb.ROLE_PREFILL, "p2": pb.ROLE_PREFILL, "d1": pb.ROLE_DECODE, "d2": pb.ROLE_DECODE}
@@ -60,7 +60,12 @@ class Lives(RuleBasedStateMachine):
         self.unread.discard(request_id)
 
     @rule(
-        request=REQUESTS, epoch=EPOCHS, prefill=READERS, decode=WRITERS, prompt=st.integers(1, 700), short=st.booleans()
+        request=REQUESTS,
+        epoch=EPOCHS,
+        prefill=READERS,
+        decode=WRITERS,
+        prompt=st.integers(1, 700),
+        short=st.booleans(),
     )
     def place(self, request: str, epoch: int, prefill: str, decode: str, prompt: int, short: bool) -> None:
         view = self.run(self.store.view())
@@ -78,15 +83,16 @@ class Lives(RuleBasedStateMachine):
         if result.outcome is ReserveOutcome.BOOKED:
             self.epochs[request] = epoch
             if short:
-                self.run(self.swept(request))
+                self.run(self.swept())
             else:
                 self.live[request] = booked
                 self.unread.add(request)
 
-    async def swept(self, request: str) -> None:
-        async with asyncio.timeout(5):
-            while not (await self.store.view()).expired:
-                await asyncio.sleep(0.001)
+    async def swept(self) -> None:
+        async def expired() -> bool:
+            return bool((await self.store.view()).expired)
+
+        await until(expired)
 
     @rule(request=REQUESTS, epoch=EPOCHS)
     def prefilled(self, request: str, epoch: int) -> None:

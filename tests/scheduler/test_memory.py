@@ -1,4 +1,4 @@
-"""The memory store's clock, where a test may turn it; the other stores' times are covered by `test_store.py`."""
+"""The memory store's clock, which a test may turn; times of all stores are covered by `test_store.py`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ async def test_epochs_are_remembered_for_their_time_and_no_longer(turned: Memory
     assert (await turned.reserve(claim, 1.0)).outcome is ReserveOutcome.BOOKED
 
 
-async def test_an_epoch_is_not_forgotten_while_a_later_attempt_lives(turned: MemoryStore, clock: Clock) -> None:
+async def test_an_epoch_is_not_forgotten_while_a_later_attempt_lives(
+    turned: MemoryStore, clock: Clock
+) -> None:
     await turned.register(identity("m"), pb.WORKER_STATE_READY, 1e6)
     view = await turned.view()
     await turned.reserve(claim_on(view, need(epoch=1), "m"), 1e6)

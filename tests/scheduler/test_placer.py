@@ -61,7 +61,7 @@ class Counting(Store):
 
 
 def placer(store: Store, limits: Limits = LIMITS, lease_s: float = LEASE_S, seed: int = 1) -> Placer:
-    return Placer(store, Policy(limits, PolicyConfig(seed=seed)), limits, lease_s, lambda count: None)
+    return Placer(store, Policy(limits, PolicyConfig(seed=seed)), limits, lease_s, lambda _: None)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ async def replicas(redis_server: RedisServer, topic: str) -> AsyncIterator[list[
 
 
 async def test_replicas_placing_at_once_never_pass_a_limit(replicas: list[Store]) -> None:
-    """300 placements by three schedulers on room for 2 x 8 requests: exactly 16 get in, and all come out again."""
+    """300 placements by three schedulers, room for 2 x 8: exactly 16 get in, and all come out again."""
     for name in ("d1", "d2"):
         await register(replicas[0], name, pb.ROLE_DECODE)
     for name in ("p1", "p2", "p3"):

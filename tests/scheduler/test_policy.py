@@ -54,7 +54,9 @@ def test_a_pair_comes_before_a_mixed_worker() -> None:
 
 @pytest.mark.parametrize("crowded", ["p", "d"])
 def test_mixed_workers_take_the_overflow(crowded: str) -> None:
-    workers = [worker(name, role, CROWDED if name == crowded else None) for name, role in (("p", P), ("d", D))]
+    workers = [
+        worker(name, role, CROWDED if name == crowded else None) for name, role in (("p", P), ("d", D))
+    ]
     assert choose(need(), *workers, worker("m", M)) == ("", "m")
 
 
@@ -115,10 +117,13 @@ def test_the_rejection_is_the_most_hopeful_one() -> None:
 
 
 def test_a_pair_must_keep_kv_alike() -> None:
-    code, message = choose(need(), worker("p", P, compatibility_hash="aa"), worker("d", D, compatibility_hash="bb"))
+    code, message = choose(
+        need(), worker("p", P, compatibility_hash="aa"), worker("d", D, compatibility_hash="bb")
+    )
     assert code == "NO_WORKERS"
     assert message == (
-        "prefill worker p and decode worker d keep KV differently (aa, bb): start them with the same engine settings"
+        "prefill worker p and decode worker d keep KV differently (aa, bb): "
+        "start them with the same engine settings"
     )
 
 
@@ -143,8 +148,14 @@ def test_the_prefill_worker_with_fewest_queued_tokens_is_best() -> None:
 
 def test_the_decode_worker_with_fewest_requests_or_most_blocks_is_best() -> None:
     prefill = worker("p", P)
-    assert choose(need(), prefill, worker("a", D, Reserved(requests=2)), worker("b", D, Reserved(requests=1)))[1] == "b"
-    assert choose(need(), prefill, worker("a", D, Reserved(blocks=20)), worker("b", D, Reserved(blocks=40)))[1] == "a"
+    assert (
+        choose(need(), prefill, worker("a", D, Reserved(requests=2)), worker("b", D, Reserved(requests=1)))[1]
+        == "b"
+    )
+    assert (
+        choose(need(), prefill, worker("a", D, Reserved(blocks=20)), worker("b", D, Reserved(blocks=40)))[1]
+        == "a"
+    )
 
 
 def test_what_a_worker_says_counts_where_it_is_more_than_was_booked() -> None:
@@ -197,12 +208,18 @@ def test_everything_registered_can_be_loaded(registry: Registry[object]) -> None
 def test_names_are_checked() -> None:
     registry: Registry[Scorer] = Registry(Scorer)  # type: ignore[type-abstract]
     registry.register("mine", "baton.scheduler.policy.scorers", "FreeBlocks")
-    with pytest.raises(BadPolicy, match="'mine' is registered already, as baton.scheduler.policy.scorers.FreeBlocks"):
+    with pytest.raises(
+        BadPolicy, match=r"'mine' is registered already, as baton\.scheduler\.policy\.scorers\.FreeBlocks"
+    ):
         registry.register("mine", "elsewhere", "Other")
     registry.register("gone", "baton.scheduler.policy.scorers", "Nothing")
     registry.register("picker", "baton.scheduler.policy.pickers", "Best")
     registry.register("nowhere", "baton.scheduler.policy.nowhere", "Best")
-    for name, text in (("gone", "cannot be loaded"), ("picker", "is no Scorer"), ("nowhere", "cannot be loaded")):
+    for name, text in (
+        ("gone", "cannot be loaded"),
+        ("picker", "is no Scorer"),
+        ("nowhere", "cannot be loaded"),
+    ):
         with pytest.raises(BadPolicy, match=text):
             registry.load(name)
     with pytest.raises(BadPolicy, match="scorer 'prefix' is unknown; there are: free_blocks"):
@@ -239,5 +256,3 @@ def test_weights_decide_between_scorers() -> None:
 def test_without_scorers_every_worker_is_as_good() -> None:
     names = {choose(need(f"r{number}"), worker("a", M), worker("b", M), scorers={})[1] for number in range(3)}
     assert names <= {"a", "b"}
-
-

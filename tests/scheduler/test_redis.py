@@ -51,9 +51,12 @@ async def test_a_wrong_url_is_named(url: str) -> None:
 
 
 async def test_a_wrong_password_is_said(redis_server: RedisServer) -> None:
-    for url in (f"redis://:wr0ng@127.0.0.1:{redis_server.port}/0", f"redis://127.0.0.1:{redis_server.port}/0"):
+    for url in (
+        f"redis://:wr0ng@127.0.0.1:{redis_server.port}/0",
+        f"redis://127.0.0.1:{redis_server.port}/0",
+    ):
         text = await problem(url)
-        assert f"redis://127.0.0.1:{redis_server.port}/0: refused the password" in text
+        assert text.startswith(f"redis at 127.0.0.1:{redis_server.port} refused the password")
         assert "wr0ng" not in text
 
 
@@ -165,9 +168,20 @@ async def test_evicted_counters_do_not_go_below_zero(own_redis: RedisServer) -> 
 @pytest.fixture
 def tls_redis(tmp_path: Path) -> Iterator[RedisServer]:
     certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
     command += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=30)
+    subprocess.run(
+        [*command, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=30
+    )
     extra = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-auth-clients", "no")
     server = RedisServer(tmp_path, extra=extra, tls=True)
     server.start()

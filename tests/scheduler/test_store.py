@@ -23,7 +23,9 @@ async def booked(store: Store) -> dict[str, Reserved]:
     return {key: worker.reserved for key, worker in view.workers.items()}
 
 
-async def reserve(store: Store, what: object, decode: str = "d", prefill: str = "p", lease_s: float = LEASE_S) -> object:
+async def reserve(
+    store: Store, what: object, decode: str = "d", prefill: str = "p", lease_s: float = LEASE_S
+) -> object:
     claim = claim_on(await store.view(), what, decode, prefill)  # type: ignore[arg-type]
     return (await store.reserve(claim, lease_s)).outcome
 
