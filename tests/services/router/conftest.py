@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator
+
+import pytest
+
+with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
+    warnings.simplefilter("ignore")
+    from baton.services.router import vllm_frontend  # noqa: F401 (all that warns, before a test imports it)
+    from tests.services.router.harness import Cluster
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    """A real scheduler, and a relay client in this process; workers are added by the test."""
+    async with Cluster() as made:
+        yield made

@@ -1,0 +1,345 @@
+"""One request's life over real gRPC, with workers that fail where they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+import pytest
+from vllm.v1.engine import FinishReason
+
+from baton.protos import scheduler_pb2 as pb
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
+from baton.services.router.recovery import SHORT_PROMPT_TOKENS
+from baton.services.router.vllm_engine_client import RefusedByRouter
+from tests.services.router.fakes import EOS, FakeWorker, Fault, answer, until
+from tests.services.router.harness import Answer, Cluster
+
+PROMPT = [5, 6, 7]
+LONG = [1] * (SHORT_PROMPT_TOKENS + 1)
+
+
+def right(got: Answer, prompt: list[int], count: int) -> None:
+    assert got.error is None
+    assert got.tokens == answer(prompt, count)
+    assert got.reason == "length"
+
+
+async def test_prefill_then_decode(cluster: Cluster) -> None:
+    prefill, decode = await cluster.pair()
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    [read], [write] = prefill.seen.starts, decode.seen.starts
+    assert (read.phase, list(read.output_token_ids), read.HasField("manifest")) == (PHASE_PREFILL, [], False)
+    assert (write.phase, list(write.output_token_ids)) == (PHASE_DECODE, answer(PROMPT, 1))
+    assert write.manifest.worker_id == "p0"
+    assert write.manifest.epoch == write.epoch == read.epoch == 1
+    assert write.engine_request == read.engine_request
+    await cluster.settled()
+    assert prefill.seen.aborts == decode.seen.aborts == []
+    [handoff] = (await cluster.scheduler.describe()).handoffs
+    assert handoff.outcome == "length"
+    assert handoff.cost.output_tokens == 8
+    assert handoff.cost.transport == "shm"
+    assert handoff.cost.decode_ms >= 0 < handoff.cost.prefill_ms
+
+
+async def test_the_first_token_does_not_wait_for_the_handoff(cluster: Cluster) -> None:
+    _, decode = await cluster.pair()
+    decode.faults.append(Fault(PHASE_DECODE, silent=True))
+    await cluster.send("q", PROMPT)
+    await until(lambda: cluster.got["q"].tokens, "the first token is there")
+    assert cluster.got["q"].tokens == answer(PROMPT, 1)
+    assert not cluster.got["q"].over
+
+
+async def test_a_mixed_worker_does_it_alone(cluster: Cluster) -> None:
+    mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert [start.phase for start in mixed.seen.starts] == [PHASE_DECODE]
+
+
+@pytest.mark.parametrize(("max_tokens", "eos_at", "reason"), [(1, None, "length"), (9, 0, "stop")])
+async def test_what_ends_with_its_first_token_ends_there(
+    cluster: Cluster, max_tokens: int, eos_at: int | None, reason: str
+) -> None:
+    prefill, decode = await cluster.pair()
+    prefill.eos_at = eos_at
+    got = await cluster.ask(PROMPT, max_tokens)
+    assert (got.reason, got.tokens) == (reason, [EOS] if eos_at == 0 else answer(PROMPT, 1))
+    await cluster.settled()
+    assert decode.seen.starts == []
+    await until(lambda: prefill.seen.aborts, "the KV that nobody wants is dropped")
+
+
+async def test_a_stop_token_later_on(cluster: Cluster) -> None:
+    _, decode = await cluster.pair()
+    decode.eos_at = 4
+    got = await cluster.ask(PROMPT, 30)
+    assert (got.reason, got.tokens) == ("stop", [*answer(PROMPT, 4), EOS])
+
+
+async def test_many_at_once(cluster: Cluster) -> None:
+    await cluster.pair(prefill=2, decode=2)
+    prompts = [[number, number + 1] for number in range(100)]
+    answers = await asyncio.gather(*(cluster.ask(prompt, 20) for prompt in prompts))
+    for prompt, got in zip(prompts, answers, strict=True):
+        right(got, prompt, 20)
+    await cluster.settled()
+
+
+# -- the prefill side fails
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(PHASE_PREFILL, die=True),
+        Fault(PHASE_PREFILL, failed=Failed.CODE_FULL),
+        Fault(PHASE_PREFILL, failed=Failed.CODE_DRAINING),
+        Fault(PHASE_PREFILL, failed=Failed.CODE_ENGINE),
+        Fault(PHASE_PREFILL, failed=Failed.CODE_STALE),
+        Fault(PHASE_PREFILL, end_with=FinishReason.ERROR),
+        Fault(PHASE_PREFILL, end_with=FinishReason.ABORT),
+    ],
+    ids=str,
+)
+async def test_another_reads_the_prompt(cluster: Cluster, fault: Fault) -> None:
+    first, second, decode = await cluster.pair(prefill=2)
+    first.faults = second.faults = deque([fault])
+    started = time.monotonic()
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert time.monotonic() - started < 2
+    chosen, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
+    assert [start.epoch for start in chosen.seen.starts] == [1]
+    assert [start.epoch for start in other.seen.starts] == [2]
+    assert decode.seen.starts[0].manifest.worker_id == other.worker_id
+    await cluster.settled()
+
+
+async def test_no_connection_to_the_prefill_worker(cluster: Cluster) -> None:
+    first, second, _ = await cluster.pair(prefill=2)
+    await first.die()
+    for _ in range(6):  # whichever is chosen
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert len(second.seen.starts) == 6
+
+
+async def test_a_worker_that_refuses_this_router_is_left_alone(cluster: Cluster) -> None:
+    first, second, _ = await cluster.pair(prefill=2)
+    first.refusal = "vLLM 0.31 here, 0.32 there"
+    for _ in range(6):
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert first.seen.starts == []
+    assert len(second.seen.starts) == 6
+
+
+# -- the handoff fails
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("not_kept", [True, False], ids=["not kept", "not loaded"])
+async def test_a_handoff_fails(cluster: Cluster, prompt: list[int], not_kept: bool) -> None:
+    """A short prompt is read on the spot, a long one by another prefill worker; no token twice, none lost."""
+    first, second, decode = await cluster.pair(prefill=2)
+    if not_kept:
+        first.faults = second.faults = deque([Fault(PHASE_PREFILL, not_kept=True)])
+    else:
+        decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF))
+    right(await cluster.ask(prompt), prompt, 8)
+    last = decode.seen.starts[-1]
+    epochs = [start.epoch for start in decode.seen.starts]
+    assert epochs == sorted(set(epochs))  # a worker takes no epoch twice
+    if prompt is PROMPT:
+        assert not last.HasField("manifest")
+        assert list(last.output_token_ids) == answer(prompt, 1)
+        assert cluster.count("recomputed_total") == 1
+    else:
+        _, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
+        assert last.manifest.worker_id == other.worker_id
+        assert list(last.output_token_ids) == answer(prompt, 2)
+        assert cluster.count("recomputed_total") == 0
+    await cluster.settled()
+
+
+async def test_with_no_other_reader_the_decode_worker_reads(cluster: Cluster) -> None:
+    _, decode = await cluster.pair()
+    decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF))
+    right(await cluster.ask(LONG), LONG, 8)
+    assert [start.HasField("manifest") for start in decode.seen.starts] == [True, False]
+    await cluster.settled()
+
+
+async def test_the_last_attempt_computes_on_the_spot(cluster: Cluster) -> None:
+    cluster.remake(max_attempts=1)
+    *_, decode = await cluster.pair(prefill=2)
+    decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF))
+    right(await cluster.ask(LONG), LONG, 8)
+    assert len(decode.seen.starts) == 2
+
+
+# -- the decode side fails
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+@pytest.mark.parametrize("how", ["die", "engine", "abort", "drain"])
+async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how: str) -> None:
+    *_, first, second = await cluster.pair(decode=2, step_s=0.002)
+    fault = {
+        "die": Fault(PHASE_DECODE, after, die=True),
+        "engine": Fault(PHASE_DECODE, after, failed=Failed.CODE_ENGINE),
+        "abort": Fault(PHASE_DECODE, after, end_with=FinishReason.ABORT),
+        "drain": Fault(PHASE_DECODE, after, failed=Failed.CODE_DRAINING),
+    }[how]
+    first.faults = second.faults = deque([fault])
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    _, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
+    [start] = other.seen.starts
+    assert start.epoch == 2
+    assert list(start.output_token_ids) == answer(PROMPT, after + 2)  # the new reader has written one, too
+    assert start.manifest.epoch == 2
+    await cluster.settled()
+
+
+async def test_nobody_else_can_write(cluster: Cluster) -> None:
+    _, decode = await cluster.pair()
+    decode.faults.append(Fault(PHASE_DECODE, 3, die=True))
+    got = await cluster.ask(PROMPT, 20)
+    assert got.tokens == answer(PROMPT, 4)
+    assert isinstance(got.error, RefusedByRouter)
+    assert got.error.http_status == 503
+    assert "d0" in str(got.error)
+    await cluster.settled()
+
+
+async def test_attempts_run_out(cluster: Cluster) -> None:
+    cluster.remake(max_attempts=2)
+    workers = await cluster.pair(prefill=1, decode=3)
+    for worker in workers[1:]:
+        worker.faults.append(Fault(PHASE_DECODE, 1, failed=Failed.CODE_ENGINE))
+    got = await cluster.ask(PROMPT, 20)
+    assert "attempt 2 of 2" in str(got.error)
+    assert got.tokens == answer(PROMPT, len(got.tokens))
+    await cluster.settled()
+
+
+async def test_what_a_worker_cannot_read_is_not_tried_elsewhere(cluster: Cluster) -> None:
+    first, second, _ = await cluster.pair(prefill=2)
+    for worker in (first, second):
+        worker.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_INVALID))
+    got = await cluster.ask(PROMPT)
+    assert "as the test wants it" in str(got.error)
+    assert len(first.seen.starts) + len(second.seen.starts) == 1
+
+
+async def test_a_complete_answer_is_not_admitted_again(cluster: Cluster) -> None:
+    """The last token came, its worker died before it could say that it was the last."""
+    *_, first, second = await cluster.pair(decode=2)
+    for worker in (first, second):
+        worker.faults.append(Fault(PHASE_DECODE, 7, die=True))
+    await cluster.send("q", PROMPT, 30)
+    relay = cluster.client._relays["q"]
+    relay.state.max_tokens = 8  # the fakes go by the request and would write 30
+    got = await cluster.answer("q")
+    right(got, PROMPT, 8)
+    assert len(first.seen.starts) + len(second.seen.starts) == 1
+    await cluster.settled()
+
+
+# -- ends from outside
+
+
+async def test_abort_reaches_both_workers(cluster: Cluster) -> None:
+    prefill, decode = await cluster.pair(step_s=0.01)
+    await cluster.send("q", PROMPT, 1000)
+    await until(lambda: len(cluster.got["q"].tokens) > 3, "it writes")
+    await cluster.client.abort_requests_async(["q"])
+    await until(lambda: prefill.seen.aborts == decode.seen.aborts == ["q"], "both are told", 1.0)
+    assert decode.running == []
+    await cluster.settled()
+    assert (await cluster.scheduler.describe()).handoffs[0].outcome == "abort"
+
+
+async def test_abort_right_away(cluster: Cluster) -> None:
+    """Before the task that carries the request has run at all."""
+    await cluster.pair()
+    await cluster.send("q", PROMPT, 1000)
+    await cluster.client.abort_requests_async(["q"])
+    await cluster.settled()
+
+
+async def test_an_abort_while_it_is_placed_books_nothing(cluster: Cluster) -> None:
+    await cluster.pair()
+    sending = asyncio.create_task(cluster.send("q", PROMPT))
+    await asyncio.sleep(0)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    await cluster.settled()
+
+
+async def test_a_request_that_takes_too_long(cluster: Cluster) -> None:
+    cluster.remake(max_attempts=3, request_timeout_s=0.2)
+    prefill, decode = await cluster.pair()
+    decode.faults.append(Fault(PHASE_DECODE, 2, silent=True))
+    got = await cluster.ask(PROMPT, 50)
+    assert isinstance(got.error, RefusedByRouter)
+    assert got.error.http_status == 504
+    await until(lambda: prefill.seen.aborts and decode.seen.aborts, "both are told")
+    await cluster.settled()
+
+
+async def test_late_outputs_of_an_aborted_request_are_dropped(cluster: Cluster) -> None:
+    _, decode = await cluster.pair()
+    decode.before_step = lambda: cluster.client.abort(["q"])  # the step's tokens are already on their way
+    await cluster.send("q", PROMPT, 1000)
+    await cluster.settled()
+    seen = len(cluster.got["q"].tokens)
+    right(await cluster.ask([9], 5), [9], 5)
+    assert len(cluster.got["q"].tokens) == seen <= 1
+
+
+# -- no placement
+
+
+async def test_no_workers(cluster: Cluster) -> None:
+    with pytest.raises(RefusedByRouter, match="prefill|decode|worker") as refused:
+        await cluster.send("q", PROMPT)
+    assert refused.value.http_status == 503
+    assert cluster.count("rejections_total", code="NO_WORKERS") == 1
+
+
+async def test_too_large_for_any_worker(cluster: Cluster) -> None:
+    await cluster.pair()
+    with pytest.raises(RefusedByRouter) as refused:
+        await cluster.send("q", [1] * 5000)
+    assert refused.value.http_status == 400
+
+
+async def test_scheduler_away(cluster: Cluster) -> None:
+    await cluster.pair()
+    await cluster.server.__aexit__(None, None, None)
+    with pytest.raises(RefusedByRouter, match="scheduler") as refused:
+        await cluster.send("q", PROMPT)
+    assert refused.value.http_status == 503
+
+
+# -- what a client may not say
+
+
+async def test_reserved_arguments_are_stripped(cluster: Cluster) -> None:
+    prefill, _ = await cluster.pair()
+    mine = {"kv_transfer_params": {"do_remote_prefill": True}, "baton_written": 3, "ec_transfer_params": {}}
+    await cluster.ask(PROMPT, extra_args={**mine, "session_id": "s"})
+    await cluster.ask(PROMPT, extra_args=mine)
+    assert prefill.seen.extra_args == [{"session_id": "s"}, None]
+
+
+async def test_a_client_s_strange_id_does_not_travel(cluster: Cluster) -> None:
+    prefill, _ = await cluster.pair()
+    name = "{x}:*\n" + "a" * 500
+    await cluster.send(name, PROMPT)
+    right(await cluster.answer(name), PROMPT, 8)
+    travelled = prefill.seen.starts[0].request_id
+    assert travelled.isascii()
+    assert len(travelled) < 64
