@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import Refused, SchedulerUnavailable
+from baton.scheduler.tasks import spawn, stop
 from baton.scheduler.types import Attempt, attempt_from_wire, attempt_to_wire
 
 FLUSH_S = 0.005  # s; events wait this long for company
@@ -58,7 +59,7 @@ class Reporter:
         self._held[attempt.request_id] = attempt
         self._renew_every_s = lease_s / RENEWALS_PER_LEASE
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="scheduler-reporter")
+            self._task = spawn(self._run(), "scheduler-reporter")
         elif self.held == 1:
             self._wake.set()  # it may sleep without a time to renew
 
@@ -77,9 +78,7 @@ class Reporter:
         self._held.clear()
         if self._task is None:
             return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await stop(self._task)
         self._task = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -92,7 +91,7 @@ class Reporter:
         self._events.append(event)
         self._wake.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="scheduler-reporter")
+            self._task = spawn(self._run(), "scheduler-reporter")
 
     async def _run(self) -> None:
         while True:

@@ -21,6 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import SERVER_OPTIONS
+from baton.scheduler import tasks
 from baton.scheduler.booking import Limits
 from baton.scheduler.errors import ListenFailed, StoreUnavailable
 from baton.scheduler.metrics import Metrics, MetricsServer
@@ -74,7 +75,7 @@ class SchedulerServer:
             await self._store.close()
             raise
         await self._set_health(True)
-        self._watch = asyncio.create_task(self._watch_store(), name="scheduler-watch-store")
+        self._watch = tasks.spawn(self._watch_store(), "scheduler-watch-store")
         return self
 
     async def __aexit__(
@@ -82,9 +83,7 @@ class SchedulerServer:
     ) -> None:
         await self._health.enter_graceful_shutdown()
         if self._watch:
-            self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+            await tasks.stop(self._watch)
         if self._server:
             await self._server.stop(STOP_GRACE_S)
         await self._store.close()

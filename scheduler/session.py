@@ -11,6 +11,7 @@ from collections.abc import Callable
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable
+from baton.scheduler.tasks import spawn, stop
 
 RETRY_S = 0.5  # s between tries to register at start
 CLOSE_S = 1.0  # s; for the last word
@@ -30,7 +31,8 @@ class WorkerSession:
     ) -> None:
         """`load` is asked before each heartbeat, in the event loop: it must be quick and must not raise."""
         self._client = client
-        self._identity = identity
+        self._identity = pb.WorkerIdentity()
+        self._identity.CopyFrom(identity)
         self._load = load
         self._state: pb.WorkerState = pb.WORKER_STATE_STARTING
         self._registered = False
@@ -61,7 +63,7 @@ class WorkerSession:
                 if time.monotonic() + RETRY_S > deadline:
                     raise
                 await asyncio.sleep(RETRY_S)
-        self._task = asyncio.create_task(self._beat(), name="scheduler-heartbeats")
+        self._task = spawn(self._beat(), "scheduler-heartbeats")
 
     async def ready(self, capacity: pb.Capacity) -> None:
         """The engine is loaded: take requests. Raises Refused.
@@ -87,9 +89,7 @@ class WorkerSession:
     async def close(self) -> None:
         """Leave. Does not raise when the scheduler is away: the registration runs out by itself."""
         if self._task:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await stop(self._task)
             self._task = None
         if self._registered:
             with contextlib.suppress(SchedulerError, TimeoutError):

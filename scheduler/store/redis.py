@@ -86,6 +86,8 @@ class RedisStore(Store):
         asked = {key.decode() for key in draining}
         workers = {}
         for key, until in _pairs(leases):
+            if key not in self._identities or key not in state_of:
+                continue  # evicted: its next heartbeat mends it
             load = load_of.get(key)
             workers[key] = WorkerRecord(
                 identity=self._identities[key],

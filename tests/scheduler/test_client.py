@@ -209,8 +209,9 @@ async def test_a_placement_is_held_by_the_client_that_made_it(server: SchedulerS
 
 async def test_a_workers_life(client: SchedulerClient) -> None:
     loads = iter(range(1_000))
-    session = WorkerSession(client, identity("m"), lambda: pb.WorkerLoad(running=next(loads)))
-    session._identity.ClearField("capacity")
+    starting = identity("m")
+    starting.ClearField("capacity")  # its engine still loads
+    session = WorkerSession(client, starting, lambda: pb.WorkerLoad(running=next(loads)))
     await session.start(1)
     assert session.registered
 

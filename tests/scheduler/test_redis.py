@@ -144,7 +144,7 @@ async def test_topics_do_not_see_each_other(own_redis: RedisServer) -> None:
     await two.close()
 
 
-async def test_evicted_counters_do_not_go_below_zero(own_redis: RedisServer) -> None:
+async def test_evicted_keys_do_no_lasting_harm(own_redis: RedisServer) -> None:
     store = RedisStore(own_redis.url, "t")
     await register(store, "m")
     await store.reserve(claim_on(await store.view(), need("a"), "m"), LEASE_S)
@@ -161,6 +161,14 @@ async def test_evicted_counters_do_not_go_below_zero(own_redis: RedisServer) -> 
 
     await until(swept)
     assert (await store.view()).expired == 0  # once is enough, though the attempt itself was gone
+    await admin.delete("baton:{t}:worker:states")
+    assert not (await store.view()).workers
+    assert (await store.heartbeat("m", pb.WORKER_STATE_READY, pb.WorkerLoad(), LEASE_S)).known
+    assert (await store.view()).workers["m"].placeable
+    await admin.delete("baton:{t}:worker:identities")
+    assert not (await store.heartbeat("m", pb.WORKER_STATE_READY, pb.WorkerLoad(), LEASE_S)).known
+    await register(store, "m")
+    assert set((await store.view()).workers) == {"m"}
     await admin.aclose()
     await store.close()
 

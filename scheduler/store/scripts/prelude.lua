@@ -68,4 +68,8 @@ local function sweep()
   return #expired
 end
 
-local function alive(worker) return number(redis.call('ZSCORE', WORKER_LEASES, worker)) > NOW end
+-- A worker whose identity was evicted counts as unknown: it registers again.
+local function alive(worker)
+  return number(redis.call('ZSCORE', WORKER_LEASES, worker)) > NOW
+    and redis.call('HEXISTS', IDENTITIES, worker) == 1
+end
