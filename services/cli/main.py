@@ -48,7 +48,7 @@ def up(
         decode=alone if decode is None else decode,
         mixed=mixed,
     )
-    sys.exit(run_up(settings, fleet, log_dir))
+    run_up(settings, fleet, log_dir)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import NoReturn
 
 import baton
 from baton.services.cli import devices, processes
@@ -127,8 +128,8 @@ class Supervisor:
                 self.say(child.name, f"did not end within {STOP_TIMEOUT_S:.0f} s: killed")
 
 
-def run_up(settings: Settings, fleet: Fleet, log_dir: str) -> int:
-    """Start everything, wait, end everything. Returns the exit status.
+def run_up(settings: Settings, fleet: Fleet, log_dir: str) -> NoReturn:
+    """Start everything, wait, end everything, exit.
 
     Raises ConfigError and StartError with one line that says what to do.
     """
@@ -162,7 +163,9 @@ def run_up(settings: Settings, fleet: Fleet, log_dir: str) -> int:
         processes.stop_all([watcher], 1.0)
         supervisor.stop()
     print("  ended: no process is left", flush=True)
-    return 0
+    # Not by the interpreter's own end: extension modules that only the children used print leaks there.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 class _Stopped(Exception):

@@ -144,10 +144,14 @@ class Deployment:
         return answer
 
     def workers(self, role: str) -> list[dict[str, Any]]:
-        """The status of the workers of one role that are ready."""
+        """The status of the workers of one role that are ready; none while no scheduler answers."""
+        try:
+            workers = self.status().get("workers", [])
+        except subprocess.CalledProcessError:
+            return []
         return [
             worker
-            for worker in self.status().get("workers", [])
+            for worker in workers
             if worker["identity"]["role"] == f"ROLE_{role.upper()}"
             and worker["state"] == "WORKER_STATE_READY"
         ]
