@@ -28,7 +28,7 @@ def align(size: int) -> int:
 
 @dataclass
 class _Pool:
-    """One segment and its holes. Invariant: holes are sorted, apart from each other, and inside the segment."""
+    """A segment and its holes. Invariant: they are sorted, apart from each other, and inside the segment."""
 
     segment: Segment
     holes: list[tuple[int, int]] = field(default_factory=list)  # (offset, size)
@@ -118,8 +118,8 @@ class Arena:
                 place = self._take(size) or self._take_from_new(size)
         if place is None:
             raise StagingFull(
-                f"no room for {size} bytes of KV: {self.capacity - self.free_bytes} of {self._bound} bytes wait to be"
-                " pulled; raise handoff.staging_mib or add decode workers"
+                f"no room for {size} bytes of KV: {self.capacity - self.free_bytes} of {self._bound} bytes"
+                " wait to be pulled; raise handoff.staging_mib or add decode workers"
             )
         return place
 

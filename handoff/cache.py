@@ -90,7 +90,7 @@ def _as_blocks(name: str, tensor: Any, num_blocks: int) -> tuple[CacheLayer, tor
     rows, shape, strides = tensor.shape[0], tuple(tensor.shape[1:]), tuple(tensor.stride()[1:])
     if rows % num_blocks:
         raise UnsupportedCache(
-            f"layer {name}: cache of shape {tuple(tensor.shape)}; its first dimension is not the {num_blocks} blocks"
+            f"layer {name}: cache of shape {tuple(tensor.shape)}; its first dimension is not {num_blocks}"
         )
     spanned = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     pieces = rows // num_blocks  # an attention kernel may cut a block into several

@@ -59,20 +59,19 @@ class HandoffClient:
         False: at least one rank held it no more, or could not be reached.
         """
         calls = self._start_release(manifest, manifest.shards, confirmed, timeout_s)
-        return all([_held(call) for call in calls])
+        return False not in [_held(call) for call in calls]  # every call is waited for
 
     def release_soon(
         self, manifest: pb.Manifest, *, confirmed: bool = False, shards: Iterable[pb.Shard] | None = None
     ) -> None:
         """The same without waiting, for all shards or some."""
         for call in self._start_release(manifest, shards or manifest.shards, confirmed, CALL_TIMEOUT_S):
-            call.add_done_callback(_held)
+            call.add_done_callback(_note)
 
     def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> tuple[int, int]:
         """Saved prompts that wait to be pulled, and their bytes over all ranks. Raises TransportFailed."""
         calls = [
-            HandoffStub(self.channels.to(address)).Staged.future(pb.StagedRequest(), timeout=timeout_s)
-            for address in addresses
+            self._stub(address).Staged.future(pb.StagedRequest(), timeout=timeout_s) for address in addresses
         ]
         try:
             replies = [call.result() for call in calls]
@@ -85,18 +84,25 @@ class HandoffClient:
     def close(self) -> None:
         self.channels.close()
 
+    def _stub(self, address: str) -> HandoffStub:
+        return HandoffStub(self.channels.to(address))  # type: ignore[no-untyped-call]
+
     def _start_release(
         self, manifest: pb.Manifest, shards: Iterable[pb.Shard], confirmed: bool, timeout_s: float
-    ) -> list[grpc.Future]:
+    ) -> list[grpc.Future[pb.ReleaseReply]]:
         request = pb.ReleaseRequest(request_id=manifest.request_id, epoch=manifest.epoch, confirmed=confirmed)
         return [
-            HandoffStub(self.channels.to(shard.address)).Release.future(request, timeout=timeout_s)
+            self._stub(shard.address).Release.future(request, timeout=timeout_s)
             for shard in shards
             if shard.address
         ]
 
 
-def _held(call: grpc.Future) -> bool:
+def _note(call: grpc.Future[pb.ReleaseReply]) -> None:
+    _held(call)
+
+
+def _held(call: grpc.Future[pb.ReleaseReply]) -> bool:
     try:
         return bool(call.result().held)
     except (grpc.RpcError, grpc.FutureCancelledError) as error:

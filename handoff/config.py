@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class HandoffConfig:
-    """How this worker keeps, serves and pulls KV. The fields are those of the deployment's `handoff` section."""
+    """How this worker keeps, serves and pulls KV: the `handoff` section, and who the worker is."""
 
     worker_id: str
     transports: tuple[str, ...] = ("shm", "grpc")  # best first
@@ -28,11 +28,11 @@ class HandoffConfig:
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> HandoffConfig:
         """Raises HandoffError for a key that does not exist or a value that makes no sense."""
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(extra) - known)
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(extra) - set(known))
         if unknown:
             raise HandoffError(
-                f"kv_connector_extra_config: unknown {', '.join(unknown)}; allowed: {', '.join(sorted(known))}"
+                f"kv_connector_extra_config: unknown {', '.join(unknown)}; allowed: {', '.join(known)}"
             )
         if not extra.get("worker_id"):
             raise HandoffError(

@@ -100,7 +100,7 @@ class Loader:
         self._pool.submit(self._run, progress)
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Their requests ended: stop pulling. Each is still reported once nothing writes its blocks any more."""
+        """Their requests ended: stop pulling. Each is still reported, once nothing writes its blocks."""
         with self._lock:
             wanted = [self._running[name] for name in request_ids if name in self._running]
         for progress in wanted:
@@ -141,16 +141,27 @@ class Loader:
         with self._lock:
             self._running.pop(job.request_id, None)
             self._finished.append(progress.report(self._puller.rank, problem))
-        # Only now, off the request's way. A manifest that did not fit is not ours to give up.
-        if described is not None and shard is not None:
-            self._client.release_soon(described, confirmed=problem is None, shards=[shard])
+        if described is not None:
+            self._release(job, described, shard, problem)  # only now, off the request's way
+
+    def _release(
+        self, job: LoadJob, described: Manifest, shard: Shard | None, problem: Problem | None
+    ) -> None:
+        """Give up what this attempt has pulled, or wants no more on any rank; never another attempt's."""
+        if (described.request_id, described.epoch) != (job.request_id, job.epoch):
+            return
+        if problem is None and shard is not None:
+            self._client.release_soon(described, confirmed=True, shards=[shard])
+        else:
+            self._client.release_soon(described)
 
     def _pull(self, progress: _Progress, shard: Shard) -> None:
         job = progress.job
-        if job.first_block + len(job.block_ids) > len(shard.digests):
+        stop = job.first_block + len(job.block_ids)
+        if stop > len(shard.digests):
             raise MalformedManifest(
-                f"request {job.request_id!r}: blocks {job.first_block} to {job.first_block + len(job.block_ids)} are"
-                f" needed; the source has {len(shard.digests)}"
+                f"request {job.request_id!r}: blocks {job.first_block} to {stop} are needed;"
+                f" the source has {len(shard.digests)}"
             )
         transport = transports.choose(self.transports, shard)
         progress.transport = transport.name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from baton.handoff.cache import CacheLayer
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
-from baton.protos.handoff_pb2 import Manifest, Shard
+from baton.protos.handoff_pb2 import Layer, Manifest, Shard
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Sh
     if manifest.compatibility_hash != puller.compatibility_hash:
         raise CompatibilityMismatch(
             f"{source} has compatibility hash {manifest.compatibility_hash}; worker {puller.worker_id!r} has"
-            f" {puller.compatibility_hash}: model, drafter, vLLM, dtype or layout differ{_difference(manifest, puller)}"
+            f" {puller.compatibility_hash}: model, drafter, vLLM, dtype or layout differ"
+            f"{_difference(manifest, puller)}"
         )
     if puller.rank >= len(manifest.shards):
         raise MalformedManifest(
@@ -81,6 +82,9 @@ def _difference(manifest: Manifest, puller: Puller) -> str:
         return f" ({len(there)} layers there, {len(here)} here)"
     for left, right in zip(there, here, strict=True):
         if left != right:
-            shapes = f"{left.dtype}{list(left.block_shape)} there, {right.name} {right.dtype}{list(right.block_shape)} here"
-            return f" (layer {left.name} {shapes})"
+            return f" ({_brief(left)} there, {_brief(right)} here)"
     return ""
+
+
+def _brief(layer: Layer) -> str:
+    return f"{layer.name} {layer.dtype}{list(layer.block_shape)}"

@@ -1,4 +1,4 @@
-"""What became of saves and loads: by rank on their way to the scheduler's side, then merged over the ranks."""
+"""What became of saves and loads: by rank on the way to the scheduler's side, then merged over the ranks."""
 
 from __future__ import annotations
 

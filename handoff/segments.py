@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
-DIRECTORY = Path("/dev/shm")  # noqa: S108: where POSIX shared memory lives on Linux
+DIRECTORY = Path("/dev/shm")  # noqa: S108 (where POSIX shared memory lives on Linux)
 _PREFIX = "baton-kv-"
 _NAME = re.compile(rf"{_PREFIX}[0-9]+-[0-9a-f]{{12}}")
 _PAGE = mmap.PAGESIZE

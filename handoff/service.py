@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 
@@ -50,7 +51,7 @@ class HandoffService:
         """Stop: running pulls have `grace_s` to end. Idempotent."""
         self._server.stop(grace_s).wait(grace_s + 1)
 
-    def _handlers(self) -> grpc.GenericRpcHandler:
+    def _handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -80,7 +81,8 @@ class HandoffService:
                 first, stop = request.first_block, request.first_block + request.num_blocks
                 if not 0 < request.num_blocks <= entry.num_blocks - first:
                     raise MalformedManifest(
-                        f"blocks {first} to {stop} of request {request.request_id!r} were asked; {entry.num_blocks} are here"
+                        f"blocks {first} to {stop} of request {request.request_id!r} were asked;"
+                        f" {entry.num_blocks} are here"
                     )
                 step = max(1, self._chunk_bytes // entry.record_bytes)
                 for at in range(first, stop, step):

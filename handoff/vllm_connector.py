@@ -46,7 +46,7 @@ class BatonConnector(KVConnectorBase_V1):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """False: a save ends within the step that computed the last block, so a preemption comes too late to harm."""
+        """False: a save ends in the step that computed the last block; no preemption comes in between."""
         return False
 
     # ---- for the worker's host: on the scheduler's object, between steps

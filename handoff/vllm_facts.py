@@ -21,8 +21,8 @@ def block_size(kv_cache_config: Any) -> int:
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         raise UnsupportedCache(
-            f"this model's KV cache has {len(groups)} groups (layers of different kinds); a handoff carries one."
-            " Run the model with mixed workers"
+            f"this model's KV cache has {len(groups)} groups (layers of different kinds);"
+            " a handoff carries one. Run the model with mixed workers"
         )
     return int(groups[0].kv_cache_spec.block_size)
 

@@ -115,7 +115,7 @@ class SchedulerSide:
         return max(0, self._end(request) - num_computed)
 
     def allocated(self, request: Any, block_ids: Sequence[int], num_external: int) -> None:
-        """Blocks were found. A wish to load is used up now, whether or not the prefix cache left anything to load."""
+        """Blocks were found. A wish to load is used up now, even if the prefix cache left nothing to load."""
         found = self._to_load.get(request.request_id)
         if found is None:
             return
@@ -154,7 +154,7 @@ class SchedulerSide:
         return jobs
 
     def finished(self, request: Any) -> None:
-        """The request ended. A load under way is stopped by its ranks, which see the same; the rest ends here."""
+        """The request ended. Its ranks stop a load under way, for they see the same; the rest ends here."""
         self._to_save.pop(request.request_id, None)
         if (unused := self._to_load.pop(request.request_id, None)) is not None:
             self._client.release_soon(unused[0].manifest)

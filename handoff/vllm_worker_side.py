@@ -85,7 +85,7 @@ class WorkerSide:
         self._results.saves += [self._saver.save(job) for job in jobs.saves]
 
     def transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Loads that ended; failed ones are in both sets. Those of requests that ended meanwhile are stopped."""
+        """Loads that ended; failed ones are in both sets. Those of requests that ended are stopped."""
         self.loader.cancel(finished_req_ids)
         loads = self.loader.take_finished()
         self._results.loads += loads

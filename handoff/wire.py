@@ -30,7 +30,7 @@ def encode(chunk: RawChunk) -> bytes:
     head = (
         bytes([_FIRST_BLOCK]) + _varint(chunk.first_block) + bytes([_RECORDS]) + _varint(chunk.records.size)
     )
-    return b"".join((head, memoryview(chunk.records)))
+    return b"".join((head, chunk.records.data))
 
 
 def decode(message: bytes) -> RawChunk:

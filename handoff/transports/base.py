@@ -58,7 +58,8 @@ class Pull:
     @property
     def what(self) -> str:
         """For errors' texts: the thing pulled and where it lies."""
-        return f"KV of request {self.request_id!r}, epoch {self.epoch}, rank {self.shard.rank} at {self.shard.address}"
+        shard = self.shard
+        return f"KV of request {self.request_id!r}, epoch {self.epoch}, rank {shard.rank} at {shard.address}"
 
     @property
     def record_bytes(self) -> int:
@@ -78,7 +79,7 @@ class Pull:
 
 @dataclass(frozen=True)
 class Records:
-    """A chunk. data: [n, record_bytes] uint8, blocks from `first_block` on; valid until the next is asked for."""
+    """A chunk from `first_block` on. data: [n, record_bytes] uint8, valid until the next is asked for."""
 
     first_block: int
     data: Bytes
@@ -105,5 +106,5 @@ class Transport(ABC):
         Raises TransportError or SourceError and their kinds; checks `pull.check_time` between chunks.
         """
 
-    def close(self) -> None:  # noqa: B027: most have nothing to close
+    def close(self) -> None:  # noqa: B027 (most have nothing to close)
         """Let go of connections and mappings. Idempotent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import grpc
 
@@ -41,7 +41,7 @@ class Grpc(Transport):
             num_blocks=pull.num_blocks,
         )
         pull.check_time()
-        stream = start(request, timeout=pull.deadline - time.monotonic())
+        stream: Any = start(request, timeout=pull.deadline - time.monotonic())
         pull.cancellation.call(stream.cancel)
         expected, stop = pull.first_block, pull.first_block + pull.num_blocks
         try:
@@ -65,8 +65,8 @@ class Grpc(Transport):
         count, rest = divmod(chunk.records.size, pull.record_bytes)
         if chunk.first_block != expected or rest or not 0 < count <= stop - expected:
             raise TransportFailed(
-                f"{pull.what}: {chunk.records.size} bytes from block {chunk.first_block} on came; wanted: whole records of"
-                f" {pull.record_bytes} bytes, blocks {expected} to {stop}"
+                f"{pull.what}: {chunk.records.size} bytes from block {chunk.first_block} on came;"
+                f" wanted: whole records of {pull.record_bytes} bytes, blocks {expected} to {stop}"
             )
         return Records(expected, chunk.records.reshape(count, pull.record_bytes))
 
@@ -74,9 +74,10 @@ class Grpc(Transport):
     def _translate(pull: Pull, error: grpc.RpcError) -> HandoffError:
         """The source's own error, by its name; otherwise what became of the call."""
         pull.check_time()
-        for key, value in error.trailing_metadata() or ():
+        trailing: Any = error.trailing_metadata() or ()
+        for key, value in trailing:
             if key == ERROR_KEY:
-                return named(str(value))(error.details())
+                return named(value)(error.details())
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return PullTimeout(f"{pull.what}: not here within the pull's deadline")
         return TransportFailed(f"{pull.what}: {error.code().name}: {error.details()}")

@@ -20,7 +20,7 @@ _CACHED_BYTES = 512 << 10
 
 
 class SharedMemory(Transport):
-    """Reads a segment of the source. The ticket before the records tells whether they held still meanwhile."""
+    """Reads a segment of the source. The ticket before the records tells whether they held still."""
 
     name: ClassVar[str] = "shm"
 
@@ -57,7 +57,8 @@ class SharedMemory(Transport):
     def _check_ticket(pull: Pull, segment: Bytes, ticket: int) -> None:
         if ticket_at(segment, pull.shard.offset) != ticket:
             raise LeaseExpired(
-                f"{pull.what}: its place in shared memory holds it no more; it was released or its lease ran out"
+                f"{pull.what}: its place in shared memory holds it no more;"
+                " it was released or its lease ran out"
             )
 
     def _attach(self, pull: Pull) -> Bytes:

@@ -17,7 +17,9 @@ def _layer(prefix: str, bias: bool, generator: torch.Generator) -> dict[str, tor
         return torch.randn(*shape, generator=generator) * 0.15
 
     projections = {"q_proj": HEADS * HEAD_DIM, "k_proj": HEADS * HEAD_DIM, "v_proj": HEADS * HEAD_DIM}
-    tensors = {f"{prefix}.self_attn.{name}.weight": weight(size, HIDDEN) for name, size in projections.items()}
+    tensors = {
+        f"{prefix}.self_attn.{name}.weight": weight(size, HIDDEN) for name, size in projections.items()
+    }
     if bias:
         tensors |= {f"{prefix}.self_attn.{name}.bias": weight(size) for name, size in projections.items()}
     return tensors | {
@@ -58,7 +60,11 @@ def qwen2(folder: Path, seed: int = 0) -> Path:
     for i in range(LAYERS):
         tensors |= _layer(f"model.layers.{i}", bias=True, generator=generator)
         tensors[f"model.layers.{i}.input_layernorm.weight"] = torch.ones(HIDDEN)
-    config = _SHAPE | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": LAYERS}
+    config = _SHAPE | {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "num_hidden_layers": LAYERS,
+    }
     return _write(folder, config, tensors)
 
 

@@ -1,7 +1,7 @@
 """vLLM engines in processes of their own, driven step by step from a test.
 
-`with EngineProcess(options) as engine: engine.call(function, *arguments)` runs `function(Engine, *arguments)` in
-the child; both must be importable and their arguments and results picklable.
+`with EngineProcess(options) as engine: engine.call(function, *arguments)` runs `function(Engine, *arguments)`
+in the child; the function must be importable, its arguments and result picklable.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class Engine:
         """One engine step, its outputs and reports added to the answers. False: the engine is idle."""
         if not self.core.scheduler.has_requests():
             return False
-        outputs, _ = self.core.step_fn()
+        outputs, executed = self.core.step_fn()
+        if not executed:
+            time.sleep(0.0005)  # as the worker's host waits: the pulling threads need the interpreter
         first = set()
         for group in (outputs or {}).values():
             for output in group.outputs:
@@ -181,7 +183,7 @@ def _serve(connection: Connection, options: Options) -> None:
         function, arguments = asked
         try:
             connection.send((True, function(engine, *arguments)))
-        except Exception:
+        except Exception:  # noqa: BLE001 (shown in the test)
             connection.send((False, traceback.format_exc()))
     engine.core.shutdown()
     connection.send((True, None))
@@ -192,7 +194,9 @@ class EngineProcess:
 
     def __init__(self, options: Options) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["vllm.v1.engine.core", "vllm.engine.arg_utils", "vllm.v1.worker.cpu_worker"])
+        context.set_forkserver_preload(
+            ["vllm.v1.engine.core", "vllm.engine.arg_utils", "vllm.v1.worker.cpu_worker"]
+        )
         self._connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, options), daemon=True)
         self.process.start()

@@ -1,0 +1,211 @@
+"""What a handoff costs: one prompt's KV from a cache in one process into a cache in another, by transport.
+
+    python bench/handoff.py [--tokens 900] [--rounds 40] [--transports shm grpc] [--busy]
+
+No engine runs: two processes with caches of the model's shapes, random bytes, random blocks. A round saves (gather,
+digest, publish), pulls (move, digest, scatter) and compares every byte; one difference ends the run without figures.
+Defaults are the shapes of an 80 M model: 12 layers, 4 KV heads of 64, bfloat16, blocks of 32 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import numpy as np
+import torch
+
+from baton.handoff.arena import Arena
+from baton.handoff.cache import BlockCache, block_cache
+from baton.handoff.client import HandoffClient
+from baton.handoff.loader import Loader, LoadJob
+from baton.handoff.manifest import Puller, num_blocks
+from baton.handoff.reports import ShardLoad, ShardSave
+from baton.handoff.saver import Origin, SaveJob, Saver
+from baton.handoff.service import HandoffService
+from baton.handoff.staging import Staging
+from baton.protos.handoff_pb2 import Manifest, Shard
+from baton.rpc import host_id
+
+MIB = 1 << 20
+HASH = "bench"
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int
+    heads: int
+    head_dim: int
+    block_size: int
+    cache_blocks: int
+    tokens: int
+    chunk_mib: int
+
+    @property
+    def blocks(self) -> int:
+        return num_blocks(self.tokens, self.block_size)
+
+    def cache(self, seed: int) -> BlockCache:
+        generator = torch.Generator().manual_seed(seed)
+        shape = (self.cache_blocks, self.heads, self.block_size, 2 * self.head_dim)
+        return block_cache(
+            {
+                f"layers.{i}": torch.randint(-30_000, 30_000, shape, dtype=torch.int16, generator=generator)
+                for i in range(self.layers)
+            },
+            self.cache_blocks,
+        )
+
+
+def source(connection: Connection, shape: Shape) -> None:
+    """The prefill worker's side, in a process of its own: saves on request."""
+    cache = shape.cache(1)
+    staging = Staging(Arena(512 * MIB), lease_s=60)
+    service = HandoffService(staging, 0, "127.0.0.1", shape.chunk_mib * MIB)
+    saver = Saver(cache, staging, Origin(0, service.address, host_id(), shares_memory=True))
+    connection.send(None)
+    while (asked := connection.recv()) is not None:
+        request_id, block_ids = asked
+        saved = saver.save(SaveJob(request_id, 1, block_ids))
+        expected = np.empty((len(block_ids), cache.record_bytes), np.uint8)
+        cache.gather(block_ids, expected)
+        connection.send((saved, expected))
+    service.close()
+    staging.close()
+
+
+class Bench:
+    def __init__(self, shape: Shape, connection: Connection) -> None:
+        self.shape = shape
+        self.connection = connection
+        self.cache = shape.cache(2)
+        self.puller = Puller("bench", 0, HASH, shape.block_size, self.cache.layers)
+        self.client = HandoffClient()
+        self.random = np.random.default_rng(0)
+        self.count = 0
+
+    def round(self, loader: Loader) -> tuple[ShardSave, ShardLoad, float]:
+        """One handoff; its save, its load, and the pull's wall time in ms."""
+        self.count += 1
+        request_id = f"bench-{self.count}"
+        theirs, ours = (self._blocks() for _ in range(2))
+        self.connection.send((request_id, theirs))
+        saved, expected = self.connection.recv()
+        if saved.problem is not None:
+            raise SystemExit(f"save failed: {saved.problem}")
+        manifest = Manifest(
+            request_id=request_id,
+            epoch=1,
+            compatibility_hash=HASH,
+            num_tokens=self.shape.tokens,
+            block_size=self.shape.block_size,
+            num_blocks=self.shape.blocks,
+            layers=[layer.to_proto() for layer in self.cache.layers],
+            shards=[Shard.FromString(saved.shard)],
+        )
+        start = time.monotonic()
+        loader.submit(LoadJob(request_id, 1, manifest.SerializeToString(), 0, ours, start))
+        while not (done := loader.take_finished()):
+            time.sleep(0.0001)
+        wall_ms = (time.monotonic() - start) * 1e3
+        if done[0].problem is not None:
+            raise SystemExit(f"load failed: {done[0].problem}")
+        found = np.empty_like(expected)
+        self.cache.gather(ours, found)
+        if not np.array_equal(found, expected):
+            raise SystemExit("the bytes that came are not the bytes that were saved: no figures")
+        return saved, done[0], wall_ms
+
+    def _blocks(self) -> tuple[int, ...]:
+        return tuple(
+            int(i)
+            for i in self.random.permutation(np.arange(1, self.shape.cache_blocks))[: self.shape.blocks]
+        )
+
+    def run(self, transport: str, rounds: int) -> dict[str, float | str]:
+        loader = Loader(
+            self.cache,
+            self.puller,
+            [transport],
+            self.client,
+            pull_timeout_s=20,
+            chunk_bytes=self.shape.chunk_mib * MIB,
+        )
+        results = [self.round(loader) for _ in range(rounds + 5)][5:]  # the first ones connect and map
+        loader.close()
+        parts = {
+            "save": [saved.save_ms for saved, _, _ in results],
+            "wait": [load.costs.wait_ms for _, load, _ in results],
+            "move": [load.costs.move_ms for _, load, _ in results],
+            "check": [load.costs.check_ms for _, load, _ in results],
+            "load": [load.costs.load_ms for _, load, _ in results],
+            "pull": [wall for _, _, wall in results],
+            "total": [saved.save_ms + wall for saved, _, wall in results],
+        }
+        p95 = sorted(parts["total"])[int(0.95 * rounds)]
+        return {
+            "transport": transport,
+            "MB": round(results[0][1].bytes / 1e6, 1),
+            **{f"{name}_ms": round(statistics.median(values), 2) for name, values in parts.items()},
+            "total_p95_ms": round(p95, 2),
+        }
+
+
+def burn(stop: threading.Event) -> None:
+    """An engine's stand-in: matrix products, as a running batch keeps its core busy."""
+    torch.set_num_threads(1)
+    left = torch.randn(512, 512)
+    while not stop.is_set():
+        for _ in range(20):
+            torch.mm(left, left)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=900)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--block-size", type=int, default=32)
+    parser.add_argument("--chunk-mib", type=int, default=4)
+    parser.add_argument("--transports", nargs="+", default=["shm", "grpc"])
+    parser.add_argument("--busy", action="store_true", help="the pulling process computes meanwhile")
+    given = parser.parse_args()
+    blocks = num_blocks(given.tokens, given.block_size)
+    shape = Shape(
+        given.layers,
+        given.heads,
+        given.head_dim,
+        given.block_size,
+        8 * blocks + 1,
+        given.tokens,
+        given.chunk_mib,
+    )
+    context = multiprocessing.get_context("spawn")
+    connection, theirs = context.Pipe()
+    process = context.Process(target=source, args=(theirs, shape), daemon=True)
+    process.start()
+    connection.recv()
+    stop = threading.Event()
+    busy = threading.Thread(target=burn, args=(stop,), daemon=True)
+    if given.busy:
+        busy.start()
+    bench = Bench(shape, connection)
+    for transport in given.transports:
+        print(json.dumps(bench.run(transport, given.rounds)), flush=True)
+    stop.set()
+    connection.send(None)
+    process.join(timeout=10)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Caches, stagings and manifests as an engine would have them, with random bytes and no engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from baton.handoff.arena import Arena
+from baton.handoff.cache import BlockCache, block_cache
+from baton.handoff.manifest import Puller
+from baton.handoff.saver import Origin, SaveJob, Saver
+from baton.handoff.segments import Bytes
+from baton.handoff.service import HandoffService
+from baton.handoff.staging import Staging
+from baton.protos.handoff_pb2 import Manifest, Shard
+from baton.rpc import host_id
+
+MIB = 1 << 20
+BLOCK_SIZE = 32
+HASH = "abcdef0123456789"
+
+
+def tensors(num_blocks: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Attention with heads first and tokens first, MLA, and a drafter's layer of another width and dtype."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def fresh(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(num_blocks, *shape, generator=generator).to(dtype)
+
+    return {
+        "model.layers.0.attn": fresh(2, BLOCK_SIZE, 128),
+        "model.layers.1.attn": fresh(BLOCK_SIZE, 2, 128).transpose(1, 2),
+        "model.layers.2.mla": fresh(1, BLOCK_SIZE, 576),
+        "drafter.layers.0.attn": fresh(3, BLOCK_SIZE, 36, dtype=torch.float32),
+    }
+
+
+def random_blocks(cache_blocks: int, count: int, seed: int = 0) -> tuple[int, ...]:
+    """Some neighbours, some not; never the null block."""
+    ids = list(range(1, cache_blocks))
+    if seed % 2:
+        random.Random(seed).shuffle(ids)
+    return tuple(ids[:count])
+
+
+@dataclass
+class Source:
+    """A rank's saving side."""
+
+    cache: BlockCache
+    staging: Staging
+    service: HandoffService
+    saver: Saver
+
+    def save(self, request_id: str, num_tokens: int, block_ids: Sequence[int], epoch: int = 1) -> Manifest:
+        saved = self.saver.save(SaveJob(request_id, epoch, tuple(block_ids)))
+        assert saved.problem is None, saved.problem
+        return Manifest(
+            request_id=request_id,
+            epoch=epoch,
+            worker_id="source",
+            compatibility_hash=HASH,
+            num_tokens=num_tokens,
+            block_size=BLOCK_SIZE,
+            num_blocks=len(block_ids),
+            layers=[layer.to_proto() for layer in self.cache.layers],
+            shards=[Shard.FromString(saved.shard)],
+            saved_at_s=saved.saved_at_s,
+            save_ms=saved.save_ms,
+        )
+
+    def close(self) -> None:
+        self.service.close(grace_s=0)
+        self.staging.close()
+
+
+def source(
+    cache: BlockCache, *, lease_s: float = 30.0, staging_bytes: int = 16 * MIB, chunk_bytes: int = MIB
+) -> Source:
+    staging = Staging(Arena(staging_bytes, segment_bytes=staging_bytes), lease_s)
+    service = HandoffService(staging, 0, "127.0.0.1", chunk_bytes)
+    return Source(cache, staging, service, Saver(cache, staging, Origin(0, service.address, host_id(), True)))
+
+
+def puller(cache: BlockCache) -> Puller:
+    return Puller("puller", 0, HASH, BLOCK_SIZE, cache.layers)
+
+
+def records(cache: BlockCache, block_ids: Sequence[int]) -> Bytes:
+    out = np.empty((len(block_ids), cache.record_bytes), np.uint8)
+    cache.gather(block_ids, out)
+    return out
+
+
+def make_cache(num_blocks: int, seed: int = 0) -> BlockCache:
+    return block_cache(tensors(num_blocks, seed), num_blocks)

@@ -1,0 +1,34 @@
+"""Nothing of a test may stay in shared memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from baton.handoff.segments import DIRECTORY
+
+
+def own_segments() -> list[str]:
+    return [path.name for path in DIRECTORY.glob(f"baton-kv-{os.getpid()}-*")]
+
+
+@pytest.fixture(autouse=True)
+def _no_segments_left() -> Iterator[None]:
+    yield
+    assert own_segments() == []
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Poll until a condition holds; fail after ten seconds."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline, "did not happen within 10 s"
+            time.sleep(0.002)
+
+    return wait

@@ -1,0 +1,70 @@
+"""A source in a process of its own: the other end of a real transport."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from baton.handoff.segments import Bytes
+from baton.protos.handoff_pb2 import Manifest
+from tests.handoff import caches
+
+CACHE_BLOCKS = 41
+SEED = 1
+
+
+def _serve(connection: Connection, lease_s: float, chunk_bytes: int) -> None:
+    cache = caches.make_cache(CACHE_BLOCKS, SEED)
+    source = caches.source(cache, lease_s=lease_s, chunk_bytes=chunk_bytes, staging_bytes=96 * caches.MIB)
+    connection.send(None)
+    while (asked := connection.recv()) is not None:
+        name, arguments = asked
+        if name == "save":
+            connection.send(source.save(*arguments).SerializeToString())
+        elif name == "held":
+            connection.send(source.staging.held())
+    source.close()
+    connection.send(None)
+
+
+class RemoteSource:
+    """Its cache is `caches.make_cache(CACHE_BLOCKS, SEED)`, so that the test knows every byte."""
+
+    def __init__(self, lease_s: float = 30.0, chunk_bytes: int = 256 << 10) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, lease_s, chunk_bytes), daemon=True)
+        self.process.start()
+        theirs.close()
+        self._receive()
+        self.cache = caches.make_cache(CACHE_BLOCKS, SEED)
+
+    def save(self, request_id: str, block_ids: Sequence[int], epoch: int = 1) -> Manifest:
+        tokens = len(block_ids) * caches.BLOCK_SIZE
+        return Manifest.FromString(self._ask("save", request_id, tokens, tuple(block_ids), epoch))
+
+    def held(self) -> tuple[int, int]:
+        answer: tuple[int, int] = self._ask("held")
+        return answer
+
+    def records(self, block_ids: Sequence[int]) -> Bytes:
+        """What saving those blocks saves."""
+        return caches.records(self.cache, block_ids)
+
+    def close(self) -> None:
+        if self.process.is_alive():
+            self._connection.send(None)
+            self._receive()
+        self.process.join(timeout=10)
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        self._connection.send((name, arguments))
+        return self._receive()
+
+    def _receive(self) -> Any:
+        if not self._connection.poll(30):
+            self.process.kill()
+            raise TimeoutError("no answer from the source's process")
+        return self._connection.recv()

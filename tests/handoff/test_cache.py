@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from baton.handoff.cache import BlockCache, DeviceBlockCache, block_cache
+from baton.handoff.errors import UnsupportedCache
+from tests.handoff.caches import make_cache, records, tensors
+
+BLOCKS = 17
+ORDERS = [[3], [1, 2, 3, 4], [9, 8, 7], [5, 6, 11, 12, 13, 2], list(range(1, BLOCKS))]
+
+
+def on_device(num_blocks: int, seed: int) -> BlockCache:
+    """The accelerator's code on host tensors."""
+    host = block_cache(given := tensors(num_blocks, seed), num_blocks)
+    flat = [
+        tensor.as_strided((num_blocks, tensor.stride(0)), (tensor.stride(0), 1)).view(torch.uint8)
+        for tensor in given.values()
+    ]
+    return DeviceBlockCache(host.layers, flat)
+
+
+@pytest.mark.parametrize("make", [make_cache, on_device])
+@pytest.mark.parametrize("order", ORDERS)
+def test_blocks_go_there_and_back(make: type[BlockCache], order: Sequence[int]) -> None:
+    left, right = make(BLOCKS, 1), make(BLOCKS, 2)
+    before = records(right, range(BLOCKS))
+    sent = records(left, order)
+    targets = [block % (BLOCKS - 1) + 1 for block in order]
+    right.scatter(sent, targets)
+    after = records(right, range(BLOCKS))
+    for target, record in zip(targets, sent, strict=True):
+        assert np.array_equal(after[target], record)
+    untouched = [block for block in range(BLOCKS) if block not in targets]
+    assert np.array_equal(after[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("make", [make_cache, on_device])
+def test_the_null_block_is_never_written(make: type[BlockCache]) -> None:
+    cache = make(BLOCKS, 1)
+    before = records(cache, [0])
+    sent = np.full((4, cache.record_bytes), 0xAB, np.uint8)
+    cache.scatter(sent, [0, 1, 0, 2])
+    assert np.array_equal(records(cache, [0]), before)
+    assert (records(cache, [1, 2]) == 0xAB).all()
+
+
+def test_a_record_is_each_layers_bytes_of_the_block_in_order() -> None:
+    given = tensors(BLOCKS)
+    cache = block_cache(given, BLOCKS)
+    sizes = [tensor[0].numel() * tensor.element_size() for tensor in given.values()]
+    assert [layer.block_bytes for layer in cache.layers] == sizes
+    record = records(cache, [5])[0]
+    ordinary = given["model.layers.0.attn"][5].contiguous().view(torch.uint8).numpy().reshape(-1)
+    assert np.array_equal(record[: sizes[0]], ordinary)
+    assert cache.layers[1].block_shape == (2, 32, 128)
+    assert cache.layers[1].block_strides == (
+        128,
+        256,
+        1,
+    )  # tokens first in memory: the hash must tell it apart
+    assert cache.layers[3].dtype == "float32"
+
+
+def test_a_tensor_that_layers_share_counts_once() -> None:
+    tensor = torch.zeros(BLOCKS, 2, 32, 64)
+    assert len(block_cache({"a": tensor, "b": tensor}, BLOCKS).layers) == 1
+
+
+def test_blocks_cut_into_pieces_by_a_kernel_are_whole_again() -> None:
+    tensor = torch.arange(8 * 6).reshape(8, 2, 3)
+    cache = block_cache({"a": tensor}, 4)
+    assert cache.layers[0].block_shape == (2, 2, 3)
+    assert np.array_equal(records(cache, [3])[0].view(np.int64), tensor[6:].reshape(-1).numpy())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (torch.zeros(2, BLOCKS, 4), "first dimension is not 17"),
+        ([torch.zeros(BLOCKS, 4)], "is a list"),
+        (torch.zeros(BLOCKS, 4, 8)[:, :, ::2], "not one piece"),
+    ],
+)
+def test_other_layouts_are_refused_by_name(tensor: torch.Tensor, text: str) -> None:
+    with pytest.raises(UnsupportedCache, match=text):
+        block_cache({"layer.7": tensor}, BLOCKS)

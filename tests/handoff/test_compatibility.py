@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.handoff.compatibility import Facts, compatibility_hash
+from tests.handoff.caches import make_cache
+
+LAYERS = make_cache(3).layers
+FACTS = Facts(
+    vllm_version="0.32.0",
+    model={"hidden_size": 128, "rope": {"theta": 10_000, "type": "default"}, "_name_or_path": "/a"},
+    model_fingerprint="f00",
+    dtype="torch.bfloat16",
+    cache_dtype="auto",
+    quantization="",
+    block_size=32,
+    tensor_parallel_size=1,
+    speculative_method="eagle",
+    drafter={"hidden_size": 64},
+    layers=LAYERS,
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vllm_version": "0.32.1"},
+        {"model": {"hidden_size": 128, "rope": {"theta": 20_000, "type": "default"}}},
+        {"model_fingerprint": "ba4"},
+        {"dtype": "torch.float16"},
+        {"cache_dtype": "fp8"},
+        {"quantization": "awq"},
+        {"block_size": 16},
+        {"tensor_parallel_size": 2},
+        {"speculative_method": "mtp"},
+        {"drafter": {"hidden_size": 65}},
+        {"layers": LAYERS[:-1]},
+        {"layers": LAYERS[::-1]},
+        {"layers": (*LAYERS[:-1], replace(LAYERS[-1], block_strides=(1, 2, 3)))},
+        {"layers": (*LAYERS[:-1], replace(LAYERS[-1], dtype="int8"))},
+    ],
+)
+def test_every_fact_counts(change: dict[str, Any]) -> None:
+    assert compatibility_hash(replace(FACTS, **change)) != compatibility_hash(FACTS)
+
+
+def test_where_a_model_lies_does_not_count() -> None:
+    moved = replace(
+        FACTS, model={"rope": {"type": "default", "theta": 10_000}, "hidden_size": 128, "name_or_path": "b"}
+    )
+    assert compatibility_hash(moved) == compatibility_hash(FACTS)
+    assert len(compatibility_hash(FACTS)) == 32

@@ -1,0 +1,194 @@
+"""A rank's load from beginning to end, over the mock with its faults, and over shared memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from baton.handoff.client import HandoffClient
+from baton.handoff.loader import Loader, LoadJob
+from baton.handoff.reports import ShardLoad
+from baton.handoff.saver import SaveJob
+from baton.handoff.transports.mock import Mock
+from baton.protos.handoff_pb2 import Manifest
+from tests.handoff.caches import Source, make_cache, puller, random_blocks, records, source
+
+CACHE_BLOCKS = 25
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+@dataclass
+class Pair:
+    """A source and a loader in one process."""
+
+    source: Source
+    loader: Loader
+    mock: Mock
+    client: HandoffClient
+
+    def load(
+        self, manifest: Manifest, first: int, into: tuple[int, ...], *, request_id: str = "r", epoch: int = 1
+    ) -> None:
+        self.loader.submit(
+            LoadJob(request_id, epoch, manifest.SerializeToString(), first, into, arrived_s=time.monotonic())
+        )
+
+    def finished(self) -> ShardLoad:
+        deadline = time.monotonic() + 10
+        while not (done := self.loader.take_finished()):
+            assert time.monotonic() < deadline, "the load was never reported"
+            time.sleep(0.001)
+        (one,) = done
+        return one
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = source(make_cache(CACHE_BLOCKS, seed=1))
+    cache = make_cache(CACHE_BLOCKS, seed=2)
+    client = HandoffClient()
+    Mock.sources[made.service.address] = made.staging
+    loader = Loader(
+        cache, puller(cache), ["mock"], client, pull_timeout_s=5, chunk_bytes=3 * cache.record_bytes
+    )
+    mock = loader.transports[0]
+    assert isinstance(mock, Mock)
+    yield Pair(made, loader, mock, client)
+    loader.close()
+    Mock.sources.clear()
+    made.close()
+    client.close()
+
+
+def cache_of(pair: Pair, blocks: tuple[int, ...]) -> np.ndarray:
+    return records(pair.loader._cache, blocks)
+
+
+@pytest.mark.parametrize("first", [0, 1, 9])
+def test_a_load_brings_the_missing_blocks_and_releases_the_source(
+    pair: Pair, first: int, eventually: Eventually
+) -> None:
+    blocks, into = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10 - first, 3)
+    manifest = pair.source.save("r", 310, blocks)
+    before = cache_of(pair, tuple(set(range(CACHE_BLOCKS)) - set(into)))
+    pair.load(manifest, first, into)
+    done = pair.finished()
+    assert done.problem is None
+    assert (done.transport, done.blocks, done.bytes) == (
+        "mock",
+        10 - first,
+        (10 - first) * manifest.shards[0].record_bytes,
+    )
+    assert np.array_equal(cache_of(pair, into), records(pair.source.cache, blocks[first:]))
+    assert np.array_equal(cache_of(pair, tuple(set(range(CACHE_BLOCKS)) - set(into))), before)
+    eventually(lambda: pair.source.staging.held() == (0, 0))
+    assert min(done.costs.wait_ms, done.costs.move_ms, done.costs.check_ms, done.costs.load_ms) >= 0
+
+
+FAULTS = [
+    ({"corrupt_block": 4}, "DigestMismatch", "block 4 came with digest"),
+    ({"corrupt_block": 9}, "DigestMismatch", "block 9 came with digest"),
+    ({"truncate_at": 6}, "TransportFailed", "6 of 10 blocks came"),
+    ({"truncate_at": 0}, "TransportFailed", "0 of 10 blocks came"),
+    ({"fail_at": 5}, "TransportFailed", "broken on demand"),
+]
+
+
+@pytest.mark.parametrize(("faults", "name", "text"), FAULTS)
+def test_a_faulty_transport_is_noticed_by_name(
+    pair: Pair, faults: dict[str, int], name: str, text: str, eventually: Eventually
+) -> None:
+    manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
+    for key, value in faults.items():
+        setattr(pair.mock.faults, key, value)
+    pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10, 3))
+    problem = pair.finished().problem
+    assert problem is not None
+    assert problem.name == name
+    assert text in problem.text
+    assert "'r'" in problem.text
+    eventually(lambda: pair.source.staging.held() == (0, 0))  # this attempt wants it no more
+
+
+def test_a_corrupt_block_never_reaches_the_cache(pair: Pair) -> None:
+    into = random_blocks(CACHE_BLOCKS, 10, 3)
+    before = cache_of(pair, into)
+    manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
+    pair.mock.faults.corrupt_block = 2  # in the first chunk
+    pair.load(manifest, 0, into)
+    assert pair.finished().problem is not None
+    assert np.array_equal(cache_of(pair, into), before)
+
+
+def test_anothers_manifest_is_refused_and_left_alone(pair: Pair) -> None:
+    manifest = pair.source.save("victim", 310, random_blocks(CACHE_BLOCKS, 10))
+    for request_id, epoch, name in [("r", 1, "WrongRequest"), ("victim", 2, "StaleEpoch")]:
+        pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=request_id, epoch=epoch)
+        problem = pair.finished().problem
+        assert problem is not None
+        assert problem.name == name
+    assert pair.mock.pulls == []
+    assert pair.source.staging.held()[0] == 1
+
+
+def test_a_manifest_that_lies_about_another_request_still_brings_nothing(pair: Pair) -> None:
+    """Two prompts in the same staging; the manifest of one points to the place of the other."""
+    one = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10, 1))
+    other = pair.source.save("other", 310, random_blocks(CACHE_BLOCKS, 10, 3))
+    other.request_id = "r"
+    pair.load(other, 0, random_blocks(CACHE_BLOCKS, 10))
+    problem = pair.finished().problem
+    assert problem is not None
+    assert problem.name == "DigestMismatch"
+    assert one.shards[0].digests != other.shards[0].digests
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+def test_a_stuck_pull_ends_in_time_and_is_reported_once(pair: Pair, how: str, eventually: Eventually) -> None:
+    manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
+    pair.mock.faults.delay_s = 60
+    pair.loader._pull_timeout_s = 60 if how == "cancel" else 0.05
+    start = time.monotonic()
+    pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10))
+    if how == "cancel":
+        eventually(lambda: bool(pair.mock.pulls))
+        pair.loader.cancel(["r", "nobody"])
+    problem = pair.finished().problem
+    assert problem is not None
+    assert problem.name == ("PullCancelled" if how == "cancel" else "PullTimeout")
+    assert time.monotonic() - start < 2
+    eventually(lambda: pair.source.staging.held() == (0, 0))
+    pair.loader.cancel(["r"])
+    assert pair.loader.take_finished() == []
+
+
+def test_an_unexpected_failure_is_reported_too(pair: Pair) -> None:
+    pair.loader.submit(LoadJob("r", 1, b"\xff", 0, (1,), time.monotonic()))
+    problem = pair.finished().problem
+    assert problem is not None
+    assert problem.name == "TransportFailed"
+
+
+def test_more_blocks_than_the_source_has(pair: Pair) -> None:
+    manifest = pair.source.save("r", 60, [1, 2])
+    pair.load(manifest, 1, (1, 2))
+    problem = pair.finished().problem
+    assert problem is not None
+    assert problem.name == "MalformedManifest"
+
+
+def test_a_full_staging_is_a_problem_not_an_exception(pair: Pair) -> None:
+    blocks = random_blocks(CACHE_BLOCKS, 24)
+    for i in range(40):
+        saved = pair.source.saver.save(SaveJob(f"r{i}", 1, blocks))
+        if saved.problem is not None:
+            break
+    assert saved.problem is not None
+    assert saved.problem.name == "StagingFull"
+    assert saved.shard == b""
+    pair.source.staging.release("r0", 1)
+    assert pair.source.saver.save(SaveJob("again", 1, blocks)).problem is None

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from baton.handoff import manifest as manifests
+from baton.handoff.errors import (
+    CompatibilityMismatch,
+    HandoffError,
+    MalformedManifest,
+    StaleEpoch,
+    WrongRequest,
+)
+from baton.protos.handoff_pb2 import Manifest
+from tests.handoff.caches import make_cache, puller, source
+
+CACHE = make_cache(9)
+
+
+@pytest.fixture
+def manifest() -> Iterator[Manifest]:
+    made = source(CACHE)
+    yield made.save("r", 70, [1, 2, 3])
+    made.close()
+
+
+def test_a_fitting_manifest_gives_this_ranks_shard(manifest: Manifest) -> None:
+    assert manifests.check(manifest, "r", 1, puller(CACHE)) == manifest.shards[0]
+
+
+def _layer(manifest: Manifest) -> None:
+    manifest.compatibility_hash = "0"
+    manifest.layers[2].dtype = "float16"
+
+
+WRONG: list[tuple[Callable[[Manifest], object], type[HandoffError], str]] = [
+    (lambda m: setattr(m, "request_id", "other"), WrongRequest, "of request 'other'; wanted here: 'r'"),
+    (lambda m: setattr(m, "epoch", 2), StaleEpoch, "epoch 2 .*wanted here: 1"),
+    (lambda m: setattr(m, "compatibility_hash", "0"), CompatibilityMismatch, "hash 0; worker 'puller'"),
+    (_layer, CompatibilityMismatch, r"model.layers.2.mla float16\[1, 32, 576\] there"),
+    (lambda m: m.layers.pop(), MalformedManifest, "layers is 3; 4"),
+    (lambda m: setattr(m, "num_tokens", 97), MalformedManifest, "num_blocks is 3; 4"),
+    (lambda m: setattr(m, "block_size", 16), MalformedManifest, "block_size is 16; 32"),
+    (lambda m: m.shards[0].digests.pop(), MalformedManifest, "digests is 2; 3"),
+    (lambda m: setattr(m.shards[0], "record_bytes", 5), MalformedManifest, "record_bytes is 5"),
+    (lambda m: setattr(m.shards[0], "rank", 1), MalformedManifest, "rank of the shard is 1; 0"),
+    (lambda m: m.shards.pop(), MalformedManifest, "0 shards; rank 0"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "error", "text"), WRONG)
+def test_what_does_not_fit_has_a_name(
+    manifest: Manifest, spoil: Callable[[Manifest], object], error: type[HandoffError], text: str
+) -> None:
+    spoil(manifest)
+    with pytest.raises(error, match=text):
+        manifests.check(manifest, "r", 1, puller(CACHE))
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (31, 1), (32, 1), (33, 2), (64, 2), (65, 3)])
+def test_blocks_of_tokens(tokens: int, blocks: int) -> None:
+    assert manifests.num_blocks(tokens, 32) == blocks

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.handoff.config import HandoffConfig
+from baton.handoff.errors import HandoffError, InvalidWish, LeaseExpired, named
+from baton.handoff.params import LoadWish, SaveWish, load_params, parse, save_params
+from baton.handoff.reports import Costs, Problem
+from baton.protos.handoff_pb2 import Manifest
+
+
+def test_wishes_survive_their_way_through_vllm() -> None:
+    manifest = Manifest(request_id="r", epoch=3, num_tokens=7)
+    assert parse(save_params(2)) == SaveWish(2)
+    assert parse(load_params(3, manifest)) == LoadWish(3, manifest)
+    assert parse(None) is None
+    assert parse({"do_remote_prefill": True}) is None
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"baton": "steal", "epoch": 1}, "'steal'; allowed"),
+        ({"baton": "save"}, "epoch is None"),
+        ({"baton": "save", "epoch": -1}, "epoch is -1"),
+        ({"baton": "save", "epoch": True}, "epoch is True"),
+        ({"baton": "load", "epoch": 1, "manifest": b"\xff\xff"}, "cannot be read"),
+        ({"baton": "load", "epoch": 1, "manifest": 5}, "cannot be read"),
+    ],
+)
+def test_a_wish_that_cannot_be_read(params: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidWish, match=text):
+        parse(params)
+
+
+def test_the_configuration_is_checked() -> None:
+    config = HandoffConfig.from_extra_config({"worker_id": "w", "transports": ["grpc"], "staging_mib": 2})
+    assert (config.transports, config.staging_bytes, config.bind_host) == (("grpc",), 2 << 20, "127.0.0.1")
+    for extra, text in [
+        ({}, "worker_id is missing"),
+        ({"worker_id": "w", "stagin_mib": 1}, "unknown stagin_mib; allowed: worker_id"),
+        ({"worker_id": "w", "lease_s": 0}, "lease_s is 0"),
+    ]:
+        with pytest.raises(HandoffError, match=text):
+            HandoffConfig.from_extra_config(extra)
+
+
+def test_an_error_keeps_its_name_across_processes() -> None:
+    problem = Problem.of(LeaseExpired("two\nlines"))
+    assert problem == Problem("LeaseExpired", "two lines")
+    assert isinstance(problem.to_error(), LeaseExpired)
+    assert named("FromTheFuture") is HandoffError
+
+
+def test_the_slowest_rank_counts() -> None:
+    assert Costs.slowest([Costs(1, 5, 2, 0), Costs(3, 4, 1, 0)]) == Costs(3, 5, 2, 0)

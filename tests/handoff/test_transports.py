@@ -1,0 +1,191 @@
+"""Both real transports between two real processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton.handoff import segments, transports
+from baton.handoff.client import HandoffClient
+from baton.handoff.errors import (
+    HandoffError,
+    LeaseExpired,
+    MalformedManifest,
+    NoCommonTransport,
+    PullCancelled,
+    PullTimeout,
+    SourceError,
+    StaleEpoch,
+    TransportFailed,
+    UnknownHandoff,
+)
+from baton.handoff.segments import Bytes
+from baton.handoff.transports.base import Pull, Transport
+from baton.protos.handoff_pb2 import Manifest
+from tests.handoff.caches import random_blocks
+from tests.handoff.remote import CACHE_BLOCKS, RemoteSource
+
+BLOCKS = 20
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[RemoteSource]:
+    made = RemoteSource()
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["shm", "grpc"])
+def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
+    (made,) = transports.create([request.param])
+    yield made
+    made.close()
+
+
+def pull_of(manifest: Manifest, first: int = 0, count: int | None = None, **changes: Any) -> Pull:
+    shard = manifest.shards[0]
+    pull = Pull(
+        request_id=manifest.request_id,
+        epoch=manifest.epoch,
+        shard=shard,
+        first_block=first,
+        num_blocks=len(shard.digests) - first if count is None else count,
+        deadline=time.monotonic() + 10,
+        chunk_bytes=200_000,
+    )
+    return replace(pull, **changes)
+
+
+def drain(transport: Transport, pull: Pull) -> Bytes:
+    got = []
+    expected = pull.first_block
+    for records in transport.pull(pull):
+        assert records.first_block == expected
+        expected += len(records.data)
+        got.append(records.data.copy())
+    return np.concatenate(got)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 20), (0, 1), (19, 1), (7, 13), (3, 2)])
+@pytest.mark.parametrize("seed", [2, 3])
+def test_whole_and_partial_pulls_bring_the_saved_bytes(
+    source: RemoteSource, transport: Transport, first: int, count: int, seed: int
+) -> None:
+    blocks = random_blocks(CACHE_BLOCKS, BLOCKS, seed)
+    manifest = source.save(f"whole-{first}-{count}-{seed}-{transport.name}", blocks)
+    assert transport.reaches(manifest.shards[0])
+    got = drain(transport, pull_of(manifest, first, count))
+    assert np.array_equal(got, source.records(blocks[first : first + count]))
+
+
+def test_another_epoch_and_another_request_are_refused(source: RemoteSource, transport: Transport) -> None:
+    name = f"epochs-{transport.name}"
+    old = source.save(name, range(1, 5), epoch=1)
+    new = source.save(name, range(5, 9), epoch=2)
+    with pytest.raises(StaleEpoch if transport.name == "grpc" else LeaseExpired):
+        drain(transport, pull_of(old))
+    with pytest.raises(SourceError):
+        drain(transport, pull_of(new, request_id="somebody else"))
+    assert np.array_equal(drain(transport, pull_of(new)), source.records(range(5, 9)))
+
+
+def test_what_was_released_does_not_come(source: RemoteSource, transport: Transport) -> None:
+    manifest = source.save(f"released-{transport.name}", range(1, 5))
+    client = HandoffClient()
+    before, _ = source.held()
+    assert client.staged([manifest.shards[0].address])[0] == before
+    assert client.release(manifest, confirmed=True)
+    assert not client.release(manifest)
+    assert source.held()[0] == before - 1
+    client.close()
+    with pytest.raises(UnknownHandoff if transport.name == "grpc" else LeaseExpired):
+        drain(transport, pull_of(manifest))
+
+
+def test_memory_released_under_a_reader_is_noticed(source: RemoteSource) -> None:
+    """Over shared memory the source cannot hold the reader's memory still: the ticket tells."""
+    (transport,) = transports.create(["shm"])
+    manifest = source.save("under-the-reader", range(1, 31))
+    chunks = transport.pull(pull_of(manifest, chunk_bytes=1))
+    next(chunks)
+    client = HandoffClient()
+    client.release(manifest)
+    with pytest.raises(LeaseExpired, match="holds it no more"):
+        next(chunks)
+    client.close()
+    transport.close()
+
+
+def test_memory_released_under_a_stream_stays(source: RemoteSource) -> None:
+    (transport,) = transports.create(["grpc"])
+    manifest = source.save("under-the-stream", range(1, 31))
+    chunks = transport.pull(pull_of(manifest))
+    got = [next(chunks).data.copy()]
+    client = HandoffClient()
+    client.release(manifest)
+    got += [records.data.copy() for records in chunks]
+    assert np.array_equal(np.concatenate(got), source.records(range(1, 31)))
+    client.close()
+    transport.close()
+
+
+def test_beyond_the_end_is_an_error(source: RemoteSource, transport: Transport) -> None:
+    manifest = source.save(f"beyond-{transport.name}", range(1, 5))
+    with pytest.raises((MalformedManifest, TransportFailed)):
+        drain(transport, pull_of(manifest, 2, 10_000))
+
+
+def test_a_pull_ends_at_its_deadline(source: RemoteSource, transport: Transport) -> None:
+    manifest = source.save(f"late-{transport.name}", range(1, 5))
+    with pytest.raises(PullTimeout):
+        drain(transport, pull_of(manifest, deadline=time.monotonic()))
+
+
+def test_a_cancelled_pull_ends_at_once(source: RemoteSource, transport: Transport) -> None:
+    manifest = source.save(f"cancelled-{transport.name}", range(1, 31))
+    pull = pull_of(manifest, chunk_bytes=1)
+    chunks = transport.pull(pull)
+    next(chunks)
+    pull.cancellation.set()
+    with pytest.raises(PullCancelled):
+        list(chunks)
+
+
+def test_a_dead_source(transport: Transport) -> None:
+    """Its service is gone at once; what it shared can be read for as long as the name is there."""
+    doomed = RemoteSource()
+    manifest = doomed.save("dead", range(1, 5))
+    expected = doomed.records(range(1, 5))
+    doomed.process.kill()
+    doomed.process.join(timeout=10)
+    if transport.name == "shm":
+        assert np.array_equal(drain(transport, pull_of(manifest)), expected)
+        transport.close()  # forgets the mapping
+    assert manifest.shards[0].segment in segments.remove_stale()
+    with pytest.raises(TransportFailed):
+        drain(transport, pull_of(manifest, deadline=time.monotonic() + 5))
+    assert not HandoffClient().release(manifest, timeout_s=1)
+
+
+def test_the_first_transport_of_the_pullers_list_that_reaches_is_chosen(source: RemoteSource) -> None:
+    shard = source.save("chosen", range(1, 3)).shards[0]
+    shm, grpc = transports.create(["shm", "grpc"])
+    assert transports.choose([shm, grpc], shard) is shm
+    assert transports.choose([grpc, shm], shard) is grpc
+    shard.host = "another machine"
+    assert transports.choose([shm, grpc], shard) is grpc
+    with pytest.raises(NoCommonTransport, match=r"another machine.* none of this worker's transports: shm"):
+        transports.choose([shm], shard)
+    grpc.close()
+
+
+def test_the_registry() -> None:
+    with pytest.raises(HandoffError, match="unknown transport 'nixl'; registered: shm, grpc, mock"):
+        transports.create(["nixl"])
+    with pytest.raises(HandoffError, match="registered already"):
+        transports.register("shm", "m", "C")

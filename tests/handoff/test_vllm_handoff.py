@@ -1,0 +1,325 @@
+"""The connector inside real vLLM engines: one reads, the other writes, each in a process of its own.
+
+The decode side is asked the stock way here (the prompt alone): it computes the prompt's last position again
+and must find the prefill side's token.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.handoff.client import HandoffClient
+from baton.handoff.params import load_params, save_params
+from baton.handoff.reports import Loaded
+from baton.protos.handoff_pb2 import Manifest
+from tests.handoff import checkpoints
+from tests.handoff.engines import BLOCK_SIZE, Engine, EngineProcess, Options, decode, generate, prefill
+
+LENGTHS = [1, 31, 32, 33, 63, 64, 65, 300]
+WRITTEN = 8
+FREE_AGAIN_S = 10.0
+_numbers = iter(range(10**6))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def reader(model: Path) -> Iterator[EngineProcess]:
+    """The prefill side; also answers alone, as the reference."""
+    with EngineProcess(Options(model, "prefill", core=0)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def writer(model: Path, reader: EngineProcess) -> Iterator[EngineProcess]:
+    """The decode side, preferring shared memory. One engine starts at a time."""
+    with EngineProcess(Options(model, "decode", core=1)) as engine:
+        yield engine
+
+
+@pytest.fixture(params=["shm", "grpc"])
+def transport(request: pytest.FixtureRequest, writer: EngineProcess) -> str:
+    name: str = request.param
+    writer.call(prefer, name)
+    return name
+
+
+def prefer(engine: Engine, name: str) -> None:
+    """Use this transport from now on (in the child, where scheduler's and rank's side are one process)."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    transports = get_kv_transfer_group()._worker.loader.transports
+    transports.sort(key=lambda transport: transport.name != name)
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return random.Random(f"{length}/{seed}/{next(_numbers)}").choices(range(2, checkpoints.VOCAB), k=length)
+
+
+def read(reader: EngineProcess, request_id: str, prompt: list[int]) -> Manifest:
+    answer = reader.call(prefill, request_id, prompt)
+    assert answer.finish_reason == "length"
+    assert answer.saved is not None
+    assert answer.saved.problem is None
+    assert answer.saved_with_first_token
+    assert answer.saved.manifest is not None
+    return answer.saved.manifest
+
+
+def held(engine: Engine) -> tuple[int, int]:
+    return engine.connector.staged()
+
+
+def until_nothing_is_held(engine: EngineProcess) -> None:
+    deadline = time.monotonic() + FREE_AGAIN_S
+    while engine.call(held) != (0, 0):
+        assert time.monotonic() < deadline, "a handoff stayed pinned"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_what_two_engines_write_is_what_one_writes(
+    reader: EngineProcess, writer: EngineProcess, transport: str, length: int
+) -> None:
+    prompt, name = prompt_of(length), f"equal-{length}-{transport}"
+    expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
+    manifest = read(reader, name, prompt)
+    assert (manifest.num_tokens, manifest.num_blocks) == (length, -(-length // BLOCK_SIZE))
+    assert len({layer.name for layer in manifest.layers}) == checkpoints.LAYERS
+    answer = writer.call(decode, name, prompt, WRITTEN, manifest)
+    assert answer.tokens == expected
+    assert answer.loaded is not None
+    assert answer.loaded.problem is None
+    blocks = -(-(length - 1) // BLOCK_SIZE)  # the last position is computed again
+    assert answer.loaded.blocks == blocks
+    assert answer.loaded.bytes == blocks * manifest.shards[0].record_bytes
+    if blocks:
+        assert answer.loaded.transport == transport
+        assert 0 < answer.loaded.total_ms < 60_000
+    until_nothing_is_held(reader)
+
+
+def test_only_the_missing_blocks_are_pulled(
+    reader: EngineProcess, writer: EngineProcess, transport: str
+) -> None:
+    start, name = prompt_of(3 * BLOCK_SIZE), f"prefix-{transport}"
+    writer.call(generate, f"{name}-first", start + prompt_of(10), 1)
+    prompt = start + prompt_of(70)
+    expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
+    answer = writer.call(decode, name, prompt, WRITTEN, read(reader, name, prompt))
+    assert answer.tokens == expected
+    assert answer.loaded is not None
+    assert answer.loaded.blocks == -(-(len(prompt) - 1) // BLOCK_SIZE) - 3
+    until_nothing_is_held(reader)
+
+
+def test_nothing_is_pulled_when_the_prefix_cache_has_it_all(
+    reader: EngineProcess, writer: EngineProcess
+) -> None:
+    prompt = prompt_of(2 * BLOCK_SIZE + 1)
+    expected = writer.call(generate, "all-here", prompt, WRITTEN)
+    answer = writer.call(decode, "all-there", prompt, WRITTEN, read(reader, "all-there", prompt))
+    assert answer.tokens == expected
+    assert answer.loaded == Loaded("all-there", 1)
+    until_nothing_is_held(reader)
+
+
+def test_a_prompt_whose_start_was_cached_is_saved_whole(reader: EngineProcess, writer: EngineProcess) -> None:
+    start = prompt_of(4 * BLOCK_SIZE)
+    reader.call(generate, "cached-first", start, 1)
+    prompt = start + prompt_of(20)
+    expected = reader.call(generate, "cached-alone", prompt, WRITTEN)
+    assert writer.call(decode, "cached", prompt, WRITTEN, read(reader, "cached", prompt)).tokens == expected
+    until_nothing_is_held(reader)
+
+
+def read_many(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, Manifest]:
+    answers = {name: engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()}
+    engine.run()
+    return {name: answer.saved.manifest for name, answer in answers.items()}
+
+
+def write_many(
+    engine: Engine, prompts: dict[str, list[int]], manifests: dict[str, Manifest]
+) -> dict[str, list[int]]:
+    """All at once, beside a request that runs already."""
+    engine.add("running", [5] * 40, 60)
+    engine.run(until=lambda: len(engine.answers["running"].tokens) > 3)
+    answers = {
+        name: engine.add(name, prompt, WRITTEN, load_params(1, manifests[name]))
+        for name, prompt in prompts.items()
+    }
+    engine.run()
+    assert len(engine.answers["running"].tokens) == 60
+    return {name: answer.tokens for name, answer in answers.items()}
+
+
+def test_many_at_once_beside_a_running_batch(
+    reader: EngineProcess, writer: EngineProcess, transport: str
+) -> None:
+    prompts = {
+        f"many-{transport}-{i}": prompt_of(length) for i, length in enumerate([40, 300, 33, 64, 129, 250])
+    }
+    expected = {
+        name: reader.call(generate, f"{name}-alone", prompt, WRITTEN) for name, prompt in prompts.items()
+    }
+    manifests = reader.call(read_many, prompts)
+    assert writer.call(write_many, prompts, manifests) == expected
+    until_nothing_is_held(reader)
+
+
+def failing(
+    engine: Engine, name: str, prompt: list[int], manifest: Manifest, epoch: int
+) -> tuple[str, str, int]:
+    """A load that cannot work: how it ended, why, and how many blocks it cost."""
+    free = engine.free_blocks
+    answer = engine.add(name, prompt, WRITTEN, load_params(epoch, manifest))
+    engine.run()
+    return f"{answer.finish_reason} {answer.tokens}", str(answer.loaded.problem), free - engine.free_blocks
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        ({"request_id": "else"}, "WrongRequest: .*'else'; wanted here"),
+        ({"epoch": 7}, "StaleEpoch: .*epoch 7"),
+        ({"compatibility_hash": "00"}, "CompatibilityMismatch: .*hash 00; worker 'decode'"),
+        ({"num_blocks": 9}, "MalformedManifest: .*num_blocks is 9; 3"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_ends_the_request_by_name(
+    reader: EngineProcess, writer: EngineProcess, spoil: dict[str, str | int], error: str
+) -> None:
+    prompt, name = prompt_of(70), f"spoilt-{'-'.join(spoil)}"
+    original = read(reader, name, prompt)
+    manifest = Manifest.FromString(original.SerializeToString())
+    for key, value in spoil.items():
+        setattr(manifest, key, value)
+    ended, problem, lost = writer.call(failing, name, prompt, manifest, 1)
+    assert ended == "error []"
+    assert lost == 0
+    assert re.search(error, problem), problem
+    client = HandoffClient()
+    if spoil.keys() & {"request_id", "epoch"}:  # not the failed attempt's to give up
+        assert reader.call(held)[0] == 1
+        client.release(original)
+    until_nothing_is_held(reader)
+    client.close()
+
+
+def flip(engine: Engine) -> None:
+    """One bit of the last prompt saved, as a broken memory would."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    staging = get_kv_transfer_group()._worker.staging
+    list(staging._entries.values())[-1].records[1, 100] ^= 4
+
+
+def test_broken_bytes_and_a_gone_source_end_the_request_by_name(
+    reader: EngineProcess, writer: EngineProcess, transport: str
+) -> None:
+    prompt, name = prompt_of(70), f"broken-{transport}"
+    manifest = read(reader, name, prompt)
+    reader.call(flip)
+    ended, problem, lost = writer.call(failing, name, prompt, manifest, 1)
+    assert (ended, lost) == ("error []", 0)
+    assert problem.startswith("DigestMismatch: ")
+    assert "block 1 came" in problem
+    until_nothing_is_held(reader)
+    ended, problem, lost = writer.call(failing, f"{name}-again", prompt, manifest, 1)
+    assert problem.startswith("WrongRequest")
+    ended, problem, lost = writer.call(failing, name, prompt, manifest, 1)  # released meanwhile
+    assert (ended, lost) == ("error []", 0)
+    assert problem.split(":")[0] in ("UnknownHandoff", "LeaseExpired")
+    # The engine is none the worse for it.
+    fine = prompt_of(70)
+    expected = reader.call(generate, f"{name}-alone", fine, WRITTEN)
+    assert (
+        writer.call(decode, f"{name}-fine", fine, WRITTEN, read(reader, f"{name}-fine", fine)).tokens
+        == expected
+    )
+
+
+def abort_while_pulling(
+    engine: Engine, name: str, prompt: list[int], manifest: Manifest
+) -> tuple[int, int, int, str]:
+    """Free blocks before, during and after a pull that a mock holds up; and the load's problem."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    from baton.handoff.transports.mock import Mock
+
+    loader = get_kv_transfer_group()._worker.loader
+    mock = Mock()
+    mock.faults.delay_s = 60
+    mock.sources[manifest.shards[0].address] = get_kv_transfer_group()._worker.staging
+    loader.transports.insert(0, mock)
+    before = engine.free_blocks
+    engine.add(name, prompt, WRITTEN, load_params(1, manifest))
+    engine.run(until=lambda: bool(mock.pulls))
+    during = engine.free_blocks
+    # The mock's source is this engine's own staging, which lacks the KV: it must not get that far.
+    engine.core.abort_requests([name])
+    still = engine.free_blocks
+    assert still == during, "blocks were freed while they could still be written"
+    engine.run()
+    loader.transports.remove(mock)
+    mock.sources.clear()
+    return before, during, engine.free_blocks, str(engine.answers[name].loaded.problem)
+
+
+def own_save(engine: Engine, name: str, manifest: Manifest) -> None:
+    """Put an entry of that name and size into this engine's own staging, for the mock to hold up."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    staging = get_kv_transfer_group()._worker.staging
+    staging.publish(staging.reserve(name, 1, manifest.num_blocks, manifest.shards[0].record_bytes))
+
+
+def test_an_abort_while_pulling_leaks_nothing(reader: EngineProcess, writer: EngineProcess) -> None:
+    prompt = prompt_of(200)
+    manifest = read(reader, "aborted", prompt)
+    writer.call(own_save, "aborted", manifest)
+    before, during, after, problem = writer.call(abort_while_pulling, "aborted", prompt, manifest)
+    assert during < before == after
+    assert problem.startswith("PullCancelled")
+    until_nothing_is_held(reader)
+
+
+def abort_before_pulling(engine: Engine, name: str, prompt: list[int], manifest: Manifest) -> None:
+    engine.add(name, prompt, WRITTEN, load_params(1, manifest))
+    engine.core.abort_requests([name])
+    engine.run()
+
+
+def test_an_abort_before_the_pull_releases_the_source(reader: EngineProcess, writer: EngineProcess) -> None:
+    prompt = prompt_of(100)
+    writer.call(abort_before_pulling, "early", prompt, read(reader, "early", prompt))
+    until_nothing_is_held(reader)
+
+
+def too_much(engine: Engine, prompts: dict[str, list[int]]) -> list[str]:
+    """More than staging holds: what was saved, and the problems of the rest."""
+    answers = [engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()]
+    engine.run()
+    assert all(len(answer.tokens) == 1 for answer in answers)
+    return [str(answer.saved.problem) for answer in answers]
+
+
+def test_a_full_staging_is_told_and_the_answer_comes_all_the_same(model: Path) -> None:
+    options = Options(model, "small", core=0, handoff={"staging_mib": 1, "lease_s": 4.0})
+    with EngineProcess(options) as small:
+        prompts = {f"full-{i}": prompt_of(300) for i in range(5)}
+        problems = small.call(too_much, prompts)
+        assert problems.count("None") == 3
+        assert sum(problem.startswith("StagingFull: ") for problem in problems) == 2
+        until_nothing_is_held(small)  # by its leases, with an idle engine
+        assert small.call(too_much, {"later": prompt_of(300)}) == ["None"]
