@@ -1,7 +1,7 @@
 """Checkpoints with random weights and a byte-level tokenizer, made in a second.
 
-    tiny_qwen2(folder)   a model that loads at once and whose answers vary: for tests of behaviour
-    qwen2_80m(folder)    80 million parameters, enough to keep a core busy: for measurements
+tiny_qwen2(folder)   a model that loads at once and whose answers vary: for tests of behaviour
+qwen2_80m(folder)    80 million parameters, enough to keep a core busy: for measurements
 """
 
 from __future__ import annotations
@@ -18,15 +18,26 @@ CHAT_TEMPLATE = (
 )
 
 
-def tiny_qwen2(folder: Path, *, layers: int = 2, hidden: int = 128, vocabulary: int = 512, seed: int = 0) -> Path:
+def tiny_qwen2(
+    folder: Path, *, layers: int = 2, hidden: int = 128, vocabulary: int = 512, seed: int = 0
+) -> Path:
     """A Qwen2 model of float32 weights in `folder`, which is made. Returns it."""
-    return _qwen2(folder, layers=layers, hidden=hidden, intermediate=2 * hidden, vocabulary=vocabulary, seed=seed)
+    return _qwen2(
+        folder, layers=layers, hidden=hidden, intermediate=2 * hidden, vocabulary=vocabulary, seed=seed
+    )
 
 
 def qwen2_80m(folder: Path, *, seed: int = 0) -> Path:
     """A Qwen2 model of 80 M bfloat16 weights in `folder`, which is made. Returns it."""
     return _qwen2(
-        folder, layers=8, hidden=768, intermediate=2304, vocabulary=16_000, seed=seed, dtype="bfloat16", scale=0.5
+        folder,
+        layers=8,
+        hidden=768,
+        intermediate=2304,
+        vocabulary=16_000,
+        seed=seed,
+        dtype="bfloat16",
+        scale=0.5,
     )
 
 
@@ -123,9 +134,11 @@ def byte_tokenizer(folder: Path, vocabulary: int) -> None:
 
 
 def _byte_of(letter: str) -> int:
-    """The byte that byte-level tokenizers write as `letter`: printable ones as themselves, others from U+0100 on."""
+    """The byte written as `letter`: printable ones as themselves, the others from U+0100 on, in order."""
     code = ord(letter)
     if code < 256:
         return code
-    hidden = [byte for byte in range(256) if not (33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255)]
+    hidden = [
+        byte for byte in range(256) if not (33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255)
+    ]
     return hidden[code - 256]

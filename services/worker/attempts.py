@@ -1,4 +1,4 @@
-"""Which attempts run here, which were seen, and which left a handoff behind. Plain state; the loop's thread only.
+"""Which attempts run here, which were seen, which left a handoff. Plain state; the loop's thread only.
 
 Invariants: an attempt is live under exactly one internal id; a request has at most one live attempt; an
 attempt is begun only with an (epoch, phase) above every one seen of its request, so nothing of an older
@@ -74,7 +74,7 @@ class Attempts:
         if mark <= seen:
             raise RequestRefused(
                 Failed.CODE_STALE,
-                f"request {attempt.request_id}: epoch {attempt.epoch} comes after epoch {seen[0]} was seen here",
+                f"request {attempt.request_id}: epoch {attempt.epoch} is late, epoch {seen[0]} was seen here",
             )
         self._seen[attempt.request_id] = mark
         self._seen.move_to_end(attempt.request_id)

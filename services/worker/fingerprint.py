@@ -1,4 +1,4 @@
-"""Which model this is, told from its files: the same on every worker of a deployment, or they may not talk."""
+"""Which model this is, told from its files: the same on every worker of a deployment."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def model_fingerprint(model: str) -> str:
     if not folder.is_dir():
         digest.update(f"name:{model}".encode())
         return digest.hexdigest()
-    for path in sorted(
-        [*folder.glob("config.json"), *folder.glob("*.json.index"), *folder.glob("*.index.json")]
-    ):
+    for path in sorted([*folder.glob("config.json"), *folder.glob("*.index.json")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
         _weights(path, digest)

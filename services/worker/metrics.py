@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
@@ -106,7 +106,7 @@ class WorkerMetrics:
         self._pull.observe(loaded.costs.move_ms * _MS)
         self._total.observe(loaded.total_ms * _MS)
 
-    def on_pinned(self, handoffs: int, size: int) -> None:
-        """Saved handoffs that wait, and their bytes."""
-        self._pinned.set(handoffs)
-        self._pinned_bytes.set(size)
+    def ask_pinned(self, pinned: Callable[[], tuple[int, int]]) -> None:
+        """`pinned` tells the saved handoffs that wait, and their bytes; asked at a scrape, in its thread."""
+        self._pinned.set_function(lambda: pinned()[0])
+        self._pinned_bytes.set_function(lambda: pinned()[1])

@@ -9,8 +9,9 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -64,12 +65,12 @@ class Node:
             vllm_version=VLLM_VERSION,
         )
         self._stop = asyncio.Event()
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
         self._pinned = (0, 0)  # handoffs, bytes
 
-    async def run(self) -> int | None:
-        """Returns the status to leave with while a thread still computes; None when all threads ended.
+    async def run(self) -> int:
+        """Returns the status to leave with; the engine's thread may still be there, if it was loading.
 
         Raises StartError, PeerRefused, ConfigError, EngineFailed.
         """
@@ -89,7 +90,7 @@ class Node:
                 await session.close()
                 await server.stop(SERVER_GRACE_S)
 
-    async def _live(self, server: grpc.aio.Server, session: WorkerSession) -> int | None:
+    async def _live(self, server: grpc.aio.Server, session: WorkerSession) -> int:
         await asyncio.to_thread(self._preload)
         from baton.services.worker.dispatcher import Dispatcher
         from baton.services.worker.metrics import WorkerMetrics
@@ -101,7 +102,8 @@ class Node:
         dispatcher = self._dispatcher = Dispatcher(
             self._role, self._role.max_requests(self._settings), host, metrics
         )
-        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(self._identity, dispatcher), server)
+        servicer = WorkerServicer(self._identity, dispatcher)
+        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._set_health(_NOT_SERVING)
         await server.start()
@@ -117,22 +119,28 @@ class Node:
                 logger.info("told to end while the engine loaded")
                 return 0
             metrics.set_blocks(info.num_blocks)
+            metrics.ask_pinned(lambda: host.staged(STAGED_TIMEOUT_S))
             dispatcher.open(info)
             self._identity.capacity.CopyFrom(self._capacity(info, host.compatibility_hash))
             await session.ready(self._identity.capacity)
             await self._set_health(_SERVING)
             logger.info("ready on %s: %d KV blocks of %d tokens", *self._shape(info))
-            watching = asyncio.create_task(self._watch_pinned(host, metrics))
+            watching = asyncio.create_task(self._watch_pinned(host))
             stack.callback(watching.cancel)
             await self._serve(session, dispatcher, host)
-        return None if await asyncio.to_thread(host.stop) else 1
+        return 0 if await asyncio.to_thread(host.stop) else 1
+
+    def _serve_metrics(self, stack: contextlib.AsyncExitStack, metrics: WorkerMetrics, port: int) -> None:
+        port = stack.enter_context(metrics.serving(self._listen_host, port))
+        logger.info("metrics on http://%s:%d/metrics", self._listen_host, port)
 
     # Serving and draining.
 
     async def _serve(self, session: WorkerSession, dispatcher: Dispatcher, host: EngineHost) -> None:
         """Until told to end; then drain. Raises EngineFailed."""
-        told = [asyncio.create_task(self._stop.wait()), asyncio.create_task(session.draining.wait())]
-        await asyncio.wait([*told, dispatcher.failed], return_when=asyncio.FIRST_COMPLETED)
+        told = [asyncio.create_task(event.wait()) for event in (self._stop, session.draining)]
+        waited: list[asyncio.Future[Any]] = [*told, dispatcher.failed]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         for task in told:
             task.cancel()
         if not dispatcher.failed.done():
@@ -160,13 +168,12 @@ class Node:
 
     async def _flush(self, dispatcher: Dispatcher) -> None:
         deadline = time.monotonic() + FLUSH_S
-        while not dispatcher.flushed and time.monotonic() < deadline:
+        while not dispatcher.flushed and time.monotonic() < deadline:  # noqa: ASYNC110 (sessions have no event)
             await asyncio.sleep(POLL_S)
 
-    async def _watch_pinned(self, host: EngineHost, metrics: WorkerMetrics) -> None:
+    async def _watch_pinned(self, host: EngineHost) -> None:
         while True:
             self._pinned = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
-            metrics.on_pinned(*self._pinned)
             await asyncio.sleep(PINNED_EVERY_S)
 
     # Starting.

@@ -15,10 +15,11 @@ kills V1's engine (`torch.Generator` of the CPU has no offset to rewind). Its ge
 steps whose sample is thrown away, which is what the rewinding is for.
 
 Leans on: vllm.v1.core.sched.output.NewRequestData.from_request (called without prefill_token_ids by V1
-alone), vllm.v1.worker.gpu_input_batch.CachedRequestState (`__post_init__`, fields), vllm.v1.structured_output.
-StructuredOutputManager (`_create_grammar`, `_get_constraint_bounds`), vllm.v1.worker.gpu_model_runner.
-GPUModelRunner.sample_tokens, its input_batch.generators and discard_request_mask; CPU seeds drawn one
-`torch.randint(0, 2**31)` a token (TopKTopPSampler.forward_cpu), elsewhere one exponential a vocabulary entry.
+alone); vllm.v1.worker.gpu_input_batch.CachedRequestState (`__post_init__`, fields);
+vllm.v1.structured_output.StructuredOutputManager (`_create_grammar`, `_get_constraint_bounds`);
+vllm.v1.worker.gpu_model_runner.GPUModelRunner.sample_tokens, its input_batch.generators and
+discard_request_mask; a seed on CPU draws one `torch.randint(0, 2**31)` a token
+(TopKTopPSampler.forward_cpu), elsewhere one exponential a vocabulary entry.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One vLLM EngineCore from our settings: its configuration, its place on the machine, what it turned out to be.
+"""One vLLM EngineCore from our settings: its configuration, its place on the machine, what it became.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.create_engine_config, vllm.config.KVTransferConfig,
-vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor; scheduler, request_block_hasher),
+vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor),
 vllm.platforms.current_platform.is_cpu; on CPU the variable VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
 rank in this process) and that threads of OpenMP inherit the affinity of the thread that starts them.
 """
@@ -21,7 +21,7 @@ CONNECTOR = "BatonConnector"
 CONNECTOR_MODULE = "baton.handoff.vllm_connector"
 CPU_BLOCK_SIZE = 32  # tokens; the CPU kernels want a multiple of it, and vLLM's own 128 wastes short prompts
 CPU_KV_CACHE_GIB = 1.0
-# Of the NUMA node's memory, checked even though kv_cache_memory_bytes decides: low, so that several workers fit.
+# Of the NUMA node's memory; checked though kv_cache_memory_bytes decides. Low, so that several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
 
@@ -57,7 +57,7 @@ def parse_cores(cpu: str) -> list[int]:
 
 
 def build_config(settings: Settings, worker_id: str, fingerprint: str) -> Any:
-    """The VllmConfig of this worker. Raises ConfigError for arguments that we refuse, else what vLLM raises."""
+    """The VllmConfig of this worker. Raises ConfigError for what we refuse, else what vLLM raises."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -116,7 +116,7 @@ def build_engine(settings: Settings, worker_id: str, fingerprint: str) -> Any:
         raise StartError(f"the engine could not load {settings.engine.model!r}: {_reason(error)}") from error
     if not vllm_continuation.installed():
         raise StartError(
-            "vLLM did not load Baton's plug-in: install the package (pip install -e .), or add 'baton' to VLLM_PLUGINS"
+            "vLLM did not load Baton's plug-in: pip install the package, and name it in VLLM_PLUGINS if set"
         )
     return engine
 

@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass
 class Prepared:
-    """A request as the engine gets it. `max_tokens` is the client's; the request's own may be cut to one more."""
+    """A request as the engine gets it. `max_tokens` is the client's; the request's own may be cut."""
 
     request: Request
     max_tokens: int
@@ -124,7 +124,7 @@ def _check(core: EngineCoreRequest, written: Sequence[int], limits: Limits) -> N
             f"the answer is complete: {len(written)} tokens are written, max_tokens is "
             f"{core.sampling_params.max_tokens}"
         )
-    highest = max(max(core.prompt_token_ids), max(written, default=0))
+    highest = max(*core.prompt_token_ids, *written, 0)
     if highest >= limits.vocabulary:
         raise _invalid(f"token id {highest} is outside the model's vocabulary of {limits.vocabulary}")
 

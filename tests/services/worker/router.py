@@ -1,0 +1,189 @@
+"""The router's side of a worker's stream, for tests: starts phases, gathers what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+from baton.protos import worker_pb2 as pb
+from baton.protos import worker_pb2_grpc as rpc
+from baton.protos.handoff_pb2 import Manifest
+from baton.rpc import aio_channel
+
+with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
+    warnings.simplefilter("ignore")
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+    from vllm.v1.engine import EngineCoreRequest, FinishReason
+
+    from baton.services import vllm_wire
+
+DEADLINE_S = 20.0
+PREFILL, DECODE = pb.PHASE_PREFILL, pb.PHASE_DECODE
+
+
+def request(request_id: str, prompt: Sequence[int], **params: Any) -> EngineCoreRequest:
+    """As the front end makes it: greedy and without end of sequence unless `params` say otherwise."""
+    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **params})
+    if sampling.structured_outputs is not None:
+        sampling.structured_outputs._backend = "xgrammar"
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        mm_features=None,
+        sampling_params=sampling,
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Different from its first block on for different seeds."""
+    return [(seed * 31 + number * 7 + number * number // 3) % 250 for number in range(length)]
+
+
+@dataclass
+class Got:
+    """What became of one phase."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, float]] = field(default_factory=list)  # one a token
+    prompt_logprobs: int = 0  # rows
+    finish: FinishReason | None = None
+    stop_reason: int | str | None = None
+    saved: pb.Saved | None = None
+    admitted: pb.Admitted | None = None
+    failed: pb.Failed | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.finish is not None or self.saved is not None or self.failed is not None
+
+
+class Stream:
+    """One router's stream to one worker."""
+
+    def __init__(self, stub: rpc.WorkerStub) -> None:
+        self._call = stub.Run()
+        self._got: dict[str, Got] = {}
+
+    async def start(
+        self,
+        core: EngineCoreRequest,
+        phase: int,
+        *,
+        epoch: int = 1,
+        written: Iterable[int] = (),
+        manifest: Manifest | None = None,
+    ) -> None:
+        self._got[core.request_id] = Got()
+        start = pb.Start(
+            request_id=core.request_id,
+            epoch=epoch,
+            phase=phase,  # type: ignore[arg-type]
+            engine_request=vllm_wire.encode_request(core),
+            output_token_ids=written,
+            manifest=manifest,
+        )
+        await self.send(pb.RunRequest(start=start))
+
+    async def send(self, message: pb.RunRequest) -> None:
+        await asyncio.wait_for(self._call.write(message), DEADLINE_S)
+
+    async def abort(self, *request_ids: str) -> None:
+        await self.send(pb.RunRequest(abort=pb.Abort(request_ids=request_ids)))
+
+    async def end(self, request_id: str) -> Got:
+        """Read until this phase is over."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self._got[request_id].over:
+                await self._read()
+        return self._got[request_id]
+
+    async def some(self, request_id: str, tokens: int) -> Got:
+        """Read until it wrote so many."""
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self._got[request_id].tokens) < tokens:
+                await self._read()
+        return self._got[request_id]
+
+    async def run(self, core: EngineCoreRequest, phase: int, **how: Any) -> Got:
+        await self.start(core, phase, **how)
+        return await self.end(core.request_id)
+
+    async def run_raw(self, start: pb.Start) -> Got:
+        self._got[start.request_id] = Got()
+        await self.send(pb.RunRequest(start=start))
+        return await self.end(start.request_id)
+
+    async def status(self) -> grpc.StatusCode:
+        """How the worker ended the stream."""
+        async with asyncio.timeout(DEADLINE_S):
+            return await self._call.code()
+
+    def close(self) -> None:
+        self._call.cancel()
+
+    async def _read(self) -> None:
+        reply = await self._call.read()
+        assert reply is not grpc.aio.EOF, "the worker ended the stream"
+        for saved in reply.saved:
+            self._of(saved.request_id).saved = saved
+        for admitted in reply.admitted:
+            self._of(admitted.request_id).admitted = admitted
+        for failed in reply.failed:
+            self._of(failed.request_id).failed = failed
+        if reply.engine_outputs:
+            for output in vllm_wire.decode_outputs(reply.engine_outputs).outputs:
+                _gather(self._of(output.request_id), output)
+
+    def _of(self, request_id: str) -> Got:
+        return self._got.setdefault(request_id, Got())
+
+
+def _gather(got: Got, output: Any) -> None:
+    assert got.finish is None, "an output after the last one"
+    assert output.kv_transfer_params is None
+    got.tokens += output.new_token_ids
+    got.finish, got.stop_reason = output.finish_reason, output.stop_reason
+    if output.new_logprobs is not None:
+        for ids, values in zip(
+            output.new_logprobs.logprob_token_ids, output.new_logprobs.logprobs, strict=True
+        ):
+            got.logprobs.append(dict(zip(ids.tolist(), values.tolist(), strict=True)))
+    if output.new_prompt_logprobs_tensors is not None:
+        got.prompt_logprobs += len(output.new_prompt_logprobs_tensors.logprobs)
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[Stream]:
+    """A stream to the worker at `address`."""
+    async with aio_channel(address) as channel:
+        stream = Stream(rpc.WorkerStub(channel))
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+
+async def hello(address: str, model: str = "tiny", vllm_version: str = "0.32.0") -> pb.HelloReply:
+    async with aio_channel(address) as channel:
+        stub = rpc.WorkerStub(channel)
+        return await stub.Hello(
+            pb.HelloRequest(router_id="test", model=model, vllm_version=vllm_version), timeout=DEADLINE_S
+        )
+
+
+__all__ = [
+    "DECODE", "PREFILL", "EngineCoreRequest", "FinishReason", "Got", "Stream", "StructuredOutputsParams",
+    "connected", "hello", "prompt", "request",
+]  # fmt: skip

@@ -1,0 +1,71 @@
+"""Epochs are fenced, handoffs forgotten with their lease, memory bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.protos import worker_pb2 as pb
+from baton.protos.handoff_pb2 import Manifest
+from baton.services.worker import attempts
+from baton.services.worker.attempts import Attempt, Attempts
+from baton.services.worker.errors import RequestRefused
+
+
+def attempt(name: str, epoch: int, phase: int = pb.PHASE_DECODE, session: int = 1) -> Attempt:
+    return Attempt(name, epoch, phase, session, loads=False)  # type: ignore[arg-type]
+
+
+def test_prefill_and_decode_of_one_epoch_may_both_run_here() -> None:
+    table = Attempts()
+    assert table.begin(attempt("a", 1, pb.PHASE_PREFILL)) is None
+    table.end(table.live("a#1") or attempt("?", 0))
+    assert table.begin(attempt("a", 1, pb.PHASE_DECODE)) is None
+    with pytest.raises(RequestRefused) as refused:
+        table.begin(attempt("a", 1, pb.PHASE_PREFILL))
+    assert refused.value.code == pb.Failed.CODE_STALE
+
+
+def test_a_later_epoch_replaces_a_live_one() -> None:
+    table = Attempts()
+    first, second = attempt("a", 1), attempt("a", 2)
+    table.begin(first)
+    assert table.begin(second) is first
+    assert table.live("a#1") is None
+    assert table.live("a#2") is second
+    table.end(first)  # late
+    assert table.of_request("a") is second
+    assert len(table) == 1
+
+
+def test_a_refused_attempt_leaves_no_trace() -> None:
+    table = Attempts()
+    live = attempt("a", 5)
+    table.begin(live)
+    with pytest.raises(RequestRefused):
+        table.begin(attempt("a", 5))
+    assert table.of_request("a") is live
+
+
+def test_what_was_seen_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "SEEN_LIMIT", 2)
+    table = Attempts()
+    for name in ("a", "b", "a", "c"):  # b is the oldest when c comes
+        one = attempt(name, 2 if name == "a" and table.of_request("a") else 1)
+        table.begin(one)
+    with pytest.raises(RequestRefused):
+        table.begin(attempt("a", 2))
+    table.begin(attempt("b", 1))
+
+
+def test_a_handoff_is_forgotten_with_its_lease() -> None:
+    table = Attempts()
+    for name, lease_s in (("over", 0.0), ("held", 60.0)):
+        one = attempt(name, 1, pb.PHASE_PREFILL)
+        table.begin(one)
+        table.saved(one, Manifest(request_id=name, epoch=1, lease_s=lease_s))
+        table.end(one)
+    table.forget_expired()
+    assert table.take_saved("over") is None
+    assert table.saved_epoch("held") == 1
+    assert [saved.epoch for saved in table.take_saved_of_session(1)] == [1]
+    assert table.take_saved("held") is None

@@ -1,0 +1,145 @@
+"""A request that moved goes on as if it had not: all kinds of sampling, after 1, 2, 7 tokens, by handoff."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.services.worker.fleet import Worker
+from tests.services.worker.router import (
+    DECODE,
+    PREFILL,
+    EngineCoreRequest,
+    FinishReason,
+    Got,
+    StructuredOutputsParams,
+    connected,
+    prompt,
+    request,
+)
+
+SCHEMA = json.dumps(
+    {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
+     "required": ["name", "age"], "additionalProperties": False}
+)  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "logprobs": {"logprobs": 4},
+    "frequency_penalty": {"frequency_penalty": 1.7},
+    "presence_penalty": {"presence_penalty": 1.9},
+    "repetition_penalty": {"repetition_penalty": 1.6},
+    "min_tokens": {"min_tokens": 12, "stop_token_ids": list(range(0, 512, 3)), "ignore_eos": False},
+    "max_tokens": {"max_tokens": 9},
+    "seed": {"temperature": 1.0, "seed": 17, "logprobs": 2},
+    "seed, top-p, top-k": {"temperature": 0.9, "seed": 5, "top_p": 0.9, "top_k": 60},
+    "seed and penalties": {"temperature": 1.2, "seed": 3, "frequency_penalty": 0.8},
+    "regex": {"structured_outputs": StructuredOutputsParams(regex=r"(ab|cd|[0-9]){30}")},
+    "json": {
+        "structured_outputs": StructuredOutputsParams(json=SCHEMA),
+        "max_tokens": 40,
+        "ignore_eos": False,
+    },
+    "logit_bias": {"logit_bias": {65: 4.0, 66: 4.5, 67: -100.0}},
+    "prompt_logprobs": {"prompt_logprobs": 2},
+}
+
+
+def params(kind: str, vocabulary: int = 512) -> dict[str, Any]:
+    """Fresh, as a request changes its own."""
+    found = dict(KINDS[kind])
+    if "structured_outputs" in found:
+        given = found["structured_outputs"]
+        found["structured_outputs"] = StructuredOutputsParams(regex=given.regex, json=given.json)
+    return found
+
+
+async def uninterrupted(worker: Worker, name: str, tokens: list[int], kind: str) -> Got:
+    async with connected(worker.address) as stream:
+        return await stream.run(request(name, tokens, **params(kind)), DECODE)
+
+
+def same(whole: Got, first: int, rest: Got) -> None:
+    assert rest.failed is None
+    assert whole.tokens[first:] == rest.tokens
+    assert (whole.finish, whole.stop_reason) == (rest.finish, rest.stop_reason)
+    assert len(whole.logprobs[first:]) == len(rest.logprobs)
+    for ours, theirs in zip(whole.logprobs[first:], rest.logprobs, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_goes_on_after_n_tokens(mixed: Worker, kind: str) -> None:
+    tokens = prompt(70, seed=list(KINDS).index(kind))
+    whole = await uninterrupted(mixed, f"whole {kind}", tokens, kind)
+    assert len(whole.tokens) > 7, "too short to be interrupted"
+    async with connected(mixed.address) as stream:
+        for n in (1, 2, 7):
+            name = f"after {n} {kind}"
+            rest = await stream.run(request(name, tokens, **params(kind)), DECODE, written=whole.tokens[:n])
+            same(whole, n, rest)
+            assert rest.prompt_logprobs == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_goes_on_after_a_handoff(prefill: Worker, mixed: Worker, kind: str) -> None:
+    tokens = prompt(
+        300, seed=100 + list(KINDS).index(kind)
+    )  # read in two steps: max_num_batched_tokens is 256
+    name = f"handed over {kind}"
+    core = request(name, tokens, **params(kind))
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        begun = await source.run(core, PREFILL)
+        assert begun.saved is not None
+        assert begun.saved.HasField("manifest"), begun.saved.problem
+        assert (len(begun.tokens), begun.finish) == (1, None)
+        assert begun.prompt_logprobs == (299 if kind == "prompt_logprobs" else 0)
+        rest = await target.run(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+    whole = await uninterrupted(mixed, f"aggregated {kind}", tokens, kind)
+    assert begun.tokens == whole.tokens[:1]
+    same(whole, 1, rest)
+    assert rest.admitted is not None
+    assert rest.admitted.blocks_pulled == 10
+    assert rest.prompt_logprobs == 0
+
+
+async def test_bad_words_across_the_boundary(mixed: Worker) -> None:
+    tokens = prompt(60, seed=60)
+    free = await uninterrupted(mixed, "free", tokens, "greedy")
+    banned = [free.tokens[n : n + 2] for n in (0, 1, 6)]
+
+    def core(name: str) -> EngineCoreRequest:
+        made = request(name, tokens, bad_words=["set below"])
+        made.sampling_params._bad_words_token_ids = banned  # what the front end's tokenizer makes of them
+        return made
+
+    async with connected(mixed.address) as stream:
+        whole = await stream.run(core("banned"), DECODE)
+        assert whole.tokens[0] == free.tokens[0]
+        assert whole.tokens[1] != free.tokens[1]
+        for n in (1, 2, 7):
+            same(whole, n, await stream.run(core(f"banned after {n}"), DECODE, written=whole.tokens[:n]))
+
+
+async def test_a_second_prefill_goes_on_from_what_is_written(prefill: Worker, mixed: Worker) -> None:
+    tokens = prompt(90, seed=50)
+    whole = await uninterrupted(mixed, "never lost", tokens, "seed and penalties")
+    core = request("lost its decode worker", tokens, **params("seed and penalties"))
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        begun = await source.run(core, PREFILL, epoch=3, written=whole.tokens[:5])
+        assert begun.tokens == whole.tokens[5:6]
+        assert begun.saved is not None
+        rest = await target.run(
+            core, DECODE, epoch=3, written=whole.tokens[:6], manifest=begun.saved.manifest
+        )
+    same(whole, 6, rest)
+
+
+async def test_a_grammar_that_rejects_what_is_written_ends_its_request_alone(mixed: Worker) -> None:
+    core = request("rejected", prompt(40), structured_outputs=StructuredOutputsParams(regex="[a-z]{20}"))
+    async with connected(mixed.address) as stream:
+        got = await stream.run(core, DECODE, written=[ord("7")])
+        assert got.finish == FinishReason.ERROR
+        fine = await stream.run(request("beside it", prompt(40), max_tokens=3), DECODE)
+    assert len(fine.tokens) == 3

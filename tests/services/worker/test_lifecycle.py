@@ -1,0 +1,163 @@
+"""How a worker starts, refuses to, drains and dies."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+from baton.protos import scheduler_pb2
+from baton.protos import worker_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from tests.services.worker.fleet import Fleet, Worker
+from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
+from tests.support import eventually, free_port
+
+
+async def registered(fleet: Fleet) -> dict[str, scheduler_pb2.WorkerStatus]:
+    async with SchedulerClient(fleet.scheduler) as client:
+        description = await client.describe()
+    return {status.identity.worker_id: status for status in description.workers}
+
+
+async def test_a_ready_worker_is_registered_with_what_it_can_do(workers: Fleet, mixed: Worker) -> None:
+    status = (await registered(workers))[mixed.name]
+    assert status.state == scheduler_pb2.WORKER_STATE_READY
+    assert status.identity.role == scheduler_pb2.ROLE_MIXED
+    assert (status.identity.capacity.num_blocks, status.identity.capacity.max_model_len) == (4096, 1024)
+    assert len(status.identity.model_fingerprint) == 64
+
+
+async def test_it_reports_its_load(workers: Fleet, mixed: Worker) -> None:
+    async with connected(mixed.address) as stream:
+        await stream.start(request("loads", prompt(20), max_tokens=900), DECODE)
+        await stream.some("loads", 1)
+        async with asyncio.timeout(10):
+            while (await registered(workers))[mixed.name].load.running != 1:
+                await stream.some("loads", 1)
+        await stream.abort("loads")
+
+
+async def test_a_worker_has_no_child_process(mixed: Worker) -> None:
+    assert psutil.Process(mixed.pid).children(recursive=True) == []
+
+
+async def test_a_drain_finishes_what_runs_and_waits_for_handoffs(workers: Fleet, mixed: Worker) -> None:
+    worker = workers.started("mixed")
+    handed = request("handed over while it drains", prompt(100, seed=20))
+    async with connected(worker.address) as source, connected(mixed.address) as target:
+        begun = await source.run(handed, PREFILL)
+        assert begun.saved is not None
+        await source.start(request("finishes", prompt(30), max_tokens=300), DECODE)
+        await source.some("finishes", 1)
+        worker.signal(signal.SIGTERM)
+        assert len((await source.end("finishes")).tokens) == 300
+        status = (await registered(workers))[worker.name]
+        assert status.state == scheduler_pb2.WORKER_STATE_DRAINING
+        assert worker.exitcode is None  # the handoff is not pulled yet
+        rest = await target.run(handed, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+        assert len(begun.tokens + rest.tokens) == 24
+    assert worker.ended() == 0
+    assert worker.name not in await registered(workers)
+
+
+async def test_an_operator_can_drain_it(workers: Fleet) -> None:
+    worker = workers.started("decode")
+    async with SchedulerClient(workers.scheduler) as client:
+        assert (await client.drain(worker.name)).problem == ""
+    assert worker.ended() == 0
+    assert worker.name not in await registered(workers)
+
+
+async def test_a_drain_that_takes_too_long_hands_requests_back(workers: Fleet) -> None:
+    worker = workers.started("decode", worker={"drain_timeout_s": 0.3})
+    async with connected(worker.address) as stream:
+        await stream.start(request("long", prompt(30), max_tokens=900), DECODE)
+        await stream.some("long", 1)
+        worker.signal(signal.SIGTERM)
+        got = await stream.end("long")
+        assert got.failed is not None
+        assert got.failed.code == pb.Failed.CODE_DRAINING
+        assert worker.ended() == 0
+
+
+async def test_a_second_signal_ends_it_at_once(workers: Fleet) -> None:
+    worker = workers.started("decode")
+    async with connected(worker.address) as stream:
+        await stream.start(request("endless", prompt(30), max_tokens=900), DECODE)
+        await stream.some("endless", 1)
+        worker.signal(signal.SIGTERM)
+        eventually(lambda: not worker.serving(), 10, "it drains")
+        worker.signal(signal.SIGINT)
+        assert worker.ended(5) == 128 + signal.SIGINT
+
+
+async def test_killed_it_leaves_nothing(workers: Fleet) -> None:
+    worker = workers.start("mixed")  # in the middle of its start, when children are likely
+    eventually(lambda: "loading" in worker.text, 30, "it loads")
+    family = psutil.Process(worker.pid).children(recursive=True)
+    worker.signal(signal.SIGKILL)
+    assert worker.ended() == -signal.SIGKILL
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+
+
+async def test_told_to_end_while_it_loads(workers: Fleet) -> None:
+    worker = workers.start("mixed")
+    eventually(lambda: "loading" in worker.text, 30, "it loads")
+    worker.signal(signal.SIGTERM)
+    assert worker.ended() == 0
+    assert worker.name not in await registered(workers)
+
+
+async def test_a_broken_engine_fails_its_requests_and_ends_the_process(workers: Fleet) -> None:
+    worker = workers.started("decode")
+    async with connected(worker.address) as stream:
+        await stream.start(request("innocent", prompt(30), max_tokens=900), DECODE)
+        await stream.some("innocent", 1)
+        # What the front end would have refused: the sampler indexes its logits with it.
+        await stream.start(request("poison", prompt(30), allowed_token_ids=[10**6]), DECODE)
+        for name in ("innocent", "poison"):
+            got = await stream.end(name)
+            assert got.failed is not None
+            assert got.failed.code == pb.Failed.CODE_ENGINE
+    assert worker.ended() == 1
+    assert "the engine failed" in worker.error
+
+
+def test_another_model_is_refused_in_seconds(workers: Fleet, mixed: Worker, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(workers.model, other)
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (other / "model.safetensors").write_bytes(weights)
+    began = time.monotonic()
+    worker = workers.start("decode", engine={"model": str(other)})
+    assert worker.ended() == 1
+    assert time.monotonic() - began < 5
+    assert "fingerprint" in worker.error
+    assert mixed.name in worker.error
+
+
+def test_a_scheduler_that_is_away_is_an_error_in_time(workers: Fleet) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    worker = workers.start("decode", scheduler={"address": address}, worker={"scheduler_wait_s": 1})
+    assert worker.ended(15) == 1
+    assert address in worker.error
+
+
+def test_a_taken_port_is_an_error(workers: Fleet, mixed: Worker) -> None:
+    worker = workers.start("decode", worker={"listen": mixed.address})
+    assert worker.ended() == 1
+    assert "worker.listen" in worker.error
+    assert mixed.address in worker.error
+
+
+def test_wildcard_addresses_must_be_advertised(workers: Fleet) -> None:
+    worker = workers.start("decode", worker={"listen": f"0.0.0.0:{free_port()}"})
+    assert worker.ended() == 1
+    assert "worker.advertise" in worker.error

@@ -1,0 +1,56 @@
+"""One line a record, for people or for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from baton.services.worker import logs
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    root, own = logging.getLogger(), logging.getLogger(logs.LOGGER)
+    kept = (list(root.handlers), root.level, own.level)
+    yield
+    root.handlers[:], root.level = kept[0], kept[1]
+    own.setLevel(kept[2])
+
+
+def test_json_has_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json", "prefill-0").info("saved %d", 3, extra={"request": "r1"})
+    line = json.loads(capsys.readouterr().err)
+    assert (line["worker"], line["level"], line["message"]) == ("prefill-0", "info", "saved 3")
+    assert line["request"] == "r1"
+
+
+def test_json_keeps_a_traceback_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logs.configure("json", "w")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        logger.exception("broke")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "ValueError" in json.loads(lines[0])["exception"]
+
+
+def test_text_names_the_worker_and_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("text", "decode-1").info("ready", extra={"blocks": 7})
+    text = capsys.readouterr().err
+    assert "INFO [decode-1] baton: ready blocks=7" in text
+
+
+def test_vllm_speaks_from_warning_on(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("text", "w")
+    logging.getLogger("vllm.engine").info("chatter")
+    logging.getLogger("vllm.engine").warning("careful")
+    text = capsys.readouterr().err
+    assert "chatter" not in text
+    assert text.count("careful") == 1

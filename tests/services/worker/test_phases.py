@@ -1,0 +1,145 @@
+"""Prefill here, decode there: what is told of the handoff, and what ends without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.protos import worker_pb2 as pb
+from tests.services.worker.fleet import Worker
+from tests.services.worker.router import (
+    DECODE,
+    PREFILL,
+    EngineCoreRequest,
+    FinishReason,
+    connected,
+    prompt,
+    request,
+)
+from tests.support import eventually
+
+PINNED = "baton_worker_handoffs_pinned"
+
+
+def nothing_pinned(worker: Worker) -> None:
+    eventually(lambda: worker.figure(PINNED) == 0, 10, "nothing is pinned")
+
+
+async def test_many_at_once_equal_one_engine(prefill: Worker, mixed: Worker) -> None:
+    cores = [request(f"many {n}", prompt(40 + 23 * n, seed=200 + n), max_tokens=10 + n) for n in range(12)]
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        for core in cores:
+            await source.start(core, PREFILL)
+        begun = [await source.end(core.request_id) for core in cores]
+        for core, one in zip(cores, begun, strict=True):
+            assert one.saved is not None
+            await target.start(core, DECODE, written=one.tokens, manifest=one.saved.manifest)
+        rests = [await target.end(core.request_id) for core in cores]
+        for core, one, rest in zip(cores, begun, rests, strict=True):
+            core.request_id = f"whole {core.request_id}"
+            whole = await target.run(core, DECODE)
+            assert one.tokens + rest.tokens == whole.tokens
+            assert rest.finish == FinishReason.LENGTH
+    nothing_pinned(prefill)  # each was released when it was pulled
+
+
+async def test_max_tokens_of_one_ends_at_the_prefill(prefill: Worker) -> None:
+    async with connected(prefill.address) as stream:
+        got = await stream.run(request("one token", prompt(50), max_tokens=1), PREFILL)
+    assert (len(got.tokens), got.finish, got.saved) == (1, FinishReason.LENGTH, None)
+    nothing_pinned(prefill)
+
+
+async def test_a_stop_at_the_first_token_ends_at_the_prefill(prefill: Worker, mixed: Worker) -> None:
+    tokens = prompt(64, seed=7)  # whole blocks
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        whole = await target.run(request("where it stops", tokens, max_tokens=1), DECODE)
+        core = request("stops", tokens, stop_token_ids=whole.tokens)
+        got = await source.run(core, PREFILL)
+    assert (got.tokens, got.finish, got.stop_reason) == (whole.tokens, FinishReason.STOP, whole.tokens[0])
+    assert got.saved is None
+    nothing_pinned(prefill)
+
+
+async def test_min_tokens_is_not_met_by_the_cut(prefill: Worker) -> None:
+    async with connected(prefill.address) as stream:
+        got = await stream.run(request("at least 5", prompt(50, seed=8), min_tokens=5), PREFILL)
+    assert got.finish is None
+    assert got.saved is not None
+
+
+async def test_a_client_cannot_steer_transfers(mixed: Worker) -> None:
+    extra = {
+        "kv_transfer_params": {"baton": "save", "epoch": 1, "do_remote_decode": True},
+        "ec_transfer_params": {"x": 1},
+        "baton_written": 3,
+        "baton_vocabulary": 1,
+        "harmless": "kept",
+    }
+    plain = request("no extras", prompt(48, seed=9))
+    core = request("with extras", prompt(48, seed=9), extra_args=extra)
+    async with connected(mixed.address) as stream:
+        whole = await stream.run(plain, DECODE)
+        got = await stream.run(core, DECODE)
+    assert (got.tokens, got.saved, got.admitted) == (whole.tokens, None, None)
+    nothing_pinned(mixed)
+
+
+async def test_a_prefix_that_is_here_is_not_pulled(prefill: Worker, mixed: Worker) -> None:
+    tokens = prompt(200, seed=10)
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        whole = await target.run(request("first", tokens), DECODE)
+        core = request("second", tokens)
+        begun = await source.run(core, PREFILL)
+        assert begun.saved is not None
+        rest = await target.run(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+    assert begun.tokens + rest.tokens == whole.tokens
+    assert rest.admitted is not None
+    assert rest.admitted.blocks_pulled == 1  # of 7: the last one, which is not full
+
+
+async def test_what_was_released_fails_by_name(prefill: Worker, mixed: Worker) -> None:
+    core = request("released", prompt(100, seed=11))
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        begun = await source.run(core, PREFILL)
+        assert begun.saved is not None
+        await source.abort("released")
+        nothing_pinned(prefill)
+        failed = await target.run(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+        assert failed.failed is not None
+        assert failed.failed.code == pb.Failed.CODE_HANDOFF
+        assert "released" in failed.failed.message
+        assert failed.finish is None
+        # The next attempt computes here.
+        rest = await target.run(core, DECODE, epoch=2, written=begun.tokens)
+        whole = await target.run(request("never released", prompt(100, seed=11)), DECODE)
+    assert begun.tokens + rest.tokens == whole.tokens
+
+
+async def test_another_requests_kv_is_refused(prefill: Worker, mixed: Worker) -> None:
+    mine, other = request("mine", prompt(80, seed=12)), request("other", prompt(80, seed=13))
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        await source.start(mine, PREFILL)
+        await source.start(other, PREFILL)
+        await source.end("mine")
+        manifest = (await source.end("other")).saved
+        assert manifest is not None
+        got = await target.run(mine, DECODE, written=[1], manifest=manifest.manifest)
+        assert got.failed is not None
+        assert got.failed.code == pb.Failed.CODE_HANDOFF
+        assert "WrongRequest" in got.failed.message
+        await source.abort("mine", "other")
+    nothing_pinned(prefill)
+
+
+async def test_seeded_prompts_read_in_steps_do_not_kill_the_engine(mixed: Worker) -> None:
+    """On CPU, vLLM alone dies of this one."""
+
+    def core(name: str, n: int, **params: Any) -> EngineCoreRequest:
+        return request(f"{name} {n}", prompt(600, seed=300 + n), temperature=1.0, seed=n, **params)
+
+    async with connected(mixed.address) as stream:
+        alone = [await stream.run(core("alone", n), DECODE) for n in range(3)]
+        for n in range(3):
+            await stream.start(core("together", n, skip_reading_prefix_cache=True), DECODE)
+        together = [await stream.end(f"together {n}") for n in range(3)]
+    assert [got.tokens for got in together] == [got.tokens for got in alone]

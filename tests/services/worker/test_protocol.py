@@ -1,0 +1,122 @@
+"""The worker's stream: epochs, aborts, refusals, a router that goes away."""
+
+from __future__ import annotations
+
+from baton.protos import worker_pb2 as pb
+from tests.services.worker.fleet import Fleet, Worker
+from tests.services.worker.router import DECODE, PREFILL, Got, connected, hello, prompt, request
+from tests.support import eventually
+
+LONG = {"max_tokens": 900}
+RUNNING = "baton_worker_requests_running"
+
+
+def refused(got: Got, code: int) -> str:
+    assert got.failed is not None
+    assert got.failed.code == code
+    assert (got.tokens, got.finish, got.saved) == ([], None, None)
+    return got.failed.message
+
+
+async def test_hello_tells_who_it_is(mixed: Worker) -> None:
+    reply = await hello(mixed.address)
+    assert reply.refusal == ""
+    identity = reply.identity
+    assert (identity.worker_id, identity.address, identity.model) == (mixed.name, mixed.address, "tiny")
+    assert identity.capacity.block_size == 32
+    assert identity.capacity.num_blocks == 4096
+    assert list(identity.capacity.transports) == ["shm", "grpc"]
+    assert identity.capacity.lookahead_tokens == 1
+    assert len(identity.capacity.compatibility_hash) >= 32
+
+
+async def test_hello_refuses_what_does_not_fit_and_names_both_sides(mixed: Worker) -> None:
+    other_model = (await hello(mixed.address, model="other")).refusal
+    assert "'other'" in other_model
+    assert "'tiny'" in other_model
+    other_vllm = (await hello(mixed.address, vllm_version="0.9.1")).refusal
+    assert "0.9.1" in other_vllm
+    assert "0.32.0" in other_vllm
+
+
+async def test_an_attempt_with_a_known_epoch_is_stale(mixed: Worker) -> None:
+    async with connected(mixed.address) as stream:
+        assert (
+            await stream.run(request("again", prompt(20), max_tokens=2), DECODE, epoch=2)
+        ).finish is not None
+        for epoch in (1, 2):
+            got = await stream.run(request("again", prompt(20), max_tokens=2), DECODE, epoch=epoch)
+            assert "epoch 2" in refused(got, pb.Failed.CODE_STALE)
+        assert (
+            await stream.run(request("again", prompt(20), max_tokens=2), DECODE, epoch=3)
+        ).finish is not None
+
+
+async def test_a_later_epoch_ends_the_earlier_one(mixed: Worker) -> None:
+    """On the same worker, while the first attempt runs: only the second one's tokens leave."""
+    tokens = prompt(30, seed=3)
+    async with connected(mixed.address) as stream:
+        whole = await stream.run(request("whole epoch", tokens, max_tokens=60), DECODE)
+        await stream.start(request("twice", tokens, **LONG), DECODE, epoch=1)
+        begun = await stream.some("twice", 5)
+        seen = list(begun.tokens)
+        got = await stream.run(request("twice", tokens, max_tokens=60), DECODE, epoch=2, written=seen)
+        assert seen + got.tokens[-(60 - len(seen)) :] == whole.tokens
+        assert len(got.tokens) <= 60 - len(seen) + 5  # at most what was under way of the first
+    eventually(lambda: mixed.figure(RUNNING) == 0, 10, "the first attempt ends")
+
+
+async def test_abort_ends_a_request_at_once(mixed: Worker) -> None:
+    async with connected(mixed.address) as stream:
+        await stream.start(request("aborted", prompt(20), **LONG), DECODE)
+        await stream.some("aborted", 3)
+        await stream.abort("aborted", "never heard of")
+        eventually(lambda: mixed.figure(RUNNING) == 0, 10, "it stops running")
+        beside = await stream.run(request("beside", prompt(20), max_tokens=3), DECODE)
+        assert len(beside.tokens) == 3
+
+
+async def test_the_end_of_a_stream_ends_its_requests_and_frees_its_handoffs(
+    prefill: Worker, mixed: Worker
+) -> None:
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        got = await source.run(request("kept", prompt(100, seed=4)), PREFILL)
+        assert got.saved is not None
+        eventually(lambda: prefill.figure("baton_worker_handoffs_pinned") == 1, 10, "it is pinned")
+        await target.start(request("running", prompt(20), **LONG), DECODE)
+        await target.some("running", 2)
+    eventually(lambda: mixed.figure(RUNNING) == 0, 10, "the request ends")
+    eventually(lambda: prefill.figure("baton_worker_handoffs_pinned") == 0, 10, "the handoff is released")
+
+
+async def test_what_cannot_be_run_is_invalid_and_harms_nobody(mixed: Worker, prefill: Worker) -> None:
+    long = request("too long", prompt(1024))
+    unknown_token = request("unknown token", [5, 99_999])
+    complete = request("complete", prompt(5), max_tokens=2)
+    async with connected(mixed.address) as stream:
+        assert "1024" in refused(await stream.run(long, DECODE), pb.Failed.CODE_INVALID)
+        assert "99999" in refused(await stream.run(unknown_token, DECODE), pb.Failed.CODE_INVALID)
+        got = await stream.run(complete, DECODE, written=[1, 2])
+        assert "complete" in refused(got, pb.Failed.CODE_INVALID)
+        got = await stream.run_raw(pb.Start(request_id="rubbish", epoch=1, phase=2, engine_request=b"\xc1"))
+        assert "EngineCoreRequest" in refused(got, pb.Failed.CODE_INVALID)
+        assert len((await stream.run(request("fine", prompt(9), max_tokens=2), DECODE)).tokens) == 2
+    async with connected(prefill.address) as stream:
+        got = await stream.run(request("wrong role", prompt(5)), DECODE)
+        assert "prefill" in refused(got, pb.Failed.CODE_INVALID)
+
+
+async def test_a_full_worker_says_so(workers: Fleet) -> None:
+    small = workers.started("decode", engine={"max_num_seqs": 1}, scheduler={"max_queue_factor": 1})
+    async with connected(small.address) as stream:
+        for n in range(2):
+            await stream.start(request(f"fits {n}", prompt(20, seed=n), **LONG), DECODE)
+        refused(await stream.run(request("one more", prompt(20)), DECODE), pb.Failed.CODE_FULL)
+        await stream.abort("fits 0")
+        eventually(lambda: small.figure("baton_worker_requests_waiting") == 0, 10, "the queue moves on")
+        # Told to drain: what runs goes on to its end, nothing new comes in.
+        small.signal(15)
+        eventually(lambda: not small.serving(), 10, "it drains")
+        refused(await stream.run(request("late", prompt(20)), DECODE), pb.Failed.CODE_DRAINING)
+        assert len((await stream.end("fits 1")).tokens) == 900
+    assert small.ended() == 0
