@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StoreUnavailable
-from baton.scheduler.keys import TOPIC_TTL_MS, topic_keys
+from baton.scheduler.keys import EPOCH_KEEP_MS, TOPIC_TTL_MS, topic_keys
 from baton.scheduler.store import open_store
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore, without_password
 from baton.scheduler.types import Attempt, Reserved, ReserveOutcome
@@ -130,6 +130,26 @@ async def test_every_key_has_the_prefix_and_a_time_to_live(own_redis: RedisServe
     assert all(key.startswith("baton:{t}:") for key in keys)
     for key in keys:
         assert 0 < await admin.pttl(key) <= TOPIC_TTL_MS, key
+    await admin.aclose()
+    await store.close()
+
+
+async def test_epochs_are_forgotten_in_time_but_not_those_of_live_attempts(own_redis: RedisServer) -> None:
+    store = RedisStore(own_redis.url, "t")
+    admin = Redis.from_url(own_redis.url)
+    await register(store, "m")
+    view = await store.view()
+    await store.reserve(claim_on(view, need(epoch=1), "m"), LEASE_S)
+    await store.report(report(finished=[Attempt("r", 1)]), LEASE_S)
+    seconds, _ = await admin.time()
+    forget_at = await admin.zscore("baton:{t}:epoch:leases", "r")
+    assert seconds * 1_000 < forget_at <= seconds * 1_000 + 1_000 + EPOCH_KEEP_MS
+    await store.reserve(claim_on(view, need(epoch=2), "m"), LEASE_S)
+    assert await admin.zscore("baton:{t}:epoch:leases", "r") is None
+    await store.report(report(finished=[Attempt("r", 2)]), LEASE_S)
+    await admin.zadd("baton:{t}:epoch:leases", {"r": 1})  # as if the time had passed
+    await store.view()
+    assert not await admin.hgetall("baton:{t}:epochs")
     await admin.aclose()
     await store.close()
 

@@ -81,6 +81,14 @@ async def test_the_last_worker_gone_another_model_may_come(store: Store) -> None
     assert "f1 here, f3" in await store.register(identity("old", fingerprint="f1"), READY, LEASE_S)
 
 
+async def test_a_worker_alone_in_its_topic_may_come_back_as_another(store: Store) -> None:
+    await register(store, "w", fingerprint="f1")
+    await register(store, "w", fingerprint="f2")
+    assert "f1 here, f2" in await store.register(identity("v", fingerprint="f1"), READY, LEASE_S)
+    await register(store, "v", fingerprint="f2")
+    assert "f3 here, f2" in await store.register(identity("w", fingerprint="f3"), READY, LEASE_S)
+
+
 async def test_a_worker_not_heard_of_is_gone_and_unknown(store: Store) -> None:
     await store.register(identity("w"), READY, 0.02)
 
@@ -131,6 +139,20 @@ async def test_a_pair_is_booked_and_released_side_by_side(store: Store) -> None:
         await store.report(report(finished=[one]), LEASE_S)
         assert await booked(store) == {"p": Reserved(), "d": Reserved()}
     assert (await store.view()).live_attempts == 0
+
+
+async def test_only_what_an_attempt_booked_is_released(store: Store) -> None:
+    await pair(store)
+    for name in ("other", "pair", "direct"):
+        assert await reserve(store, need(name, prompt=100, new=10)) is BOOKED
+    for _ in range(2):
+        await store.report(report(prefilled=[Attempt("pair", 1)]), LEASE_S)
+        assert await booked(store) == {"p": Reserved(200, 2, 0), "d": Reserved(0, 3, 24)}
+    for _ in range(2):
+        await store.report(report(finished=[Attempt("pair", 1)]), LEASE_S)
+        assert await booked(store) == {"p": Reserved(200, 2, 0), "d": Reserved(0, 2, 16)}
+    await store.report(report(finished=[Attempt("direct", 1)]), LEASE_S)
+    assert await booked(store) == {"p": Reserved(100, 1, 0), "d": Reserved(0, 1, 8)}
 
 
 async def test_finished_before_prefilled_releases_both(store: Store) -> None:
