@@ -33,9 +33,12 @@ def configure(log_format: Literal["text", "json"], level: str) -> None:
     handler.setFormatter(_Json() if log_format == "json" else text)
     logging.getLogger().handlers[:] = [handler]
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"  # vLLM would put a handler of its own on its logger
+    # At its default the router shows vLLM's errors alone: it warns of a device that is not used here.
+    levels = dict.fromkeys(_FOREIGN, level.upper())
+    levels["vllm"] = "ERROR" if level == "warning" else level.upper()
     for name in _FOREIGN:
         foreign = logging.getLogger(name)
         foreign.handlers.clear()
         foreign.propagate = True
-        foreign.setLevel(level.upper())
+        foreign.setLevel(levels[name])
     logging.getLogger("baton").setLevel(min(logging.INFO, logging.getLevelName(level.upper())))

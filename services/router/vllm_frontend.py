@@ -5,7 +5,7 @@ create_logging_config}, vllm.config.VllmConfig built from them alone (as vLLM's 
 vllm.v1.engine.async_llm (AsyncLLM.__init__, which asks its module's EngineCoreClient.make_async_mp_client;
 _add_request; input_processor.speculative_config; output_processor.{request_states, abort_requests}),
 vllm.entrypoints.launchers.{cli_args.make_arg_parser, app.build_app, api_server.app_state.init_app_state}, and
-the Starlette app that build_app returns (user_middleware, router.routes).
+the Starlette app that build_app returns (user_middleware, build_middleware_stack, router.routes).
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ async def build_http_app(llm: RelayLLM, args: Namespace) -> Any:
     await init_app_state(llm, app.state, args, tasks)
     # Innermost, so that vLLM's metrics and log count the status that the client gets.
     app.user_middleware.append(Middleware(AdmissionMiddleware))
+    app.middleware_stack = app.build_middleware_stack()  # build_app has built it already, without ours
     app.router.routes.insert(0, Route("/health", _health, methods=["GET"]))
     return app
 

@@ -1,7 +1,7 @@
 """A worker without an engine: the real gRPC service and the real wire structs, tokens by a formula.
 
-It fails on demand, as a real one cannot: see `Fault`. The formula gives an answer's i-th token from the prompt
-alone, so an answer that was carried on elsewhere is right exactly when it equals `answer(...)`.
+It fails on demand, as a real one cannot: see `Fault`. The formula gives an answer's i-th token from the
+prompt alone, so an answer that was carried on elsewhere is right exactly when it equals `answer(...)`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Seen:
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """Serves while entered. `step_s` is the time of an engine step: all running requests get a token in it."""
+    """Serves while entered. `step_s` is the time of an engine step: each running request gets a token."""
 
     def __init__(
         self, worker_id: str, role: scheduler_pb2.Role, *, step_s: float = 0.0, max_num_seqs: int = 256
@@ -140,6 +140,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     # -- the service
 
     async def Hello(self, request: Any, context: Any) -> worker_pb2.HelloReply:
+        del request, context
         return worker_pb2.HelloReply(refusal=self.refusal, identity=self.identity)
 
     async def Run(self, requests: Any, context: Any) -> None:
@@ -147,7 +148,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         try:
             async for message in requests:
                 if message.HasField("start"):
-                    await self._begin(message.start, context)
+                    self._begin(message.start)
                 else:
                     for request_id in message.abort.request_ids:
                         self.seen.aborts.append(request_id)
@@ -158,7 +159,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await engine
 
-    async def _begin(self, start: worker_pb2.Start, context: Any) -> None:
+    def _begin(self, start: worker_pb2.Start) -> None:
         self.seen.starts.append(start)
         request = vllm_wire.decode_request(start.engine_request)
         self.seen.extra_args.append(request.sampling_params.extra_args)
@@ -254,7 +255,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 request_id=request_id,
                 epoch=one.start.epoch,
                 code=fault.failed,
-                message="as the test wants it",
+                message="the test wants it",
             )
         elif fault.end_with is not None:
             outputs.append(

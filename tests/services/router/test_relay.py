@@ -228,7 +228,7 @@ async def test_what_a_worker_cannot_read_is_not_tried_elsewhere(cluster: Cluster
     for worker in (first, second):
         worker.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_INVALID))
     got = await cluster.ask(PROMPT)
-    assert "as the test wants it" in str(got.error)
+    assert "the test wants it" in str(got.error)
     assert len(first.seen.starts) + len(second.seen.starts) == 1
 
 
@@ -303,7 +303,7 @@ async def test_late_outputs_of_an_aborted_request_are_dropped(cluster: Cluster) 
 
 
 async def test_no_workers(cluster: Cluster) -> None:
-    with pytest.raises(RefusedByRouter, match="prefill|decode|worker") as refused:
+    with pytest.raises(RefusedByRouter, match="worker") as refused:
         await cluster.send("q", PROMPT)
     assert refused.value.http_status == 503
     assert cluster.count("rejections_total", code="NO_WORKERS") == 1

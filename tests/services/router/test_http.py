@@ -1,0 +1,358 @@
+"""A router's process as HTTP clients see it, in front of fake workers and a real scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL
+from baton.scheduler.service import SchedulerServer
+from baton.services.config import SchedulerSettings
+from tests.checkpoints import tiny_qwen2
+from tests.services.router.fakes import MODEL, FakeWorker, Fault, answer, until
+from tests.services.router.harness import Members
+from tests.services.router.zygote import RouterProcess, Zygote
+from tests.support import free_port
+
+START_S = 60.0
+PROMPT = [72, 105]
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    made = Zygote()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen2(tmp_path_factory.mktemp("model"))
+
+
+class Site:
+    """Addresses of one router and its scheduler, and the router's process."""
+
+    def __init__(self, zygote: Zygote, model: Path, folder: Path, **router: Any) -> None:
+        self.port, self.scheduler_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: RouterProcess = zygote.router(
+            folder / "router.log",
+            engine={"model": str(model), "served_model_name": MODEL, "tool_call_parser": "hermes"},
+            scheduler={"address": f"127.0.0.1:{self.scheduler_port}"},
+            router={"port": self.port, **router},
+        )
+
+    @contextlib.asynccontextmanager
+    async def scheduler(self) -> AsyncIterator[Members]:
+        settings = SchedulerSettings(
+            address=f"127.0.0.1:{self.scheduler_port}", placement_lease_s=2.0, max_queue_factor=1.0
+        )
+        async with SchedulerServer(settings) as server:
+            members = Members(server.address)
+            try:
+                yield members
+            finally:
+                await members.close()
+
+
+@pytest.fixture(scope="module")
+def site(zygote: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = Site(zygote, model, tmp_path_factory.mktemp("router"))
+    yield made
+    made.process.signal(signal.SIGKILL)
+
+
+@pytest.fixture
+async def members(site: Site, http: httpx.AsyncClient) -> AsyncIterator[Members]:
+    await eventually_unhealthy(http, "scheduler")  # what it heard of the last test's is forgotten
+    async with site.scheduler() as members:
+        yield members
+
+
+@pytest.fixture
+async def http(site: Site) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=site.url, timeout=START_S) as client:
+        yield client
+
+
+async def pair(
+    members: Members, prefill: int = 1, decode: int = 1, step_s: float = 0.002
+) -> list[FakeWorker]:
+    roles = [("p", pb.ROLE_PREFILL, prefill), ("d", pb.ROLE_DECODE, decode)]
+    return [
+        await members.add(FakeWorker(f"{letter}{number}.{time.monotonic_ns()}", role, step_s=step_s))
+        for letter, role, count in roles
+        for number in range(count)
+    ]
+
+
+def body(max_tokens: int = 8, **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, **more}
+
+
+def text(count: int, begin: int = 0) -> str:
+    return bytes(answer(PROMPT, count, begin)).decode()
+
+
+async def placeable(http: httpx.AsyncClient) -> None:
+    """The router's connection to the scheduler backs off while that is away."""
+    deadline = time.monotonic() + 10
+    while (await http.get("/health")).status_code != 200:
+        assert time.monotonic() < deadline, "the router never becomes healthy"
+        await asyncio.sleep(0.05)
+
+
+async def eventually_unhealthy(http: httpx.AsyncClient, reason: str) -> httpx.Response:
+    """The router believes what it heard of its workers for half a second."""
+    deadline = time.monotonic() + 10
+    while reason not in (health := await http.get("/health")).text:
+        assert time.monotonic() < deadline, f"/health says {health.text}"
+        await asyncio.sleep(0.05)
+    return health
+
+
+async def events(response: httpx.Response) -> list[Any]:
+    return [
+        json.loads(line.removeprefix("data: "))
+        async for line in response.aiter_lines()
+        if line.startswith("data: {")
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_without_workers_it_is_503(members: Members, http: httpx.AsyncClient, stream: bool) -> None:
+    del members
+    health = await http.get("/health")
+    for path, more in (
+        ("/v1/completions", body()),
+        ("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}),
+    ):
+        got = await http.post(path, json={**more, "stream": stream})
+        assert got.status_code == 503
+        assert int(got.headers["retry-after"]) >= 1
+        assert got.headers["content-type"] == "application/json"
+        error = got.json()["error"]
+        assert (error["type"], error["code"]) == ("ServiceUnavailableError", 503)
+        assert "worker" in error["message"] or "scheduler" in error["message"]
+    assert health.status_code == 503
+    assert health.json()["reason"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_with_the_scheduler_away_it_is_503(http: httpx.AsyncClient, stream: bool) -> None:
+    got = await http.post("/v1/completions", json=body(stream=stream))
+    assert got.status_code == 503
+    assert "scheduler" in got.json()["error"]["message"]
+    assert "retry-after" in got.headers
+    health = await eventually_unhealthy(http, "scheduler")
+    assert health.status_code == 503
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_full_house_is_503(members: Members, http: httpx.AsyncClient, stream: bool) -> None:
+    _, decode = await pair(members)
+    decode.max_num_seqs = 1
+    await members.leave(decode)
+    small = await members.add(FakeWorker(f"small{time.monotonic_ns()}", pb.ROLE_DECODE, max_num_seqs=1))
+    small.faults.append(Fault(PHASE_DECODE, silent=True))
+    await placeable(http)
+    async with http.stream("POST", "/v1/completions", json=body(stream=True)):
+        got = await http.post("/v1/completions", json=body(stream=stream))
+    assert got.status_code == 503
+    assert "retry-after" in got.headers
+
+
+async def test_answers(members: Members, http: httpx.AsyncClient) -> None:
+    await pair(members)
+    await placeable(http)
+    got = await http.post("/v1/completions", json=body())
+    assert got.status_code == 200
+    assert got.json()["choices"][0]["text"] == text(8)
+    assert got.json()["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 8,
+        "total_tokens": 10,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
+    twice = await http.post("/v1/completions", json=body(n=2, temperature=1))
+    assert [choice["text"] for choice in twice.json()["choices"]] == [text(8)] * 2
+    stopped = await http.post("/v1/completions", json=body(200, stop=text(2, 5)))
+    assert stopped.json()["choices"][0]["text"] == text(5)
+    async with http.stream("POST", "/v1/completions", json=body(n=2, temperature=1, stream=True)) as response:
+        assert response.status_code == 200
+        parts = ["", ""]
+        for event in await events(response):
+            parts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+        assert parts == [text(8)] * 2
+
+
+async def test_too_long_a_prompt_is_400(members: Members, http: httpx.AsyncClient) -> None:
+    await pair(members)
+    await placeable(http)
+    got = await http.post("/v1/completions", json=body(prompt=[70] * 5000, stream=True))
+    assert got.status_code == 400
+    assert "retry-after" not in got.headers
+
+
+async def test_a_client_that_leaves_aborts_both_sides(members: Members, http: httpx.AsyncClient) -> None:
+    prefill, decode = await pair(members, step_s=0.02)
+    await placeable(http)
+    async with http.stream("POST", "/v1/completions", json=body(1000, stream=True)) as response:
+        await anext(response.aiter_lines())
+    await until(lambda: prefill.seen.aborts and decode.seen.aborts, "both are told", 2.0)
+    assert decode.running == []
+
+
+async def test_a_client_that_leaves_before_the_first_token(members: Members, http: httpx.AsyncClient) -> None:
+    prefill, _ = await pair(members)
+    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
+    await placeable(http)
+    asking = asyncio.create_task(http.post("/v1/completions", json=body(stream=True)))
+    await until(lambda: prefill.seen.starts, "it reads")
+    asking.cancel()
+    await until(lambda: prefill.seen.aborts, "it is told", 2.0)
+
+
+async def test_a_stop_string_ends_the_decoding(members: Members, http: httpx.AsyncClient) -> None:
+    _, decode = await pair(members, step_s=0.02)
+    await placeable(http)
+    await http.post("/v1/completions", json=body(1000, stop=text(3, 2)))
+    await until(lambda: decode.seen.aborts, "it is told", 1.0)
+
+
+async def test_a_decode_worker_dies_and_another_goes_on(members: Members, http: httpx.AsyncClient) -> None:
+    *_, first, second = await pair(members, decode=2)
+    first.faults = second.faults = deque([Fault(PHASE_DECODE, 5, die=True)])
+    await placeable(http)
+    async with http.stream("POST", "/v1/completions", json=body(30, stream=True)) as response:
+        got = await events(response)
+    assert "".join(event["choices"][0]["text"] for event in got) == text(30)
+    assert got[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_nobody_can_go_on(members: Members, http: httpx.AsyncClient) -> None:
+    """The stream says so and ends; nothing that was not computed is sent."""
+    _, decode = await pair(members)
+    decode.faults.append(Fault(PHASE_DECODE, 5, die=True))
+    await placeable(http)
+    async with http.stream("POST", "/v1/completions", json=body(30, stream=True)) as response:
+        assert response.status_code == 200
+        lines = [line async for line in response.aiter_lines() if line]
+    *tokens, error, done = [line.removeprefix("data: ") for line in lines]
+    assert done == "[DONE]"
+    assert json.loads(error)["error"]["code"] == 503
+    assert "nobody can take over" in json.loads(error)["error"]["message"]
+    said = "".join(json.loads(one)["choices"][0]["text"] for one in tokens)
+    assert text(30).startswith(said)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nobody_can_begin(members: Members, http: httpx.AsyncClient, stream: bool) -> None:
+    """A failure before the first byte is an HTTP error, also of a stream."""
+    prefill, decode = await pair(members)
+    prefill.faults.append(Fault(PHASE_PREFILL, die=True))
+    decode.faults.append(Fault(PHASE_DECODE, die=True))  # it covers for the other, and dies too
+    await placeable(http)
+    got = await http.post("/v1/completions", json=body(stream=stream))
+    assert got.status_code == 503
+    assert "retry-after" in got.headers
+
+
+async def test_what_a_client_may_not_say(members: Members, http: httpx.AsyncClient) -> None:
+    prefill, _ = await pair(members)
+    await placeable(http)
+    mine = {"kv_transfer_params": {"do_remote_prefill": True, "remote_prefill_cached_tokens": 2}}
+    got = await http.post("/v1/completions", json=body(vllm_xargs={"baton_written": 3, "x": 1}, **mine))
+    assert got.status_code == 200
+    assert prefill.seen.extra_args == [{"x": 1}]
+
+
+async def test_metrics(members: Members, http: httpx.AsyncClient) -> None:
+    await pair(members)
+    await placeable(http)
+    await http.post("/v1/completions", json=body())
+    figures = (await http.get("/metrics")).text
+    assert "vllm:time_to_first_token_seconds_bucket" in figures
+    assert "baton_router_placements_total" in figures
+    assert 'baton_router_requests_total{outcome="length"}' in figures
+
+
+async def test_sigterm_lets_streams_end(zygote: Zygote, model: Path, tmp_path: Path) -> None:
+    site = Site(zygote, model, tmp_path)
+    async with (
+        site.scheduler() as members,
+        httpx.AsyncClient(base_url=site.url, timeout=START_S) as http,
+    ):
+        await pair(members, step_s=0.02)
+        await placeable(http)
+        async with http.stream("POST", "/v1/completions", json=body(60, stream=True)) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            site.process.signal(signal.SIGTERM)
+            await until(lambda: not accepts(site.port), "it accepts nothing more", 3.0)
+            rest = [line async for line in lines if line.startswith("data: {")]
+        assert len(rest) > 30
+        assert json.loads(rest[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert await asyncio.to_thread(site.process.wait) == 0
+    assert "Traceback" not in site.process.text
+
+
+async def test_a_request_that_takes_too_long(zygote: Zygote, model: Path, tmp_path: Path) -> None:
+    site = Site(zygote, model, tmp_path, request_timeout_s=0.5, api_key="s3cret")
+    async with (
+        site.scheduler() as members,
+        httpx.AsyncClient(base_url=site.url, timeout=START_S) as http,
+    ):
+        prefill, _ = await pair(members)
+        prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
+        await placeable(http)
+        assert (await http.post("/v1/completions", json=body())).status_code == 401
+        headers = {"Authorization": "Bearer s3cret"}
+        got = await http.post("/v1/completions", json=body(stream=True), headers=headers)
+        assert got.status_code == 504
+        assert got.json()["error"]["type"] == "GatewayTimeoutError"
+    site.process.signal(signal.SIGTERM)
+    assert await asyncio.to_thread(site.process.wait) == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({}, "cannot listen"),
+        ({"model": "/no/such"}, "/no/such"),
+        ({"tool_call_parser": "hermse"}, "hermse"),
+        ({"max_model_len": 1_000_000}, "max_model_len"),
+    ],
+    ids=["port", "model", "parser", "length"],
+)
+def test_bad_starts_say_why(
+    zygote: Zygote, model: Path, tmp_path: Path, engine: dict[str, Any], said: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = 0 if engine else taken.getsockname()[1]
+        process = zygote.router(
+            tmp_path / "log", engine={"model": str(model), **engine}, router={"port": port}
+        )
+        assert process.wait() == 1
+    [line] = [line for line in process.text.splitlines() if line.startswith("error: ")]
+    assert said in line
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(0.5)
+        return client.connect_ex(("127.0.0.1", port)) == 0
