@@ -94,9 +94,9 @@ async def test_own_bookings_count_in_an_old_view(store: Store) -> None:
     await register(store, "a")
     await register(store, "b")
     one = placer(store)
-    outcomes = [await one.place(need(f"r{number}", prompt=1)) for number in range(16)]
+    outcomes = [await one.place(need(f"r{number}", prompt=1)) for number in range(8)]
     names = [outcome.decode.worker_id for outcome in outcomes if isinstance(outcome, Placed)]
-    assert (names.count("a"), names.count("b")) == (8, 8)  # with two workers, the less loaded one each time
+    assert (names.count("a"), names.count("b")) == (4, 4)  # of two, the less loaded one each time
 
 
 async def test_a_faster_one_makes_us_choose_again(store: Store) -> None:
