@@ -41,8 +41,10 @@ from baton.scheduler.types import (
 )
 
 MAX_CONNECTIONS = 16  # Redis runs one script at a time: more would only wait there
-SOCKET_TIMEOUT_S = 0.4
-CALL_TIMEOUT_S = 0.8  # of a whole call: a free connection, connecting, the script
+# A server that is down refuses at once; these are for one that vanished. Below 0.5 s, a machine with six busy
+# processes a core was taken for it.
+SOCKET_TIMEOUT_S = 0.8
+CALL_TIMEOUT_S = 0.95  # of a whole call: a free connection, connecting, the script
 SCRIPTS = ("view", "reserve", "report", "register", "heartbeat", "deregister", "drain", "history")
 
 Pairs = list[bytes]  # flat: key, value, key, value
