@@ -2,8 +2,9 @@
 
     python bench/handoff.py [--tokens 900] [--rounds 40] [--transports shm grpc] [--busy]
 
-No engine runs: two processes with caches of the model's shapes, random bytes, random blocks. A round saves (gather,
-digest, publish), pulls (move, digest, scatter) and compares every byte; one difference ends the run without figures.
+No engine runs: two processes with caches of the model's shapes, random bytes, random blocks. A round saves
+(gather, digest, publish), pulls (move, digest, scatter) and compares every byte; one difference ends the run
+without figures.
 Defaults are the shapes of an 80 M model: 12 layers, 4 KV heads of 64, bfloat16, blocks of 32 tokens.
 """
 

@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 # Pulls at once. More share the same memory bus and the engine's cores, and end later all together.
 _THREADS = 2
-_CLOSE_S = 5.0
+
+Key = tuple[str, int]  # request id, epoch
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class LoadJob:
     first_block: int
     block_ids: tuple[int, ...]
     arrived_s: float  # at the engine; CLOCK_MONOTONIC
+
+    @property
+    def key(self) -> Key:
+        return self.request_id, self.epoch
 
 
 @dataclass
@@ -87,7 +92,7 @@ class Loader:
         self._client = client
         self._pull_timeout_s = pull_timeout_s
         self._chunk_bytes = chunk_bytes
-        self._running: dict[str, _Progress] = {}  # by request id: a request loads once
+        self._running: dict[Key, _Progress] = {}
         self._finished: list[ShardLoad] = []
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-pull")
@@ -96,13 +101,13 @@ class Loader:
         """Begin a load; its deadline runs from now."""
         progress = _Progress(job, deadline=time.monotonic() + self._pull_timeout_s)
         with self._lock:
-            self._running[job.request_id] = progress
+            self._running[job.key] = progress
         self._pool.submit(self._run, progress)
 
-    def cancel(self, request_ids: Iterable[str]) -> None:
+    def cancel(self, keys: Iterable[Key]) -> None:
         """Their requests ended: stop pulling. Each is still reported, once nothing writes its blocks."""
         with self._lock:
-            wanted = [self._running[name] for name in request_ids if name in self._running]
+            wanted = [self._running[key] for key in keys if key in self._running]
         for progress in wanted:
             progress.cancellation.set()
 
@@ -139,7 +144,7 @@ class Loader:
                 TransportFailed(f"request {job.request_id!r}: {type(error).__name__}: {error}")
             )
         with self._lock:
-            self._running.pop(job.request_id, None)
+            self._running.pop(job.key, None)
             self._finished.append(progress.report(self._puller.rank, problem))
         if described is not None:
             self._release(job, described, shard, problem)  # only now, off the request's way

@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from baton.handoff.loader import LoadJob
+from baton.handoff.loader import Key, LoadJob
 from baton.handoff.reports import ShardLoad, ShardSave
 from baton.handoff.saver import SaveJob
 
@@ -25,6 +25,7 @@ class StepJobs(KVConnectorMetadata):
 
     saves: list[SaveJob] = field(default_factory=list)
     loads: list[LoadJob] = field(default_factory=list)
+    cancels: list[Key] = field(default_factory=list)  # loads of earlier steps whose requests ended
 
 
 @dataclass

@@ -20,7 +20,7 @@ from baton.handoff import params
 from baton.handoff.client import HandoffClient
 from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import CompatibilityMismatch
-from baton.handoff.loader import LoadJob
+from baton.handoff.loader import Key, LoadJob
 from baton.handoff.manifest import num_blocks
 from baton.handoff.params import LoadWish, SaveWish
 from baton.handoff.reports import Costs, Loaded, Reports, Saved, ShardLoad, ShardSave
@@ -28,8 +28,6 @@ from baton.handoff.saver import SaveJob
 from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
 from baton.protos.handoff_pb2 import Layer, Manifest, Shard
 from baton.rpc import host_id
-
-Key = tuple[str, int]  # request id, epoch
 
 
 @dataclass
@@ -154,7 +152,8 @@ class SchedulerSide:
         return jobs
 
     def finished(self, request: Any) -> None:
-        """The request ended. Its ranks stop a load under way, for they see the same; the rest ends here."""
+        """The request ended: stop its load, or give up what it has not begun to load."""
+        self._jobs.cancels += [key for key in self._loading if key[0] == request.request_id]
         self._to_save.pop(request.request_id, None)
         if (unused := self._to_load.pop(request.request_id, None)) is not None:
             self._client.release_soon(unused[0].manifest)

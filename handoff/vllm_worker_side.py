@@ -78,15 +78,15 @@ class WorkerSide:
     def begin_step(self, jobs: StepJobs) -> None:
         """Loads start before the forward pass, so that it hides them."""
         self._results = StepResults()
+        self.loader.cancel(jobs.cancels)
         for job in jobs.loads:
             self.loader.submit(job)
 
     def save(self, jobs: StepJobs) -> None:
         self._results.saves += [self._saver.save(job) for job in jobs.saves]
 
-    def transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Loads that ended; failed ones are in both sets. Those of requests that ended are stopped."""
-        self.loader.cancel(finished_req_ids)
+    def transfer_results(self) -> KVConnectorTransferResults:
+        """Loads that ended; failed ones are in both sets."""
         loads = self.loader.take_finished()
         self._results.loads += loads
         return KVConnectorTransferResults(

@@ -6,6 +6,7 @@ in the child; the function must be importable, its arguments and result picklabl
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import time
@@ -23,14 +24,14 @@ from baton.protos.handoff_pb2 import Manifest
 P = ParamSpec("P")
 T = TypeVar("T")
 BLOCK_SIZE = 32
-START_S, CALL_S = 90.0, 30.0
+START_S, CALL_S = 180.0, 60.0  # generous: the machine may be busy with other engines
 
 
 @dataclass(frozen=True)
 class Options:
     model: Path
     worker_id: str
-    core: int = 0
+    cores: str = "0"
     transports: tuple[str, ...] = ("shm", "grpc")
     drafter: Path | None = None
     handoff: dict[str, Any] = field(default_factory=dict)
@@ -145,6 +146,14 @@ class Engine:
         return self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
 
+def prefer(engine: Engine, name: str) -> None:
+    """Pull by this transport from now on (where scheduler's and rank's side are one process)."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    transports = get_kv_transfer_group()._worker.loader.transports
+    transports.sort(key=lambda transport: transport.name != name)
+
+
 def generate(engine: Engine, request_id: str, prompt: list[int], max_tokens: int) -> list[int]:
     """Without a handoff."""
     answer = engine.add(request_id, prompt, max_tokens)
@@ -169,7 +178,7 @@ def decode(
 def _serve(connection: Connection, options: Options) -> None:
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": str(options.core),
+        "VLLM_CPU_OMP_THREADS_BIND": options.cores,
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU this alone keeps the one rank in this process
     }
@@ -186,6 +195,8 @@ def _serve(connection: Connection, options: Options) -> None:
         except Exception:  # noqa: BLE001 (shown in the test)
             connection.send((False, traceback.format_exc()))
     engine.core.shutdown()
+    del engine
+    gc.collect()  # vLLM's queues between ranks remove their shared memory when they are collected
     connection.send((True, None))
 
 
@@ -198,7 +209,7 @@ class EngineProcess:
             ["vllm.v1.engine.core", "vllm.engine.arg_utils", "vllm.v1.worker.cpu_worker"]
         )
         self._connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, options), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, options))
         self.process.start()
         theirs.close()
 

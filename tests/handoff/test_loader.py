@@ -156,13 +156,13 @@ def test_a_stuck_pull_ends_in_time_and_is_reported_once(pair: Pair, how: str, ev
     pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10))
     if how == "cancel":
         eventually(lambda: bool(pair.mock.pulls))
-        pair.loader.cancel(["r", "nobody"])
+        pair.loader.cancel([("r", 1), ("r", 2), ("nobody", 1)])
     problem = pair.finished().problem
     assert problem is not None
     assert problem.name == ("PullCancelled" if how == "cancel" else "PullTimeout")
     assert time.monotonic() - start < 2
     eventually(lambda: pair.source.staging.held() == (0, 0))
-    pair.loader.cancel(["r"])
+    pair.loader.cancel([("r", 1)])
     assert pair.loader.take_finished() == []
 
 

@@ -6,6 +6,7 @@ and must find the prefill side's token.
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
@@ -16,15 +17,26 @@ import pytest
 
 from baton.handoff.client import HandoffClient
 from baton.handoff.params import load_params, save_params
-from baton.handoff.reports import Loaded
+from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
 from tests.handoff import checkpoints
-from tests.handoff.engines import BLOCK_SIZE, Engine, EngineProcess, Options, decode, generate, prefill
+from tests.handoff.engines import (
+    BLOCK_SIZE,
+    Engine,
+    EngineProcess,
+    Options,
+    decode,
+    generate,
+    prefer,
+    prefill,
+)
 
 LENGTHS = [1, 31, 32, 33, 63, 64, 65, 300]
 WRITTEN = 8
 FREE_AGAIN_S = 10.0
-_numbers = iter(range(10**6))
+_numbers = itertools.count()
+
+pytestmark = pytest.mark.timeout(240)  # engines start within the first test of each
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +47,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reader(model: Path) -> Iterator[EngineProcess]:
     """The prefill side; also answers alone, as the reference."""
-    with EngineProcess(Options(model, "prefill", core=0)) as engine:
+    with EngineProcess(Options(model, "prefill", cores="0")) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def writer(model: Path, reader: EngineProcess) -> Iterator[EngineProcess]:
     """The decode side, preferring shared memory. One engine starts at a time."""
-    with EngineProcess(Options(model, "decode", core=1)) as engine:
+    with EngineProcess(Options(model, "decode", cores="1")) as engine:
         yield engine
 
 
@@ -51,14 +63,6 @@ def transport(request: pytest.FixtureRequest, writer: EngineProcess) -> str:
     name: str = request.param
     writer.call(prefer, name)
     return name
-
-
-def prefer(engine: Engine, name: str) -> None:
-    """Use this transport from now on (in the child, where scheduler's and rank's side are one process)."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    transports = get_kv_transfer_group()._worker.loader.transports
-    transports.sort(key=lambda transport: transport.name != name)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -306,20 +310,45 @@ def test_an_abort_before_the_pull_releases_the_source(reader: EngineProcess, wri
     until_nothing_is_held(reader)
 
 
-def too_much(engine: Engine, prompts: dict[str, list[int]]) -> list[str]:
-    """More than staging holds: what was saved, and the problems of the rest."""
+def take_over(engine: Engine, name: str, prompt: list[int], manifest: Manifest) -> list[int]:
+    """An attempt ends and the next one of the same name begins between two steps."""
+    first = engine.add(name, prompt, 50)
+    engine.run(until=lambda: bool(first.tokens))
+    engine.core.abort_requests([name])
+    second = engine.add(name, prompt, WRITTEN, load_params(2, manifest))
+    engine.run()
+    assert str(second.loaded.problem) == "None"
+    return second.tokens
+
+
+def test_the_end_of_an_attempt_does_not_stop_the_next_ones_load(
+    reader: EngineProcess, writer: EngineProcess
+) -> None:
+    prompt = prompt_of(20)  # no whole block: the first attempt leaves nothing to the prefix cache
+    expected = reader.call(generate, "again-alone", prompt, WRITTEN)
+    manifest = reader.call(prefill, "again", prompt, 2).saved.manifest
+    assert writer.call(take_over, "again", prompt, manifest) == expected
+    until_nothing_is_held(reader)
+
+
+def read_all(engine: Engine, prompts: dict[str, list[int]]) -> list[Saved]:
+    """At once; every prompt gets its token, saved or not."""
     answers = [engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()]
     engine.run()
     assert all(len(answer.tokens) == 1 for answer in answers)
-    return [str(answer.saved.problem) for answer in answers]
+    return [answer.saved for answer in answers]
 
 
 def test_a_full_staging_is_told_and_the_answer_comes_all_the_same(model: Path) -> None:
-    options = Options(model, "small", core=0, handoff={"staging_mib": 1, "lease_s": 4.0})
-    with EngineProcess(options) as small:
-        prompts = {f"full-{i}": prompt_of(300) for i in range(5)}
-        problems = small.call(too_much, prompts)
-        assert problems.count("None") == 3
-        assert sum(problem.startswith("StagingFull: ") for problem in problems) == 2
-        until_nothing_is_held(small)  # by its leases, with an idle engine
-        assert small.call(too_much, {"later": prompt_of(300)}) == ["None"]
+    with EngineProcess(Options(model, "small", cores="0", handoff={"staging_mib": 1})) as small:
+        saved = small.call(read_all, {f"full-{i}": prompt_of(300) for i in range(5)})
+        kept = [one.manifest for one in saved if one.manifest is not None]
+        assert len(kept) == 3
+        assert [str(one.problem).split(":")[0] for one in saved if one.manifest is None] == [
+            "StagingFull"
+        ] * 2
+        client = HandoffClient()
+        assert all(client.release(manifest) for manifest in kept)
+        client.close()
+        (later,) = small.call(read_all, {"later": prompt_of(300)})
+        assert later.problem is None

@@ -1,0 +1,54 @@
+"""Engines with a drafter, and with ranks in processes of their own. Each hands over to itself."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from baton.handoff.reports import Loaded
+from tests.handoff import checkpoints
+from tests.handoff.engines import EngineProcess, Options, decode, generate, prefer, prefill
+
+WRITTEN = 12
+ALONE = {"enable_prefix_caching": False}  # or there would be nothing left to pull
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def hand_over(engine: EngineProcess, name: str, length: int) -> tuple[int, Loaded, list[str]]:
+    """Read, pull and write; the ranks, the load, the layers."""
+    prompt = random.Random(length).choices(range(2, checkpoints.VOCAB), k=length)
+    expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
+    read = engine.call(prefill, name, prompt)
+    assert read.saved is not None
+    assert read.saved.manifest is not None, read.saved.problem
+    assert read.saved_with_first_token
+    written = engine.call(decode, name, prompt, WRITTEN, read.saved.manifest)
+    assert written.tokens == expected
+    assert written.loaded is not None
+    assert written.loaded.problem is None
+    names = [layer.name for layer in read.saved.manifest.layers]
+    return len(read.saved.manifest.shards), written.loaded, names
+
+
+def test_the_drafters_layers_come_along(tmp_path: Path) -> None:
+    """With a drafter vLLM saves at the end of its step, behind the results it has taken already."""
+    model, drafter = checkpoints.qwen2(tmp_path / "qwen2"), checkpoints.eagle(tmp_path / "eagle")
+    with EngineProcess(Options(model, "both", drafter=drafter, engine=ALONE)) as engine:
+        for transport in ("shm", "grpc"):
+            engine.call(prefer, transport)
+            for length, blocks in ((33, 1), (300, 10)):
+                ranks, loaded, layers = hand_over(engine, f"{transport}-{length}", length)
+                assert (ranks, loaded.transport, loaded.blocks) == (1, transport, blocks)
+                assert len(layers) == checkpoints.LAYERS + 1
+
+
+def test_each_rank_pulls_its_own_shard(tmp_path: Path) -> None:
+    """The scheduler's side shares no memory with the ranks'."""
+    model = checkpoints.qwen2(tmp_path / "qwen2")
+    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    with EngineProcess(Options(model, "both", cores="0|1", engine=ALONE | ranks)) as engine:
+        shards, loaded, _ = hand_over(engine, "both-ranks", 300)
+        assert (shards, loaded.blocks, loaded.transport) == (2, 10, "shm")
