@@ -104,15 +104,12 @@ async def test_a_killed_decode_worker_is_an_error_or_the_right_answer_never_a_ha
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     client = two_pairs.async_client()
     asked = prompts()[:8]
-    expected = [await ask(client, prompt, max_tokens=300) for prompt in asked]
+    expected = await asyncio.gather(*(ask(client, prompt) for prompt in asked))
     victim = two_pairs.worker_process(two_pairs.workers("decode")[0]["identity"]["worker_id"])
 
-    streams = [
-        await client.completions.create(
-            model=MODEL_NAME, prompt=prompt, stream=True, **{**LONG, "max_tokens": 300}
-        )
-        for prompt in asked
-    ]
+    streams = await asyncio.gather(
+        *(client.completions.create(model=MODEL_NAME, prompt=prompt, stream=True, **LONG) for prompt in asked)
+    )
     written: list[list[int]] = [[] for _ in asked]
     errors: list[str] = []
     all_write = asyncio.Event()
