@@ -77,7 +77,7 @@ def phase_train(options: argparse.Namespace) -> None:
     finish = next_time_of_day(options.finish_by, now) if options.finish_by else now + 60 * options.minutes
     schedule = Schedule(began_at=now, finish_at=finish, steps=options.steps, decay_share=options.decay_share)
     tokens = cached_tokens(tokenizer, options.dialogues, options.seed)
-    settings = TrainSettings(CHECKPOINT, options.seed)
+    settings = TrainSettings(CHECKPOINT, options.seed, options.threads)
     trainer = Trainer(new_model(tokenizer), tokens, schedule, settings)
     signal.signal(signal.SIGTERM, lambda _signal, _frame: trainer.stop())
     trainer.run()
@@ -108,7 +108,9 @@ def phase_eval(options: argparse.Namespace) -> None:
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     root.add_argument("--seed", type=int, default=0, help="names the data and the run (default: 0)")
-    root.add_argument("--threads", type=int, default=2, help="torch's threads (default: 2)")
+    root.add_argument(
+        "--threads", type=int, default=2, help="threads at most; training leaves cores to others (default: 2)"
+    )
     phases = root.add_subparsers(dest="phase", required=True)
     phases.add_parser("tokenizer", help="train the tokenizer").set_defaults(run=phase_tokenizer)
 

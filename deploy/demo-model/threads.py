@@ -1,0 +1,34 @@
+"""How many threads to train with on a machine that others use at the same time."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+
+class SpareThreads:
+    """As many threads as there are cores that others leave free, at least one and at most `most`.
+
+    Threads of one operation wait for each other: with two of them at low priority and one core taken, the
+    free core mostly waits. One thread alone then trains about twice as fast (two cores, one taken: 1.1k
+    tokens/s with two threads, 2.9k with one).
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._process = psutil.Process()
+        self._mark = self._times()
+
+    def count(self) -> int:
+        """The threads for the next step, by what was used by others since the last call."""
+        before, self._mark = self._mark, self._times()
+        elapsed = max(self._mark[0] - before[0], 1e-3)
+        others = (self._mark[1] - before[1]) / elapsed
+        return max(1, min(self._most, round(psutil.cpu_count() - others + 0.1)))
+
+    def _times(self) -> tuple[float, float]:
+        """Now, and the CPU seconds that all other processes have used up to now."""
+        total, own = psutil.cpu_times(), self._process.cpu_times()
+        busy = sum(total) - total.idle - total.iowait - total.guest - total.guest_nice
+        return time.monotonic(), busy - own.user - own.system
