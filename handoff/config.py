@@ -22,7 +22,6 @@ class HandoffConfig:
     lease_s: float = 30.0
     pull_timeout_s: float = 20.0
     chunk_mib: int = 4
-    streams: int = 2
     model_fingerprint: str = ""  # of the weights: KV of other weights is never loaded
 
     @classmethod
@@ -39,7 +38,7 @@ class HandoffConfig:
                 "kv_connector_extra_config: worker_id is missing; give the worker's unique name"
             )
         config = cls(**{**extra, "transports": tuple(extra.get("transports", cls.transports))})
-        for name in ("staging_mib", "lease_s", "pull_timeout_s", "chunk_mib", "streams"):
+        for name in ("staging_mib", "lease_s", "pull_timeout_s", "chunk_mib"):
             if getattr(config, name) <= 0:
                 raise HandoffError(
                     f"kv_connector_extra_config: {name} is {getattr(config, name)}; above 0 is needed"

@@ -104,9 +104,6 @@ class HandoffSettings(_Section):
     lease_s: Seconds = Field(30.0, description="Saved KV is kept this long for the decode worker.")
     pull_timeout_s: Seconds = Field(20.0, description="Deadline of one pull.")
     chunk_mib: int = Field(4, ge=1, le=32, description="Of one message of the grpc transport.")
-    streams: int = Field(
-        2, ge=1, le=16, description="Parallel streams of the grpc transport for a large pull."
-    )
 
 
 class WorkerSettings(_Section):
