@@ -25,7 +25,7 @@ from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
 from baton.scheduler.reporter import Reporter
 from baton.scheduler.types import Attempt
 
-PLACE_TIMEOUT_S = 3.0  # a client waits for this one; the scheduler itself gives up on its store after 0.95 s
+PLACE_TIMEOUT_S = 3.0  # a client waits for this one; the scheduler itself gives up on its store after 0.9 s
 
 Reply = TypeVar("Reply")
 
