@@ -59,6 +59,19 @@ class EngineSettings(_Section):
     )
 
 
+class PolicySettings(_Section):
+    """Who is chosen for a request: classes by their registered names (scheduler/policy)."""
+
+    filters: list[str] = ["placeable", "not_excluded", "fits", "room"]
+    pair_filters: list[str] = ["compatible"]
+    scorers: dict[str, Annotated[float, Field(gt=0)]] = {
+        "queued_prompt_tokens": 1.0,
+        "running_requests": 1.0,
+        "free_blocks": 1.0,
+    }
+    picker: str = "power_of_two"
+
+
 class SchedulerSettings(_Section):
     """The scheduler's own settings, and how others reach it."""
 
@@ -80,6 +93,12 @@ class SchedulerSettings(_Section):
     )
     handoff_min_tokens: int = Field(
         0, ge=0, description="Shorter prompts are read by the decode worker itself, without a handoff."
+    )
+    metrics_port: Port | None = Field(
+        None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."
+    )
+    policy: PolicySettings = Field(
+        default_factory=PolicySettings, description="Names of filters, scorers (with weights) and picker."
     )
 
     @model_validator(mode="after")
@@ -199,12 +218,15 @@ def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None
         _config_file["path"] = None
 
 
-def keys(section: str | None = None) -> list[str]:
-    """The allowed keys of a section, or the sections and top-level keys."""
-    if section is None:
-        return list(Settings.model_fields)
-    model = Settings.model_fields[section].annotation
-    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+def keys(*path: str) -> list[str]:
+    """The allowed keys at `path`: none for the top, a section, a section within it. Empty where it ends."""
+    model: Any = Settings
+    for part in path:
+        field = model.model_fields.get(part)
+        model = field.annotation if field else None
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return []
+    return list(model.model_fields)
 
 
 def _refuse_unknown_environment() -> None:
@@ -232,8 +254,7 @@ def _explain_one(one: dict[str, Any]) -> str:
     location = [str(part) for part in one["loc"]]
     where = ".".join(location)
     if one["type"] == "extra_forbidden":
-        allowed = keys(location[0]) if len(location) > 1 and location[0] in Settings.model_fields else keys()
-        return f"unknown key {where!r} (value {one['input']!r}){_suggest(location[-1], allowed)}"
+        return f"unknown key {where!r} (value {one['input']!r}){_suggest(location[-1], keys(*location[:-1]))}"
     return f"{where}: value {one['input']!r} is not allowed: {one['msg']}"
 
 

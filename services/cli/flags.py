@@ -20,6 +20,7 @@ from baton.services.errors import ConfigError
 # (section, key) -> flag, where the key alone would be unclear or is not the field's usual word.
 _NAMES = {
     ("scheduler", "address"): "--scheduler",
+    ("scheduler", "metrics_port"): "--scheduler-metrics-port",
     ("engine", "extra"): "--engine-args",
 }
 _PREFIXED = {"handoff"}
@@ -88,7 +89,8 @@ def _parameter(section: str, key: str) -> inspect.Parameter:
     kind = _flag_type(field.annotation)
     name = flag_name(section, key)
     names = [name, f"--no-{name[2:]}"] if kind is bool else [name]
-    shown = "" if default in (None, "", {}) else f" [default: {_text(default)}]"
+    plain = default not in (None, "", {}) and not isinstance(default, BaseModel)
+    shown = f" [default: {_text(default)}]" if plain else ""
     choices = _choices(field.annotation)
     option = typer.Option(
         "/".join(names) if kind is bool else names[0],
@@ -129,7 +131,9 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 
 
 def _is_mapping(annotation: Any) -> bool:
-    return get_origin(annotation) is dict
+    return get_origin(annotation) is dict or (
+        isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    )
 
 
 def _parse(section: str, key: str, value: Any) -> Any:

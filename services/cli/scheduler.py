@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from baton.scheduler.policy import PolicyConfig
 from baton.scheduler.service import serve
 from baton.services.config import Settings
 
@@ -13,4 +14,11 @@ def run_scheduler(settings: Settings) -> None:
 
     Raises BatonError, one line: the port is taken, the store does not answer or refuses the password.
     """
-    asyncio.run(serve(settings.scheduler))
+    own = settings.scheduler
+    policy = PolicyConfig(
+        filters=tuple(own.policy.filters),
+        pair_filters=tuple(own.policy.pair_filters),
+        scorers=own.policy.scorers,
+        picker=own.policy.picker,
+    )
+    asyncio.run(serve(own, policy=policy, metrics_port=own.metrics_port))
