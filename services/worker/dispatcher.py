@@ -16,7 +16,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Failed, RunReply, Start
 from baton.services.worker import vllm_outputs, vllm_requests
 from baton.services.worker.attempts import Attempt, Attempts
-from baton.services.worker.errors import RequestRefused
+from baton.services.worker.errors import RequestRefused, describe
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.roles import Role
 from baton.services.worker.session import Session
@@ -247,7 +247,7 @@ class Dispatcher:
         self._closed_because = "this worker's engine failed"
         for attempt in self._attempts.all():
             self._attempts.end(attempt)
-            self._fail(attempt, Failed.CODE_ENGINE, f"the engine failed: {type(error).__name__}: {error}")
+            self._fail(attempt, Failed.CODE_ENGINE, f"the engine failed: {describe(error)}")
         if not self.failed.done():
             self.failed.set_result(error)
 

@@ -8,6 +8,7 @@ ServiceError
 
 from __future__ import annotations
 
+from baton.errors import BatonError
 from baton.protos.worker_pb2 import Failed
 from baton.services.errors import ServiceError
 
@@ -18,6 +19,14 @@ class WorkerError(ServiceError):
 
 class EngineFailed(WorkerError):
     """The engine raised while it ran; what it held is lost, and the router starts it again elsewhere."""
+
+
+def describe(error: BaseException) -> str:
+    """One line of at most 600 characters; with the class where it is not one of ours."""
+    text = " ".join(str(error).split())[:600]
+    if isinstance(error, BatonError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class RequestRefused(WorkerError):

@@ -23,7 +23,8 @@ from baton.services.worker.fingerprint import model_fingerprint
 logger = logging.getLogger(__name__)
 
 # Seconds. The engine's thread and the loop's share the interpreter: one that wants it waits at most this long
-# for one that computes in Python (5 ms by default, which a token would wait for, twice).
+# for one that computes in Python. On two busy cores a step's outputs reached the loop in 22 us (p50) so, and
+# in 215 to 335 us with Python's own 5 ms; with 0.1 ms the steps themselves took a third longer.
 SWITCH_INTERVAL_S = 0.0005
 
 _HEAVY = (

@@ -23,7 +23,7 @@ from baton.scheduler.session import WorkerSession
 from baton.services.config import Settings
 from baton.services.errors import PeerRefused, StartError
 from baton.services.vllm_args import VLLM_VERSION, served_model_name
-from baton.services.worker.errors import EngineFailed
+from baton.services.worker.errors import EngineFailed, describe
 from baton.services.worker.roles import Role
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and a worker that is refused should know before
@@ -152,7 +152,7 @@ class Node:
         dispatcher.hang_up()
         if dispatcher.failed.done():
             error = dispatcher.failed.result()
-            raise EngineFailed(f"the engine failed: {type(error).__name__}: {error}") from error
+            raise EngineFailed(f"the engine failed: {describe(error)}") from error
 
     async def _drain(self, dispatcher: Dispatcher, host: EngineHost) -> None:
         """Let requests end and handoffs be pulled, for as long as the settings allow."""

@@ -2,13 +2,15 @@
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.create_engine_config, vllm.config.KVTransferConfig,
 vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor),
-vllm.platforms.current_platform.is_cpu; on CPU the variable VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
-rank in this process) and that threads of OpenMP inherit the affinity of the thread that starts them.
+vllm.platforms.current_platform.is_cpu; on CPU the variables VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
+rank in this process) and VLLM_CPU_OMP_THREADS_BIND (of rank processes), and that threads of OpenMP inherit
+the affinity of the thread that starts them.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from baton.services.config import Settings
 from baton.services.errors import ConfigError, StartError
 from baton.services.vllm_args import engine_args
 from baton.services.worker import process, vllm_continuation
+from baton.services.worker.errors import describe
 
 CONNECTOR = "BatonConnector"
 CONNECTOR_MODULE = "baton.handoff.vllm_connector"
@@ -44,8 +47,8 @@ def parse_cores(cpu: str) -> list[int]:
     cores: set[int] = set()
     try:
         for part in cpu.split(","):
-            first, _, last = part.partition("-")
-            cores.update(range(int(first), int(last or first) + 1))
+            first, dash, last = part.partition("-")
+            cores.update(range(int(first), int(last if dash else first) + 1))
     except ValueError:
         cores.clear()
     if not cores:
@@ -54,6 +57,18 @@ def parse_cores(cpu: str) -> list[int]:
     if missing:
         raise ConfigError(f"worker.cpu: value {cpu!r}: this process may not run on core {min(missing)}")
     return sorted(cores)
+
+
+def cores_of_ranks(cpu: str, ranks: int) -> str:
+    """Cores split evenly, as VLLM_CPU_OMP_THREADS_BIND takes them: `0,1|2,3`. Raises ConfigError."""
+    cores = parse_cores(cpu) if cpu else sorted(os.sched_getaffinity(0))
+    if len(cores) < ranks:
+        raise ConfigError(
+            f"engine.tensor_parallel_size is {ranks}, but this worker has {len(cores)} core(s): "
+            "give it as many in worker.cpu"
+        )
+    share = len(cores) // ranks
+    return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
 
 
 def build_config(settings: Settings, worker_id: str, fingerprint: str) -> Any:
@@ -70,8 +85,10 @@ def build_config(settings: Settings, worker_id: str, fingerprint: str) -> Any:
         _cpu_arguments(args)
         if alone:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        elif settings.worker.cpu:
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = settings.worker.cpu
+        else:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(
+                settings.worker.cpu, settings.engine.tensor_parallel_size
+            )
     args["distributed_executor_backend"] = "uni" if alone else "mp"
     args["kv_transfer_config"] = KVTransferConfig(
         kv_connector=CONNECTOR,
@@ -92,13 +109,17 @@ def _cpu_arguments(args: dict[str, Any]) -> None:
     args.setdefault("block_size", CPU_BLOCK_SIZE)
     args.setdefault("kv_cache_memory_bytes", int(CPU_KV_CACHE_GIB * _GIB))
     args.setdefault("gpu_memory_utilization", CPU_MEMORY_UTILIZATION)
+    # Compiled, an 80 M model wrote 3 to 13 % faster and started in 42 s instead of 9 (one core, bfloat16).
     args.setdefault("enforce_eager", True)
 
 
-def build_engine(settings: Settings, worker_id: str, fingerprint: str) -> Any:
+def build_engine(
+    settings: Settings, worker_id: str, fingerprint: str, on_rank_lost: Callable[[], None]
+) -> Any:
     """Load an EngineCore in the calling thread, which must be the one that steps it.
 
-    The thread is pinned to `worker.cpu` first, and with it the threads that compute. Raises StartError with
+    The thread is pinned to `worker.cpu` first, and with it the threads that compute. `on_rank_lost` is
+    called, from a thread of vLLM's, when the process of a tensor-parallel rank died. Raises StartError with
     vLLM's reason when it cannot load, ConfigError for settings.
     """
     if settings.worker.cpu and settings.engine.tensor_parallel_size == 1:
@@ -109,11 +130,12 @@ def build_engine(settings: Settings, worker_id: str, fingerprint: str) -> Any:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
 
-        engine = EngineCore(config, Executor.get_class(config), log_stats=True)
+        executor = Executor.get_class(config)
+        engine = EngineCore(config, executor, log_stats=True, executor_fail_callback=on_rank_lost)
     except (ConfigError, StartError):
         raise
     except Exception as error:
-        raise StartError(f"the engine could not load {settings.engine.model!r}: {_reason(error)}") from error
+        raise StartError(f"the engine could not load {settings.engine.model!r}: {describe(error)}") from error
     if not vllm_continuation.installed():
         raise StartError(
             "vLLM did not load Baton's plug-in: pip install the package, and name it in VLLM_PLUGINS if set"
@@ -126,11 +148,6 @@ def _pin(cores: list[int]) -> None:
 
     os.sched_setaffinity(0, cores)  # 0: the calling thread
     torch.set_num_threads(len(cores))
-
-
-def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines)[:600]}" if lines else type(error).__name__
 
 
 def info_of(engine: Any) -> EngineInfo:
