@@ -100,7 +100,7 @@ async def _serve(settings: Settings, sock: socket.socket) -> None:
 
 
 async def _serve_http(app: Any, sock: socket.socket, settings: Settings) -> None:
-    """Until a signal: then stop accepting, let streams end, and return. A second signal ends them."""
+    """Until a signal: then stop accepting and let streams end within DRAIN_S. A second Ctrl-C ends them."""
     import uvicorn
 
     class Server(uvicorn.Server):

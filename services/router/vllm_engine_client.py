@@ -64,7 +64,7 @@ class RelayClient(EngineCoreClient):
         self.engine_ranks_managed = [0]
         self._parts = parts
         self._limits = limits
-        self._queue = vllm_outputs.OutputQueue()
+        self._queue = vllm_outputs.OutputQueue(parts.pool.lag_s)
         self._relays: dict[str, Relay] = {}  # by the front end's request id
         self._admissions: dict[str, Admission] = {}
         # Set by the front end: ends its request with an error.

@@ -152,6 +152,7 @@ async def build_http_app(llm: RelayLLM, args: Namespace) -> Any:
     # Innermost, so that vLLM's metrics and log count the status that the client gets.
     app.user_middleware.append(Middleware(AdmissionMiddleware))
     app.middleware_stack = app.build_middleware_stack()  # build_app has built it already, without ours
+    envs.enable_envs_cache()  # vLLM reads its environment once a token otherwise
     app.router.routes.insert(0, Route("/health", _health, methods=["GET"]))
     return app
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, FinishReason
 
+LATE_S = 0.01  # streams read later than this are behind: about a step of a fast engine
+PAUSE_S = 0.001
+MAX_PAUSES = 10  # so an output waits here for 10 ms at most
 _PREEMPTED = EngineCoreEventType.PREEMPTED
 _SCHEDULED = EngineCoreEventType.SCHEDULED
 
@@ -65,12 +69,15 @@ def merge(earlier: Any, later: Any) -> bool:
 class OutputQueue:
     """What the front end has not taken yet.
 
-    Bounded by what it holds: one output a live request, as a request's tokens are merged while they wait
-    (except where they carry log-probabilities). So a front end that falls behind gets fewer and larger
-    outputs, which cost it less a token: load lowers the price instead of building a queue.
+    A request's tokens are merged while they wait (except where they carry log-probabilities), so it holds
+    about one output a live request. When the streams are read late, `take` lets more of them arrive first:
+    the front end gets fewer and larger outputs, which cost it less a token. Load lowers the price instead of
+    building a queue that ends in a cut stream.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lag_s: Callable[[], float]) -> None:
+        """`lag_s` tells by how much the workers' streams are read late, seconds."""
+        self._lag_s = lag_s
         self._outputs: list[Any] = []
         self._last: dict[str, Any] = {}  # request -> its last output in the list
         self._taker: asyncio.Future[None] | None = None
@@ -97,6 +104,10 @@ class OutputQueue:
         while not self._outputs:
             self._taker = asyncio.get_running_loop().create_future()
             await self._taker
+        for _ in range(MAX_PAUSES):
+            if self._lag_s() < LATE_S:
+                break
+            await asyncio.sleep(PAUSE_S)  # the readers' turn: without a wait gRPC's thread gets none
         outputs, self._outputs = self._outputs, []
         self._last.clear()
         # Scheduler figures are one engine's: those of several would overwrite one another in one place.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from baton.services.router.errors import WorkerUnreachable
 log = logging.getLogger(__name__)
 
 MAX_UNSENT_STARTS = 1024  # of one worker; above it the worker counts as full
+CLOCK_DRIFT = 1e-4  # seconds a second: more than two hosts' clocks differ by
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs forget it
 IDLE_CLOSE_S = 60.0  # a stream without requests is closed after this
 SUSPECT_S = 5.0  # a lost worker is avoided this long: until then the scheduler has noticed too
@@ -71,7 +73,10 @@ class WorkerStream:
         self._channel: grpc.aio.Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._least_offset_s = math.inf  # from the worker's clock to ours, of the quickest message
+        self._last_sent_at = 0.0  # the worker's clock
         self.ended = False
+        self.lag_s = 0.0  # how much later than the quickest one the last message was read
 
     async def open(self, hello: worker_pb2.HelloRequest) -> None:
         """Connect and compare versions and models. Raises WorkerUnreachable with one line that names both."""
@@ -179,6 +184,7 @@ class WorkerStream:
         if reply.engine_outputs:
             outputs = self._decode_outputs(reply.engine_outputs)
             offset_s = time.monotonic() - outputs.timestamp
+            self._note_lag(outputs.timestamp, offset_s)
             for output in outputs.outputs:
                 leg = legs.get(output.request_id)
                 if leg is not None:
@@ -192,6 +198,13 @@ class WorkerStream:
         for failed in reply.failed:
             if leg := self._current(failed.request_id, failed.epoch):
                 leg.on_failed(failed)
+
+    def _note_lag(self, sent_at: float, offset_s: float) -> None:
+        """Compare with the quickest message so far; the comparison fades, as hosts' clocks drift apart."""
+        faded = self._least_offset_s + CLOCK_DRIFT * max(0.0, sent_at - self._last_sent_at)
+        self._last_sent_at = sent_at
+        self._least_offset_s = min(faded, offset_s)
+        self.lag_s = offset_s - self._least_offset_s
 
     def _current(self, request_id: str, epoch: int) -> Leg | None:
         """The leg that a message is for; None for an older epoch's and an ended request's."""
@@ -262,6 +275,10 @@ class WorkerPool:
         now = time.monotonic()
         self._suspects = {worker: until for worker, until in self._suspects.items() if until > now}
         return set(self._suspects)
+
+    def lag_s(self) -> float:
+        """By how much the slowest stream is read behind its worker, seconds: the router's own backlog."""
+        return max((stream.lag_s for stream in self._streams.values()), default=0.0)
 
     async def close(self) -> None:
         """End all streams. Bounded by the connect deadline."""

@@ -1,0 +1,195 @@
+"""What a token costs in the router: 64 streams through vLLM's front end, from a worker that needs no engine.
+
+    python -m bench.router                         one run: tokens/s, CPU microseconds a token
+    python -m bench.router --profile out.pstats    and where the time goes
+
+The worker, the scheduler and the clients run in processes of their own; the figure that counts is the router
+process's own CPU time. `--interval-ms` is the engine's step: 0 sends as fast as the router reads, so that it
+is saturated; 20 is a usual decoding step, and shows the price while nothing piles up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = "tiny"
+PROMPT = [72, 105]
+READY_S = 90.0
+
+
+async def serve_worker(scheduler_port: int, step_s: float) -> None:
+    """The scheduler and one mixed worker, until killed."""
+    from baton.protos import scheduler_pb2 as pb
+    from baton.scheduler.service import SchedulerServer
+    from baton.services.config import SchedulerSettings
+    from tests.services.router.fakes import FakeWorker
+    from tests.services.router.harness import Members
+
+    async with SchedulerServer(SchedulerSettings(address=f"127.0.0.1:{scheduler_port}")) as server:
+        members = Members(server.address)
+        await members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=step_s))
+        await asyncio.Event().wait()
+
+
+def serve_router(model: str, port: int, scheduler_port: int, profile: str, extra: dict[str, Any]) -> None:
+    """The router, profiled if `profile` names a file."""
+    from baton.services.config import load
+    from baton.services.router.app import run_router
+
+    settings = load(
+        {
+            "engine": {"model": model, "served_model_name": MODEL, "max_model_len": 2048, "extra": extra},
+            "scheduler": {"address": f"127.0.0.1:{scheduler_port}"},
+            "router": {"port": port},
+        }
+    )
+    if not profile:
+        run_router(settings)
+        return
+    import cProfile
+
+    from baton.services.router.app import preload
+
+    preload()  # seconds of imports would hide the rest
+    profiler = cProfile.Profile()
+    try:
+        profiler.runcall(run_router, settings)
+    finally:
+        profiler.dump_stats(profile)
+
+
+async def one_stream(port: int, max_tokens: int) -> tuple[int, int]:
+    """Bytes and events of one answer. A bare socket: the client must not be what is measured."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps(
+        {
+            "model": MODEL,
+            "prompt": PROMPT,
+            "max_tokens": max_tokens,
+            "stream": True,
+            "temperature": 0,
+            "stream_options": {"include_usage": True},
+        }
+    )
+    writer.write(
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
+    )
+    size = events = 0
+    tail = b""
+    while data := await reader.read(1 << 16):
+        size += len(data)
+        events += data.count(b"\ndata: ")
+        tail = (tail + data)[-600:]
+    writer.close()
+    if f'"completion_tokens":{max_tokens}'.encode() not in tail:
+        raise RuntimeError(f"a stream did not bring {max_tokens} tokens; it ended with {tail!r}")
+    return size, events
+
+
+async def drive(port: int, streams: int, max_tokens: int) -> tuple[int, int]:
+    done = await asyncio.gather(*(one_stream(port, max_tokens) for _ in range(streams)))
+    return sum(size for size, _ in done), sum(events for _, events in done)
+
+
+@contextlib.contextmanager
+def child(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-m", "bench.router", *arguments], cwd=ROOT)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        process.kill()
+
+
+def wait_ready(port: int) -> None:
+    import urllib.error
+    import urllib.request
+
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise TimeoutError(f"the router is not ready after {READY_S:.0f} s")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    from tests.checkpoints import tiny_qwen2
+    from tests.support import free_port
+
+    port, scheduler_port = free_port(), free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny_qwen2(Path(folder) / "model")
+        worker = ("--serve-worker", str(scheduler_port), "--interval-ms", str(options.interval_ms))
+        router = ("--serve-router", str(port), str(scheduler_port), str(model))
+        profile = ("--profile", options.profile) if options.profile else ()
+        with child(*worker), child(*router, *profile, "--extra", options.extra) as process:
+            wait_ready(port)
+            asyncio.run(drive(port, options.streams, 32))
+            router_process = psutil.Process(process.pid)
+            before, began = router_process.cpu_times(), time.monotonic()
+            size, events = asyncio.run(drive(port, options.streams, options.tokens))
+            took = time.monotonic() - began
+            after = router_process.cpu_times()
+            rss = router_process.memory_info().rss
+    tokens = options.streams * options.tokens
+    cpu = after.user + after.system - before.user - before.system
+    return {
+        "streams": options.streams,
+        "tokens": tokens,
+        "interval_ms": options.interval_ms,
+        "seconds": round(took, 2),
+        "tokens_per_s": round(tokens / took),
+        "router_cpu_us_per_token": round(1e6 * cpu / tokens, 1),
+        "of_it_system_us": round(1e6 * (after.system - before.system) / tokens, 1),
+        "tokens_per_event": round(tokens / events, 2),
+        "bytes_per_token": round(size / tokens),
+        "router_rss_mib": round(rss / 2**20),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=500, help="of each answer")
+    parser.add_argument("--interval-ms", type=float, default=0.0, help="the engine's step")
+    parser.add_argument("--profile", default="", help="write the router's cProfile here")
+    parser.add_argument("--extra", default="{}", help="engine.extra of the router, JSON")
+    parser.add_argument("--serve-worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--serve-router", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve_worker:
+        asyncio.run(serve_worker(options.serve_worker, options.interval_ms / 1e3))
+    elif options.serve_router:
+        port, scheduler_port, model = options.serve_router
+        serve_router(model, int(port), int(scheduler_port), options.profile, json.loads(options.extra))
+    else:
+        print(json.dumps(measure(options), indent=1))
+
+
+if __name__ == "__main__":
+    main()
