@@ -159,13 +159,24 @@ class Dispatcher:
             saved = self._attempts.take_saved(attempt.request_id)
             if saved is not None:
                 self._release(saved.manifest)
-        prepared = vllm_requests.prepare(start, attempt.internal_id, attempt.session, self._limits)
-        attempt.prepared = prepared
+        prepared = attempt.prepared = self._prepare(attempt, start, self._limits)
         if prepared.request.use_structured_output:
             # The first grammar loads its compiler for a second: not in the loop's thread.
             self._spawn(self._submit_with_grammar(attempt))
         else:
             self._host.submit(prepared.request)
+
+    def _prepare(
+        self, attempt: Attempt, start: Start, limits: vllm_requests.Limits
+    ) -> vllm_requests.Prepared:
+        try:
+            return vllm_requests.prepare(start, attempt.internal_id, attempt.session, limits)
+        except RequestRefused:
+            raise
+        except Exception as error:
+            # A request that vLLM cannot build must not take the stream, and all others on it, with it.
+            logger.exception("request %s cannot be built", start.request_id)
+            raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
 
     async def _submit_with_grammar(self, attempt: Attempt) -> None:
         request = attempt.prepared.request

@@ -66,6 +66,7 @@ def configure(log_format: Literal["text", "json"], worker_id: str) -> logging.Lo
         foreign.handlers.clear()
         foreign.propagate = True
         foreign.setLevel(os.environ["VLLM_LOGGING_LEVEL"] if name == "vllm" else logging.WARNING)
+    logging.captureWarnings(True)  # Python's own, which would break a log of JSON lines
     own = logging.getLogger(LOGGER)
     own.setLevel(logging.INFO)
     return own

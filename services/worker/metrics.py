@@ -39,6 +39,10 @@ class WorkerMetrics:
         self._pinned = gauge("handoffs_pinned", "Saved handoffs that wait to be pulled.")
         self._pinned_bytes = gauge("handoffs_pinned_bytes", "Their bytes.")
         self._tokens = counter("generated_tokens", "Tokens written here.")
+        self._drafted = counter("drafted_tokens", "Tokens proposed by speculation.")
+        self._accepted = counter("accepted_tokens", "Drafted tokens that the model agreed with.")
+        self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found there.")
         self._saved = counter("handoffs_saved", "Prompts read and kept for another worker.")
         self._save_failed = counter("handoffs_save_failed", "Prompts read whose KV could not be kept.")
         self._loaded = counter("handoffs_loaded", "Handoffs pulled and loaded.", ("transport",))
@@ -84,8 +88,11 @@ class WorkerMetrics:
         tokens = sum(
             len(output.new_token_ids) for outputs in step.outputs.values() for output in outputs.outputs
         )
-        if tokens:
-            self._tokens.inc(tokens)
+        self._tokens.inc(tokens)
+        self._drafted.inc(step.drafted_tokens)
+        self._accepted.inc(step.accepted_tokens)
+        self._prefix_queries.inc(step.prefix_queries)
+        self._prefix_hits.inc(step.prefix_hits)
 
     def on_saved(self, saved: Saved) -> None:
         """A prompt was read for another worker."""

@@ -89,6 +89,7 @@ def build_config(settings: Settings, worker_id: str, fingerprint: str) -> Any:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(
                 settings.worker.cpu, settings.engine.tensor_parallel_size
             )
+    args.setdefault("use_tqdm_on_load", False)
     args["distributed_executor_backend"] = "uni" if alone else "mp"
     args["kv_transfer_config"] = KVTransferConfig(
         kv_connector=CONNECTOR,

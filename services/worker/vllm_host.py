@@ -7,7 +7,7 @@ others call is `submit`, `abort` and `stop`, from any thread, and what is marked
 Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort_requests, model_executor,
 batch_queue, scheduler, structured_output_manager.grammar_init, request_block_hasher), its scheduler
 (has_requests, get_request_counts, get_kv_connector, kv_cache_manager.block_pool.get_num_free_blocks,
-shutdown), vllm.v1.engine.EngineCoreOutputs.
+shutdown), vllm.v1.engine.EngineCoreOutputs and its scheduler_stats (spec_decoding_stats, prefix_cache_stats).
 """
 
 from __future__ import annotations
@@ -56,9 +56,12 @@ class Step:
     saved: tuple[Saved, ...] = ()
     loaded: tuple[Loaded, ...] = ()
     load: EngineLoad = EngineLoad()
-    stats: Any = None  # vLLM's SchedulerStats
     seconds: float = 0.0
     executed: bool = False
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of the drafted ones
+    prefix_queries: int = 0  # tokens that were looked up in the prefix cache
+    prefix_hits: int = 0
 
     @property
     def matters(self) -> bool:
@@ -201,9 +204,7 @@ class EngineHost:
         outputs, executed = engine.step_fn()
         engine.post_step(executed)
         step = Step(outputs=outputs or {}, executed=executed, seconds=time.monotonic() - began)
-        for one in step.outputs.values():
-            if one.scheduler_stats is not None:
-                step.stats, one.scheduler_stats = one.scheduler_stats, None
+        _take_stats(step)
         if self._connector is not None:
             reports = self._connector.take_reports()
             step.saved, step.loaded = reports.saved, reports.loaded
@@ -220,6 +221,20 @@ class EngineHost:
         if loop is None or listener is None or loop.is_closed():
             return
         loop.call_soon_threadsafe(what, listener)
+
+
+def _take_stats(step: Step) -> None:
+    """Note what concerns this worker; vLLM hangs the statistics on one of the outputs."""
+    for outputs in step.outputs.values():
+        stats = outputs.scheduler_stats
+        if stats is None:
+            continue
+        if stats.spec_decoding_stats is not None:
+            step.drafted_tokens += stats.spec_decoding_stats.num_draft_tokens
+            step.accepted_tokens += stats.spec_decoding_stats.num_accepted_tokens
+        if stats.prefix_cache_stats is not None:
+            step.prefix_queries += stats.prefix_cache_stats.queries
+            step.prefix_hits += stats.prefix_cache_stats.hits
 
 
 def _rank_lost() -> None:

@@ -23,7 +23,7 @@ START_TIMEOUT_S = 60.0
 _names = itertools.count()
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
     """One worker's process."""
 

@@ -157,6 +157,13 @@ def test_a_taken_port_is_an_error(workers: Fleet, mixed: Worker) -> None:
     assert mixed.address in worker.error
 
 
+def test_an_engine_that_cannot_load_is_one_line(workers: Fleet, mixed: Worker) -> None:
+    worker = workers.start("decode", engine={"kv_cache_gib": 0.001})
+    assert worker.ended() == 1
+    assert worker.error.startswith("the engine could not load")
+    assert str(workers.model) in worker.error
+
+
 def test_wildcard_addresses_must_be_advertised(workers: Fleet) -> None:
     worker = workers.start("decode", worker={"listen": f"0.0.0.0:{free_port()}"})
     assert worker.ended() == 1

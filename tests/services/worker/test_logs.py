@@ -19,6 +19,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root, own = logging.getLogger(), logging.getLogger(logs.LOGGER)
     kept = (list(root.handlers), root.level, own.level)
     yield
+    logging.captureWarnings(False)
     root.handlers[:], root.level = kept[0], kept[1]
     own.setLevel(kept[2])
 

@@ -143,3 +143,27 @@ async def test_seeded_prompts_read_in_steps_do_not_kill_the_engine(mixed: Worker
             await stream.start(core("together", n, skip_reading_prefix_cache=True), DECODE)
         together = [await stream.end(f"together {n}") for n in range(3)]
     assert [got.tokens for got in together] == [got.tokens for got in alone]
+
+
+async def test_metrics_tell_of_it(prefill: Worker, mixed: Worker) -> None:
+    names = {
+        prefill: ("generated_tokens", "handoffs_saved", "engine_step_seconds_count", "prefix_cache_queries"),
+        mixed: ("handoffs_loaded", "handoff_bytes", "handoff_total_seconds_count"),
+    }
+
+    def figures() -> list[float]:
+        return [
+            worker.figure(f"baton_worker_{name}" if name.endswith("count") else f"baton_worker_{name}_total")
+            for worker, of_worker in names.items()
+            for name in of_worker
+        ]
+
+    before = figures()
+    core = request("measured", prompt(100, seed=400))
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        begun = await source.run(core, PREFILL)
+        assert begun.saved is not None
+        await target.run(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+    grown = [after - was for was, after in zip(before, figures(), strict=True)]
+    assert grown[:2] == [1, 1]
+    assert all(each > 0 for each in grown), grown
