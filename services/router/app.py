@@ -17,12 +17,12 @@ from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
 from baton.services.config import Settings
 from baton.services.errors import StartError
+from baton.services.router.cluster import ClusterView
 from baton.services.router.logs import configure
 from baton.services.vllm_args import VLLM_VERSION, served_model_name
 
 log = logging.getLogger(__name__)
 
-CAPACITY_WAIT_S = 1.0  # at start, for a worker that knows the model's limits; else the configuration's count
 DRAIN_S = 10.0  # after SIGTERM, streams that run may take this long
 _BACKLOG = 2048
 # Young objects between two collections. The default of 700 collects every few tokens of 64 streams.
@@ -56,7 +56,6 @@ def run_router(settings: Settings) -> None:
 async def _serve(settings: Settings, sock: socket.socket) -> None:
     from baton.services import vllm_wire
     from baton.services.router import vllm_frontend
-    from baton.services.router.cluster import ClusterView
     from baton.services.router.metrics import RouterMetrics
     from baton.services.router.placement import Placements
     from baton.services.router.relay import Parts
@@ -71,32 +70,30 @@ async def _serve(settings: Settings, sock: socket.socket) -> None:
     pool = WorkerPool(hello, vllm_wire.decode_outputs)
     cluster = ClusterView(scheduler)
     try:
-        asking = asyncio.create_task(cluster.capacity(CAPACITY_WAIT_S))
         config = vllm_frontend.build_config(settings)
-        capacity = await asking
-        if capacity is None:
-            log.warning("no worker is ready at %s yet: 503 until one is", settings.scheduler.address)
-        else:
-            vllm_frontend.apply_capacity(config, capacity)
+        args = vllm_frontend.build_arguments(settings, config)
         metrics = RouterMetrics()
+        parts = Parts(Placements(scheduler, metrics), pool, metrics, settings.router.max_attempts)
         limits = RelayLimits(
             request_timeout_s=settings.router.request_timeout_s,
             max_model_len=config.model_config.max_model_len,
-            block_size=capacity.block_size if capacity else settings.engine.block_size or 0,
+            block_size=settings.engine.block_size or 0,
         )
-        args = vllm_frontend.build_arguments(settings, config)
-        parts = Parts(Placements(scheduler, metrics), pool, metrics, settings.router.max_attempts)
-        client = RelayClient(parts, limits)
-        llm = vllm_frontend.RelayLLM(config, client, cluster, log_stats=not args.disable_log_stats)
-        if vllm_frontend.speculates(settings, capacity):
-            vllm_frontend.note_speculation(llm)
+        llm = vllm_frontend.RelayLLM(config, RelayClient(parts, limits), cluster, settings.engine.extra)
+        learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
         try:
             await _serve_http(await vllm_frontend.build_http_app(llm, args), sock, settings)
         finally:
+            learning.cancel()
             llm.shutdown()
     finally:
         await pool.close()
         await scheduler.close()
+
+
+async def _learn(llm: Any, cluster: ClusterView) -> None:
+    """The configuration's limits count until a worker tells what its engine has."""
+    llm.learn(await cluster.first_capacity())
 
 
 async def _serve_http(app: Any, sock: socket.socket, settings: Settings) -> None:

@@ -12,7 +12,7 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 
 FRESH_S = 0.5  # a description is good for this long: health checks must not load the scheduler
-_POLL_S = 0.1
+POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,21 @@ class ClusterView:
                 self._known_until = time.monotonic() + FRESH_S
             return self._health
 
-    async def capacity(self, wait_s: float) -> pb.Capacity | None:
-        """That of a ready worker that writes answers; waits up to `wait_s` for one, then None."""
-        give_up = time.monotonic() + wait_s
+    async def capacity(self) -> pb.Capacity | None:
+        """That of a ready worker that writes answers; None when there is none, or nobody to ask."""
+        try:
+            workers = _ready((await self._client.describe()).workers)
+        except SchedulerError:
+            return None
+        writers = [worker for worker in workers if worker.identity.role != pb.ROLE_PREFILL]
+        return writers[0].identity.capacity if writers else None
+
+    async def first_capacity(self) -> pb.Capacity:
+        """The same, as soon as there is one. For a task of its own: it waits for as long as it takes."""
         while True:
-            try:
-                workers = _ready((await self._client.describe()).workers)
-            except SchedulerError:
-                workers = []
-            for worker in workers:
-                if worker.identity.role != pb.ROLE_PREFILL:
-                    return worker.identity.capacity
-            if time.monotonic() >= give_up:
-                return None
-            await asyncio.sleep(_POLL_S)
+            if capacity := await self.capacity():
+                return capacity
+            await asyncio.sleep(POLL_S)
 
     async def _ask(self) -> Health:
         try:

@@ -42,6 +42,7 @@ class NotAdmitted(RequestFailed):
         waiting_helps: bool = False,
     ) -> None:
         super().__init__(message, retry_after_s)
+        self.never = never
         self.waiting_helps = waiting_helps
         if never:
             self.status = HTTPStatus.BAD_REQUEST

@@ -30,7 +30,7 @@ from baton.services.router.workers import WorkerPool, WorkerStream
 
 log = logging.getLogger(__name__)
 
-REPLACE_WAIT_S = 5.0  # an answer that has begun waits this long for room elsewhere
+REPLACE_WAIT_S = 5.0  # an answer that has begun waits this long for somebody who goes on with it
 
 
 class FrontEnd(Protocol):
@@ -167,7 +167,7 @@ class Relay:
         if step is Step.PLACE_AGAIN:
             state.excluded.add(failure.worker_id)
             try:
-                await self._place_again()
+                await self._place_again(patient=bool(state.tokens) and not failure.decode_side_is_fine)
             except NotAdmitted as error:
                 if not failure.decode_side_is_fine:
                     raise AttemptsExhausted(
@@ -186,8 +186,11 @@ class Relay:
             self._pool.abort(placement.prefill.worker_id, self.state.request_id)
             self._placement = replace(placement, prefill=None)
 
-    async def _place_again(self) -> None:
-        """The next epoch. Waits a little for room, as the client has the answer's beginning already."""
+    async def _place_again(self, *, patient: bool) -> None:
+        """The next epoch. Waits for room; if `patient` also for a worker that comes back.
+
+        A client that has a part of its answer can only wait: for another it is better to know soon.
+        """
         self._abort_workers()
         give_up = min(time.monotonic() + REPLACE_WAIT_S, self.state.deadline)
         while True:
@@ -195,7 +198,8 @@ class Relay:
                 return await self._place()
             except NotAdmitted as error:
                 wait_s = min(max(error.retry_after_s, 0.05), 0.5)
-                if not error.waiting_helps or time.monotonic() + wait_s > give_up:
+                hopeful = error.waiting_helps or (patient and not error.never)
+                if not hopeful or time.monotonic() + wait_s > give_up:
                     raise
             await asyncio.sleep(wait_s)
 

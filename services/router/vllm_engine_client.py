@@ -63,7 +63,7 @@ class RelayClient(EngineCoreClient):
         self.resources = Resources()
         self.engine_ranks_managed = [0]
         self._parts = parts
-        self._limits = limits
+        self.limits = limits  # of requests to come; may be replaced
         self._queue = vllm_outputs.OutputQueue(parts.pool.lag_s)
         self._relays: dict[str, Relay] = {}  # by the front end's request id
         self._admissions: dict[str, Admission] = {}
@@ -149,7 +149,7 @@ class RelayClient(EngineCoreClient):
 
     def _relay(self, request: Any) -> Relay:
         _check(request)
-        limits = self._limits
+        limits = self.limits
         wire_id = _wire_id(request.request_id)
         now = time.monotonic()
         state = RequestState(

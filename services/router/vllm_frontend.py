@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -65,14 +66,6 @@ def build_config(settings: Settings) -> Any:
     return config
 
 
-def apply_capacity(config: Any, capacity: scheduler_pb2.Capacity) -> None:
-    """What an engine found out when it loaded, as vLLM's own client takes it from its engine."""
-    model, cache = config.model_config, config.cache_config
-    model.max_model_len = min(model.max_model_len, capacity.max_model_len)
-    cache.num_gpu_blocks = capacity.num_blocks
-    cache.block_size = capacity.block_size
-
-
 def build_arguments(settings: Settings, config: Any) -> Namespace:
     """The namespace that vLLM's app reads: its own defaults, and what our settings say.
 
@@ -103,10 +96,14 @@ def build_arguments(settings: Settings, config: Any) -> Namespace:
 class RelayLLM(async_llm.AsyncLLM):
     """AsyncLLM over a RelayClient. Make it inside the event loop."""
 
-    def __init__(self, config: Any, client: RelayClient, cluster: ClusterView, *, log_stats: bool) -> None:
+    def __init__(self, config: Any, client: RelayClient, cluster: ClusterView, extra: dict[str, Any]) -> None:
+        """`extra` is engine.extra of the configuration."""
+        log_stats = not extra.get("disable_log_stats")
         with _engine_client(client):
             super().__init__(config, executor_class=Executor, log_stats=log_stats, log_requests=False)
         self._cluster = cluster
+        if any(extra.get(key) for key in _SPECULATION):
+            self.note_drafts()
         client.on_failure = self._request_failed
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,6 +128,23 @@ class RelayLLM(async_llm.AsyncLLM):
     async def health(self) -> Health:
         """Whether a request could be placed now."""
         return await self._cluster.health()
+
+    def learn(self, capacity: scheduler_pb2.Capacity) -> None:
+        """Take what a worker's engine found out when it loaded, as vLLM's client does from its own."""
+        model, cache = self.model_config, self.vllm_config.cache_config
+        model.max_model_len = min(model.max_model_len, capacity.max_model_len)
+        cache.num_gpu_blocks = capacity.num_blocks
+        cache.block_size = capacity.block_size
+        client = self.engine_core
+        client.limits = replace(
+            client.limits, max_model_len=model.max_model_len, block_size=capacity.block_size
+        )
+        if capacity.lookahead_tokens > 1:
+            self.note_drafts()
+
+    def note_drafts(self) -> None:
+        """The workers draft: refuse the sampling parameters that vLLM cannot combine with it."""
+        self.input_processor.speculative_config = True  # all that is asked of it is whether it is None
 
     def _request_failed(self, request_id: str, error: Exception) -> None:
         """End a request, and its siblings where n > 1: one stream has them all."""
@@ -162,17 +176,6 @@ async def _health(request: Request) -> Response:
     if health.ok:
         return Response(status_code=200)
     return JSONResponse({"status": "unavailable", "reason": health.reason}, status_code=503)
-
-
-def speculates(settings: Settings, capacity: scheduler_pb2.Capacity | None) -> bool:
-    """Whether the workers draft: vLLM refuses some sampling parameters then."""
-    asked = any(settings.engine.extra.get(key) for key in _SPECULATION)
-    return asked or (capacity is not None and capacity.lookahead_tokens > 1)
-
-
-def note_speculation(llm: RelayLLM) -> None:
-    """Make the front end refuse what vLLM cannot do with drafts; it asks only whether this is None."""
-    llm.input_processor.speculative_config = True
 
 
 @contextlib.contextmanager

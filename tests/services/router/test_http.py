@@ -69,10 +69,8 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(zygote: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    made = Site(zygote, model, tmp_path_factory.mktemp("router"))
-    yield made
-    made.process.signal(signal.SIGKILL)
+def site(zygote: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return Site(zygote, model, tmp_path_factory.mktemp("router"))
 
 
 @pytest.fixture

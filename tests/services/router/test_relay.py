@@ -11,6 +11,7 @@ from vllm.v1.engine import FinishReason
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
+from baton.services.router import relay
 from baton.services.router.recovery import SHORT_PROMPT_TOKENS
 from baton.services.router.vllm_engine_client import RefusedByRouter
 from tests.services.router.fakes import EOS, FakeWorker, Fault, answer, until
@@ -201,7 +202,8 @@ async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how
     await cluster.settled()
 
 
-async def test_nobody_else_can_write(cluster: Cluster) -> None:
+async def test_nobody_else_can_write(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "REPLACE_WAIT_S", 0.3)
     _, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, 3, die=True))
     got = await cluster.ask(PROMPT, 20)
@@ -210,6 +212,26 @@ async def test_nobody_else_can_write(cluster: Cluster) -> None:
     assert got.error.http_status == 503
     assert "d0" in str(got.error)
     await cluster.settled()
+
+
+async def test_an_answer_that_has_begun_waits_for_a_worker_that_comes_back(cluster: Cluster) -> None:
+    _, decode = await cluster.pair()
+    decode.faults.append(Fault(PHASE_DECODE, 3, die=True))
+    asking = asyncio.create_task(cluster.ask(PROMPT, 20))
+    await until(lambda: cluster.count("rejections_total", code="NO_WORKERS"), "nobody is there")
+    assert not cluster.got["q0"].over
+    again = await cluster.members.add(FakeWorker("d0-again", pb.ROLE_DECODE))
+    right(await asking, PROMPT, 20)
+    assert len(again.seen.starts) == 1
+
+
+async def test_a_request_without_a_token_does_not_wait(cluster: Cluster) -> None:
+    mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    mixed.faults.append(Fault(PHASE_DECODE, die=True))
+    started = time.monotonic()
+    got = await cluster.ask(PROMPT)
+    assert isinstance(got.error, RefusedByRouter)
+    assert time.monotonic() - started < 2
 
 
 async def test_attempts_run_out(cluster: Cluster) -> None:
@@ -238,8 +260,7 @@ async def test_a_complete_answer_is_not_admitted_again(cluster: Cluster) -> None
     for worker in (first, second):
         worker.faults.append(Fault(PHASE_DECODE, 7, die=True))
     await cluster.send("q", PROMPT, 30)
-    relay = cluster.client._relays["q"]
-    relay.state.max_tokens = 8  # the fakes go by the request and would write 30
+    cluster.client._relays["q"].state.max_tokens = 8  # the fakes go by the request and would write 30
     got = await cluster.answer("q")
     right(got, PROMPT, 8)
     assert len(first.seen.starts) + len(second.seen.starts) == 1

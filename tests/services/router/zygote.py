@@ -5,6 +5,7 @@ As a module it is that parent: a line of JSON on stdin is a router's settings, a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ class Zygote:
             cwd=ROOT,
             text=True,
         )
+        self._routers: list[RouterProcess] = []
 
     def router(self, log: Path, **settings: Any) -> RouterProcess:
         """Start a router with these sections of settings; what it prints goes to `log`."""
@@ -37,11 +39,17 @@ class Zygote:
         log.touch()
         self._process.stdin.write(json.dumps({"log": str(log), "settings": settings}) + "\n")
         self._process.stdin.flush()
-        return RouterProcess(int(self._process.stdout.readline()), log)
+        router = RouterProcess(int(self._process.stdout.readline()), log)
+        self._routers.append(router)
+        return router
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait(10)
+        """Nothing stays behind, however a test ended."""
+        for router in self._routers:
+            with contextlib.suppress(ProcessLookupError):
+                router.signal(signal.SIGKILL)
+        with self._process:  # which closes the pipes
+            self._process.kill()
 
 
 class RouterProcess:
