@@ -18,4 +18,5 @@ MIXED = Role(
     wire=scheduler_pb2.ROLE_MIXED,
     phases=frozenset({worker_pb2.PHASE_PREFILL, worker_pb2.PHASE_DECODE}),
     max_requests=_max_requests,
+    needs_handoffs=False,
 )

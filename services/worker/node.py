@@ -95,10 +95,14 @@ class Node:
         from baton.services.worker.dispatcher import Dispatcher
         from baton.services.worker.metrics import WorkerMetrics
         from baton.services.worker.servicer import WorkerServicer
+        from baton.services.worker.vllm_engine import EnginePlan
         from baton.services.worker.vllm_host import EngineHost
 
         metrics = WorkerMetrics()
-        host = EngineHost(self._settings, self._identity.worker_id, self._identity.model_fingerprint)
+        mine = self._identity
+        host = EngineHost(
+            EnginePlan(self._settings, mine.worker_id, mine.model_fingerprint, self._role.needs_handoffs)
+        )
         dispatcher = self._dispatcher = Dispatcher(
             self._role, self._role.max_requests(self._settings), host, metrics
         )
@@ -109,11 +113,7 @@ class Node:
         await server.start()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(dispatcher.close)
-            if self._settings.worker.metrics_port is not None:
-                port = stack.enter_context(
-                    metrics.serving(self._listen_host, self._settings.worker.metrics_port)
-                )
-                logger.info("metrics on http://%s:%d/metrics", self._listen_host, port)
+            self._serve_metrics(stack, metrics)
             info = await self._load_engine(host, dispatcher)
             if info is None:
                 logger.info("told to end while the engine loaded")
@@ -121,18 +121,20 @@ class Node:
             metrics.set_blocks(info.num_blocks)
             metrics.ask_pinned(lambda: host.staged(STAGED_TIMEOUT_S))
             dispatcher.open(info)
-            self._identity.capacity.CopyFrom(self._capacity(info, host.compatibility_hash))
-            await session.ready(self._identity.capacity)
+            mine.capacity.CopyFrom(self._capacity(info, host.compatibility_hash))  # for Hello
+            await session.ready(mine.capacity)
             await self._set_health(_SERVING)
-            logger.info("ready on %s: %d KV blocks of %d tokens", *self._shape(info))
+            blocks = (info.num_blocks, info.block_size)
+            logger.info("ready on %s: %d KV blocks of %d tokens", mine.address, *blocks)
             watching = asyncio.create_task(self._watch_pinned(host))
             stack.callback(watching.cancel)
             await self._serve(session, dispatcher, host)
         return 0 if await asyncio.to_thread(host.stop) else 1
 
-    def _serve_metrics(self, stack: contextlib.AsyncExitStack, metrics: WorkerMetrics, port: int) -> None:
-        port = stack.enter_context(metrics.serving(self._listen_host, port))
-        logger.info("metrics on http://%s:%d/metrics", self._listen_host, port)
+    def _serve_metrics(self, stack: contextlib.AsyncExitStack, metrics: WorkerMetrics) -> None:
+        if self._settings.worker.metrics_port is not None:
+            port = stack.enter_context(metrics.serving(self._listen_host, self._settings.worker.metrics_port))
+            logger.info("metrics on http://%s:%d/metrics", self._listen_host, port)
 
     # Serving and draining.
 
@@ -253,11 +255,8 @@ class Node:
             max_num_batched_tokens=info.max_num_batched_tokens,
             max_model_len=info.max_model_len,
             lookahead_tokens=info.lookahead_tokens,
-            transports=self._settings.handoff.transports,
+            transports=self._settings.handoff.transports if compatibility_hash else [],
         )
-
-    def _shape(self, info: EngineInfo) -> tuple[str, int, int]:
-        return self._identity.address, info.num_blocks, info.block_size
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in _HEALTH_NAMES:

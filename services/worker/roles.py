@@ -21,6 +21,9 @@ class Role:
     # Requests held at once, running and waiting; one more is refused as FULL. The scheduler's own bound
     # is lower: this one holds when routers place from an old snapshot.
     max_requests: Callable[[Settings], int]
+    # Without handoffs it would be of no use. Where they can be done without, a model whose KV cache cannot be
+    # handed over (hybrids of attention and state) is served all the same.
+    needs_handoffs: bool = True
 
 
 _ROLES: dict[str, tuple[str, str]] = {}

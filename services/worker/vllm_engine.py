@@ -9,6 +9,7 @@ the affinity of the thread that starts them.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from baton.services.errors import ConfigError, StartError
 from baton.services.vllm_args import engine_args
 from baton.services.worker import process, vllm_continuation
 from baton.services.worker.errors import describe
+
+logger = logging.getLogger(__name__)
 
 CONNECTOR = "BatonConnector"
 CONNECTOR_MODULE = "baton.handoff.vllm_connector"
@@ -71,12 +74,22 @@ def cores_of_ranks(cpu: str, ranks: int) -> str:
     return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
 
 
-def build_config(settings: Settings, worker_id: str, fingerprint: str) -> Any:
+@dataclass(frozen=True)
+class EnginePlan:
+    """What is to be loaded."""
+
+    settings: Settings
+    worker_id: str
+    fingerprint: str  # of the model
+    needs_handoffs: bool
+
+
+def build_config(plan: EnginePlan) -> Any:
     """The VllmConfig of this worker. Raises ConfigError for what we refuse, else what vLLM raises."""
-    from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
+    settings = plan.settings
     alone = settings.engine.tensor_parallel_size == 1
     args = engine_args(settings.engine)
     if settings.engine.kv_cache_gib is not None:
@@ -91,19 +104,36 @@ def build_config(settings: Settings, worker_id: str, fingerprint: str) -> Any:
             )
     args.setdefault("use_tqdm_on_load", False)
     args["distributed_executor_backend"] = "uni" if alone else "mp"
-    args["kv_transfer_config"] = KVTransferConfig(
+    args["kv_transfer_config"] = _transfer_config(plan)
+    config = AsyncEngineArgs(**args).create_engine_config()
+    if config.model_config.is_hybrid:
+        if plan.needs_handoffs:
+            raise ConfigError(
+                f"model {settings.engine.model!r} keeps state beside its KV cache, which cannot be handed "
+                "over: serve it with mixed workers alone (--mixed)"
+            )
+        logger.warning("this model keeps state beside its KV cache: it is served without handoffs")
+        args["kv_transfer_config"] = None
+        config = AsyncEngineArgs(**args).create_engine_config()
+    return config
+
+
+def _transfer_config(plan: EnginePlan) -> Any:
+    from vllm.config import KVTransferConfig
+
+    handoff = plan.settings.handoff
+    return KVTransferConfig(
         kv_connector=CONNECTOR,
         kv_connector_module_path=CONNECTOR_MODULE,
         kv_role="kv_both",
         kv_load_failure_policy="fail",  # the router decides: prefill again elsewhere, or compute here
         kv_connector_extra_config={
-            **settings.handoff.model_dump(),
-            "host": settings.handoff.host or settings.worker.listen.rpartition(":")[0],
-            "worker_id": worker_id,
-            "model_fingerprint": fingerprint,
+            **handoff.model_dump(),
+            "host": handoff.host or plan.settings.worker.listen.rpartition(":")[0],
+            "worker_id": plan.worker_id,
+            "model_fingerprint": plan.fingerprint,
         },
     )
-    return AsyncEngineArgs(**args).create_engine_config()
 
 
 def _cpu_arguments(args: dict[str, Any]) -> None:
@@ -114,20 +144,19 @@ def _cpu_arguments(args: dict[str, Any]) -> None:
     args.setdefault("enforce_eager", True)
 
 
-def build_engine(
-    settings: Settings, worker_id: str, fingerprint: str, on_rank_lost: Callable[[], None]
-) -> Any:
+def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
     """Load an EngineCore in the calling thread, which must be the one that steps it.
 
     The thread is pinned to `worker.cpu` first, and with it the threads that compute. `on_rank_lost` is
     called, from a thread of vLLM's, when the process of a tensor-parallel rank died. Raises StartError with
     vLLM's reason when it cannot load, ConfigError for settings.
     """
+    settings = plan.settings
     if settings.worker.cpu and settings.engine.tensor_parallel_size == 1:
         _pin(parse_cores(settings.worker.cpu))
     process.lead_engine_processes()
     try:
-        config = build_config(settings, worker_id, fingerprint)
+        config = build_config(plan)
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
 

@@ -24,9 +24,8 @@ from typing import Any, Protocol
 
 from baton.handoff.errors import HandoffError
 from baton.handoff.reports import Loaded, Saved
-from baton.services.config import Settings
 from baton.services.worker.errors import EngineFailed
-from baton.services.worker.vllm_engine import EngineInfo, build_engine, info_of
+from baton.services.worker.vllm_engine import EngineInfo, EnginePlan, build_engine, info_of
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +83,8 @@ class Listener(Protocol):
 class EngineHost:
     """Owns the engine's thread. One a process."""
 
-    def __init__(self, settings: Settings, worker_id: str, fingerprint: str) -> None:
-        self._settings = settings
-        self._worker_id = worker_id
-        self._fingerprint = fingerprint
+    def __init__(self, plan: EnginePlan) -> None:
+        self._plan = plan
         # Bounded by the servicer, which counts the requests that it lets in.
         self._messages: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -137,14 +134,16 @@ class EngineHost:
 
     @property
     def compatibility_hash(self) -> str:
-        """Hex; KV passes only between equal ones."""
-        return str(self._connector.compatibility_hash)
+        """Hex; KV passes only between equal ones. Empty without handoffs."""
+        return str(self._connector.compatibility_hash) if self._connector is not None else ""
 
     def staged(self, timeout_s: float) -> tuple[int, int]:
         """Saved prompts that wait to be pulled, and their bytes; (0, 0) when a rank does not answer in time.
 
         Waits for the ranks, so not in the loop's thread.
         """
+        if self._connector is None:
+            return 0, 0
         try:
             handoffs, size = self._connector.staged(timeout_s)
         except HandoffError as error:
@@ -154,9 +153,7 @@ class EngineHost:
 
     def _run(self) -> None:
         try:
-            self._engine = build_engine(
-                self._settings, self._worker_id, self._fingerprint, lambda: self._messages.put(_rank_lost)
-            )
+            self._engine = build_engine(self._plan, lambda: self._messages.put(_rank_lost))
             self._connector = self._engine.scheduler.get_kv_connector()
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)

@@ -35,7 +35,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "seed": {"temperature": 1.0, "seed": 17, "logprobs": 2},
     "seed, top-p, top-k": {"temperature": 0.9, "seed": 5, "top_p": 0.9, "top_k": 60},
     "seed and penalties": {"temperature": 1.2, "seed": 3, "frequency_penalty": 0.8},
-    "regex": {"structured_outputs": StructuredOutputsParams(regex=r"(ab|cd|[0-9]){30}")},
+    "regex": {
+        "structured_outputs": StructuredOutputsParams(regex=r"[a-f]{3}[0-9]{4}[u-z]{5}[A-D]{2}[0-9]{10,}")
+    },
     "json": {
         "structured_outputs": StructuredOutputsParams(json=SCHEMA),
         "max_tokens": 40,
