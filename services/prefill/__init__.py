@@ -1,0 +1,1 @@
+"""What only a prefill worker does."""
