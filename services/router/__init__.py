@@ -4,8 +4,8 @@
                                  │ EngineCoreRequest          ▲ EngineCoreOutputs
                             vllm_engine_client.py ────── vllm_outputs.py
                                  │                            ▲
-                            relay.py: one request's life, state.py what is known of it,
-                                 │    recovery.py what to do when a part of it fails
+                            relay.py: one request's life; leg.py: one phase of it on one worker;
+                                 │    state.py: what is known of it; recovery.py: what to do when a part fails
                placement.py ─────┴───── workers.py
               (the scheduler)        (a stream to each worker)
 
