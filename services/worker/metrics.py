@@ -74,7 +74,7 @@ class WorkerMetrics:
             thread.join(timeout=1)
 
     def set_blocks(self, num_blocks: int) -> None:
-        """Of the engine's KV cache, known once it is loaded."""
+        """Of the engine's KV cache that requests can have, known once it is loaded."""
         self._num_blocks = num_blocks
 
     def on_step(self, step: Step) -> None:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # vLLM takes seconds to import, and a worker that is refused 
 logger = logging.getLogger(__name__)
 
 # All in seconds.
-PINNED_EVERY_S = 1.0  # how often the ranks are asked what waits to be pulled
 STAGED_TIMEOUT_S = 0.8
 PROGRESS_EVERY_S = 10.0
 POLL_S = 0.02  # of a drain
@@ -118,7 +117,7 @@ class Node:
             if info is None:
                 logger.info("told to end while the engine loaded")
                 return 0
-            metrics.set_blocks(info.num_blocks)
+            metrics.set_blocks(info.free_blocks)
             metrics.ask_pinned(lambda: host.staged(STAGED_TIMEOUT_S))
             dispatcher.open(info)
             mine.capacity.CopyFrom(self._capacity(info, host.compatibility_hash))  # for Hello
@@ -174,9 +173,10 @@ class Node:
             await asyncio.sleep(POLL_S)
 
     async def _watch_pinned(self, host: EngineHost) -> None:
+        """Ask the ranks what waits to be pulled, as often as it is reported."""
         while True:
             self._pinned = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
-            await asyncio.sleep(PINNED_EVERY_S)
+            await asyncio.sleep(self._settings.scheduler.heartbeat_s)
 
     # Starting.
 

@@ -1,7 +1,7 @@
 """One vLLM EngineCore from our settings: its configuration, its place on the machine, what it became.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.create_engine_config, vllm.config.KVTransferConfig,
-vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor),
+vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor, scheduler.kv_cache_manager),
 vllm.platforms.current_platform.is_cpu; on CPU the variables VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
 rank in this process) and VLLM_CPU_OMP_THREADS_BIND (of rank processes), and that threads of OpenMP inherit
 the affinity of the thread that starts them.
@@ -39,6 +39,7 @@ class EngineInfo:
     max_model_len: int  # tokens
     block_size: int  # tokens
     num_blocks: int
+    free_blocks: int  # of an idle engine: vLLM keeps one for itself
     max_num_seqs: int
     max_num_batched_tokens: int
     lookahead_tokens: int  # 1 + the drafted ones
@@ -188,6 +189,7 @@ def info_of(engine: Any) -> EngineInfo:
         max_model_len=config.model_config.max_model_len,
         block_size=config.cache_config.block_size,
         num_blocks=config.cache_config.num_gpu_blocks or 0,
+        free_blocks=engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
         max_num_seqs=config.scheduler_config.max_num_seqs,
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         lookahead_tokens=1 + (speculative.num_speculative_tokens if speculative else 0),
