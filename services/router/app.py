@@ -24,6 +24,9 @@ from baton.services.vllm_args import VLLM_VERSION, served_model_name
 log = logging.getLogger(__name__)
 
 DRAIN_S = 10.0  # after SIGTERM, streams that run may take this long
+# Idle connections are kept longer than load balancers and clients usually keep theirs (60 s), so that it is
+# they who close: a request that meets our own closing is lost to its sender.
+KEEP_ALIVE_S = 75
 _BACKLOG = 2048
 # Young objects between two collections. The default of 700 collects every few tokens of 64 streams.
 _GC_THRESHOLDS = (50_000, 20, 50)
@@ -117,6 +120,7 @@ async def _serve_http(app: Any, sock: socket.socket, settings: Settings) -> None
         log_level=settings.router.log_level,
         access_log=settings.router.log_level == "debug",
         backlog=_BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(DRAIN_S),
     )
     server = Server(config)
