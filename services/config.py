@@ -146,6 +146,7 @@ class RouterSettings(_Section):
     port: Port = Field(8000, description="TCP port on which it listens.")
     api_key: str = Field("", description="If set, clients must send it as a bearer token.")
     request_timeout_s: Seconds = Field(600.0, description="A request that takes longer ends with an error.")
+    drain_timeout_s: Seconds = Field(10.0, description="After SIGTERM, streams that run may take this long.")
     max_attempts: int = Field(
         3, ge=1, le=10, description="Placements tried for one request, the first included."
     )

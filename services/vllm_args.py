@@ -67,7 +67,9 @@ def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise ConfigError(f"model folder {str(folder)!r} does not exist; pass an existing one with --model")
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"model folder {str(folder)!r} holds no config.json: it is not a model in Hugging Face's layout")
+        raise ConfigError(
+            f"model folder {str(folder)!r} holds no config.json: it is not a model in Hugging Face's layout"
+        )
 
 
 def _checked_extra(extra: dict[str, Any]) -> dict[str, Any]:
@@ -80,5 +82,7 @@ def _checked_extra(extra: dict[str, Any]) -> dict[str, Any]:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise ConfigError(f"engine.extra.{key} (value {value!r}): vLLM {VLLM_VERSION} has no such argument{hint}")
+            raise ConfigError(
+                f"engine.extra.{key} (value {value!r}): vLLM {VLLM_VERSION} has no such argument{hint}"
+            )
     return extra

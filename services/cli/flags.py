@@ -21,6 +21,7 @@ from baton.services.errors import ConfigError
 _NAMES = {
     ("scheduler", "address"): "--scheduler",
     ("scheduler", "metrics_port"): "--scheduler-metrics-port",
+    ("router", "drain_timeout_s"): "--router-drain-timeout-s",
     ("engine", "extra"): "--engine-args",
 }
 _PREFIXED = {"handoff"}

@@ -6,6 +6,7 @@ import asyncio
 
 from baton.scheduler.policy import PolicyConfig
 from baton.scheduler.service import serve
+from baton.services import logs
 from baton.services.config import Settings
 
 
@@ -14,6 +15,7 @@ def run_scheduler(settings: Settings) -> None:
 
     Raises BatonError, one line: the port is taken, the store does not answer or refuses the password.
     """
+    logs.configure(settings.log_format, "scheduler")
     own = settings.scheduler
     policy = PolicyConfig(
         filters=tuple(own.policy.filters),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import baton
+from baton.services import logs
 from baton.services.cli import devices, processes
 from baton.services.cli.processes import Child
 from baton.services.cli.watch import Seen, watch
@@ -178,7 +179,7 @@ def _start(supervisor: Supervisor, settings: Settings, fleet: Fleet, placed: lis
     scheduler = Part("scheduler", lambda: run_scheduler(settings))
     supervisor.parts.append(scheduler)
     supervisor.start(scheduler)
-    _preload()
+    _preload(settings)
     supervisor.say("engine", "code loaded")
     for number, (role, where) in enumerate(zip(fleet.roles, placed, strict=True)):
         name = f"{role}-{fleet.roles[:number].count(role)}"
@@ -189,7 +190,10 @@ def _start(supervisor: Supervisor, settings: Settings, fleet: Fleet, placed: lis
     supervisor.say("processes", "started; the engines load the model")
 
 
-def _preload() -> None:
+def _preload(settings: Settings) -> None:
+    logs.configure(
+        settings.log_format, "up", vllm="ERROR"
+    )  # what vLLM misses here, it says again in each log
     from baton.services.router import app
     from baton.services.worker import lifecycle
 

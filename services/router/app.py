@@ -15,15 +15,14 @@ from typing import Any
 
 from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
+from baton.services import logs
 from baton.services.config import Settings
 from baton.services.errors import StartError
 from baton.services.router.cluster import ClusterView
-from baton.services.router.logs import configure
-from baton.services.vllm_args import VLLM_VERSION, served_model_name
+from baton.services.vllm_args import VLLM_VERSION, check_model, served_model_name
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 10.0  # after SIGTERM, streams that run may take this long
 # Idle connections are kept longer than load balancers and clients usually keep theirs (60 s), so that it is
 # they who close: a request that meets our own closing is lost to its sender.
 KEEP_ALIVE_S = 75
@@ -45,7 +44,10 @@ def run_router(settings: Settings) -> None:
     Raises ConfigError or StartError with one line: the port is taken, the model is missing, vLLM is another
     one. A scheduler that is away is no reason not to start: requests get 503 until it is there.
     """
-    configure(settings.log_format, settings.router.log_level)
+    level = settings.router.log_level.upper()
+    # At its default the router shows vLLM's errors alone: it warns of a device that is not used here.
+    logs.configure(settings.log_format, "router", others=level, vllm="ERROR" if level == "WARNING" else level)
+    check_model(settings.engine)
     sock = _listen(settings.router.host, settings.router.port)
     with contextlib.closing(sock):
         import uvloop
@@ -100,7 +102,7 @@ async def _learn(llm: Any, cluster: ClusterView) -> None:
 
 
 async def _serve_http(app: Any, sock: socket.socket, settings: Settings) -> None:
-    """Until a signal: then stop accepting and let streams end within DRAIN_S. A second Ctrl-C ends them."""
+    """Until a signal: then accept nothing and let streams end within their time. A second Ctrl-C ends them."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -121,7 +123,7 @@ async def _serve_http(app: Any, sock: socket.socket, settings: Settings) -> None
         access_log=settings.router.log_level == "debug",
         backlog=_BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(DRAIN_S),
+        timeout_graceful_shutdown=int(settings.router.drain_timeout_s),
     )
     server = Server(config)
     app.state.server = server

@@ -14,10 +14,11 @@ import os
 import socket
 import sys
 
+from baton.services import logs
 from baton.services.config import Settings
 from baton.services.errors import StartError
 from baton.services.vllm_args import VLLM_VERSION, check_model
-from baton.services.worker import logs, roles
+from baton.services.worker import roles
 from baton.services.worker.fingerprint import model_fingerprint
 
 logger = logging.getLogger(__name__)

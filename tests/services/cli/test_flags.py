@@ -60,7 +60,9 @@ def test_no_two_keys_share_a_flag() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("command", ["up", "router", "scheduler", "prefill", "decode", "mixed", "status", "drain"])
+@pytest.mark.parametrize(
+    "command", ["up", "router", "scheduler", "prefill", "decode", "mixed", "status", "drain"]
+)
 def test_help_tells_every_flag(command: str) -> None:
     result = CliRunner().invoke(main.app, [command, "--help"])
     assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""One configured logger for a worker's process: text for people or a JSON object a line for machines."""
+"""One configured logger a process: text for people, or a JSON object a line for machines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import time
 from typing import Literal
 
 LOGGER = "baton"
-_FOREIGN = ("vllm", "torch", "transformers", "grpc")  # said at WARNING and above
+_FOREIGN = ("torch", "transformers", "grpc", "uvicorn", "asyncio")
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class _Text(logging.Formatter):
-    def __init__(self, worker_id: str) -> None:
-        super().__init__(f"%(asctime)s %(levelname)s [{worker_id}] %(name)s: %(message)s%(fields)s")
+    def __init__(self, who: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s [{who}] %(name)s: %(message)s%(fields)s")
 
     def format(self, record: logging.LogRecord) -> str:
         fields = _fields(record)
@@ -25,15 +25,16 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, who: str) -> None:
         super().__init__()
-        self._worker_id = worker_id
+        self._who = who
 
     def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "time": f"{stamp}.{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
-            "worker": self._worker_id,
+            "process": self._who,
             "logger": record.name,
             "message": record.getMessage(),
             **_fields(record),
@@ -48,24 +49,26 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return {key: value for key, value in vars(record).items() if key not in _OWN_FIELDS and key != "fields"}
 
 
-def configure(log_format: Literal["text", "json"], worker_id: str) -> logging.Logger:
+def configure(
+    log_format: Literal["text", "json"], who: str, *, others: str = "WARNING", vllm: str = "WARNING"
+) -> logging.Logger:
     """Send all logs of this process to stderr in one form. Called once, before vLLM is imported if it can be.
 
-    vLLM's own logs are kept from WARNING on, unless VLLM_LOGGING_LEVEL says otherwise.
+    Ours are shown from INFO on, libraries' from `others` on, vLLM's from `vllm` on unless VLLM_LOGGING_LEVEL
+    says otherwise.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json(worker_id) if log_format == "json" else _Text(worker_id))
+    handler.setFormatter(_Json(who) if log_format == "json" else _Text(who))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     # vLLM puts a handler of its own on its logger when it is imported: ours alone must speak.
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
-    for name in _FOREIGN:
+    for name in ("vllm", *_FOREIGN):
         foreign = logging.getLogger(name)
         foreign.handlers.clear()
         foreign.propagate = True
-        foreign.setLevel(os.environ["VLLM_LOGGING_LEVEL"] if name == "vllm" else logging.WARNING)
+        foreign.setLevel(os.environ.get("VLLM_LOGGING_LEVEL", vllm) if name == "vllm" else others)
     logging.captureWarnings(True)  # Python's own, which would break a log of JSON lines
     own = logging.getLogger(LOGGER)
     own.setLevel(logging.INFO)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.services.worker import logs
+from baton.services import logs
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_json_has_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("json", "prefill-0").info("saved %d", 3, extra={"request": "r1"})
     line = json.loads(capsys.readouterr().err)
-    assert (line["worker"], line["level"], line["message"]) == ("prefill-0", "info", "saved 3")
+    assert (line["process"], line["level"], line["message"]) == ("prefill-0", "info", "saved 3")
     assert line["request"] == "r1"
 
 
@@ -42,7 +42,7 @@ def test_json_keeps_a_traceback_on_its_line(capsys: pytest.CaptureFixture[str]) 
     assert "ValueError" in json.loads(lines[0])["exception"]
 
 
-def test_text_names_the_worker_and_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_names_the_process_and_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("text", "decode-1").info("ready", extra={"blocks": 7})
     text = capsys.readouterr().err
     assert "INFO [decode-1] baton: ready blocks=7" in text
