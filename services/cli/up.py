@@ -191,9 +191,8 @@ def _start(supervisor: Supervisor, settings: Settings, fleet: Fleet, placed: lis
 
 
 def _preload(settings: Settings) -> None:
-    logs.configure(
-        settings.log_format, "up", vllm="ERROR"
-    )  # what vLLM misses here, it says again in each log
+    # What vLLM has to say of this machine it says again in each log.
+    logs.configure(settings.log_format, "up", vllm="ERROR")
     from baton.services.router import app
     from baton.services.worker import lifecycle
 

@@ -19,7 +19,7 @@ from baton.services import logs
 from baton.services.config import Settings
 from baton.services.errors import StartError
 from baton.services.router.cluster import ClusterView
-from baton.services.vllm_args import VLLM_VERSION, check_model, served_model_name
+from baton.services.vllm_args import VLLM_VERSION, check_model, check_version, served_model_name
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +48,12 @@ def run_router(settings: Settings) -> None:
     # At its default the router shows vLLM's errors alone: it warns of a device that is not used here.
     logs.configure(settings.log_format, "router", others=level, vllm="ERROR" if level == "WARNING" else level)
     check_model(settings.engine)
+    check_version()
     sock = _listen(settings.router.host, settings.router.port)
     with contextlib.closing(sock):
         import uvloop
 
         preload()
-        _check_version()
         gc.set_threshold(*_GC_THRESHOLDS)
         uvloop.run(_serve(settings, sock))
 
@@ -102,7 +102,7 @@ async def _learn(llm: Any, cluster: ClusterView) -> None:
 
 
 async def _serve_http(app: Any, sock: socket.socket, settings: Settings) -> None:
-    """Until a signal: then accept nothing and let streams end within their time. A second Ctrl-C ends them."""
+    """Until a signal: then accept nothing, let streams end in their time. A second Ctrl-C ends them."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -142,10 +142,3 @@ def _listen(host: str, port: int) -> socket.socket:
             f"router.port: cannot listen on {host}:{port}: {error.strerror or error}; choose another port or "
             "end who uses it"
         ) from None
-
-
-def _check_version() -> None:
-    import vllm
-
-    if vllm.__version__.split("+")[0] != VLLM_VERSION:
-        raise StartError(f"vLLM {vllm.__version__} is installed; Baton needs {VLLM_VERSION}: install it")

