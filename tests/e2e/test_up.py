@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
+import openai
 import psutil
 import pytest
 
@@ -60,20 +62,31 @@ def test_ctrl_c_while_engines_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(150)
-def test_an_orphaned_worker_ends(tmp_path: Path) -> None:
-    """Workers started one by one: kill -9 leaves nothing, SIGTERM drains and leaves the registry."""
+def test_the_parts_one_by_one(tmp_path: Path) -> None:
+    """As a cluster starts them. kill -9 of the only decode worker: an error within seconds, and nothing of it
+    is left. SIGTERM: the worker drains and leaves the registry."""
     with deployment(tmp_path / "single") as one:
-        one.start("scheduler", "scheduler")
-        one.start("decode", "decode")
-        one.start("prefill", "prefill")
+        for name in ("scheduler", "decode", "prefill", "router"):
+            one.start(name, name)
         eventually(
             lambda: one.workers("decode") and one.workers("prefill"), 60, "both workers are ready", 0.5
         )
+        eventually(one.healthy, 30, "the router is healthy")
         killed, drained = (
             family(one.processes["decode"].popen.pid),
             family(one.processes["prefill"].popen.pid),
         )
-        one.processes["decode"].kill()
+        with one.client() as client, pytest.raises(openai.APIError) as error:  # noqa: PT012
+            stream = client.completions.create(
+                model=MODEL_NAME, prompt="x", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+            )
+            next(stream)
+            one.processes["decode"].kill()
+            at = time.monotonic()
+            for _ in stream:
+                assert time.monotonic() < at + 15
+        assert time.monotonic() < at + 15
+        assert "decode" in error.value.message
         assert one.processes["prefill"].end() == 0
         eventually(lambda: gone(killed) and gone(drained), 10, "nothing of either is left")
         eventually(lambda: not one.status().get("workers"), 15, "the registry is empty")
