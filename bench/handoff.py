@@ -1,6 +1,6 @@
 """What a handoff costs: one prompt's KV from a cache in one process into a cache in another, by transport.
 
-    python bench/handoff.py [--tokens 900] [--rounds 40] [--transports shm grpc] [--busy]
+    python -m bench handoff [--tokens 900] [--rounds 40] [--transports shm grpc] [--busy]
 
 No engine runs: two processes with caches of the model's shapes, random bytes, random blocks. A round saves
 (gather, digest, publish), pulls (move, digest, scatter) and compares every byte; one difference ends the run
@@ -33,6 +33,7 @@ from baton.handoff.service import HandoffService
 from baton.handoff.staging import Staging
 from baton.protos.handoff_pb2 import Manifest, Shard
 from baton.rpc import host_id
+from bench.stats import save
 
 MIB = 1 << 20
 HASH = "bench"
@@ -167,7 +168,7 @@ def burn(stop: threading.Event) -> None:
             torch.mm(left, left)
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -180,7 +181,7 @@ def main() -> None:
     parser.add_argument("--chunk-mib", type=int, default=4)
     parser.add_argument("--transports", nargs="+", default=["shm", "grpc"])
     parser.add_argument("--busy", action="store_true", help="the pulling process computes meanwhile")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     blocks = num_blocks(given.tokens, given.block_size)
     shape = Shape(
         given.layers,
@@ -201,12 +202,11 @@ def main() -> None:
     if given.busy:
         busy.start()
     bench = Bench(shape, connection)
+    results = {}
     for transport in given.transports:
-        print(json.dumps(bench.run(transport, given.rounds)), flush=True)
+        results[transport] = bench.run(transport, given.rounds)
+        print(json.dumps(results[transport]), flush=True)
+    save("handoff", {"tokens": given.tokens, "busy": given.busy, "transports": results})
     stop.set()
     connection.send(None)
     process.join(timeout=10)
-
-
-if __name__ == "__main__":
-    main()

@@ -26,6 +26,8 @@ from typing import Any
 
 import psutil
 
+from bench.stats import save
+
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "tiny"
 PROMPT = [72, 105]
@@ -133,14 +135,14 @@ def wait_ready(port: int) -> None:
     raise TimeoutError(f"the router is not ready after {READY_S:.0f} s")
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace, interval_ms: float) -> dict[str, Any]:
     from tests.checkpoints import tiny_qwen2
     from tests.support import free_port
 
     port, scheduler_port = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_qwen2(Path(folder) / "model")
-        worker = ("--serve-worker", str(scheduler_port), "--interval-ms", str(options.interval_ms))
+        worker = ("--serve-worker", str(scheduler_port), "--interval-ms", str(interval_ms))
         router = ("--serve-router", str(port), str(scheduler_port), str(model))
         profile = ("--profile", options.profile) if options.profile else ()
         with child(*worker), child(*router, *profile, "--extra", options.extra) as process:
@@ -157,7 +159,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "streams": options.streams,
         "tokens": tokens,
-        "interval_ms": options.interval_ms,
+        "interval_ms": interval_ms,
         "seconds": round(took, 2),
         "tokens_per_s": round(tokens / took),
         "router_cpu_us_per_token": round(1e6 * cpu / tokens, 1),
@@ -170,26 +172,32 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=500, help="of each answer")
-    parser.add_argument("--interval-ms", type=float, default=0.0, help="the engine's step")
+    parser.add_argument(
+        "--interval-ms", type=float, nargs="+", default=[4.0, 2.0, 0.0], help="the engine's step; 0: no pause"
+    )
     parser.add_argument("--profile", default="", help="write the router's cProfile here")
     parser.add_argument("--extra", default="{}", help="engine.extra of the router, JSON")
     parser.add_argument("--serve-worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--serve-router", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.serve_worker:
-        asyncio.run(serve_worker(options.serve_worker, options.interval_ms / 1e3))
+        asyncio.run(serve_worker(options.serve_worker, options.interval_ms[0] / 1e3))
     elif options.serve_router:
         port, scheduler_port, model = options.serve_router
         serve_router(model, int(port), int(scheduler_port), options.profile, json.loads(options.extra))
     else:
-        print(json.dumps(measure(options), indent=1))
+        runs = []
+        for interval_ms in options.interval_ms:
+            runs.append(measure(options, interval_ms))
+            print(json.dumps(runs[-1]), flush=True)
+        save("router", {"runs": runs})
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # its own child processes
+    main(sys.argv[1:])

@@ -1,7 +1,6 @@
 """What a placement costs: place, report that the prompt was read, report the end, over real gRPC.
 
-    python bench/scheduler.py                             the memory store
-    python bench/scheduler.py --store redis://127.0.0.1:6379/0
+    python -m bench scheduler [--stores memory redis]
 
 Scheduler and routers share one process and its core here, so the figures are a lower bound. The run fails,
 and reports nothing, when a placement was refused or a reservation is left over.
@@ -19,22 +18,37 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
+from bench.stats import save
+from tests.support import free_port, redis_server
 
 WORKERS = 8  # half of them prefill, half decode
 
 
-async def main() -> None:
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--store", default="memory")
+    parser.add_argument("--stores", nargs="+", default=["memory", "redis"], help="redis starts a server")
     parser.add_argument("--requests", type=int, default=3_000, help="in all, at each concurrency")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32])
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
+    results = {}
+    for store in options.stores:
+        if store == "redis":
+            port = free_port()
+            with redis_server(port):
+                results[store] = asyncio.run(measure(f"redis://127.0.0.1:{port}/0", options))
+        else:
+            results[store] = asyncio.run(measure(store, options))
+    save("scheduler", {"workers": WORKERS, "requests": options.requests, "stores": results})
+
+
+async def measure(store: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Concurrency -> figures."""
     topic = f"bench-{uuid.uuid4().hex[:8]}"
     settings = SchedulerSettings(
         address="127.0.0.1:0",
-        store=arguments.store,
+        store=store,
         topic=topic,
         worker_lease_s=600,
         max_queued_prompt_tokens=10**9,
@@ -45,17 +59,23 @@ async def main() -> None:
     ):
         for number in range(WORKERS):
             await client.register(_identity(number), pb.WORKER_STATE_READY)
-        print(f"store {server.store_name}, {WORKERS} workers, {arguments.requests} requests")
+        print(f"store {server.store_name}, {WORKERS} workers, {options.requests} requests")
         print("concurrency  requests/s  place p50 ms  p99 ms")
-        for concurrency in arguments.concurrency:
+        results = {}
+        for concurrency in options.concurrency:
             began = time.perf_counter()
-            latencies = await _round(client, arguments.requests, concurrency)
+            latencies = await _round(client, options.requests, concurrency)
             took = time.perf_counter() - began
             await _all_released(client)
             cuts = statistics.quantiles([1_000 * one for one in latencies], n=100)
-            print(
-                f"{concurrency:>11}  {arguments.requests / took:>10.0f}  {cuts[49]:>12.2f}  {cuts[98]:>6.2f}"
-            )
+            rate = options.requests / took
+            print(f"{concurrency:>11}  {rate:>10.0f}  {cuts[49]:>12.2f}  {cuts[98]:>6.2f}")
+            results[str(concurrency)] = {
+                "requests_per_s": round(rate),
+                "place_p50_ms": round(cuts[49], 2),
+                "place_p99_ms": round(cuts[98], 2),
+            }
+        return results
 
 
 async def _round(client: SchedulerClient, requests: int, concurrency: int) -> list[float]:
@@ -101,7 +121,3 @@ def _identity(number: int) -> pb.WorkerIdentity:
             transports=["shm"],
         ),
     )
-
-
-if __name__ == "__main__":
-    asyncio.run(main())

@@ -9,7 +9,7 @@ import time
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from baton.protos import worker_pb2
+from baton.protos import handoff_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.services.router.state import RequestState
 
@@ -65,7 +65,7 @@ class RouterMetrics:
         )
         self._stages = Histogram(
             "baton_router_handoff_stage_seconds",
-            "Stages of the handoff as the decode worker saw them",
+            "Stages of the handoff: save at the prefill worker, the others at the decode worker",
             ["stage", "transport"],
             buckets=_SECONDS,
             registry=registry,
@@ -97,6 +97,10 @@ class RouterMetrics:
         self._first_token.observe(timings.first_token - state.arrived)
         if timings.prefill_began:
             self._queue.labels(worker_id).observe(max(0.0, timings.prefill_began - timings.placed))
+
+    def saved(self, manifest: handoff_pb2.Manifest) -> None:
+        # Who pulls it, and how, is not known yet.
+        self._stages.labels("save", "none").observe(manifest.save_ms / 1e3)
 
     def admitted(self, admitted: worker_pb2.Admitted, state: RequestState, worker_id: str) -> None:
         transport = admitted.transport or "none"

@@ -220,6 +220,8 @@ class Relay:
                 return failure
             self._placements.prefilled(placement.attempt)
             manifest = read.manifest
+            if manifest is not None:
+                self._metrics.saved(manifest)
         write = Leg(self, placement.decode, worker_pb2.PHASE_DECODE)
         return await write.run(manifest)
 

@@ -1,0 +1,150 @@
+"""Writes docs/benchmarks.md from bench/results/*.json: nothing on that page is typed by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.stats import RESULTS
+
+PAGE = RESULTS.parents[1] / "docs" / "benchmarks.md"
+HEAD = """# Benchmarks
+
+Written by `python -m bench report` from `bench/results/`, which `make bench` measures anew (about 20 minutes).
+Medians; where two things are compared they were measured in turns, A B A B, in one run. The model is of the shape of
+Qwen2 with 80 M random parameters in bfloat16: the demo model is too small to keep a core busy.
+"""
+
+
+def main(arguments: list[str]) -> None:
+    del arguments
+    sections = [HEAD, *(build(_load(name)) for name, build in SECTIONS.items() if _load(name))]
+    PAGE.write_text("\n".join(sections))
+    print(f"wrote {PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE}")
+
+
+def _load(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
+
+
+def _where(result: dict[str, Any], command: str) -> str:
+    machine = result["machine"]
+    return f"`{command}`; {machine['cores']} cores ({machine['cpu']}), {machine['when']}.\n"
+
+
+def _disaggregation(result: dict[str, Any]) -> str:
+    arms = result["median"]
+    ours, theirs = arms["1P1D"], arms["2 aggregated"]
+    load = result["load"]
+    rows = [
+        [label, *(f"{arm[key]:.1f}" for arm in (ours, theirs)), f"{ours[key] / theirs[key]:.2f}", goal]
+        for label, key, goal in (
+            ("gap between a stream's tokens, p50, ms", "itl_p50_ms", ""),
+            ("the same, p99, ms", "itl_p99_ms", ""),
+            ("longest gap, ms", "itl_max_ms", "at most 0.2"),
+            ("first token of a short prompt, ms", "ttft_short_p50_ms", "at most 2"),
+            ("first token of a long prompt, ms", "ttft_long_p50_ms", ""),
+            ("tokens/s of all", "tokens_per_s", "at least 0.9"),
+        )
+    ]
+    return "\n".join(
+        [
+            "## A long prompt beside running streams: 1P1D against two aggregated engines, the same two cores\n",
+            f"{load['streams']} closed-loop streams of {load['short_answer'][0]} to {load['short_answer'][1]} tokens "
+            f"while prompts of {load['long_prompt']} tokens arrive at {load['long_per_s']}/s; "
+            f"{len(result['runs']['1P1D'])} rounds of {load['seconds']:.0f} s each.",
+            _where(result, "python -m bench disaggregation"),
+            _table(["", "1P1D", "2 aggregated", "ratio", "goal"], rows),
+        ]
+    )
+
+
+def _path(result: dict[str, Any]) -> str:
+    stages = ["save", "wait", "move", "check", "load", "total", "total_p95"]
+    rows = [
+        [name, values["requests"], *(values[stage] for stage in stages)]
+        for name, values in result["median_ms"].items()
+    ]
+    return "\n".join(
+        [
+            f"## The handoff of a {result['tokens']}-token prompt, in a real 1P1D deployment\n",
+            "From the end of the prefill's last step until the decode engine can take the request, milliseconds. "
+            "`total` holds the router's two hops and the engine's next look besides the stages; busy: four streams "
+            "are written meanwhile. Goals: 10 ms over shm, 20 ms over gRPC.",
+            _where(result, "python -m bench path"),
+            _table(["", "prompts", "save", "wait", "move", "check", "load", "total", "total p95"], rows),
+        ]
+    )
+
+
+def _handoff(result: dict[str, Any]) -> str:
+    rows = [[name, json.dumps(values)] for name, values in result["transports"].items()]
+    return "\n".join(
+        [
+            "## The handoff alone, between two processes without engines\n",
+            _where(result, "python -m bench handoff"),
+            _table(["transport", "milliseconds"], rows),
+        ]
+    )
+
+
+def _router(result: dict[str, Any]) -> str:
+    keys = ["interval_ms", "tokens_per_s", "router_cpu_us_per_token", "tokens_per_event", "router_rss_mib"]
+    return "\n".join(
+        [
+            "## One router process, 64 streams, workers without engines\n",
+            "`interval_ms` is the pretended engine's step; at 0 it never waits. Tokens that pile up for a client go "
+            "out in one event. Goal: 16,000 tokens/s.",
+            _where(result, "python -m bench router"),
+            _table(keys, [[run[key] for key in keys] for run in result["runs"]]),
+        ]
+    )
+
+
+def _scheduler(result: dict[str, Any]) -> str:
+    rows = [
+        [store, concurrency, values["requests_per_s"], values["place_p50_ms"], values["place_p99_ms"]]
+        for store, figures in result["stores"].items()
+        for concurrency, values in figures.items()
+    ]
+    return "\n".join(
+        [
+            "## A placement: place, report read, report finished\n",
+            "Scheduler and client share one process and its core, so this is a lower bound.",
+            _where(result, "python -m bench scheduler"),
+            _table(["store", "at a time", "requests/s", "place p50 ms", "p99 ms"], rows),
+        ]
+    )
+
+
+def _startup(result: dict[str, Any]) -> str:
+    rows = [[name, seconds, result["runs_s"][name]] for name, seconds in result["median_s"].items()]
+    ratio = result["ratio (goal <= 1.3)"]
+    return "\n".join(
+        [
+            "## From the command to the first token\n",
+            "`baton up` starts a scheduler, two engines and a router; stock vLLM one server with one engine. "
+            f"The demo model. Ratio {ratio:.2f}; goal at most 1.3.",
+            _where(result, "python -m bench startup"),
+            _table(
+                ["", "median s", "runs s"], [[a, b, ", ".join(f"{x:.1f}" for x in c)] for a, b, c in rows]
+            ),
+        ]
+    )
+
+
+SECTIONS = {
+    "disaggregation": _disaggregation,
+    "path": _path,
+    "handoff": _handoff,
+    "router": _router,
+    "scheduler": _scheduler,
+    "startup": _startup,
+}
