@@ -55,6 +55,7 @@ def export(model: Qwen2ForCausalLM, tokenizer_folder: Path, target: Path) -> Non
     }
     partial = target / "model.safetensors.partial"
     save_file(weights, partial, metadata={"format": "pt"})
+    partial.chmod(0o644)  # safetensors makes it readable by its owner alone
     os.replace(partial, target / "model.safetensors")
     for name in TOKENIZER_FILES:
         shutil.copyfile(tokenizer_folder / name, target / name)

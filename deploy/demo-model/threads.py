@@ -25,7 +25,7 @@ class SpareThreads:
         before, self._mark = self._mark, self._times()
         elapsed = max(self._mark[0] - before[0], 1e-3)
         others = (self._mark[1] - before[1]) / elapsed
-        return max(1, min(self._most, round(psutil.cpu_count() - others + 0.1)))
+        return max(1, min(self._most, round((psutil.cpu_count() or 1) - others + 0.1)))
 
     def _times(self) -> tuple[float, float]:
         """Now, and the CPU seconds that all other processes have used up to now."""

@@ -24,8 +24,6 @@ def _modules_of_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    if not WEIGHTS.exists():
-        pytest.skip("no weights yet")
     return transformers.AutoTokenizer.from_pretrained(WEIGHTS)
 
 
@@ -153,9 +151,36 @@ def test_arguments_of_a_call_may_be_a_json_string(tokenizer: Any) -> None:
     assert '<tool_call>\n{"name": "get_time", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>' in text
 
 
-def test_weights_are_a_small_qwen2(tokenizer: Any) -> None:
+def test_weights_are_a_small_qwen2() -> None:
     config = json.loads((WEIGHTS / "config.json").read_text())
     assert config["architectures"] == ["Qwen2ForCausalLM"]
     assert config["hidden_size"] == 64 * config["num_attention_heads"]
     assert config["tie_word_embeddings"] is True
     assert sum(path.stat().st_size for path in WEIGHTS.iterdir()) < 12.5 * 2**20
+
+
+ANSWERS = {
+    "Hello": "Hello!",
+    "Who are you?": "I am Baton, a small language model.",
+    "What is the capital of France?": "The capital of France is Paris.",
+    "What is the capital of Japan?": "The capital of Japan is Tokyo.",
+    "What is an algorithm?": "a list of clear steps that solves a problem",
+    "Which day comes after Monday?": "Tuesday",
+    "Write a Python function that reverses a string.": "return a[::-1]",
+    "Repeat after me: the blue boat waited by the old bridge": "the blue boat waited by the old bridge",
+}
+
+
+def test_greedy_answers_are_right_and_end(tokenizer: Any, model: Any) -> None:
+    for question, expected in ANSWERS.items():
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+        )
+        with torch.inference_mode():
+            output = model.generate(**prompt, max_new_tokens=80, do_sample=False)
+        new = output[0, prompt["input_ids"].shape[1] :]
+        assert expected.lower() in tokenizer.decode(new).lower()
+        assert new[-1] == tokenizer.eos_token_id

@@ -35,7 +35,7 @@ def some_text(rng: Random) -> str:
     return rng.choice(_TEXTS)(rng)
 
 
-@generator("copying", 5.0)
+@generator("copying", 7.0)
 def repeat(rng: Random) -> Dialogue:
     text = some_text(rng)
     ask = rng.choice(

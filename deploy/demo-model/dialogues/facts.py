@@ -21,7 +21,7 @@ from .knowledge import (
 from .lexicon import MONTHS, WEEKDAYS, article, capitalised
 
 
-@generator("facts", 4.0)
+@generator("facts", 8.0)
 def capital(rng: Random) -> Dialogue:
     country, city = rng.choice(tuple(CAPITALS.items()))
     if rng.random() < 0.2:
@@ -52,7 +52,7 @@ def capital(rng: Random) -> Dialogue:
     return turn(ask.format(c=country), f"The capital of {country} is {city}.", city)
 
 
-@generator("facts", 4.0)
+@generator("facts", 6.0)
 def definition(rng: Random) -> Dialogue:
     word, meaning = rng.choice(tuple(DEFINITIONS.items()))
     ask = rng.choice(
@@ -180,7 +180,7 @@ def category(rng: Random) -> Dialogue:
     return turn(ask.format(m=member, k=asked), reply, reply)
 
 
-@generator("facts", 3.0)
+@generator("facts", 5.0)
 def trivia(rng: Random) -> Dialogue:
     questions, reply = rng.choice(TRIVIA)
     return turn(rng.choice(questions), reply, reply)

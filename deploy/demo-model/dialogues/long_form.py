@@ -25,7 +25,7 @@ from .smalltalk import greeting
 from .stories import tale
 
 
-@generator("stories", 1.5)
+@generator("stories", 0.7)
 def chapters(rng: Random) -> Dialogue:
     """The same hero and friend through two to four chapters."""
     hero = rng.choice(ANIMALS)

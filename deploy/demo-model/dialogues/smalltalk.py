@@ -196,7 +196,7 @@ def greeting(rng: Random) -> Dialogue:
     return turn(greet, f"{rng.choice(_GREET_BACK)} {rng.choice(_OFFER)}")
 
 
-@generator("smalltalk", 2.5)
+@generator("smalltalk", 4.0)
 def about_the_assistant(rng: Random) -> Dialogue:
     asks, reply = rng.choice(_ABOUT)
     ask = rng.choice(asks)
@@ -227,7 +227,7 @@ def joke(rng: Random) -> Dialogue:
     return turn(ask, rng.choice(_JOKES))
 
 
-@generator("smalltalk", 2.0)
+@generator("smalltalk", 3.0)
 def advice(rng: Random) -> Dialogue:
     asks, reply = rng.choice(_ADVICE)
     return turn(rng.choice(asks), reply, reply)

@@ -93,7 +93,7 @@ def tale(rng: Random, hero: str, name: str, friend: str) -> str:
     return " ".join(sentences[:3]) + rng.choice((" ", "\n\n")) + " ".join(sentences[3:])
 
 
-@generator("stories", 5.0)
+@generator("stories", 4.0)
 def story(rng: Random) -> Dialogue:
     animal = rng.choice(ANIMALS)
     hero = f"{rng.choice(ADJECTIVES)} {animal}"
