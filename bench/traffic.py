@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import time
@@ -78,6 +79,15 @@ class Mix:
 
 async def run(mix: Mix, url: str, model: str, seed: int) -> dict[str, float]:
     """Drive `url` with the mix once. Milliseconds and tokens/s."""
+    gc.collect()
+    gc.disable()  # our own pauses would look like the server's
+    try:
+        return await _run(mix, url, model, seed)
+    finally:
+        gc.enable()
+
+
+async def _run(mix: Mix, url: str, model: str, seed: int) -> dict[str, float]:
     draw = random.Random(seed)
     short: list[Answer] = []
     long: list[Answer] = []
