@@ -55,9 +55,11 @@ def up(
 @with_settings("engine", "router", "scheduler")
 def router(settings: Settings) -> None:
     """Run a router: OpenAI's HTTP API in, tokens out. Needs no GPU and no weights."""
+    from baton.services.leave import leave
     from baton.services.router.app import run_router
 
     run_router(settings)
+    leave(0)
 
 
 @app.command()

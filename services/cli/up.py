@@ -28,6 +28,7 @@ from baton.services.cli.processes import Child
 from baton.services.cli.watch import Seen, watch
 from baton.services.config import Settings
 from baton.services.errors import ConfigError, StartError
+from baton.services.leave import leave
 from baton.services.vllm_args import check_model, served_model_name
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes; a small one is there in ten seconds
@@ -164,9 +165,7 @@ def run_up(settings: Settings, fleet: Fleet, log_dir: str) -> NoReturn:
         processes.stop_all([watcher], 1.0)
         supervisor.stop()
     print("  ended: no process is left", flush=True)
-    # Not by the interpreter's own end: extension modules that only the children used print leaks there.
-    sys.stderr.flush()
-    os._exit(0)
+    leave(0)
 
 
 class _Stopped(Exception):
@@ -219,6 +218,7 @@ def _run_router(settings: Settings) -> None:
     from baton.services.router.app import run_router
 
     run_router(settings)
+    leave(0)
 
 
 def _until_ready(supervisor: Supervisor, events: Connection, signals: socket.socket) -> None:

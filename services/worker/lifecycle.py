@@ -15,6 +15,7 @@ import sys
 from baton.services import logs
 from baton.services.config import Settings
 from baton.services.errors import StartError
+from baton.services.leave import leave
 from baton.services.vllm_args import check_model, check_version
 from baton.services.worker import roles
 from baton.services.worker.fingerprint import model_fingerprint
@@ -67,9 +68,4 @@ def run_worker(settings: Settings, role: str) -> None:
         raise StartError(f"cannot read the model {settings.engine.model!r}: {error}") from None
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     status = asyncio.run(Node(settings, the_role, worker_id, fingerprint, preload).run())
-    # All is said and released. The interpreter's own end takes 1.5 s more for torch's and vLLM's objects, and
-    # waits for a thread that may still load a model.
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    leave(status)
