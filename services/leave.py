@@ -11,8 +11,8 @@ from typing import NoReturn
 def leave(status: int) -> NoReturn:
     """End this process at once; all must be said and released before.
 
-    The interpreter's own end takes 1.5 s more for torch's and vLLM's objects, waits for a thread that may still
-    load a model, and prints what extension modules leaked.
+    The interpreter's own end takes 1.5 s more for torch's and vLLM's objects, waits for a thread that may
+    still load a model, and prints what extension modules leaked.
     """
     logging.shutdown()
     sys.stdout.flush()
