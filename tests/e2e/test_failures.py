@@ -191,17 +191,22 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
     with deployment(tmp_path_factory.mktemp("full"), **config) as one:
         one.up(0, 0, mixed=1)
         client = one.client()
+        worker = one.worker_process(one.workers("mixed")[0]["identity"]["worker_id"])
         running = [
             client.completions.create(model=MODEL_NAME, prompt="x", stream=True, **LONG) for _ in range(2)
         ]
         for stream in running:
             next(iter(stream))
-        for stream_wanted in (True, False):
-            body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": stream_wanted}
-            refused = httpx.post(f"{one.url}/v1/completions", json=body, timeout=20)
-            assert refused.status_code == 503, refused.text
-            assert int(refused.headers["retry-after"]) >= 1
-            assert refused.json()["error"]["code"] == 503
+        worker.suspend()  # so that neither answer ends before we have asked; its lease is longer than that
+        try:
+            for stream_wanted in (True, False):
+                body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": stream_wanted}
+                refused = httpx.post(f"{one.url}/v1/completions", json=body, timeout=20)
+                assert refused.status_code == 503, refused.text
+                assert int(refused.headers["retry-after"]) >= 1
+                assert refused.json()["error"]["code"] == 503
+        finally:
+            worker.resume()
         for stream in running:
             stream.close()
         eventually(
