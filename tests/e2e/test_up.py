@@ -44,7 +44,7 @@ def test_no_process_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
         status = process.wait(30)
         assert status == (-9 if how is signal.SIGKILL else 0)
         eventually(lambda: gone(all_of_it), 10, f"all of {all_of_it} have ended")
-        assert not listening(one.port)
+        eventually(lambda: not listening(one.port), 5, "the port is free again")
     if how is not signal.SIGKILL:
         assert segments() <= before
         assert "no process is left" in process.text
