@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
@@ -185,8 +186,8 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         del dotenv_settings, file_secret_settings
         path = _config_file.get("path")
-        yaml = [YamlConfigSettingsSource(settings_cls, yaml_file=path)] if path else []
-        return (init_settings, env_settings, *yaml)
+        from_file = [YamlConfigSettingsSource(settings_cls, yaml_file=path)] if path else []
+        return (init_settings, env_settings, *from_file)
 
 
 _config_file: dict[str, Path | None] = {"path": None}  # pydantic-settings passes sources no argument
@@ -211,10 +212,8 @@ def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None
         return Settings(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
-    except Exception as error:  # yaml's own errors have no common base that we could import lightly
-        if type(error).__module__.startswith("yaml"):
-            raise ConfigError(f"configuration file {name!r} is not valid YAML: {_one_line(error)}") from None
-        raise
+    except yaml.YAMLError as error:
+        raise ConfigError(f"configuration file {name!r} is not valid YAML: {_one_line(error)}") from None
     finally:
         _config_file["path"] = None
 
