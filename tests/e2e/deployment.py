@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ class Deployment:
     processes: dict[str, Process] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
+    _clients: ExitStack = field(default_factory=ExitStack, repr=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -178,10 +179,14 @@ class Deployment:
         raise AssertionError("no scheduler listens")
 
     def client(self, **options: Any) -> openai.OpenAI:
+        """Closed together with the deployment."""
         options = {"timeout": 60.0, "max_retries": 0, **options}
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
+        return self._clients.enter_context(
+            openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
+        )
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        """To be closed by the test, in its own event loop."""
         options = {"timeout": 60.0, "max_retries": 0, **options}
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
 
@@ -190,6 +195,7 @@ class Deployment:
 
     def close(self) -> None:
         """End all, the newest first; what does not end in time is killed with its session."""
+        self._clients.close()
         for process in reversed(self.processes.values()):
             if process.popen.poll() is None:
                 process.popen.terminate()

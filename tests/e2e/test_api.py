@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -35,11 +35,9 @@ PERSON = {
 
 
 @pytest.fixture(scope="module")
-def clients(one_pair: Deployment, reference: str) -> list[openai.OpenAI]:
-    return [
-        one_pair.client(),
-        openai.OpenAI(base_url=f"{reference}/v1", api_key="none", timeout=60, max_retries=0),
-    ]
+def clients(one_pair: Deployment, reference: str) -> Iterator[list[openai.OpenAI]]:
+    with openai.OpenAI(base_url=f"{reference}/v1", api_key="none", timeout=60, max_retries=0) as stock:
+        yield [one_pair.client(), stock]
 
 
 def both(clients: list[openai.OpenAI], ask: Callable[[openai.OpenAI], Any]) -> Any:
