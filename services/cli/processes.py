@@ -1,4 +1,4 @@
-"""Child processes of `baton up`: forked, logged to a file, ended with a deadline, never left behind."""
+"""Child processes of a supervisor: forked, logged to a file, ended with a deadline, never left behind."""
 
 from __future__ import annotations
 

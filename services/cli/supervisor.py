@@ -1,0 +1,303 @@
+"""Runs a whole deployment on one machine: starts the parts, restarts one that dies, ends them all.
+
+Used by `baton up` (services/cli/up.py), which tells a person, and by offline use
+(services/offline/supervised.py), which tells the Python process that asked for it.
+
+vLLM is imported once and every engine process is forked from here: an import takes 6 to 11 s on a laptop
+core, a fork nothing. For that this process stays free of threads, gRPC and CUDA (a small watcher process
+asks the others how far they are).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Protocol
+
+from baton.services import logs
+from baton.services.cli import devices, processes
+from baton.services.cli.processes import Child
+from baton.services.cli.watch import Seen, watch
+from baton.services.config import Settings
+from baton.services.errors import ConfigError, StartError
+from baton.services.leave import leave
+from baton.services.vllm_args import check_model
+
+READY_TIMEOUT_S = 600.0  # a large model loads for minutes; a small one is there in ten seconds
+STILL_WAITING_S = 10.0
+STOP_TIMEOUT_S = 15.0
+MAX_RESTARTS = 3  # of one part; one that dies more often needs a person
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """How many workers of each role."""
+
+    prefill: int
+    decode: int
+    mixed: int
+
+    @property
+    def roles(self) -> list[str]:
+        return ["prefill"] * self.prefill + ["decode"] * self.decode + ["mixed"] * self.mixed
+
+    def check(self) -> None:
+        """Raises ConfigError when no request could ever be answered."""
+        if self.mixed == 0 and (self.prefill == 0 or self.decode == 0):
+            raise ConfigError(
+                f"--prefill {self.prefill} --decode {self.decode} --mixed {self.mixed}: nobody could serve; "
+                "start at least one of each role, or --mixed 1"
+            )
+
+    def __str__(self) -> str:
+        counts = (("prefill", self.prefill), ("decode", self.decode), ("mixed", self.mixed))
+        return " + ".join(f"{count} {role}" for role, count in counts if count)
+
+
+class Report(Protocol):
+    """Whom a supervisor tells what happens. Called in its process, in the order of the methods."""
+
+    def begun(self, log_dir: Path) -> None:
+        """All was checked; processes are started now."""
+
+    def step(self, since_start_s: float, name: str, text: str) -> None:
+        """Part `name` has come one step further, or has died and is started again."""
+
+    def ready(self) -> None:
+        """Everything answers. Called once."""
+
+    def ending(self) -> None:
+        """The processes are asked to end."""
+
+    def ended(self) -> None:
+        """No process is left."""
+
+
+@dataclass
+class Part:
+    """One process that must run, and how to start it again."""
+
+    name: str
+    run: Callable[[], None]
+    child: Child | None = None
+    ready: bool = False
+    restarts: int = 0
+    proven: bool = False  # it was ready once: if it dies it is worth another start
+
+
+@dataclass
+class Supervisor:
+    """Starts the parts, restarts one that dies (bounded), ends them all."""
+
+    log_dir: Path
+    report: Report
+    parts: list[Part] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    def say(self, name: str, text: str) -> None:
+        self.report.step(time.monotonic() - self.began, name, text)
+
+    def start(self, part: Part) -> None:
+        part.child = processes.spawn(part.name, part.run, self.log_dir)
+
+    def reap(self) -> None:
+        """Restart what died after it was ready; one that never was ends the start with its error."""
+        for part in self.parts:
+            child = part.child
+            if child is None or child.alive:
+                continue
+            if not part.proven:
+                raise StartError(f"{part.name} could not start: {child.last_error()} (log: {child.log})")
+            if part.restarts >= MAX_RESTARTS:
+                raise StartError(
+                    f"{part.name} died {part.restarts + 1} times: {child.last_error()} (log: {child.log})"
+                )
+            part.restarts += 1
+            part.ready = False
+            self.say(
+                part.name, f"died ({child.how_it_ended()}); restarting, {part.restarts} of {MAX_RESTARTS}"
+            )
+            self.start(part)
+
+    def note(self, event: Seen) -> None:
+        for part in self.parts:
+            # A worker's id is its part's name and its process id: a new life has a new one.
+            mine = event.name == part.name or event.name.startswith(f"{part.name}.")
+            if mine and not part.ready:
+                part.ready = part.proven = True
+                self.say(part.name, f"ready: {event.detail}")
+
+    @property
+    def waiting_for(self) -> list[str]:
+        return [part.name for part in self.parts if not part.ready]
+
+    def stop(self) -> None:
+        # The router first, so that no new work comes; the scheduler last, as the others report to it.
+        children = [part.child for part in reversed(self.parts) if part.child]
+        router, rest, scheduler = children[:1], children[1:-1], children[-1:]
+        for group in (router, rest, scheduler):
+            for child in processes.stop_all(group, STOP_TIMEOUT_S):
+                self.say(child.name, f"did not end within {STOP_TIMEOUT_S:.0f} s: killed")
+
+
+def supervise(
+    settings: Settings, fleet: Fleet, log_dir: str, report: Report, owner: int | None = None
+) -> None:
+    """Start everything, wait, end everything. Returns when SIGINT or SIGTERM came, or the owner is gone.
+
+    `owner` is a pidfd of a process: its death ends the deployment as a signal does. `log_dir` is made if it
+    is not there; a new one is made where it is empty.
+    Raises ConfigError and StartError with one line that says what to do; no process is left then either.
+    """
+    fleet.check()
+    check_model(settings.engine)
+    placed = devices.assign(len(fleet.roles), settings.engine.tensor_parallel_size)
+    _check_port("router.port", settings.router.host, settings.router.port)
+    scheduler_host, _, scheduler_port = settings.scheduler.address.rpartition(":")
+    _check_port("scheduler.address", scheduler_host, int(scheduler_port))
+    folder = _log_folder(log_dir)
+    supervisor = Supervisor(folder, report)
+    stops: list[socket.socket | int] = [_wake_on_signals(), *([] if owner is None else [owner])]
+    report.begun(folder)
+    ours, theirs = Pipe(duplex=False)
+    health = f"http://{settings.router.host}:{settings.router.port}/health"
+    watcher = processes.spawn("watcher", lambda: watch(settings.scheduler.address, health, theirs), folder)
+    try:
+        _start(supervisor, settings, fleet, placed)
+        _until_ready(supervisor, ours, stops)
+        report.ready()
+        _run(supervisor, ours, stops)
+    except _Stopped:
+        pass
+    finally:
+        report.ending()
+        processes.stop_all([watcher], 1.0)
+        supervisor.stop()
+    report.ended()
+
+
+class _Stopped(Exception):
+    """A signal asked us to end, or nobody is left to serve."""
+
+
+def _start(supervisor: Supervisor, settings: Settings, fleet: Fleet, placed: list[devices.Devices]) -> None:
+    from baton.services.cli.scheduler import run_scheduler
+
+    scheduler = Part("scheduler", lambda: run_scheduler(settings))
+    supervisor.parts.append(scheduler)
+    supervisor.start(scheduler)
+    _preload(settings)
+    supervisor.say("engine", "code loaded")
+    for number, (role, where) in enumerate(zip(fleet.roles, placed, strict=True)):
+        name = f"{role}-{fleet.roles[:number].count(role)}"
+        supervisor.parts.append(Part(name, _worker(settings, name, role, where)))
+    supervisor.parts.append(Part("router", lambda: _run_router(settings)))
+    for part in supervisor.parts[1:]:
+        supervisor.start(part)
+    supervisor.say("processes", "started; the engines load the model")
+
+
+def _preload(settings: Settings) -> None:
+    # What vLLM has to say of this machine it says again in each log.
+    logs.configure(settings.log_format, "up", vllm="ERROR")
+    from baton.services.router import app
+    from baton.services.worker import lifecycle
+
+    lifecycle.preload()
+    app.preload()
+    gc.collect()
+    gc.freeze()  # the collector would touch, and so copy, every page that the children share
+
+
+def _worker(settings: Settings, name: str, role: str, where: devices.Devices) -> Callable[[], None]:
+    def run() -> None:
+        from baton.services.worker.lifecycle import run_worker
+
+        os.environ.update(where.environment)
+        own = settings.model_copy(deep=True)
+        own.worker.cpu = where.cpu
+        own.worker.worker_id = f"{name}.{os.getpid()}"
+        run_worker(own, role)
+
+    return run
+
+
+def _run_router(settings: Settings) -> None:
+    from baton.services.router.app import run_router
+
+    run_router(settings)
+    leave(0)
+
+
+def _until_ready(supervisor: Supervisor, events: Connection, stops: list[socket.socket | int]) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    spoke = time.monotonic()
+    while supervisor.waiting_for:
+        readable = wait([events, *stops], timeout=0.2)
+        if any(stop in readable for stop in stops):
+            raise _Stopped
+        if events in readable:
+            supervisor.note(events.recv())
+            spoke = time.monotonic()
+        supervisor.reap()
+        now = time.monotonic()
+        if now > deadline:
+            raise StartError(
+                f"not ready after {READY_TIMEOUT_S:.0f} s: {', '.join(supervisor.waiting_for)}; see the logs"
+            )
+        if now - spoke > STILL_WAITING_S:
+            supervisor.say("still", f"waiting for {', '.join(supervisor.waiting_for)}")
+            spoke = now
+
+
+def _run(supervisor: Supervisor, events: Connection, stops: list[socket.socket | int]) -> None:
+    while True:
+        sentinels = [part.child.process.sentinel for part in supervisor.parts if part.child]
+        readable = wait([*stops, events, *sentinels])
+        if any(stop in readable for stop in stops):
+            raise _Stopped
+        if events in readable:
+            supervisor.note(events.recv())
+        supervisor.reap()
+
+
+def _wake_on_signals() -> socket.socket:
+    """A socket that becomes readable when SIGINT or SIGTERM came; a second one kills us and the children."""
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+
+    def on_signal(number: int, frame: object) -> None:
+        del frame
+        signal.signal(number, signal.SIG_DFL)
+        writing.send(b"x")
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+    return reading
+
+
+def _check_port(key: str, host: str, port: int) -> None:
+    if port == 0:
+        raise ConfigError(f"{key}: port 0 is not allowed here, as the parts must find each other; choose one")
+    try:
+        with socket.create_server((host, port)):
+            return
+    except OSError as error:
+        raise StartError(
+            f"{key}: cannot listen on {host}:{port}: {error.strerror}; choose another or end who uses it"
+        ) from None
+
+
+def _log_folder(given: str) -> Path:
+    folder = Path(given) if given else Path(tempfile.mkdtemp(prefix="baton-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
