@@ -1,0 +1,231 @@
+"""What drafting brings and what it costs, estimated from the steps that were run.
+
+Acceptance   tokens that a step brings each request, by the limit on its draft
+StepTimes    seconds that a step takes, by batch size and limit
+
+Both forget, and cost a few microseconds a step. Nothing here knows vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+# Acceptance: rows (a request in a step) that are remembered; those of a position that is not drafted now fade
+# until so few are left that a handful of new ones changes the estimate.
+_ROWS_KEPT = 600.0
+_ROWS_KEPT_UNSEEN = 16.0
+_UNSEEN_FADES = 0.99
+_HOPED_ACCEPTANCE = 0.8  # before anything was seen: high, so that longer drafts are tried
+_HOPED_ROWS = 2.0
+
+_FEATURES = 5
+_STEPS_KEPT = 0.995  # of the fit's weight, a step
+# Shares of the first step's time before anything was measured: fixed, a request, a token verified, a pass of
+# the draft model, the same for a request; after the one request that the first step is taken for.
+_GUESS = (0.85, 0.02, 0.03, 0.08, 0.01)
+_GUESS_WEIGHT = 0.5  # steps
+_CLIP = 0.25  # of a step's time: what one step off the estimate may count for
+_CELL_SAMPLES = 16.0  # steps over which a cell averages
+_LINE_SAMPLES = 3.0  # of a cell, that weigh as much as the fit
+_PACE_GAIN = 1 / 16
+_SURPRISES = 5  # as many steps off by more than _CLIP, all to the same side: the pace changed
+
+
+@dataclass
+class _Share:
+    """A conditional share, from counts that fade."""
+
+    of: float = 0.0
+    hits: float = 0.0
+
+    def add(self, of: float, hits: float) -> None:
+        kept = max(0.0, 1.0 - of / _ROWS_KEPT)
+        self.of = self.of * kept + of
+        self.hits = self.hits * kept + hits
+
+    def fade(self) -> None:
+        if self.of > _ROWS_KEPT_UNSEEN:
+            self.of *= _UNSEEN_FADES
+            self.hits *= _UNSEEN_FADES
+
+    def value(self, hoped: float) -> float:
+        return (self.hits + _HOPED_ROWS * hoped) / (self.of + _HOPED_ROWS)
+
+
+class Acceptance:
+    """Shares by position, each among the rows that came so far: the product is what a limit brings.
+
+    A method that drafts less than asked, or nothing, is judged by what it brings a row on average.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._accepted = [_Share() for _ in range(limit)]
+        self._drafted = [_Share() for _ in range(limit)]
+
+    def observe(self, rows: int, asked: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """Of `rows` requests that were to draft `asked` tokens, how many drafted and accepted each position."""
+        before_drafted = before_accepted = rows
+        for position in range(self.limit):
+            if position >= asked:
+                self._accepted[position].fade()
+                self._drafted[position].fade()
+                continue
+            self._drafted[position].add(before_drafted, drafted[position])
+            self._accepted[position].add(before_accepted, accepted[position])
+            before_drafted, before_accepted = drafted[position], accepted[position]
+
+    def tokens(self) -> list[float]:
+        """Tokens that a step brings a request, its own one included; [limit + 1], by the limit."""
+        return _sums(1.0, self._accepted, _HOPED_ACCEPTANCE)
+
+    def drafts(self) -> list[float]:
+        """Tokens that are drafted, and so verified, for a request; [limit + 1], by the limit."""
+        return _sums(0.0, self._drafted, 1.0)
+
+
+def _sums(first: float, shares: Sequence[_Share], hoped: float) -> list[float]:
+    sums, chance = [first], 1.0
+    for share in shares:
+        chance *= share.value(hoped)
+        sums.append(sums[-1] + chance)
+    return sums
+
+
+@dataclass
+class _Cell:
+    """Measured steps of one batch size (roughly) and one limit; its seconds are at pace 1."""
+
+    seconds: float
+    requests: float
+    tokens: float
+    samples: float = 1.0
+
+
+@dataclass
+class _Fit:
+    """Seconds (at pace 1) as a sum of features with weights >= 0: least squares that forgets.
+
+    Steps count relative to their length. One sweep of coordinate descent a call, from the last solution: where
+    the steps do not tell two features apart, the guess does.
+    """
+
+    weights: list[float] = field(default_factory=lambda: list(_GUESS))
+    squares: list[list[float]] = field(default_factory=lambda: [[0.0] * _FEATURES for _ in range(_FEATURES)])
+    products: list[float] = field(default_factory=lambda: [0.0] * _FEATURES)
+
+    def add(self, features: Sequence[float], seconds: float) -> None:
+        scale = 1.0 / (seconds * seconds)
+        for row, (one, line) in enumerate(zip(features, self.squares, strict=True)):
+            weighted = one * scale
+            self.products[row] = self.products[row] * _STEPS_KEPT + weighted * seconds
+            for column, other in enumerate(features):
+                line[column] = line[column] * _STEPS_KEPT + weighted * other
+
+    def solve(self) -> None:
+        weights = self.weights
+        for row, line in enumerate(self.squares):
+            own = line[row]
+            rest = sum(a * b for a, b in zip(line, weights, strict=True)) - own * weights[row]
+            guessed = _GUESS_WEIGHT
+            weights[row] = max(0.0, (self.products[row] - rest + guessed * _GUESS[row]) / (own + guessed))
+
+
+class StepTimes:
+    """Seconds of a step, from a fit over all steps and the mean of those like it.
+
+    The fit is of a straight line and carries an estimate to batches and limits that were not run; a cell of
+    measured steps corrects it where there is one. What changes for all of them alike (longer contexts, a
+    machine that is busy with other things) is kept apart as the pace: a limit that was tried a while ago must
+    not look cheap because the machine was idle then.
+    """
+
+    def __init__(self, limit: int, passes: Sequence[int]) -> None:
+        """`passes`: [limit + 1], passes of the draft model by the limit."""
+        self._passes = passes
+        self._fit = _Fit()
+        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._pace = 0.0  # seconds of the first step, then what the later ones make of it
+        self._surprises: list[float] = []
+        self._limit = limit
+
+    def observe(
+        self, requests: int, tokens: float, limit: int, seconds: float, *, settled: bool, probe: bool
+    ) -> None:
+        """One step without prefill. `tokens`: verified, the drafted ones included.
+
+        `settled`: the step before had the same limit, so that this one verified what it drafts. `probe`: it is
+        run to learn about its limit, and tells nothing of the pace.
+        """
+        if not self._pace:
+            self._pace = seconds / self._line(requests, tokens, limit)
+        key = bucket(requests), limit
+        cell = self._cells.get(key) if settled else None
+        off = seconds / (self._pace * self._expected(requests, tokens, limit, cell)) - 1.0
+        if self._pace_changed(off, known=cell is not None and cell.samples >= 4):
+            return
+        off = min(max(off, -_CLIP), _CLIP)
+        if cell is None:
+            if settled:
+                self._cells[key] = _Cell(
+                    min(seconds / self._pace, 2 * self._line(requests, tokens, limit)), requests, tokens
+                )
+        elif probe or cell.samples < _CELL_SAMPLES:
+            cell.samples = min(cell.samples + 1.0, _CELL_SAMPLES)
+            gain = 1.0 / cell.samples
+            cell.seconds *= 1.0 + gain * off
+        else:
+            self._pace *= 1.0 + _PACE_GAIN * off
+        expected = self._expected(requests, tokens, limit, cell)
+        self._fit.add(self._features(requests, tokens, limit), expected * (1.0 + off))
+
+    def solve(self) -> None:
+        """Bring the fit up to date; not needed after every step."""
+        self._fit.solve()
+
+    def seconds(self, requests: int, tokens: float, limit: int) -> float:
+        """Of a step; in the unit of the guess before the first one."""
+        cell = self._cells.get((bucket(requests), limit))
+        return (self._pace or 1.0) * self._expected(requests, tokens, limit, cell)
+
+    def known(self, requests: int, limit: int) -> bool:
+        """Steps of this kind were measured."""
+        return (bucket(requests), limit) in self._cells
+
+    def _expected(self, requests: int, tokens: float, limit: int, cell: _Cell | None) -> float:
+        line = self._line(requests, tokens, limit)
+        if cell is None:
+            return line
+        here = cell.seconds * line / self._line(cell.requests, cell.tokens, limit)
+        return (_LINE_SAMPLES * line + here * cell.samples) / (_LINE_SAMPLES + cell.samples)
+
+    def _features(self, requests: float, tokens: float, limit: int) -> tuple[float, ...]:
+        passes = self._passes[limit]
+        return (1.0, requests, tokens, passes, passes * requests)
+
+    def _line(self, requests: float, tokens: float, limit: int) -> float:
+        fixed, request, token, one_pass, pass_request = self._fit.weights
+        passes = self._passes[limit]
+        return max(
+            fixed + request * requests + token * tokens + passes * (one_pass + pass_request * requests), 1e-3
+        )
+
+    def _pace_changed(self, off: float, *, known: bool) -> bool:
+        """Several well-known steps in a row took far longer, or shorter: the machine's doing, not the limit's."""
+        surprises = self._surprises
+        if not known or abs(off) <= _CLIP or (surprises and (surprises[-1] > 0) != (off > 0)):
+            surprises.clear()
+        if not known or abs(off) <= _CLIP:
+            return False
+        surprises.append(off)
+        if len(surprises) < _SURPRISES:
+            return False
+        self._pace *= 1.0 + sorted(surprises)[_SURPRISES // 2]
+        surprises.clear()
+        return True
+
+
+def bucket(requests: int) -> int:
+    """Batch sizes that are looked at together: 1, 2, 3 to 4, 5 to 8, ..."""
+    return (requests - 1).bit_length()

@@ -1,0 +1,154 @@
+"""How many tokens to draft next: what is expected to write the most tokens a second, measured step by step.
+
+A draft costs its passes of the draft model and the verification of its tokens; what it brings depends on the
+text. In a small batch a step takes about as long with drafts as without, in a large one every token verified
+counts, so that a fixed number loses at one end. The number is chosen for the whole batch, anew every few
+steps, as argmax_k tokens(k) / seconds(batch, k), 0 included (the goodput of SmartSpec, Liu et al., 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.services.decode.draft_estimates import Acceptance, StepTimes, bucket
+
+_REVIEW_STEPS = 4  # the choice is made anew after as many steps
+_WORTH_A_CHANGE = 1.025  # times the tokens a second: noise must not move the choice to and fro
+# Learning: other limits are tried for a few steps at a time, out of a budget that every step pays into.
+_PROBE_STEPS = 4  # of which the first still verifies what the limit before it drafted
+_PROBE_SHARE = 0.01  # of the time, lost to limits that are not the best
+_PROBE_CREDIT_AT_FIRST = 10.0  # steps
+_PROBE_CREDIT_NEW_BATCH = 3.0  # for a batch size that was not seen before
+_PROBE_CREDIT_MOST = 3.0
+_PROBE_COSTS_AT_LEAST = (
+    0.15  # of a step: a limit that looks as good as the best is not looked at all the time
+)
+_PROBE_AGAIN_STEPS = 60  # a limit that was run so recently needs no look
+
+
+@dataclass(frozen=True)
+class DraftStep:
+    """What one engine step did."""
+
+    requests: int
+    tokens: int  # run through the target: one a request, and what was verified
+    limit: int  # drafted tokens of a request that the step was to draft, for the next one to verify
+    seconds: float | None  # None: not to be learned from, as it held prompts
+    rows: int = 0  # requests that could have come with a draft
+    asked: int = 0  # the limit of the step before it, which drafted for this one
+    drafted: Sequence[int] = ()  # [asked or more] rows that had a token drafted at each position
+    accepted: Sequence[int] = ()  # [asked or more] and of these, accepted
+
+
+@dataclass(frozen=True)
+class DraftChoice:
+    """What was decided last and why. Tuples are [limit + 1], by the number of drafted tokens."""
+
+    requests: int = 0
+    limit: int = 0
+    probe: bool = False  # tried to learn about it, not because it is thought the best
+    tokens_per_step: tuple[float, ...] = ()  # of a request
+    step_seconds: tuple[float, ...] = ()
+
+    @property
+    def tokens_per_second(self) -> tuple[float, ...]:
+        """Of the whole batch."""
+        return tuple(
+            self.requests * tokens / seconds
+            for tokens, seconds in zip(self.tokens_per_step, self.step_seconds, strict=True)
+        )
+
+
+@dataclass
+class _Batch:
+    """What is remembered of one bucket of batch sizes."""
+
+    limit: int | None = None
+    seen_at: dict[int, int] = field(default_factory=dict)  # step number at which a limit was last run
+
+
+class DraftLength:
+    """Chooses the limit of each step. Belongs to the engine's thread."""
+
+    def __init__(self, limit: int, *, model_tokens: int | None = None) -> None:
+        """`limit`: the most to choose. `model_tokens`: of a draft, those that a draft model makes, each with a
+        pass of its own; 0 for a method that only matches, None for all.
+        """
+        if limit < 1:
+            raise ValueError(f"limit is {limit}; it must be at least 1")
+        self.limit = limit
+        passes = [min(k, limit if model_tokens is None else model_tokens) for k in range(limit + 1)]
+        self._acceptance = Acceptance(limit)
+        self._times = StepTimes(limit, passes)
+        self._batches: dict[int, _Batch] = {}
+        self._choice = DraftChoice()
+        self._credit = _PROBE_CREDIT_AT_FIRST  # steps
+        self._step = 0
+        self._review_at = 0
+        self._probe_ends = 0
+
+    @property
+    def choice(self) -> DraftChoice:
+        """The last one."""
+        return self._choice
+
+    def choose(self, requests: int) -> int:
+        """The limit for the step that is being made up, of so many requests. Called once a step."""
+        self._step += 1
+        last = self._choice
+        same = last.requests and bucket(last.requests) == bucket(requests)
+        if not same or self._step >= (self._probe_ends if last.probe else self._review_at):
+            self._choice = self._decide(requests)
+        self._credit = min(self._credit + _PROBE_SHARE, max(self._credit, _PROBE_CREDIT_MOST))
+        self._batches[bucket(requests)].seen_at[self._choice.limit] = self._step
+        return self._choice.limit
+
+    def observe(self, step: DraftStep) -> None:
+        """Learn from a step that was run. Called once a step, in their order."""
+        if step.rows or step.asked < self.limit:
+            self._acceptance.observe(step.rows, step.asked, step.drafted, step.accepted)
+        if step.seconds is not None and step.seconds > 0 and step.requests:
+            self._times.observe(
+                step.requests,
+                step.tokens,
+                step.limit,
+                step.seconds,
+                settled=step.asked == step.limit,
+                probe=self._choice.probe,
+            )
+
+    def _decide(self, requests: int) -> DraftChoice:
+        self._times.solve()
+        tokens, drafts = self._acceptance.tokens(), self._acceptance.drafts()
+        seconds = [
+            self._times.seconds(requests, requests * (1.0 + drafts[k]), k) for k in range(self.limit + 1)
+        ]
+        rates = [brings / takes for brings, takes in zip(tokens, seconds, strict=True)]
+        batch = self._batches.get(bucket(requests))
+        if batch is None:
+            batch = self._batches[bucket(requests)] = _Batch()
+            self._credit = max(self._credit, _PROBE_CREDIT_NEW_BATCH)
+        best = max(range(self.limit + 1), key=rates.__getitem__)
+        if batch.limit is None or rates[best] > rates[batch.limit] * _WORTH_A_CHANGE:
+            batch.limit = best
+        probe = None if self._choice.probe else self._worth_a_look(batch, batch.limit, rates)
+        if probe is not None:
+            self._probe_ends = self._step + _PROBE_STEPS
+        self._review_at = self._step + _REVIEW_STEPS
+        limit = batch.limit if probe is None else probe
+        return DraftChoice(requests, limit, probe is not None, tuple(tokens), tuple(seconds))
+
+    def _worth_a_look(self, batch: _Batch, limit: int, rates: Sequence[float]) -> int | None:
+        """The limit to try now: one not run for long, or cheap to run; None if it is not worth the time."""
+        best, most = None, 0.0
+        for other, rate in enumerate(rates):
+            age = self._step - batch.seen_at.get(other, -4 * _PROBE_AGAIN_STEPS)
+            cost = _PROBE_STEPS * max(_PROBE_COSTS_AT_LEAST, 1.0 - rate / rates[limit])
+            if other == limit or age < _PROBE_AGAIN_STEPS or cost > self._credit:
+                continue
+            if age / cost > most:
+                best, most, price = other, age / cost, cost
+        if best is not None:
+            self._credit -= price
+        return best
