@@ -26,8 +26,10 @@ class Facts:
     quantization: str
     block_size: int
     tensor_parallel_size: int
-    speculative_method: str  # empty without speculation
-    drafter: Mapping[str, Any]  # its configuration; empty where it has none of its own
+    speculative_method: str  # empty without a drafter that keeps KV
+    drafter: Mapping[str, Any]  # its configuration
+    drafter_fingerprint: str  # of its weights; empty where they are the model's
+    drafter_quantization: str
     layers: tuple[CacheLayer, ...]  # one rank's, the drafter's included
 
 

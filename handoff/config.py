@@ -23,6 +23,7 @@ class HandoffConfig:
     pull_timeout_s: float = 20.0
     chunk_mib: int = 4
     model_fingerprint: str = ""  # of the weights: KV of other weights is never loaded
+    drafter_fingerprint: str = ""  # the same of a draft model with weights of its own
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> HandoffConfig:

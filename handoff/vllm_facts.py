@@ -2,7 +2,8 @@
 
 Leans on vllm.__version__ and on VllmConfig: model_config (hf_config, dtype, quantization),
 cache_config.cache_dtype, parallel_config.tensor_parallel_size, speculative_config (method,
-draft_model_config.hf_config); KVCacheConfig.kv_cache_groups[].kv_cache_spec.block_size.
+uses_draft_kv_cache, draft_model_config.{hf_config, quantization});
+KVCacheConfig.kv_cache_groups[].kv_cache_spec.block_size.
 """
 
 from __future__ import annotations
@@ -28,11 +29,17 @@ def block_size(kv_cache_config: Any) -> int:
 
 
 def facts(
-    vllm_config: Any, kv_cache_config: Any, layers: tuple[CacheLayer, ...], model_fingerprint: str
+    vllm_config: Any,
+    kv_cache_config: Any,
+    layers: tuple[CacheLayer, ...],
+    model_fingerprint: str,
+    drafter_fingerprint: str,
 ) -> Facts:
     """Of one rank. Raises UnsupportedCache."""
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
-    drafter = getattr(speculative, "draft_model_config", None)
+    if speculative is not None and not speculative.uses_draft_kv_cache():
+        speculative = None  # drafts from tokens or hidden states: nothing of it is in the KV cache
+    drafter = speculative.draft_model_config if speculative is not None else None
     return Facts(
         vllm_version=vllm.__version__,
         model=model.hf_config.to_dict(),
@@ -44,5 +51,7 @@ def facts(
         tensor_parallel_size=vllm_config.parallel_config.tensor_parallel_size,
         speculative_method=str(speculative.method) if speculative is not None else "",
         drafter=drafter.hf_config.to_dict() if drafter is not None else {},
+        drafter_fingerprint=drafter_fingerprint if drafter is not None else "",
+        drafter_quantization=str(drafter.quantization or "") if drafter is not None else "",
         layers=layers,
     )

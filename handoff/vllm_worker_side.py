@@ -43,7 +43,9 @@ class WorkerSide:
     ) -> None:
         """Raises HandoffError when the cache cannot be handed over or the service cannot listen."""
         cache = block_cache(kv_caches, kv_cache_config.num_blocks)
-        found = vllm_facts.facts(vllm_config, kv_cache_config, cache.layers, config.model_fingerprint)
+        found = vllm_facts.facts(
+            vllm_config, kv_cache_config, cache.layers, config.model_fingerprint, config.drafter_fingerprint
+        )
         self._hash = compatibility_hash(found)
         self._layers = tuple(layer.to_proto().SerializeToString() for layer in cache.layers)
         self._rank = rank

@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -21,9 +22,11 @@ from pydantic_settings import (
 )
 
 from baton.services.errors import ConfigError
+from baton.services.speculation import SpeculativeSettings
 
 ENV_PREFIX = "BATON_"
 ENV_CONFIG_FILE = "BATON_CONFIG"  # names the YAML file, as --config does
+OFF = ("none", "null", "")  # words for a section that is not to be
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 RoleName = Literal["prefill", "decode", "mixed"]
@@ -55,9 +58,21 @@ class EngineSettings(_Section):
     tool_call_parser: str | None = Field(
         None, description="vLLM's name of the tool-call parser, e.g. hermes."
     )
+    speculative_config: SpeculativeSettings | None = Field(
+        None,
+        description="Speculative decoding (docs/speculative-decoding.md). The flag replaces the file's as a "
+        "whole; 'none' turns it off.",
+    )
     extra: dict[str, Any] = Field(
         default_factory=dict, description="Further engine arguments, by vLLM's own names (AsyncEngineArgs)."
     )
+
+    @field_validator("speculative_config", mode="before")
+    @classmethod
+    def _off_or_plain(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.strip().lower() in OFF:
+            return None
+        return dict(value) if isinstance(value, MappingProxyType) else value
 
 
 class PolicySettings(_Section):
@@ -223,10 +238,18 @@ def keys(*path: str) -> list[str]:
     model: Any = Settings
     for part in path:
         field = model.model_fields.get(part)
-        model = field.annotation if field else None
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        model = section_of(field.annotation) if field else None
+        if model is None:
             return []
     return list(model.model_fields)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a key of this type holds, optional ones included; None for a plain value."""
+    for one in (annotation, *get_args(annotation)):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            return one
+    return None
 
 
 def _refuse_unknown_environment() -> None:

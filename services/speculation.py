@@ -8,12 +8,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 AUTO = "auto"
+MOST = 32
 AUTO_MAXIMUM = 5  # drafted tokens a step that "auto" may reach where no maximum is set
 
 Strategy = Literal["default", "with_ngram", "with_suffix"]
+
+
+def _number_or_auto(value: Any) -> Any:
+    """One message instead of one for each type."""
+    if value == AUTO:
+        return value
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = 0
+    if isinstance(value, bool | float) or not 1 <= number <= MOST:
+        raise ValueError(f"give a number from 1 to {MOST}, or 'auto'")
+    return number
 
 
 class SpeculativeSettings(BaseModel):
@@ -22,18 +36,21 @@ class SpeculativeSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
     method: str = Field(description="Name of a registered method, e.g. mtp, eagle3, ngram.")
-    num_speculative_tokens: Annotated[int, Field(ge=1, le=32)] | Literal["auto"] = Field(
-        AUTO, description="Drafted tokens a step, or auto: chosen each step from what was measured."
+    num_speculative_tokens: Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)] = Field(
+        "auto", description="Drafted tokens a step, or auto: chosen each step from what was measured."
     )
     max_speculative_tokens: int | None = Field(
-        None, ge=1, le=32, description=f"The most that auto may choose; {AUTO_MAXIMUM} if unset."
+        None, ge=1, le=MOST, description=f"The most that auto may choose; {AUTO_MAXIMUM} if unset."
     )
-    model: str | None = Field(None, description="Folder or name of the draft model, where the method has one.")
+    model: str | None = Field(None, description="Folder or name of the draft model, if the method has one.")
     num_model_steps: int | None = Field(
-        None, ge=1, description="Of the drafted tokens, those that the draft model makes; the rest is matched."
+        None,
+        ge=1,
+        description="Of the drafted tokens, those of the draft model; the rest is matched.",
     )
     mtp_strategy: Strategy = Field(
-        "default", description="Continue the drafts of mtp, eagle or eagle3 by matches of n-grams or suffixes."
+        "default",
+        description="Continue the drafts of mtp, eagle or eagle3 by n-gram or suffix matches.",
     )
     prompt_lookup_max: int | None = Field(None, ge=1, description="Longest n-gram that is looked for.")
     prompt_lookup_min: int | None = Field(None, ge=1, description="Shortest one.")
@@ -56,7 +73,7 @@ class SpeculativeSettings(BaseModel):
     def _numbers_agree(self) -> SpeculativeSettings:
         if self.max_speculative_tokens is not None and self.num_speculative_tokens != AUTO:
             raise ValueError(
-                "max_speculative_tokens goes with num_speculative_tokens 'auto'; leave it out for a fixed number"
+                "max_speculative_tokens goes with num_speculative_tokens 'auto'; leave it out for a number"
             )
         return self
 

@@ -22,6 +22,10 @@ _OURS = {
     "model": "engine.model",
     "served_model_name": "engine.served_model_name",
     "kv_transfer_config": "the handoff section",
+    "speculative_config": "engine.speculative_config (--speculative-config)",
+    "spec_method": "engine.speculative_config (--speculative-config)",
+    "spec_model": "engine.speculative_config (--speculative-config)",
+    "spec_tokens": "engine.speculative_config (--speculative-config)",
     "distributed_executor_backend": "nothing: Baton chooses it",
     "data_parallel_size": "more workers",
 }

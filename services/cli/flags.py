@@ -9,12 +9,13 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
 
-from baton.services.config import ENV_PREFIX, Settings, load
+from baton.services.config import ENV_PREFIX, OFF, Settings, load, section_of
 from baton.services.errors import ConfigError
 
 # (section, key) -> flag, where the key alone would be unclear or is not the field's usual word.
@@ -132,9 +133,7 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 
 
 def _is_mapping(annotation: Any) -> bool:
-    return get_origin(annotation) is dict or (
-        isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    )
+    return get_origin(annotation) is dict or section_of(annotation) is not None
 
 
 def _parse(section: str, key: str, value: Any) -> Any:
@@ -142,15 +141,21 @@ def _parse(section: str, key: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if _is_mapping(annotation):
-        try:
-            return json.loads(value)
-        except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"{flag_name(section, key)}: value {value!r} is not valid JSON: {error}"
-            ) from None
+        return _parse_json(flag_name(section, key), value, optional=type(None) in get_args(annotation))
     if get_origin(annotation) is list:
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
+
+
+def _parse_json(flag: str, value: str, optional: bool) -> Any:
+    if optional and value.strip().lower() in OFF:
+        return "none"
+    try:
+        parsed = json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{flag}: value {value!r} is not valid JSON: {error}") from None
+    # Two dicts would be merged with the file's, key by key: a method with the leftovers of another one.
+    return MappingProxyType(parsed) if optional and isinstance(parsed, dict) else parsed
 
 
 def _text(value: Any) -> str:

@@ -28,6 +28,7 @@ from baton.services.cli import devices, processes
 from baton.services.cli.processes import Child
 from baton.services.cli.watch import Seen, watch
 from baton.services.config import Settings
+from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
 from baton.services.leave import leave
 from baton.services.vllm_args import check_model
@@ -160,6 +161,7 @@ def supervise(
     """
     fleet.check()
     check_model(settings.engine)
+    validation.check(settings.engine)
     placed = devices.assign(len(fleet.roles), settings.engine.tensor_parallel_size)
     _check_port("router.port", settings.router.host, settings.router.port)
     scheduler_host, _, scheduler_port = settings.scheduler.address.rpartition(":")

@@ -84,7 +84,7 @@ async def _serve(settings: Settings, sock: socket.socket) -> None:
             max_model_len=config.model_config.max_model_len,
             block_size=settings.engine.block_size or 0,
         )
-        llm = vllm_frontend.RelayLLM(config, RelayClient(parts, limits), cluster, settings.engine.extra)
+        llm = vllm_frontend.RelayLLM(config, RelayClient(parts, limits), cluster, settings.engine)
         learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
         try:
             await _serve_http(await vllm_frontend.build_http_app(llm, args), sock, settings)

@@ -33,14 +33,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from baton.protos import scheduler_pb2
-from baton.services.config import Settings
+from baton.services.config import EngineSettings, Settings
 from baton.services.errors import StartError
 from baton.services.router.admission import AdmissionMiddleware
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.vllm_engine_client import RelayClient, without_reserved
 from baton.services.vllm_args import engine_args, served_model_name
-
-_SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 
 
 def build_config(settings: Settings) -> Any:
@@ -96,13 +94,14 @@ def build_arguments(settings: Settings, config: Any) -> Namespace:
 class RelayLLM(async_llm.AsyncLLM):
     """AsyncLLM over a RelayClient. Make it inside the event loop."""
 
-    def __init__(self, config: Any, client: RelayClient, cluster: ClusterView, extra: dict[str, Any]) -> None:
-        """`extra` is engine.extra of the configuration."""
-        log_stats = not extra.get("disable_log_stats")
+    def __init__(
+        self, config: Any, client: RelayClient, cluster: ClusterView, engine: EngineSettings
+    ) -> None:
+        log_stats = not engine.extra.get("disable_log_stats")
         with _engine_client(client):
             super().__init__(config, executor_class=Executor, log_stats=log_stats, log_requests=False)
         self._cluster = cluster
-        if any(extra.get(key) for key in _SPECULATION):
+        if engine.speculative_config is not None:
             self.note_drafts()
         client.on_failure = self._request_failed
 

@@ -14,6 +14,7 @@ import sys
 
 from baton.services import logs
 from baton.services.config import Settings
+from baton.services.decode.proposers import validation
 from baton.services.errors import StartError
 from baton.services.leave import leave
 from baton.services.vllm_args import check_model, check_version
@@ -61,6 +62,7 @@ def run_worker(settings: Settings, role: str) -> None:
     logs.configure(settings.log_format, worker_id)
     the_role = roles.role(role)
     check_model(settings.engine)
+    validation.check(settings.engine)
     check_version()
     try:
         fingerprint = model_fingerprint(settings.engine.model)

@@ -100,7 +100,13 @@ class Node:
         metrics = WorkerMetrics()
         mine = self._identity
         host = EngineHost(
-            EnginePlan(self._settings, mine.worker_id, mine.model_fingerprint, self._role.needs_handoffs)
+            EnginePlan(
+                self._settings,
+                mine.worker_id,
+                mine.model_fingerprint,
+                needs_handoffs=self._role.needs_handoffs,
+                writes=worker_pb2.PHASE_DECODE in self._role.phases,
+            )
         )
         dispatcher = self._dispatcher = Dispatcher(
             self._role, self._role.max_requests(self._settings), host, metrics

@@ -1,6 +1,8 @@
 """One vLLM EngineCore from our settings: its configuration, its place on the machine, what it became.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.create_engine_config, vllm.config.KVTransferConfig,
+vllm.config.VllmConfig (additional_config, use_v2_model_runner) and SpeculativeConfig
+(num_speculative_tokens_per_batch_size, where 0 tokens still run the drafter's first pass),
 vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor, scheduler.kv_cache_manager),
 vllm.platforms.current_platform.is_cpu; on CPU the variables VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
 rank in this process) and VLLM_CPU_OMP_THREADS_BIND (of rank processes), and that threads of OpenMP inherit
@@ -15,11 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from baton.services.config import Settings
+from baton.services.config import EngineSettings, Settings
+from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
 from baton.services.vllm_args import engine_args
 from baton.services.worker import process, vllm_continuation
 from baton.services.worker.errors import describe
+from baton.services.worker.fingerprint import model_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +34,7 @@ CPU_KV_CACHE_GIB = 1.0
 # Of the NUMA node's memory; checked though kv_cache_memory_bytes decides. Low, so that several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
+ADDITIONAL = "baton"  # our key in vLLM's additional_config, which every rank gets: {"speculative": {...}}
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ class EnginePlan:
     worker_id: str
     fingerprint: str  # of the model
     needs_handoffs: bool
+    writes: bool = True  # answers: without, there is nothing to draft for
 
 
 def build_config(plan: EnginePlan) -> Any:
@@ -106,7 +112,9 @@ def build_config(plan: EnginePlan) -> Any:
     args.setdefault("use_tqdm_on_load", False)
     args["distributed_executor_backend"] = "uni" if alone else "mp"
     args["kv_transfer_config"] = _transfer_config(plan)
+    _add_speculation(args, plan)
     config = AsyncEngineArgs(**args).create_engine_config()
+    _check_verification(config)
     if config.model_config.is_hybrid:
         if plan.needs_handoffs:
             raise ConfigError(
@@ -133,8 +141,57 @@ def _transfer_config(plan: EnginePlan) -> Any:
             "host": handoff.host or plan.settings.worker.listen.rpartition(":")[0],
             "worker_id": plan.worker_id,
             "model_fingerprint": plan.fingerprint,
+            "drafter_fingerprint": _drafter_fingerprint(plan.settings.engine),
         },
     )
+
+
+def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
+    """vLLM's speculative_config, and our own settings where every rank finds them.
+
+    A worker that only reads prompts runs the drafter for its KV and drafts nothing: vLLM's proposers stop
+    after that pass when no token is asked for. Where the drafter has no KV it has nothing to run.
+    """
+    spec, method = plan.settings.engine.speculative_config, validation.check(plan.settings.engine)
+    if spec is None or method is None or not (plan.writes or method.keeps_kv):
+        return
+    config = method.engine_config(spec)
+    if not plan.writes:
+        config["num_speculative_tokens"] = 1
+    # With a table, the scheduler tells the ranks how many tokens to draft (the table may be replaced by
+    # whoever knows better), and does not pad a request's first step after a handoff with tokens to reject.
+    drafted = spec.limit if plan.writes else 0
+    config["num_speculative_tokens_per_batch_size"] = [(1, args["max_num_seqs"], drafted)]
+    if spec.rejection_sample_method != "standard":
+        config["rejection_sample_method"] = spec.rejection_sample_method
+    args["speculative_config"] = config
+    if plan.writes:
+        ours = {"speculative": {**spec.model_dump(), "method": method.name}}
+        args["additional_config"] = {**args.get("additional_config", {}), ADDITIONAL: ours}
+
+
+def _drafter_fingerprint(engine: EngineSettings) -> str:
+    """Of a draft model's weights, where it keeps KV: that of another head is never loaded."""
+    spec, method = engine.speculative_config, validation.check(engine)
+    if spec is None or method is None or not method.keeps_kv or not spec.model:
+        return ""
+    try:
+        return model_fingerprint(spec.model)
+    except OSError as error:
+        raise StartError(f"cannot read the draft model {spec.model!r}: {error}") from None
+
+
+def _check_verification(config: Any) -> None:
+    speculative = config.speculative_config
+    if (
+        speculative is not None
+        and speculative.rejection_sample_method == "block"
+        and not config.use_v2_model_runner
+    ):
+        raise ConfigError(
+            "engine.speculative_config.rejection_sample_method (value 'block'): vLLM verifies blocks "
+            "in its model runner V2 alone, which needs a GPU; say 'standard'"
+        )
 
 
 def _cpu_arguments(args: dict[str, Any]) -> None:

@@ -20,6 +20,8 @@ FACTS = Facts(
     tensor_parallel_size=1,
     speculative_method="eagle",
     drafter={"hidden_size": 64},
+    drafter_fingerprint="d0d",
+    drafter_quantization="",
     layers=LAYERS,
 )
 
@@ -37,6 +39,8 @@ FACTS = Facts(
         {"tensor_parallel_size": 2},
         {"speculative_method": "mtp"},
         {"drafter": {"hidden_size": 65}},
+        {"drafter_fingerprint": "dad"},
+        {"drafter_quantization": "fp8"},
         {"layers": LAYERS[:-1]},
         {"layers": LAYERS[::-1]},
         {"layers": (*LAYERS[:-1], replace(LAYERS[-1], block_strides=(1, 2, 3)))},

@@ -6,7 +6,19 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from baton.services.decode.proposers.drafting import Proposer
+from baton.services.errors import ConfigError
 from baton.services.speculation import SpeculativeSettings
+
+MATCHING = frozenset({"prompt_lookup_max", "prompt_lookup_min"})
+SUFFIXES = frozenset(
+    {
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_min_token_prob",
+    }
+)
+DRAFT_MODEL = frozenset({"model", "quantization", "draft_tensor_parallel_size"})
 
 
 class Method(ABC):
@@ -17,14 +29,26 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    aliases: ClassVar[tuple[str, ...]] = ()
+    # Its drafter has a KV cache: a prefill worker fills it, and it travels with a handoff. A method that
+    # drafts from tokens or from the last hidden state needs nothing of a prefill worker.
+    keeps_kv: ClassVar[bool] = False
+    # It drafts the same number of tokens each step: num_speculative_tokens may not be "auto".
+    fixed_length: ClassVar[bool] = False
+
+    def keys(self, spec: SpeculativeSettings) -> frozenset[str]:
+        """The settings that mean something to this method, beside the numbers of tokens and verification.
+
+        Others are refused where they are set, so that none is silently without effect.
+        """
+        del spec
+        return frozenset()
 
     @abstractmethod
     def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
         """Refuse what cannot work, before anything is loaded.
 
         `model` is the target's config.json ({} where it is not on this machine's disk). Raises ConfigError
-        with the reason and what would work.
+        with the reason and what would work. The keys are checked already.
         """
 
     @abstractmethod
@@ -35,3 +59,8 @@ class Method(ABC):
         """Who drafts from tokens alone, alone or after the draft model; None: vLLM does it all."""
         del spec, vllm_config
         return None
+
+
+def refuse(key: str, spec: SpeculativeSettings, why: str) -> ConfigError:
+    """The error for a value of `engine.speculative_config`: key, value, why and what would work."""
+    return ConfigError(f"engine.speculative_config.{key} (value {getattr(spec, key)!r}): {why}")

@@ -1,0 +1,71 @@
+"""What the config.json of a target or of a draft model says, read without vLLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from baton.services.decode.proposers.method import refuse
+from baton.services.errors import ConfigError
+from baton.services.speculation import SpeculativeSettings
+
+
+def config_of(model: str) -> dict[str, Any]:
+    """The config.json of a model's folder; {} where it is a name whose files lie elsewhere.
+
+    Raises ConfigError when it is no JSON object.
+    """
+    file = Path(model).expanduser() / "config.json"
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} holds no JSON object")
+    return found
+
+
+def draft_config(spec: SpeculativeSettings, what: str) -> dict[str, Any]:
+    """The config.json of the draft model, which must be named; {} where it is not on this machine's disk.
+
+    `what` is what the method needs, for the error. Raises ConfigError when none is named, or the folder that
+    is named holds no model.
+    """
+    if not spec.model:
+        raise refuse("model", spec, f"method {spec.method!r} needs {what}: give its folder")
+    folder = Path(spec.model).expanduser()
+    if spec.model.startswith((".", "/", "~")) or folder.exists():
+        if not folder.is_dir():
+            raise refuse("model", spec, f"this folder does not exist; give the folder of {what}")
+        if not (folder / "config.json").is_file():
+            raise refuse("model", spec, f"this folder holds no config.json; give the folder of {what}")
+    return config_of(spec.model)
+
+
+# vLLM 0.32 guesses by these words in a draft model's path, whatever the method says (config/speculative.py).
+_MISLEADING = ("eagle-", "eagle3", "dflash", "dspark")
+
+
+def check_path(spec: SpeculativeSettings, path: str) -> None:
+    """Raises ConfigError when vLLM would take the draft model for one of another method."""
+    for word in _MISLEADING:
+        if word in path.lower():
+            raise refuse(
+                "method",
+                spec,
+                f"vLLM takes a draft model whose path contains {word!r} for another method's; "
+                f"rename {path!r}, or give a link to it without that word",
+            )
+
+
+def number(config: dict[str, Any], *keys: str) -> int | None:
+    """The first of `keys` that is there, at the top or in text_config (multimodal models)."""
+    for level in (config, config.get("text_config") or {}):
+        for key in keys:
+            value = level.get(key)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    return None

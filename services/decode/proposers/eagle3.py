@@ -1,0 +1,34 @@
+"""EAGLE-3 (Li et al., 2025): drafts from the hidden states of three layers of the target."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from baton.services.decode.proposers.checkpoint import draft_config, number
+from baton.services.decode.proposers.method import refuse
+from baton.services.decode.proposers.wrapped import Continued
+from baton.services.speculation import SpeculativeSettings
+
+AUXILIARY = "eagle_aux_hidden_state_layer_ids"
+
+
+class Eagle3(Continued):
+    name: ClassVar[str] = "eagle3"
+
+    def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
+        head = draft_config(spec, "an EAGLE-3 head")
+        layers = number(model, "num_hidden_layers")
+        nested = head.get("eagle_config") or {}
+        if not head or layers is None or nested.get("use_aux_hidden_state", True) is False:
+            return
+        given = head.get(AUXILIARY) or nested.get(AUXILIARY)
+        # vLLM's default, made for deep models (model_executor/models/interfaces.py)
+        ids = tuple(given) if given else (2, layers // 2, layers - 3)
+        if len(set(ids)) < len(ids) or min(ids) < 0 or max(ids) > layers:
+            where = f"{AUXILIARY} of its config.json is" if given else f"without {AUXILIARY} they would be"
+            raise refuse(
+                "model",
+                spec,
+                f"EAGLE-3 reads the hidden states of different layers of the target, which has {layers}; "
+                f"{where} {list(ids)}: set it to the layers for which this head was trained",
+            )

@@ -1,0 +1,24 @@
+"""Prompt lookup (Saxena, 2023): what followed the last tokens when they occurred before."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from baton.services.decode.proposers.method import MATCHING, Method
+from baton.services.speculation import SpeculativeSettings
+
+
+class Ngram(Method):
+    name: ClassVar[str] = "ngram"
+
+    def keys(self, spec: SpeculativeSettings) -> frozenset[str]:
+        del spec
+        return MATCHING
+
+    def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
+        """Nothing depends on the model."""
+
+    def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:
+        config: dict[str, Any] = {"method": self.name, "num_speculative_tokens": spec.limit}
+        config.update({key: value for key in MATCHING if (value := getattr(spec, key)) is not None})
+        return config

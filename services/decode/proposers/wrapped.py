@@ -1,0 +1,46 @@
+"""What the methods share in which a draft model of vLLM's drafts."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from baton.services.decode.proposers.drafting import Proposer
+from baton.services.decode.proposers.method import DRAFT_MODEL, MATCHING, SUFFIXES, Method
+from baton.services.speculation import SpeculativeSettings
+
+_OPTIONAL = ("quantization", "draft_tensor_parallel_size")
+
+
+def model_config(spec: SpeculativeSettings, name: str) -> dict[str, Any]:
+    """vLLM's speculative_config of a method with a draft model."""
+    config: dict[str, Any] = {"method": name, "num_speculative_tokens": spec.limit}
+    if spec.model:
+        config["model"] = spec.model
+    config.update({key: value for key in _OPTIONAL if (value := getattr(spec, key)) is not None})
+    return config
+
+
+class Continued(Method):
+    """A draft model whose drafts may be continued by matches: mtp, eagle, eagle3.
+
+    FastDeploy's hybrid: `num_model_steps` tokens by the model, the rest by whom `mtp_strategy` names.
+    """
+
+    keeps_kv: ClassVar[bool] = True
+
+    def keys(self, spec: SpeculativeSettings) -> frozenset[str]:
+        keys = DRAFT_MODEL | {"mtp_strategy"}
+        if spec.mtp_strategy == "default":
+            return keys
+        more = MATCHING if spec.mtp_strategy == "with_ngram" else SUFFIXES
+        return keys | more | {"num_model_steps"}
+
+    def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:
+        return model_config(spec, self.name)
+
+    def proposer(self, spec: SpeculativeSettings, vllm_config: Any) -> Proposer | None:
+        if spec.mtp_strategy == "default":
+            return None
+        from baton.services.decode.proposers.hybrid import continuation
+
+        return continuation(spec, vllm_config)
