@@ -5,10 +5,11 @@ vLLM finds it by the entry point `baton` of the group `vllm.general_plugins`.
 
 from __future__ import annotations
 
-from baton.services.worker import process, vllm_continuation
+from baton.services.worker import process, vllm_continuation, vllm_mends
 
 
 def register() -> None:
     """Called by vLLM, once a process; harmless when called again."""
     vllm_continuation.install()
+    vllm_mends.install()
     process.follow_engine_process()

@@ -1,0 +1,128 @@
+"""What is wrong in vLLM 0.32's CPU back end, mended where it is wrong.
+
+Each mend names what is wrong, and when it can go. `tests/services/worker/test_vllm_mends.py` shows for each
+that the shipped function is wrong and the mended one right: the day vLLM's own becomes right, that test fails
+and says which mend to delete. On a GPU nothing is touched.
+
+Leans on: vllm.utils.cpu_triton_utils._expand_kernel_impl, which a worker registers after it has loaded the
+plug-ins (vllm.v1.worker.worker_base.WorkerWrapperBase.init_worker), and on Triton's order of its arguments;
+vllm.model_executor.layers.rotary_embedding.base.RotaryEmbedding.forward_cpu.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from baton.services.errors import StartError
+
+_MARK = "_baton_mend"
+
+
+@dataclass(frozen=True)
+class Mend:
+    """One function of vLLM's that is put right."""
+
+    wrong: str  # what the shipped function does
+    until: str  # when the mend can go
+    place: Callable[[], tuple[Any, str]]  # whose attribute the function is, and its name
+    parameters: tuple[str, ...]  # of the shipped function, as the mended one leans on them
+    mended: Callable[[Callable[..., Any]], Callable[..., Any]]  # from the shipped function
+
+
+def install() -> None:
+    """Put every mend in place, in a process of a CPU engine; a second call does nothing.
+
+    Raises StartError when a function does not take what its mend leans on: another vLLM.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        for mend in MENDS:
+            _apply(mend)
+
+
+def _apply(mend: Mend) -> None:
+    owner, name = mend.place()
+    shipped = getattr(owner, name)
+    if hasattr(shipped, _MARK):
+        return
+    if tuple(inspect.signature(shipped).parameters) != mend.parameters:
+        raise StartError(
+            f"this vLLM's {owner.__name__}.{name} does not take {', '.join(mend.parameters)}: "
+            "install the vLLM version that this Baton is made for"
+        )
+    mended = functools.wraps(shipped)(mend.mended(shipped))  # the shipped one stays at __wrapped__
+    setattr(mended, _MARK, True)
+    setattr(owner, name, mended)
+
+
+def _place_of_expand() -> tuple[Any, str]:
+    from vllm.utils import cpu_triton_utils
+
+    return cpu_triton_utils, "_expand_kernel_impl"
+
+
+def _expand(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    del shipped
+
+    def expand_kernel_impl(output: Any, input_val: Any, cu_num_tokens: Any, *figures: int) -> None:
+        """[tokens], written; [batch]; [batch]: where each request's tokens end."""
+        replace_from, replace_to = figures[:2]
+        values = input_val.masked_fill(input_val == replace_from, replace_to)
+        counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+        output.copy_(values.repeat_interleave(counts, output_size=output.shape[0]))
+
+    return expand_kernel_impl
+
+
+def _place_of_rotary() -> tuple[Any, str]:
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    return RotaryEmbedding, "forward_cpu"
+
+
+def _rotary(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    def forward_cpu(self: Any, positions: Any, query: Any, key: Any = None) -> Any:
+        # [..., heads, size] goes in as [..., heads * size]: that form is right.
+        with_heads = positions.dim() + 2
+        flat = [
+            one.flatten(-2) if one is not None and one.dim() == with_heads else one for one in (query, key)
+        ]
+        rotated = shipped(self, positions, *flat)
+        for given, one in zip((query, key), rotated, strict=True):
+            if given is not None and one.data_ptr() != given.data_ptr():
+                given.copy_(one.view_as(given))  # a slice was copied; callers lean on it being done in place
+        return query, key
+
+    return forward_cpu
+
+
+MENDS = (
+    Mend(
+        wrong="temperature, top-k and top-p of requests with drafts are written into a copy, but for int64: "
+        "drafts are verified against uninitialised memory and answers have another distribution",
+        until="vLLM's _expand_kernel_impl copies what it wrote back into `output`",
+        place=_place_of_expand,
+        parameters=(
+            "output",
+            "input_val",
+            "cu_num_tokens",
+            "replace_from",
+            "replace_to",
+            "MAX_NUM_TOKENS",
+        ),
+        mended=_expand,
+    ),
+    Mend(
+        wrong="a query [tokens, heads, size], as DeepSeek's attention has it, is read as [batch, tokens, "
+        "size]: heads are rotated by the positions of other tokens",
+        until="vLLM's rotary_embedding for CPU takes [tokens, heads, size]",
+        place=_place_of_rotary,
+        parameters=("self", "positions", "query", "key"),
+        mended=_rotary,
+    ),
+)
