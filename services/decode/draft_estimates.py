@@ -65,7 +65,7 @@ class Acceptance:
         self._drafted = [_Share() for _ in range(limit)]
 
     def observe(self, rows: int, asked: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """Of `rows` requests that were to draft `asked` tokens, how many drafted and accepted each position."""
+        """Of `rows` requests that were to draft `asked` tokens, how many drafted, accepted each position."""
         before_drafted = before_accepted = rows
         for position in range(self.limit):
             if position >= asked:
@@ -107,8 +107,8 @@ class _Cell:
 class _Fit:
     """Seconds (at pace 1) as a sum of features with weights >= 0: least squares that forgets.
 
-    Steps count relative to their length. One sweep of coordinate descent a call, from the last solution: where
-    the steps do not tell two features apart, the guess does.
+    Steps count relative to their length. One sweep of coordinate descent a call, from the last solution:
+    where the steps do not tell two features apart, the guess does.
     """
 
     weights: list[float] = field(default_factory=lambda: list(_GUESS))
@@ -155,8 +155,8 @@ class StepTimes:
     ) -> None:
         """One step without prefill. `tokens`: verified, the drafted ones included.
 
-        `settled`: the step before had the same limit, so that this one verified what it drafts. `probe`: it is
-        run to learn about its limit, and tells nothing of the pace.
+        `settled`: the step before had the same limit, so that this one verified what it drafts. `probe`:
+        it is run to learn about its limit, and tells nothing of the pace.
         """
         if not self._pace:
             self._pace = seconds / self._line(requests, tokens, limit)
@@ -212,7 +212,7 @@ class StepTimes:
         )
 
     def _pace_changed(self, off: float, *, known: bool) -> bool:
-        """Several well-known steps in a row took far longer, or shorter: the machine's doing, not the limit's."""
+        """Several well-known steps in a row were far slower, or faster: the machine's doing."""
         surprises = self._surprises
         if not known or abs(off) <= _CLIP or (surprises and (surprises[-1] > 0) != (off > 0)):
             surprises.clear()

@@ -72,8 +72,8 @@ class DraftLength:
     """Chooses the limit of each step. Belongs to the engine's thread."""
 
     def __init__(self, limit: int, *, model_tokens: int | None = None) -> None:
-        """`limit`: the most to choose. `model_tokens`: of a draft, those that a draft model makes, each with a
-        pass of its own; 0 for a method that only matches, None for all.
+        """`limit`: the most to choose. `model_tokens`: of a draft, those that a draft model makes, each with
+        a pass of its own; 0 for a method that only matches, None for all.
         """
         if limit < 1:
             raise ValueError(f"limit is {limit}; it must be at least 1")

@@ -14,21 +14,23 @@ from collections.abc import Set
 from typing import Any
 
 from baton.services.decode.draft_length import DraftChoice, DraftLength, DraftStep
-from baton.services.worker.errors import EngineFailed
+from baton.services.worker.vllm_engine import EnginePlan
 
 
 class DraftLengthSeam:
     """Sits in the engine's thread between the scheduler and who chooses."""
 
     def __init__(self, scheduler: Any, chooser: DraftLength) -> None:
-        """Raises EngineFailed unless vLLM was configured to look the number up."""
+        """Raises StartError unless vLLM's scheduler looks the number up."""
         if scheduler.dynamic_sd_lookup is None:
-            raise EngineFailed(
-                "vLLM drafts a fixed number of tokens: num_speculative_tokens 'auto' has no effect"
+            raise StartError(
+                "vLLM drafts a fixed number of tokens here: num_speculative_tokens cannot be 'auto'"
             )
+        self._none = (0,) * chooser.limit
+        self._stats: Any = None  # SpecDecodingStats of the step whose results were taken last
         self._chooser = chooser
         self._update = scheduler.update_from_output
-        self._output: Any = None  # of the step whose results were taken last
+        self._output: Any = None  # SchedulerOutput of that step
         self._before: Set[str] = frozenset()  # requests of the step before it
         self._asked = 0  # of the step before it
         scheduler.dynamic_sd_lookup = self
@@ -42,36 +44,45 @@ class DraftLengthSeam:
         """The last one, and why."""
         return self._chooser.choice
 
-    def observe(self, seconds: float, stats: Any) -> None:
-        """After every step: how long it took, and its SpecDecodingStats if any."""
+    def observe(self, seconds: float) -> None:
+        """After every step: how long it took."""
         output, self._output = self._output, None
         if output is None or not output.num_scheduled_tokens:
             return
         requests = output.num_scheduled_tokens.keys()
         drafted = sum(map(len, output.scheduled_spec_decode_tokens.values()))
         only_decodes = output.total_num_scheduled_tokens == len(requests) + drafted
-        limit = output.num_spec_tokens_to_schedule
-        none = (0,) * self._chooser.limit
+        stats = self._stats
         self._chooser.observe(
             DraftStep(
                 requests=len(requests),
                 tokens=output.total_num_scheduled_tokens,
-                limit=limit,
+                limit=output.num_spec_tokens_to_schedule,
                 seconds=seconds if only_decodes else None,
                 rows=len(requests & self._before),
                 asked=self._asked,
-                drafted=stats.num_draft_tokens_per_pos if stats is not None else none,
-                accepted=stats.num_accepted_tokens_per_pos if stats is not None else none,
+                drafted=self._none if stats is None else stats.num_draft_tokens_per_pos,
+                accepted=self._none if stats is None else stats.num_accepted_tokens_per_pos,
             )
         )
-        self._before, self._asked = requests, limit
+        self._before, self._asked = requests, output.num_spec_tokens_to_schedule
 
     def _update_from_output(self, scheduler_output: Any, model_output: Any) -> Any:
-        self._output = scheduler_output
-        return self._update(scheduler_output, model_output)
+        outputs = self._update(scheduler_output, model_output)
+        self._output, self._stats = scheduler_output, None
+        for one in outputs.values():  # of the clients; the statistics hang on one of them
+            if one.scheduler_stats is not None and one.scheduler_stats.spec_decoding_stats is not None:
+                self._stats = one.scheduler_stats.spec_decoding_stats
+        return outputs
 
 
-def install(engine: Any, *, model_tokens: int | None) -> DraftLengthSeam:
-    """Choose the drafts' length of a loaded engine from now on; `model_tokens` as DraftLength takes it."""
-    limit = engine.vllm_config.speculative_config.num_speculative_tokens
-    return DraftLengthSeam(engine.scheduler, DraftLength(limit, model_tokens=model_tokens))
+def install(engine: Any, plan: EnginePlan) -> DraftLengthSeam | None:
+    """Choose the drafts' length of a loaded engine from now on, where it drafts and its plan says "auto"."""
+    spec = plan.settings.engine.speculative_config
+    if spec is None or not spec.adaptive or not plan.writes:
+        return None
+    if engine.vllm_config.speculative_config.method == "custom_class":  # drafts from tokens alone
+        model_tokens: int | None = 0
+    else:
+        model_tokens = spec.num_model_steps if spec.mtp_strategy != "default" else None
+    return DraftLengthSeam(engine.scheduler, DraftLength(spec.limit, model_tokens=model_tokens))

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from baton.handoff.errors import HandoffError
 from baton.handoff.reports import Loaded, Saved
+from baton.services.worker import vllm_draft_length
 from baton.services.worker.errors import EngineFailed
 from baton.services.worker.vllm_engine import EngineInfo, EnginePlan, build_engine, info_of
 
@@ -93,6 +94,7 @@ class EngineHost:
         self._listener: Listener | None = None
         self._engine: Any = None
         self._connector: Any = None
+        self._draft_length: vllm_draft_length.DraftLengthSeam | None = None
         self._load = EngineLoad()
 
     async def load(self, listener: Listener) -> EngineInfo:
@@ -155,6 +157,7 @@ class EngineHost:
         try:
             self._engine = build_engine(self._plan, lambda: self._messages.put(_rank_lost))
             self._connector = self._engine.scheduler.get_kv_connector()
+            self._draft_length = vllm_draft_length.install(self._engine, self._plan)
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
             return
@@ -202,6 +205,8 @@ class EngineHost:
         engine.post_step(executed)
         step = Step(outputs=outputs or {}, executed=executed, seconds=time.monotonic() - began)
         _take_stats(step)
+        if self._draft_length is not None:
+            self._draft_length.observe(step.seconds)
         if self._connector is not None:
             reports = self._connector.take_reports()
             step.saved, step.loaded = reports.saved, reports.loaded
