@@ -14,6 +14,7 @@ from collections.abc import Set
 from typing import Any
 
 from baton.services.decode.draft_length import DraftChoice, DraftLength, DraftStep
+from baton.services.errors import StartError
 from baton.services.worker.vllm_engine import EnginePlan
 
 
