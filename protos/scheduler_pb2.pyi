@@ -50,7 +50,7 @@ class WorkerIdentity(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., vllm_version: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ...) -> None: ...
 
 class Capacity(_message.Message):
-    __slots__ = ("compatibility_hash", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "lookahead_tokens", "transports")
+    __slots__ = ("compatibility_hash", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "lookahead_tokens", "transports", "speculative_method")
     COMPATIBILITY_HASH_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class Capacity(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_METHOD_FIELD_NUMBER: _ClassVar[int]
     compatibility_hash: str
     block_size: int
     num_blocks: int
@@ -67,21 +68,40 @@ class Capacity(_message.Message):
     max_model_len: int
     lookahead_tokens: int
     transports: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, compatibility_hash: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., lookahead_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+    speculative_method: str
+    def __init__(self, compatibility_hash: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., lookahead_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., speculative_method: _Optional[str] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "pinned_handoffs", "pinned_bytes")
+    __slots__ = ("running", "waiting", "free_blocks", "pinned_handoffs", "pinned_bytes", "drafting")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PINNED_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_blocks: int
     pinned_handoffs: int
     pinned_bytes: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., pinned_handoffs: _Optional[int] = ..., pinned_bytes: _Optional[int] = ...) -> None: ...
+    drafting: Drafting
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., pinned_handoffs: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ...) -> None: ...
+
+class Drafting(_message.Message):
+    __slots__ = ("draft_length", "drafts", "first_acceptance", "mean_accepted_length", "learned_reference", "alarm")
+    DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_ACCEPTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    LEARNED_REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    ALARM_FIELD_NUMBER: _ClassVar[int]
+    draft_length: int
+    drafts: int
+    first_acceptance: float
+    mean_accepted_length: float
+    learned_reference: float
+    alarm: bool
+    def __init__(self, draft_length: _Optional[int] = ..., drafts: _Optional[int] = ..., first_acceptance: _Optional[float] = ..., mean_accepted_length: _Optional[float] = ..., learned_reference: _Optional[float] = ..., alarm: _Optional[bool] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("identity", "state")
@@ -112,12 +132,14 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "drain")
+    __slots__ = ("known", "drain", "peer_reference")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    PEER_REFERENCE_FIELD_NUMBER: _ClassVar[int]
     known: bool
     drain: bool
-    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ...) -> None: ...
+    peer_reference: float
+    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., peer_reference: _Optional[float] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
     __slots__ = ("worker_id",)
@@ -234,7 +256,7 @@ class Finished(_message.Message):
     def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., outcome: _Optional[str] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ...) -> None: ...
 
 class Cost(_message.Message):
-    __slots__ = ("queue_ms", "prefill_ms", "handoff_ms", "decode_ms", "handoff_bytes", "transport", "prompt_tokens", "output_tokens", "drafted_tokens", "accepted_tokens")
+    __slots__ = ("queue_ms", "prefill_ms", "handoff_ms", "decode_ms", "handoff_bytes", "transport", "prompt_tokens", "output_tokens", "drafted_tokens", "accepted_tokens", "draft_steps")
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_MS_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +267,7 @@ class Cost(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_STEPS_FIELD_NUMBER: _ClassVar[int]
     queue_ms: float
     prefill_ms: float
     handoff_ms: float
@@ -255,7 +278,8 @@ class Cost(_message.Message):
     output_tokens: int
     drafted_tokens: int
     accepted_tokens: int
-    def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., handoff_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., handoff_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    draft_steps: int
+    def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., handoff_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., handoff_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., draft_steps: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
     __slots__ = ("lost",)

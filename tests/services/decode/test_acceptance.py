@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from baton.services.decode.acceptance import (
+    FULL_REQUESTS,
+    LEAST_REQUESTS,
+    AcceptanceWatch,
+    DraftCounts,
+    RecentDrafts,
+)
+
+
+def counts(drafts: int, accepted: int, length: int = 3) -> DraftCounts:
+    """Drafts of one length of which so many had their first token accepted, and no other."""
+    return DraftCounts(drafts, [drafts] * length, [accepted] + [0] * (length - 1))
+
+
+class Traffic:
+    """Requests whose acceptance differs: Beta-distributed with `spread` = a + b, the smaller the wider."""
+
+    def __init__(self, seed: int, mean: float, *, spread: float = 8.0, drafts: float = 20.0) -> None:
+        self._random = random.Random(seed)
+        self.mean = mean
+        self._spread = spread
+        self._drafts = drafts
+
+    def request(self) -> tuple[int, int]:
+        share = self._random.betavariate(self.mean * self._spread, (1 - self.mean) * self._spread)
+        drafts = max(1, int(self._random.expovariate(1 / self._drafts)))
+        return drafts, sum(self._random.random() < share for _ in range(drafts))
+
+    def run(self, watch: AcceptanceWatch, requests: int) -> list[int]:
+        """Numbers of the requests with which an alarm began."""
+        raised, was = [], watch.alarm
+        for number in range(requests):
+            watch.finished(*self.request())
+            if watch.alarm and not was:
+                raised.append(number)
+            was = watch.alarm
+        return raised
+
+
+def test_counts_add_up_by_position() -> None:
+    total = DraftCounts()
+    total.add(DraftCounts(2, [2, 2, 1], [2, 1, 0]))
+    total.add(DraftCounts(3, [3], [1]))
+    assert total == DraftCounts(5, [5, 2, 1], [3, 1, 0])
+    assert (total.drafted_tokens, total.accepted_tokens, total.length) == (8, 4, 3)
+    assert total.mean_accepted_length == pytest.approx(1.8)
+    assert total.first_acceptance == pytest.approx(0.6)
+
+
+def test_nothing_drafted_is_no_division_by_zero() -> None:
+    nothing = DraftCounts()
+    assert (nothing.mean_accepted_length, nothing.first_acceptance, nothing.length) == (0.0, 0.0, 0)
+
+
+def test_the_last_minute_is_what_counts() -> None:
+    recent = RecentDrafts()
+    for second in range(120):
+        recent.add(counts(1, 1 if second < 60 else 0), float(second))
+    last = recent.total(119.0)
+    assert 55 <= last.drafts <= 60
+    assert last.first_acceptance == 0.0
+    assert recent.total(500.0).drafts == 0
+
+
+@pytest.mark.parametrize("mean", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("drafts", [4.0, 40.0])
+def test_no_false_alarm(mean: float, drafts: float) -> None:
+    """10 workers x 3,000 requests of the same traffic each, reference learned: the best window is no luck."""
+    for seed in range(10):
+        assert Traffic(seed, mean, drafts=drafts).run(AcceptanceWatch(), 3000) == []
+
+
+@pytest.mark.parametrize("configured", [None, 0.6])
+def test_a_drafter_that_loses_a_third_is_noticed(configured: float | None) -> None:
+    for seed in range(10):
+        watch = AcceptanceWatch(configured=configured)
+        traffic = Traffic(seed, 0.6)
+        assert traffic.run(watch, 1000) == []
+        traffic.mean = 0.36
+        began = traffic.run(watch, 400)
+        assert len(began) == 1
+        assert began[0] < 2 * FULL_REQUESTS
+        assert "reference is 0." in watch.why
+
+
+def test_a_fresh_silent_worker_is_noticed_by_its_peers() -> None:
+    watch = AcceptanceWatch()
+    watch.hear(0.6)
+    began = Traffic(1, 0.3).run(watch, 300)
+    assert began
+    assert began[0] < 2 * LEAST_REQUESTS
+    assert watch.learned == 0.0  # a silent worker teaches nobody
+
+
+def test_little_says_nothing() -> None:
+    watch = AcceptanceWatch(configured=0.9)
+    for _ in range(LEAST_REQUESTS - 1):
+        watch.finished(50, 5)
+    assert not watch.alarm
+    watch.finished(50, 5)
+    assert watch.alarm
+
+
+def test_what_is_a_little_below_is_no_alarm() -> None:
+    """0.85 of the reference, with an error near zero: worse, but not silent."""
+    watch = AcceptanceWatch(configured=0.6)
+    for _ in range(2000):
+        watch.finished(100, 51)
+    assert not watch.alarm
+
+
+def test_the_alarm_clears_with_hysteresis() -> None:
+    watch = AcceptanceWatch(configured=0.6)
+    for _ in range(FULL_REQUESTS):
+        watch.finished(100, 30)
+    assert watch.alarm
+    for _ in range(2 * FULL_REQUESTS):
+        watch.finished(100, 50)  # 0.83 of the reference: would raise none, ends none
+    assert watch.alarm
+    for _ in range(2 * FULL_REQUESTS):
+        watch.finished(100, 58)
+    assert not watch.alarm
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_drafts_without_any_accepted_token_alarm_at_once(learns: bool) -> None:
+    watch = AcceptanceWatch(learns=learns)
+    for _ in range(19):
+        watch.drafted(counts(10, 0))
+    assert not watch.alarm
+    watch.drafted(counts(10, 0))
+    assert watch.alarm
+    assert "no token of the last 200 drafts" in watch.why
+    watch.drafted(counts(10, 1))
+    assert watch.alarm  # one lucky token does not end it
+    watch.drafted(counts(10, 4))
+    assert not watch.alarm
+
+
+def test_a_matching_method_learns_no_reference() -> None:
+    """What a text repeats is the text's: prose after code is no failure of the drafter."""
+    watch = AcceptanceWatch(learns=False)
+    traffic = Traffic(3, 0.8)
+    traffic.run(watch, 1000)
+    traffic.mean = 0.1
+    assert traffic.run(watch, 1000) == []
+    assert watch.reference == 0.0
+
+
+def test_the_configured_reference_goes_before_a_learned_one() -> None:
+    watch = AcceptanceWatch(configured=0.4)
+    watch.hear(0.9)
+    Traffic(4, 0.7).run(watch, 1000)
+    assert watch.reference == 0.4
+    assert watch.learned > 0.55  # for peers that have none
