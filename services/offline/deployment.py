@@ -1,0 +1,196 @@
+"""A deployment that belongs to this process: it ends when this process does, by whatever signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Self
+
+from baton.services.cli.supervisor import READY_TIMEOUT_S, STOP_TIMEOUT_S, Fleet
+from baton.services.config import ENV_PREFIX, Settings
+from baton.services.errors import ConfigError, ServiceError, StartError
+from baton.services.offline.errors import DeploymentEnded
+from baton.services.offline.supervised import Order
+from baton.services.vllm_args import check_model, served_model_name
+
+_START_S = READY_TIMEOUT_S + 60.0  # the supervisor gives up first, and says why
+_STOP_S = 3 * STOP_TIMEOUT_S + 10.0  # the same: it ends its processes in three groups
+_ERRORS: dict[str, type[ServiceError]] = {"ConfigError": ConfigError}
+_HOST = "127.0.0.1"
+
+Event = dict[str, Any]
+Tell = Callable[[str], None]
+
+
+class OwnDeployment:
+    """Scheduler, workers and router on loopback ports that nobody else uses, behind a key nobody else knows.
+
+    The processes are those of `baton up`. Its port, scheduler address, store and key are chosen here,
+    whatever the configuration says: it can run beside a deployment that serves with the same file.
+    `tell` gets one line for each step of the start, and for each part that dies and is restarted later; it is
+    called from a thread after the start.
+
+    Raises ConfigError or StartError with the reason when the deployment cannot start; nothing is left then.
+    """
+
+    def __init__(self, settings: Settings, fleet: Fleet, *, log_dir: str = "", tell: Tell) -> None:
+        fleet.check()
+        check_model(settings.engine)
+        self.model = served_model_name(settings.engine)
+        self.api_key = secrets.token_urlsafe(24)
+        self._tell = tell
+        self.owner = os.getpid()
+        self._reason = ""  # why it failed
+        self._closed = False
+        self._ports = [_reserved_port(), _reserved_port()]
+        router, scheduler = (port.getsockname()[1] for port in self._ports)
+        self.url = f"http://{_HOST}:{router}"
+        self.scheduler_address = f"{_HOST}:{scheduler}"
+        self._temporary = not log_dir
+        self.log_dir = Path(log_dir or tempfile.mkdtemp(prefix="baton-"))
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._process = self._start(Order.of(self._private(settings), fleet, self.log_dir))
+        self._reader = threading.Thread(target=self._read, name="baton deployment", daemon=True)
+        self._reader.start()
+        try:
+            self._until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor, the parent of all processes of the deployment."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raises DeploymentEnded, with the reason, when the deployment is gone."""
+        if self._closed:
+            raise DeploymentEnded("the deployment was closed")
+        if self._reason or self._process.poll() is not None:
+            raise DeploymentEnded(f"the deployment has ended: {self._why()}")
+
+    def close(self) -> None:
+        """End all of its processes; returns when none is left. Again is no harm. Logs of failures stay."""
+        if self._closed or os.getpid() != self.owner:  # a fork of the owner owns nothing
+            return
+        self._closed = True
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its children die with it
+            self._process.wait()
+        self._reader.join(5.0)
+        for port in self._ports:
+            port.close()
+        if self._temporary and not self._reason:
+            shutil.rmtree(self.log_dir, ignore_errors=True)
+
+    def _private(self, settings: Settings) -> Settings:
+        own = settings.model_copy(deep=True)
+        own.router.host, own.router.port = _HOST, int(self.url.rpartition(":")[2])
+        own.router.api_key = self.api_key
+        own.scheduler.address = self.scheduler_address
+        own.scheduler.store = "memory"  # in a shared one it would take work from others
+        own.scheduler.metrics_port = None
+        return own
+
+    def _start(self, order: Order) -> subprocess.Popen[bytes]:
+        # All settings are in the order.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+        with (self.log_dir / "supervisor.log").open("ab") as log:
+            process = subprocess.Popen(
+                # -P: modules in the user's folder do not stand before ours
+                [sys.executable, "-P", "-m", "baton.services.offline.supervised"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches the owner alone, which ends it in order
+            )
+        stdin = _pipe(process.stdin)
+        with suppress(BrokenPipeError):  # it has ended: the reader will see that
+            stdin.write(order.to_json())
+            stdin.close()
+        return process
+
+    def _read(self) -> None:
+        ready = False
+        with _pipe(self._process.stdout) as events:
+            for line in events:
+                event: Event = json.loads(line)
+                if event["event"] == "failed":
+                    self._reason = event["text"]
+                if not ready:
+                    self._events.put(event)
+                elif event["event"] == "step" and not self._closed:
+                    self._tell(_text(event))
+                ready = ready or event["event"] == "ready"
+        self._events.put(None)
+
+    def _until_ready(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise StartError(
+                    f"not ready after {_START_S:.0f} s; see the logs in {self.log_dir}"
+                ) from None
+            if event is None:
+                with suppress(subprocess.TimeoutExpired):  # its status is worth a moment
+                    self._process.wait(5.0)
+                self._reason = self._why()
+                raise StartError(f"the deployment could not start: {self._reason}")
+            if event["event"] == "failed":
+                raise _ERRORS.get(event["kind"], StartError)(event["text"])
+            if event["event"] == "step":
+                self._tell(_text(event))
+            if event["event"] == "ready":
+                return
+
+    def _why(self) -> str:
+        if self._reason:
+            return self._reason
+        return f"its supervisor ended with status {self._process.returncode}; see the logs in {self.log_dir}"
+
+
+def _reserved_port() -> socket.socket:
+    """A free port that stays ours. Bound, but not listening, it can be listened on by who asks for it by
+    number (both sides set SO_REUSEADDR), and the kernel gives it to nobody who asks for any port.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((_HOST, 0))
+    return reserved
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:
+        raise RuntimeError("Popen was not asked for this pipe")
+    return pipe
+
+
+def _text(event: Event) -> str:
+    return f"  [{event['since_start_s']:5.1f} s] {event['name']:<12} {event['text']}"

@@ -1,0 +1,78 @@
+"""How far it is: a bar where somebody watches, a line now and then where stderr is a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+EVERY_S = 10.0  # between two lines
+
+
+class Progress:
+    """Counts answers. Shows done of all, tokens/s, errors and the time left, unless `quiet`."""
+
+    def __init__(self, total: int, *, done: int = 0, quiet: bool = False) -> None:
+        self.total = total
+        self.done = done
+        self.failed = 0
+        self.tokens = 0
+        self._before = done
+        self._began = self._spoke = time.monotonic()
+        self._lines = not quiet and not sys.stderr.isatty()
+        self._bar: RichProgress | None = None
+        if not quiet and not self._lines:
+            self._bar = RichProgress(
+                TextColumn("  "),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=total, completed=done, rate="")
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def count(self, tokens: int, *, failed: bool) -> None:
+        """One more is answered, with so many tokens."""
+        self.done += 1
+        self.failed += failed
+        self.tokens += tokens
+        if self._bar:
+            self._bar.update(self._task, completed=self.done, rate=self.rate)
+        elif self._lines and time.monotonic() - self._spoke > EVERY_S:
+            self._spoke = time.monotonic()
+            print(f"  {self.done} of {self.total}, {self.rate}, {self._left}", file=sys.stderr, flush=True)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def rate(self) -> str:
+        """`312 tokens/s, 2 errors`."""
+        errors = f", {self.failed} error{'s' * (self.failed != 1)}" if self.failed else ""
+        return f"{self.tokens / max(self.elapsed_s, 1e-3):.0f} tokens/s{errors}"
+
+    @property
+    def _left(self) -> str:
+        done = self.done - self._before
+        return f"{self.elapsed_s / done * (self.total - self.done):.0f} s left" if done else "? s left"

@@ -1,0 +1,96 @@
+"""What a prompt may be, its options, and the request that they make."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
+
+from baton.services.errors import ConfigError
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]  # text or token ids to go on with, or a chat to answer
+
+
+class Options(TypedDict, total=False):
+    """How to answer, by the names and with the defaults of OpenAI's API and vLLM's additions to it.
+
+    A text is completed with 16 tokens where `max_tokens` is not given, a chat answered as long as it takes.
+    """
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    n: int  # answers to each prompt
+    seed: int
+    stop: str | list[str]
+    stop_token_ids: list[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    skip_special_tokens: bool
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[str, float]
+    logprobs: int  # of each token, and of as many alternatives
+    response_format: dict[str, Any]
+    chat_template_kwargs: dict[str, Any]
+    extra_body: dict[str, Any]  # anything else that the API takes
+
+
+@dataclass(frozen=True)
+class Request:
+    """One HTTP request."""
+
+    path: str
+    body: dict[str, Any]
+
+
+def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
+    """All prompts, and whether there is one that did not come in a list. An empty list is no prompts."""
+    first = next(iter(prompts), None) if isinstance(prompts, Sequence) else None
+    if isinstance(prompts, str) or isinstance(first, int | Mapping):
+        return [cast(Prompt, prompts)], True
+    return list(cast(Iterable[Prompt], prompts)), False
+
+
+def requests(prompts: Sequence[Prompt], model: str, options: Mapping[str, Any]) -> list[Request]:
+    """The requests for all prompts. Raises ConfigError for an option or a prompt that is none."""
+    _check(options)
+    return [_request(prompt, number, model, options) for number, prompt in enumerate(prompts)]
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name not in Options.__annotations__:
+            close = difflib.get_close_matches(name, Options.__annotations__, n=1)
+            hint = (
+                f"did you mean {close[0]!r}?" if close else "what the API takes besides goes into extra_body"
+            )
+            raise ConfigError(f"unknown option {name!r}; {hint}")
+
+
+def _request(prompt: Prompt, number: int, model: str, options: Mapping[str, Any]) -> Request:
+    body = {"model": model, "return_token_ids": True, **options}
+    extra = body.pop("extra_body", None) or {}
+    logprobs = body.pop("logprobs", None)
+    if isinstance(prompt, str) or all(isinstance(token, int) for token in prompt):
+        body["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
+        if logprobs is not None:
+            body["logprobs"] = logprobs
+        return Request(COMPLETIONS, {**body, **extra})
+    if all(isinstance(message, Mapping) for message in prompt):
+        body["messages"] = [dict(message) for message in prompt if isinstance(message, Mapping)]
+        if logprobs is not None:
+            body.update(logprobs=True, top_logprobs=logprobs)
+        return Request(CHAT, {**body, **extra})
+    raise ConfigError(
+        f"prompt {number} is neither a text, nor token ids, nor a list of messages: {str(prompt)[:80]!r}"
+    )

@@ -1,0 +1,137 @@
+"""What comes back for a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.services.offline.errors import RequestError
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """One token's logarithmic probability, and those of the likeliest at its place."""
+
+    token: str
+    logprob: float
+    top: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer. `finish_reason` is OpenAI's: stop, length, tool_calls."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(frozen=True)
+class Response:
+    """The answers to one prompt: `n` choices, or an error and none."""
+
+    index: int  # of the prompt
+    choices: list[Choice] = field(default_factory=list)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0  # of all choices
+    accepted_tokens: int | None = None  # of the completion, those that were drafted; None where nobody drafts
+    draft_steps: int | None = None  # engine steps in which a draft was verified
+    error: RequestError | None = None
+
+    @property
+    def first(self) -> Choice:
+        """The only choice unless n was given. Raises the prompt's error if it has none."""
+        if self.error is not None:
+            raise self.error
+        return self.choices[0]
+
+    @property
+    def text(self) -> str:
+        return self.first.text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.first.token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        return self.first.finish_reason
+
+    @property
+    def logprobs(self) -> list[TokenLogprob] | None:
+        return self.first.logprobs
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of one answer as it is written. The last one has a `finish_reason`, or an `error`."""
+
+    index: int  # of the prompt
+    choice: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprob] | None = None
+    error: RequestError | None = None
+
+
+def response(index: int, body: dict[str, Any]) -> Response:
+    """From the body of a 200 answer, of either endpoint."""
+    usage = body["usage"]
+    drafts = (body.get("metrics") or {}).get("speculative_decoding") or {}
+    return Response(
+        index=index,
+        choices=[
+            Choice(
+                text=_text(choice, "message"),
+                token_ids=choice["token_ids"],
+                finish_reason=choice["finish_reason"],
+                logprobs=_logprobs(choice.get("logprobs")),
+            )
+            for choice in sorted(body["choices"], key=lambda choice: int(choice["index"]))
+        ],
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage["completion_tokens"],
+        accepted_tokens=drafts.get("num_accepted_draft_tokens"),
+        draft_steps=drafts.get("num_spec_steps"),
+    )
+
+
+def pieces(index: int, event: dict[str, Any]) -> list[Piece]:
+    """From one event of a stream, of either endpoint; those that say something."""
+    found = [
+        Piece(
+            index=index,
+            choice=choice["index"],
+            text=_text(choice, "delta"),
+            token_ids=choice.get("token_ids") or [],
+            finish_reason=choice.get("finish_reason"),
+            logprobs=_logprobs(choice.get("logprobs")),
+        )
+        for choice in event["choices"]
+    ]
+    return [piece for piece in found if piece.text or piece.token_ids or piece.finish_reason]
+
+
+def _text(choice: dict[str, Any], chat_key: str) -> str:
+    text = choice[chat_key].get("content") if chat_key in choice else choice["text"]
+    return text or ""
+
+
+def _logprobs(given: dict[str, Any] | None) -> list[TokenLogprob] | None:
+    """Completions have parallel lists, chats a list of objects."""
+    if not given:
+        return None
+    if "content" in given:
+        return [
+            TokenLogprob(
+                one["token"], one["logprob"], {top["token"]: top["logprob"] for top in one["top_logprobs"]}
+            )
+            for one in given["content"] or []
+        ]
+    tops = given["top_logprobs"] or [{}] * len(given["tokens"])
+    return [
+        TokenLogprob(token, logprob, top or {})
+        for token, logprob, top in zip(given["tokens"], given["token_logprobs"], tops, strict=True)
+    ]
