@@ -1,0 +1,215 @@
+"""Our proposers inside vLLM's model runner: drafts from tokens alone, and the hybrid's continuations.
+
+A method that drafts from tokens alone runs as vLLM's `custom_class`; the `Seat` stands where the drafter
+would. In a hybrid vLLM's own drafter runs first, for `num_model_steps` tokens, and a proposer continues what
+it drafted. Both give vLLM a list of as many drafts a request as are worth verifying, none included.
+
+What is drafted goes where vLLM itself writes a request's scheduled drafts: behind its tokens in
+`token_ids_cpu`, so that no text is copied. The next step writes its own there before it reads any.
+
+Only model runner V1 without asynchronous scheduling takes lists, which is all there is on CPU. V2 matches on
+the device, before the host knows a token: that needs a kernel, and its own seat (`init_speculator` of
+v1/worker/gpu/model_runner.py).
+
+Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (`__init__`; `_update_states` has removed a finished
+request before its name comes again; `propose_draft_token_ids` with its scheduler_output.
+num_spec_tokens_to_schedule, which is called before the bookkeeping and with a tensor by drafters that run a
+model, after it and with lists by others; drafter, input_batch with req_ids, token_ids_cpu,
+num_tokens_no_spec, num_prompt_tokens and vocab_size, discard_request_mask, max_model_len, max_num_reqs,
+use_async_scheduling; `_get_draft_token_ids_cpu` takes lists); vllm.v1.spec_decode.custom_class_proposer
+(a class by its dotted name, made with the VllmConfig, with `propose` and `load_model`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.services.decode.proposers import registry
+from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposer
+from baton.services.decode.proposers.hybrid import model_steps
+from baton.services.errors import StartError
+from baton.services.speculation import SpeculativeSettings
+
+_MARK = "_baton_speculation"
+_DESK = "_baton_desk"  # where a model runner keeps its Desk
+
+
+class Seat:
+    """What vLLM takes for the drafter of a method that drafts from tokens alone. See `_drafting`."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        del vllm_config
+
+    def load_model(self, model: Any) -> None:
+        """There is none."""
+
+    def propose(self, *_: Any, **__: Any) -> list[list[int]]:
+        """Never called: the runner's patched `propose_draft_token_ids` asks the proposer itself."""
+        raise StartError("vLLM did not load Baton's plug-in: name it in VLLM_PLUGINS if that is set")
+
+
+def install() -> None:
+    """Patch vLLM in this process; a second call does nothing.
+
+    Raises StartError when a symbol is not what we lean on: another vLLM.
+    """
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    _replace(GPUModelRunner, "__init__", _with_desk, ["self", "vllm_config", "device"])
+    _replace(GPUModelRunner, "_update_states", _forgetting, ["self", "scheduler_output"])
+    _replace(
+        GPUModelRunner,
+        "propose_draft_token_ids",
+        _drafting,
+        [
+            *("self", "scheduler_output", "sampled_token_ids", "sampling_metadata", "hidden_states"),
+            *("sample_hidden_states", "aux_hidden_states", "spec_decode_metadata"),
+            *("common_attn_metadata", "slot_mappings"),
+        ],
+    )
+
+
+def _replace(owner: type, name: str, wrap: Callable[[Any], Any], parameters: list[str]) -> None:
+    original = getattr(owner, name)
+    if hasattr(original, _MARK):
+        return
+    if list(inspect.signature(original).parameters) != parameters:
+        raise StartError(
+            f"this vLLM's {owner.__qualname__}.{name} does not take {parameters}: "
+            "install the vLLM version that this Baton is made for"
+        )
+    patched = functools.wraps(original)(wrap(original))
+    setattr(patched, _MARK, True)
+    setattr(owner, name, patched)
+
+
+def _with_desk(original: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, vllm_config: Any, device: Any) -> None:
+        original(self, vllm_config, device)
+        setattr(self, _DESK, _desk_of(self, vllm_config))
+
+    return __init__
+
+
+def _forgetting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _update_states(self: Any, scheduler_output: Any) -> Any:
+        done = original(self, scheduler_output)
+        desk: Desk | None = getattr(self, _DESK)
+        if desk is not None and scheduler_output.finished_req_ids:
+            desk.proposer.forget(sorted(scheduler_output.finished_req_ids))
+        return done
+
+    return _update_states
+
+
+def _drafting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def propose_draft_token_ids(
+        self: Any, scheduler_output: Any, sampled_token_ids: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        desk: Desk | None = getattr(self, _DESK)
+        if desk is None:
+            return original(self, scheduler_output, sampled_token_ids, *args, **kwargs)
+        wanted = scheduler_output.num_spec_tokens_to_schedule
+        drafted = None
+        if desk.steps:
+            # Also for 0 tokens: the draft model reads along, or its KV would have holes.
+            scheduler_output.num_spec_tokens_to_schedule = min(wanted, desk.steps)
+            try:
+                drafted = original(self, scheduler_output, sampled_token_ids, *args, **kwargs)
+            finally:
+                scheduler_output.num_spec_tokens_to_schedule = wanted
+        return desk.draft(self, sampled_token_ids, drafted, wanted)
+
+    return propose_draft_token_ids
+
+
+def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
+    """The desk of a rank that drafts and whose settings ask for a proposer of ours."""
+    # The key is vllm_engine.ADDITIONAL, which a process of vLLM's that only ranks import need not load.
+    settings = vllm_config.additional_config.get("baton", {}).get("speculative")
+    if settings is None or not hasattr(runner, "drafter"):
+        return None
+    spec = SpeculativeSettings.model_validate(settings)
+    proposer = registry.method(spec.method).proposer(spec, vllm_config)
+    if proposer is None:
+        return None
+    if runner.use_async_scheduling:
+        raise StartError(
+            f"mtp_strategy {spec.mtp_strategy!r} needs engine.extra.async_scheduling false: matches are made "
+            "on the host, from this step's tokens"
+        )
+    steps = 0 if isinstance(runner.drafter, Seat) else model_steps(spec)
+    return Desk(proposer, steps, runner.max_num_reqs, spec.limit)
+
+
+class Desk:
+    """One rank's proposer, and the arrays between it and the model runner, reused from step to step."""
+
+    def __init__(self, proposer: Proposer, steps: int, rows: int, limit: int) -> None:
+        """`steps`: the draft model's tokens in a step, 0 without one; `limit`: most tokens in a step."""
+        self.proposer = proposer
+        self.steps = steps
+        self._settled: Ints = np.zeros(rows, dtype=np.int32)
+        self._lengths: Ints = np.zeros(rows, dtype=np.int32)
+        self._limits: Ints = np.zeros(rows, dtype=np.int32)
+        self._steps = np.arange(limit, dtype=np.int32)
+
+    def draft(self, runner: Any, sampled: Any, drafted: Any, wanted: int) -> list[list[int]]:
+        """The drafts of each row, at most `wanted`.
+
+        sampled: this step's tokens, a tensor [rows, 1 + drafts] with -1 where rejected, not yet in the batch;
+        or lists, when they are. drafted: the draft model's tokens [rows, steps], None without one.
+        """
+        batch = runner.input_batch
+        rows = batch.num_reqs
+        tokens: Ints = batch.token_ids_cpu[:rows]  # [rows, max_model_len]
+        settled, lengths, limits = self._settled[:rows], self._lengths[:rows], self._limits[:rows]
+        settled[:] = batch.num_tokens_no_spec[:rows]
+        reading = runner.discard_request_mask.np[:rows]  # rows whose prompt is not read yet
+        if not isinstance(sampled, list):
+            _append(tokens, settled, _sampled(sampled, reading, batch.vocab_size))
+        # The last position is the target's own token's.
+        np.clip(runner.max_model_len - 1 - settled, 0, wanted, out=limits)
+        limits[reading] = 0
+        lengths[:] = settled
+        made: npt.NDArray[np.int64] | None = None
+        if drafted is not None and drafted.shape[1]:
+            made = drafted.cpu().numpy()
+            kept = self._steps[: made.shape[1]] < limits[:, None]
+            _append(tokens, lengths, np.where(kept, made, -1))
+        limits -= lengths - settled
+        found = self.proposer.propose(
+            DraftBatch(batch.req_ids, tokens, batch.num_prompt_tokens[:rows], settled, lengths, limits)
+        )
+        np.minimum(found.counts, limits, out=limits)  # whatever another package's proposer believes
+        return _ragged(found.tokens, limits, made, lengths - settled)
+
+
+def _sampled(sampled: Any, reading: npt.NDArray[np.bool_], vocabulary: int) -> npt.NDArray[np.int32]:
+    """What a step wrote: [rows, 1 + drafts], -1 where it wrote nothing (as RejectionSampler.parse_output)."""
+    values: npt.NDArray[np.int32] = sampled.cpu().numpy()
+    return np.where((values >= 0) & (values < vocabulary) & ~reading[:, None], values, np.int32(-1))
+
+
+def _append(tokens: Ints, lengths: Ints, more: npt.NDArray[Any]) -> None:
+    """Write the tokens of `more` [rows, n] that are not -1 behind each row's `lengths`, which grow."""
+    real = more >= 0
+    row, column = np.nonzero(real)
+    place = lengths[row] + np.cumsum(real, axis=1)[row, column] - 1
+    tokens[row, place] = more[row, column]
+    lengths += real.sum(axis=1, dtype=np.int32)
+
+
+def _ragged(found: Ints, counts: Ints, made: npt.NDArray[Any] | None, kept: Ints) -> list[list[int]]:
+    """The first `kept` tokens of each row that the model made, then the first `counts` that were found."""
+    matches = [row[:count] for row, count in zip(found.tolist(), counts.tolist(), strict=True)]
+    if made is None:
+        return matches
+    firsts = zip(made.tolist(), kept.tolist(), matches, strict=True)
+    return [row[:count] + match for row, count, match in firsts]
