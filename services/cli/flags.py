@@ -41,7 +41,9 @@ def with_settings(*sections: str) -> Callable[[Callable[..., None]], Callable[..
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         flags = [_parameter(section, key) for section in sections for key in _fields(section)]
-        own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+        # Evaluated, as typer finds no help in an annotation that is still a string.
+        parameters = inspect.signature(command, eval_str=True).parameters.values()
+        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.name != "settings"]
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
@@ -55,8 +57,7 @@ def with_settings(*sections: str) -> Callable[[Callable[..., None]], Callable[..
         config_flag = inspect.Parameter(
             "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFlag
         )
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-        signature = inspect.Signature([*parameters, config_flag, *flags])
+        signature = inspect.Signature([*own, config_flag, *flags])
         run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
         return run

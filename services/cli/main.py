@@ -9,6 +9,7 @@ import typer
 
 import baton
 from baton.errors import BatonError
+from baton.services.cli.batch import batch
 from baton.services.cli.flags import with_settings
 from baton.services.config import Settings
 
@@ -50,6 +51,9 @@ def up(
         mixed=mixed,
     )
     run_up(settings, fleet, log_dir)
+
+
+app.command()(batch)
 
 
 @app.command()

@@ -1,0 +1,68 @@
+"""`baton batch`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton.services.cli.flags import with_settings
+from baton.services.config import Settings
+
+BAD_INPUT = 2  # exit status
+
+
+@with_settings("engine", "handoff")
+def batch(
+    settings: Settings,
+    *,
+    requests: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Requests, in OpenAI's batch format.")],
+    answers: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Where the answers go.")],
+    url: Annotated[
+        str, typer.Option(help="A deployment that runs already; else one is started.", metavar="URL")
+    ] = "",
+    api_key: Annotated[str, typer.Option(help="Of that deployment. [default: router.api_key]")] = "",
+    prefill: Annotated[int, typer.Option(help="Prefill workers.", min=0)] = 0,
+    decode: Annotated[int, typer.Option(help="Decode workers.", min=0)] = 0,
+    mixed: Annotated[
+        int | None,
+        typer.Option(help="Workers that do both. [default: 1 unless --prefill or --decode]", min=0),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(help="Requests under way at a time. [default: what the workers batch]", min=1),
+    ] = None,
+    log_dir: Annotated[str, typer.Option(help="Where each process's log goes.", metavar="FOLDER")] = "",
+) -> None:
+    """Answer a file of requests: OpenAI's batch format in and out.
+
+    Started again after it was stopped, it goes on where it was. Exit status: 0, 1 if requests failed, 2 if
+    the file of requests is wrong, 130 if interrupted.
+    """
+    from baton.services.errors import ConfigError
+    from baton.services.offline import batch as offline
+    from baton.services.offline.client import Endpoint
+    from baton.services.offline.errors import InputError
+    from baton.services.offline.pipeline import default_concurrency, fleet_of
+
+    if url and (prefill or decode or mixed):
+        raise ConfigError("--url names a deployment that runs: leave out --prefill, --decode and --mixed")
+    try:
+        if url:
+            endpoint = Endpoint(
+                url.rstrip("/").removesuffix("/v1"),
+                api_key or settings.router.api_key,
+                settings.router.request_timeout_s,
+            )
+            source = offline.running_deployment(endpoint, concurrency or offline.URL_CONCURRENCY)
+        else:
+            fleet = fleet_of(prefill, decode, mixed)
+            at_once = concurrency or default_concurrency(settings, fleet)
+            source = offline.own_deployment(settings, fleet, at_once, log_dir)
+        status = offline.run_batch(source, requests, answers)
+    except InputError as error:
+        print(f"baton: error: {error}", file=sys.stderr)
+        status = BAD_INPUT
+    sys.exit(status)

@@ -1,0 +1,204 @@
+"""OpenAI's batch format: the file of requests, checked as a whole, and the file of answers, gone on with.
+
+In:   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
+Out:  {"id": "batch_req_...", "custom_id": "1", "response": {"status_code": 200, "request_id": "...",
+      "body": {...}}, "error": null}, in the order in which the answers came
+
+Both are read line by line; only the ids of a file are held in memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from baton.services.offline.client import Answer
+from baton.services.offline.errors import InputError, OfflineError, RequestError
+from baton.services.offline.prompts import CHAT, COMPLETIONS
+
+SHOWN_PROBLEMS = 20
+_NEEDED = {CHAT: "messages", COMPLETIONS: "prompt"}  # what a body must have
+_NOT_SERVED = {"/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/images/generations"}
+_KEYS = {"custom_id", "method", "url", "body"}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One request of a batch."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+def check(path: Path, served: Container[str]) -> set[str]:
+    """The custom_ids of all requests, each of which could be sent.
+
+    `served` are the models' names. Raises InputError with all that is wrong, line by line, up to
+    SHOWN_PROBLEMS.
+    """
+    lines: dict[str, int] = {}
+    problems: list[str] = []
+    for number, item in _items(path):
+        problem = item if isinstance(item, str) else _problem(item, served)
+        if not problem and not isinstance(item, str):
+            first = lines.setdefault(item.custom_id, number)
+            problem = "" if first == number else f"custom_id {item.custom_id!r} is that of line {first} too"
+        if problem:
+            problems.append(f"line {number}: {problem}")
+    if problems:
+        more = len(problems) - SHOWN_PROBLEMS
+        tail = [f"and {more} more"] if more > 0 else []
+        raise InputError("\n  ".join([f"{path} is not a batch:", *problems[:SHOWN_PROBLEMS], *tail]))
+    if not lines:
+        raise InputError(f"{path} holds no request")
+    return set(lines)
+
+
+def read(path: Path, skip: Container[str]) -> Iterator[Item]:
+    """The requests of a file that was checked, without those whose custom_id is in `skip`."""
+    for number, item in _items(path):
+        if isinstance(item, str):
+            raise InputError(f"{path} has changed since it was checked: line {number}: {item}")
+        if item.custom_id not in skip:
+            yield item
+
+
+@dataclass
+class Output:
+    """The file of answers, open for one writer. Each answer is there, whole, before `write` returns."""
+
+    path: Path
+    descriptor: int
+    done: set[str] = field(default_factory=set)  # custom_ids answered by an earlier run
+    failed: int = 0  # of those
+
+    @classmethod
+    def resume(cls, path: Path, known: Container[str]) -> Self:
+        """Open it, cut off a line that was not finished, and see what is answered already.
+
+        Raises InputError when it holds anything else than answers to `known`, or somebody else writes to it.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from None
+        output = cls(path, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            output._see(known)
+        except BlockingIOError:
+            output.close()
+            raise InputError(f"another batch writes to {path}: wait for it, or choose another file") from None
+        except BaseException:
+            output.close()
+            raise
+        return output
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+    def write(self, custom_id: str, result: Answer | RequestError) -> bool:
+        """Append one answer; whether it is a good one. Raises OfflineError when the disk refuses."""
+        response: dict[str, Any] | None = None
+        error: dict[str, str] | None = None
+        if isinstance(result, Answer):
+            request_id = str(result.body.get("id") or "")
+            response = {"status_code": result.status, "request_id": request_id, "body": result.body}
+        else:
+            error = {"code": "request_failed", "message": str(result)}
+        record = {
+            "id": f"batch_req_{uuid.uuid4().hex}",
+            "custom_id": custom_id,
+            "response": response,
+            "error": error,
+        }
+        data = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        try:
+            while data:
+                data = data[os.write(self.descriptor, data) :]
+        except OSError as problem:
+            raise OfflineError(f"cannot write {self.path}: {problem.strerror}") from None
+        return _good(record)
+
+    def _see(self, known: Container[str]) -> None:
+        whole = 0
+        with os.fdopen(os.dup(self.descriptor), "rb") as file:
+            file.seek(0)
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break  # whoever wrote it was killed meanwhile
+                whole += len(line)
+                record = _object(line)
+                custom_id = record.get("custom_id") if record else None
+                if record is None or "response" not in record or custom_id not in known:
+                    raise InputError(
+                        f"{self.path} line {number} answers none of these requests: to go on with another "
+                        "batch, give its file of requests; to begin anew, remove this one"
+                    )
+                self.done.add(str(custom_id))
+                self.failed += not _good(record)
+        os.ftruncate(self.descriptor, whole)
+
+
+def _good(record: dict[str, Any]) -> bool:
+    return record["response"] is not None and record["response"]["status_code"] == 200
+
+
+def _items(path: Path) -> Iterator[tuple[int, Item | str]]:
+    """Line numbers from 1, each with its request or with what is wrong. Empty lines do not count."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _item(line)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _item(line: bytes) -> Item | str:
+    record = _object(line)
+    if record is None:
+        return "not a JSON object"
+    missing = sorted(_KEYS - record.keys())
+    if missing:
+        return f"{' and '.join(missing)} missing"
+    if record["method"] != "POST":
+        return f"method {record['method']!r} is not POST"
+    for key, kind in (("custom_id", str), ("url", str), ("body", dict)):
+        if not isinstance(record[key], kind):
+            return f"{key} {record[key]!r} is not {'a text' if kind is str else 'a JSON object'}"
+    return Item(record["custom_id"], record["url"], record["body"])
+
+
+def _problem(item: Item, served: Container[str]) -> str:
+    """What keeps this request from being sent; empty if nothing does."""
+    if item.url not in _NEEDED:
+        known = "is not served here" if item.url in _NOT_SERVED else "is unknown"
+        return f"url {item.url!r} {known}; allowed: {', '.join(_NEEDED)}"
+    if _NEEDED[item.url] not in item.body:
+        return f"body has no {_NEEDED[item.url]!r}"
+    if item.body.get("stream"):
+        return "body asks for a stream: a batch has none"
+    model = item.body.get("model")
+    return "" if model is None or model in served else f"model {model!r} is not served"
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
