@@ -1,0 +1,62 @@
+"""The language that every tiny model here speaks: who follows whom, and how text of it looks.
+
+A trained draft model agrees with its target often but not always. Random weights never agree. So all models
+share one table: each of the 95 printable characters has a successor. Their embeddings are orthogonal, and
+the output head gives most to the successor of the character that the hidden state is closest to. What the
+layers add is random and depends on all that came before; its size decides how often the model departs
+from the table. A drafter that knows the table is right as often as its target follows it.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+VOCABULARY = 320
+CHARACTERS = range(32, 127)  # tokens that are ever written: printable ASCII in the byte-level tokenizer
+HIDDEN = 128
+SHARPNESS = 30.0  # logit of a token whose predecessor is all that the hidden state says
+
+
+def successors() -> dict[int, int]:
+    """Of each character the one that follows: one cycle through all."""
+    cycle = list(CHARACTERS)
+    random.Random(0).shuffle(cycle)
+    return {token: cycle[(place + 1) % len(cycle)] for place, token in enumerate(cycle)}
+
+
+def embedding(hidden: int = HIDDEN) -> torch.Tensor:
+    """[VOCABULARY, hidden], rows of length sqrt(hidden); those of characters are orthogonal."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(VOCABULARY, hidden, generator=generator)
+    characters = torch.linalg.qr(torch.randn(hidden, hidden, generator=generator)).Q[: len(CHARACTERS)]
+    rows = torch.nn.functional.normalize(rows)
+    rows[CHARACTERS.start : CHARACTERS.stop] = characters
+    return rows * hidden**0.5
+
+
+def head(hidden: int = HIDDEN, steps: int = 1) -> torch.Tensor:
+    """[VOCABULARY, hidden]: of a hidden state near a character, most for the one `steps` places on.
+
+    Tokens that are no characters get 0: they are never the best, and next to never sampled.
+    """
+    rows, embedded, follows = torch.zeros(VOCABULARY, hidden), embedding(hidden), successors()
+    for token in CHARACTERS:
+        following = token
+        for _ in range(steps):
+            following = follows[following]
+        rows[following] = embedded[token] * SHARPNESS / hidden
+    return rows
+
+
+def prompts(count: int, length: int = 40, seed: int = 0) -> list[list[int]]:
+    """Token ids of texts that follow the table half of the time, of lengths around `length`."""
+    found, follows = [], successors()
+    for number in range(count):
+        chance = random.Random(1000 * seed + number)
+        text = [chance.choice(CHARACTERS)]
+        for _ in range(chance.randint(length // 2, 3 * length // 2) - 1):
+            text.append(follows[text[-1]] if chance.random() < 0.5 else chance.choice(CHARACTERS))
+        found.append(text)
+    return found

@@ -1,0 +1,106 @@
+"""Every way of drafting with a tiny model of the architecture that has it: made in a second, by name.
+
+    one = ARCHITECTURES["mtp-mimo"]
+    folder = one.checkpoint()                    # made once, then kept until the code that makes it changes
+    engine arguments: model=one.target(folder), speculative_config=one.speculative(folder), **one.engine
+    prompts = language.prompts(20)               # token ids that the models have something to say to
+
+Drafts are accepted about half of the time (measured: see each entry of tests/speculation). Draft models know
+what language.py says and nothing of what the target's layers add.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.architectures import dense, experts, gated_delta
+from tests.support import ROOT
+
+CACHE = ROOT / ".pytest_cache" / "architectures"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A target, its drafter where that has a folder of its own, and what an engine must be told."""
+
+    name: str
+    model: Callable[[Path], None]  # writes the target's checkpoint
+    spec: dict[str, Any]  # --speculative-config, but for the drafter's folder
+    drafter: Callable[[Path], None] | None = None
+    dtype: str = "float32"
+    engine: dict[str, Any] = field(default_factory=dict)  # further arguments of the engine
+    handoff: bool = True  # hybrids of linear and full attention cannot be handed over
+    reference: str | None = None  # transformers' class, where its float32 output is equal
+
+    def build(self, folder: Path) -> None:
+        """Write the checkpoint, or both, into `folder`, which is made."""
+        self.model(folder / "target")
+        if self.drafter is not None:
+            self.drafter(folder / "drafter")
+
+    def target(self, folder: Path) -> Path:
+        return folder / "target"
+
+    def speculative(self, folder: Path) -> dict[str, Any]:
+        """What --speculative-config takes."""
+        return self.spec | ({"model": str(folder / "drafter")} if self.drafter is not None else {})
+
+    def checkpoint(self) -> Path:
+        """The folder, built when it is not there yet. Processes may ask at the same time."""
+        folder = CACHE / _version() / self.name
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(dir=folder.parent))
+            self.build(made)
+            try:
+                os.rename(made, folder)
+            except OSError:  # another process was quicker
+                shutil.rmtree(made)
+        return folder
+
+
+def _version() -> str:
+    """Of all code that has a say in the checkpoints."""
+    sources = [*sorted(Path(__file__).parent.glob("*.py")), ROOT / "tests" / "checkpoints.py"]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+
+
+def _named(*architectures: Architecture) -> dict[str, Architecture]:
+    return {one.name: one for one in architectures}
+
+
+def _spec(method: str, tokens: int, **more: Any) -> dict[str, Any]:
+    return {"method": method, "num_speculative_tokens": tokens} | more
+
+
+ARCHITECTURES = _named(
+    Architecture("eagle", dense.qwen2, _spec("eagle", 3), drafter=dense.eagle, reference="Qwen2ForCausalLM"),
+    Architecture("eagle3", dense.qwen2, _spec("eagle3", 3), drafter=dense.eagle3),
+    Architecture("draft-model", dense.qwen2, _spec("draft_model", 3), drafter=dense.small_qwen2),
+    Architecture("medusa", dense.qwen2, _spec("medusa", 2), drafter=dense.medusa),
+    Architecture(
+        "ngram",
+        dense.qwen3,
+        _spec("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=4),
+        reference="Qwen3ForCausalLM",
+    ),
+    Architecture("mtp-mimo", dense.mimo, _spec("mtp", 3)),
+    Architecture("mtp-glm4-moe", experts.glm4_moe, _spec("mtp", 2), reference="Glm4MoeForCausalLM"),
+    Architecture("mtp-ernie4.5-moe", experts.ernie4_5_moe, _spec("mtp", 2)),
+    Architecture(
+        "mtp-deepseek-v3",
+        experts.deepseek_v3,
+        _spec("mtp", 2),
+        engine={"block_size": 16},  # of attention over latents on CPU
+        reference="DeepseekV3ForCausalLM",
+    ),
+    Architecture("mtp-qwen3.5", gated_delta.qwen3_5, _spec("mtp", 2), dtype="bfloat16", handoff=False),
+    Architecture("mtp-qwen3-next", gated_delta.qwen3_next, _spec("mtp", 2), dtype="bfloat16", handoff=False),
+)
