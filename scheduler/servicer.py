@@ -22,6 +22,7 @@ from baton.scheduler.policy import NoChoice
 from baton.scheduler.store import Store
 from baton.scheduler.types import Need, Report, SchedulerOptions, WorkerRecord, attempt_from_wire
 
+PEERS_AGE_S = 5.0  # what workers have learned of their drafts moves slowly
 SHOWN_ATTEMPTS = 256  # in a description, and as many finished ones as the store keeps
 RETRY_AFTER_S = {  # when asking again may help; 0: never
     pb.Rejection.CODE_NO_WORKERS: 2.0,
@@ -95,7 +96,8 @@ class SchedulerServicer(rpc.SchedulerServicer):
             heard = await self._store.heartbeat(
                 request.worker_id, request.state, request.load, self._options.worker_lease_s
             )
-        return pb.HeartbeatReply(known=heard.known, drain=heard.drain)
+            peers = await self._peer_reference(request)
+        return pb.HeartbeatReply(known=heard.known, drain=heard.drain, peer_reference=peers)
 
     async def Deregister(self, request: pb.DeregisterRequest, context: Context) -> pb.DeregisterReply:
         async with _store_needed(context):
@@ -126,6 +128,25 @@ class SchedulerServicer(rpc.SchedulerServicer):
             if len(matches) == 1 and await self._store.drain(matches[0]):
                 return pb.DrainReply(worker_id=matches[0])
         return pb.DrainReply(problem=_mismatch(request.worker_id, matches, sorted(view.workers)))
+
+    async def _peer_reference(self, request: pb.HeartbeatRequest) -> float:
+        """What the others that draft as this worker does have learned; 0 where nobody has. May be seconds old."""
+        if not request.load.HasField("drafting"):
+            return 0.0
+        workers = (await self._placer.view(time.monotonic() - PEERS_AGE_S)).workers
+        me = workers.get(request.worker_id)
+        if me is None:
+            return 0.0
+        return max(
+            (
+                other.load.drafting.learned_reference
+                for other in workers.values()
+                if other is not me
+                and other.load is not None
+                and other.capacity.speculative_method == me.capacity.speculative_method
+            ),
+            default=0.0,
+        )
 
     def _placement(self, need: Need, placed: Placed) -> pb.Placement:
         return pb.Placement(

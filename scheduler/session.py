@@ -27,13 +27,20 @@ class WorkerSession:
     """
 
     def __init__(
-        self, client: SchedulerClient, identity: pb.WorkerIdentity, load: Callable[[], pb.WorkerLoad]
+        self,
+        client: SchedulerClient,
+        identity: pb.WorkerIdentity,
+        load: Callable[[], pb.WorkerLoad],
+        on_heartbeat: Callable[[pb.HeartbeatReply], None] | None = None,
     ) -> None:
-        """`load` is asked before each heartbeat, in the event loop: it must be quick and must not raise."""
+        """`load` is asked before each heartbeat, `on_heartbeat` gets the answer of a scheduler that knows the
+        worker; both in the event loop: they must be quick and must not raise.
+        """
         self._client = client
         self._identity = pb.WorkerIdentity()
         self._identity.CopyFrom(identity)
         self._load = load
+        self._on_heartbeat = on_heartbeat
         self._state: pb.WorkerState = pb.WORKER_STATE_STARTING
         self._registered = False
         self._heartbeat_s = 1.0
@@ -123,6 +130,9 @@ class WorkerSession:
             log.warning("the scheduler has forgotten this worker: registering again")
             self._registered = False
             await self._register()
-        elif reply.drain and not self.draining.is_set():
+            return
+        if self._on_heartbeat is not None:
+            self._on_heartbeat(reply)
+        if reply.drain and not self.draining.is_set():
             log.info("asked to drain")
             self.drain()

@@ -151,6 +151,13 @@ class WorkerSettings(_Section):
         None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."
     )
     cpu: str = Field("", description="Cores to which the engine is pinned, as '0' or '0-3'; all by default.")
+    acceptance_reference: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Accepted share of the first drafted position as it should be; learned if unset. Well below "
+        "it an alarm is raised: docs/observability.md.",
+    )
     drain_timeout_s: Seconds = Field(60.0, description="After SIGTERM, running requests may take this long.")
     scheduler_wait_s: Seconds = Field(15.0, description="At start, wait this long for the scheduler.")
 

@@ -16,6 +16,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Failed, RunReply, Start
 from baton.services.worker import vllm_outputs, vllm_requests
 from baton.services.worker.attempts import Attempt, Attempts
+from baton.services.worker.drafting import Drafting
 from baton.services.worker.errors import RequestRefused, describe
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.roles import Role
@@ -29,13 +30,22 @@ logger = logging.getLogger(__name__)
 class Dispatcher:
     """The requests of one worker. Refuses new ones until `open` and after `drain`."""
 
-    def __init__(self, role: Role, max_requests: int, host: EngineHost, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self,
+        role: Role,
+        max_requests: int,
+        host: EngineHost,
+        metrics: WorkerMetrics,
+        drafting: Drafting | None,
+    ) -> None:
+        """`drafting` hears of drafts; None where none are made."""
         self.load = EngineLoad()
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._role = role
         self._max_requests = max_requests
         self._host = host
         self._metrics = metrics
+        self._drafting = drafting
         self._attempts = Attempts()
         self._sessions: dict[int, Session] = {}
         self._next_session = 1  # 0 is vLLM's client index for what belongs to nobody
@@ -77,7 +87,7 @@ class Dispatcher:
         """At the end of a drain that took too long: everybody's requests fail, to be run elsewhere."""
         live = self._attempts.all()
         for attempt in live:
-            self._attempts.end(attempt)
+            self._end(attempt)
             self._fail(attempt, Failed.CODE_DRAINING, "this worker drained, its time was up")
         self._host.abort([attempt.internal_id for attempt in live])
         return len(live)
@@ -107,7 +117,7 @@ class Dispatcher:
         self._sessions.pop(session.number, None)
         attempts = self._attempts.of_session(session.number)
         for attempt in attempts:
-            self._attempts.end(attempt)
+            self._end(attempt)
         if attempts:
             logger.info("router %s is gone: %d requests aborted", session.peer, len(attempts))
             self._host.abort([attempt.internal_id for attempt in attempts])
@@ -132,7 +142,7 @@ class Dispatcher:
         for request_id in request_ids:
             attempt = self._attempts.of_request(request_id)
             if attempt is not None:
-                self._attempts.end(attempt)
+                self._end(attempt)
                 engine_ids.append(attempt.internal_id)
             saved = self._attempts.take_saved(request_id)
             if saved is not None:
@@ -201,6 +211,8 @@ class Dispatcher:
         """Sort a step's outputs and reports by router, one reply each."""
         self.load = step.load
         self._metrics.on_step(step)
+        if self._drafting is not None and step.executed:
+            self._drafting.on_step(step.drafts, step.draft_length)
         replies: dict[int, RunReply] = {}
         for loaded in step.loaded:
             self._on_loaded(loaded, replies)
@@ -250,7 +262,7 @@ class Dispatcher:
                 del saves[attempt.internal_id]
                 self._attempts.saved(attempt, told.manifest)
             self._metrics.on_saved(told)
-        self._attempts.end(attempt)
+        self._end(attempt)
         return True
 
     def on_failure(self, error: BaseException) -> None:
@@ -266,6 +278,12 @@ class Dispatcher:
         session = self._sessions.get(attempt.session)
         if session is not None:
             session.send(RunReply(failed=[_failed(attempt, code, message)]))
+
+    def _end(self, attempt: Attempt) -> None:
+        """It ran, and is over."""
+        self._attempts.end(attempt)
+        if self._drafting is not None:
+            self._drafting.on_request(*vllm_outputs.drafts_of(attempt))
 
     def _release(self, manifest: Manifest | None) -> None:
         if manifest is not None:

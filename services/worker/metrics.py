@@ -30,8 +30,10 @@ class WorkerMetrics:
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(f"baton_worker_{name}", text, labels, registry=self.registry)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"baton_worker_{name}", text, buckets=buckets, registry=self.registry)
+        def histogram(
+            name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()
+        ) -> Histogram:
+            return Histogram(f"baton_worker_{name}", text, labels, buckets=buckets, registry=self.registry)
 
         self._running = gauge("requests_running", "Requests in the engine's batch.")
         self._waiting = gauge("requests_waiting", "Requests in the engine's queue.")
@@ -39,8 +41,6 @@ class WorkerMetrics:
         self._pinned = gauge("handoffs_pinned", "Saved handoffs that wait to be pulled.")
         self._pinned_bytes = gauge("handoffs_pinned_bytes", "Their bytes.")
         self._tokens = counter("generated_tokens", "Tokens written here.")
-        self._drafted = counter("drafted_tokens", "Tokens proposed by speculation.")
-        self._accepted = counter("accepted_tokens", "Drafted tokens that the model agreed with.")
         self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found there.")
         self._saved = counter("handoffs_saved", "Prompts read and kept for another worker.")
@@ -49,6 +49,10 @@ class WorkerMetrics:
         self._load_failed = counter("handoffs_load_failed", "Handoffs that could not be loaded.", ("error",))
         self._bytes = counter("handoff_bytes", "Bytes pulled.", ("transport",))
         self._step = histogram("engine_step_seconds", "One engine step with work.", _STEP_BUCKETS)
+        phases = histogram(
+            "engine_step_phase_seconds", "Parts of an engine step with work.", _STEP_BUCKETS, ("phase",)
+        )
+        self._phases = tuple(phases.labels(phase) for phase in ("draft", "verify", "rest"))
         self._save = histogram(
             "handoff_save_seconds", "From the engine's cache to staging.", _HANDOFF_BUCKETS
         )
@@ -85,12 +89,15 @@ class WorkerMetrics:
             self._kv_usage.set(1 - step.load.free_blocks / self._num_blocks)
         if step.executed:
             self._step.observe(step.seconds)
+            draft_s, verify_s = step.times.draft_s, step.times.verify_s
+            for phase, seconds in zip(
+                self._phases, (draft_s, verify_s, max(0.0, step.seconds - draft_s - verify_s)), strict=True
+            ):
+                phase.observe(seconds)
         tokens = sum(
             len(output.new_token_ids) for outputs in step.outputs.values() for output in outputs.outputs
         )
         self._tokens.inc(tokens)
-        self._drafted.inc(step.drafted_tokens)
-        self._accepted.inc(step.accepted_tokens)
         self._prefix_queries.inc(step.prefix_queries)
         self._prefix_hits.inc(step.prefix_hits)
 

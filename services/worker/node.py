@@ -28,6 +28,7 @@ from baton.services.worker.roles import Role
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and a worker that is refused should know before
     from baton.services.worker.dispatcher import Dispatcher
+    from baton.services.worker.drafting import Drafting
     from baton.services.worker.metrics import WorkerMetrics
     from baton.services.worker.vllm_engine import EngineInfo
     from baton.services.worker.vllm_host import EngineHost
@@ -66,6 +67,7 @@ class Node:
         self._stop = asyncio.Event()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
+        self._drafting: Drafting | None = None
         self._pinned = (0, 0)  # handoffs, bytes
 
     async def run(self) -> int:
@@ -77,7 +79,7 @@ class Node:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         self._bind(server)
         async with SchedulerClient(self._settings.scheduler.address) as client:
-            session = WorkerSession(client, self._identity, self._load)
+            session = WorkerSession(client, self._identity, self._load, self._on_heartbeat)
             try:
                 await session.start(self._settings.worker.scheduler_wait_s)
                 return await self._live(server, session)
@@ -92,6 +94,7 @@ class Node:
     async def _live(self, server: grpc.aio.Server, session: WorkerSession) -> int:
         await asyncio.to_thread(self._preload)
         from baton.services.worker.dispatcher import Dispatcher
+        from baton.services.worker.drafting import Drafting, method_of
         from baton.services.worker.metrics import WorkerMetrics
         from baton.services.worker.servicer import WorkerServicer
         from baton.services.worker.vllm_engine import EnginePlan
@@ -99,17 +102,22 @@ class Node:
 
         metrics = WorkerMetrics()
         mine = self._identity
+        writes = worker_pb2.PHASE_DECODE in self._role.phases
         host = EngineHost(
             EnginePlan(
                 self._settings,
                 mine.worker_id,
                 mine.model_fingerprint,
                 needs_handoffs=self._role.needs_handoffs,
-                writes=worker_pb2.PHASE_DECODE in self._role.phases,
+                writes=writes,
             )
         )
+        method = method_of(self._settings.engine) if writes else None
+        if method is not None:
+            reference = self._settings.worker.acceptance_reference
+            self._drafting = Drafting(method, reference, metrics.registry)
         dispatcher = self._dispatcher = Dispatcher(
-            self._role, self._role.max_requests(self._settings), host, metrics
+            self._role, self._role.max_requests(self._settings), host, metrics, self._drafting
         )
         servicer = WorkerServicer(self._identity, dispatcher)
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
@@ -250,7 +258,12 @@ class Node:
             free_blocks=load.free_blocks,
             pinned_handoffs=self._pinned[0],
             pinned_bytes=self._pinned[1],
+            drafting=self._drafting.report() if self._drafting is not None else None,
         )
+
+    def _on_heartbeat(self, reply: scheduler_pb2.HeartbeatReply) -> None:
+        if self._drafting is not None:
+            self._drafting.hear(reply.peer_reference)
 
     def _capacity(self, info: EngineInfo, compatibility_hash: str) -> scheduler_pb2.Capacity:
         return scheduler_pb2.Capacity(
@@ -262,6 +275,7 @@ class Node:
             max_model_len=info.max_model_len,
             lookahead_tokens=info.lookahead_tokens,
             transports=self._settings.handoff.transports if compatibility_hash else [],
+            speculative_method=self._drafting.method.name if self._drafting is not None else "",
         )
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:

@@ -165,6 +165,7 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
     if spec.rejection_sample_method != "standard":
         config["rejection_sample_method"] = spec.rejection_sample_method
     args["speculative_config"] = config
+    args.setdefault("per_request_spec_decode_metrics", "summary")
     if plan.writes:
         ours = {"speculative": {**spec.model_dump(), "method": method.name}}
         args["additional_config"] = {**args.get("additional_config", {}), ADDITIONAL: ours}

@@ -7,7 +7,9 @@ others call is `submit`, `abort` and `stop`, from any thread, and what is marked
 Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort_requests, model_executor,
 batch_queue, scheduler, structured_output_manager.grammar_init, request_block_hasher), its scheduler
 (has_requests, get_request_counts, get_kv_connector, kv_cache_manager.block_pool.get_num_free_blocks,
-shutdown), vllm.v1.engine.EngineCoreOutputs and its scheduler_stats (spec_decoding_stats, prefix_cache_stats).
+shutdown), vllm.v1.engine.EngineCoreOutputs and its scheduler_stats (spec_decoding_stats, prefix_cache_stats),
+vllm.v1.spec_decode.metrics.SpecDecodingStats (num_drafts, num_draft_tokens_per_pos,
+num_accepted_tokens_per_pos).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from typing import Any, Protocol
 
 from baton.handoff.errors import HandoffError
 from baton.handoff.reports import Loaded, Saved
-from baton.services.worker import vllm_draft_length
+from baton.services.decode.acceptance import DraftCounts
+from baton.services.worker import vllm_draft_length, vllm_step_times
 from baton.services.worker.errors import EngineFailed
 from baton.services.worker.vllm_engine import EngineInfo, EnginePlan, build_engine, info_of
 
@@ -58,8 +61,9 @@ class Step:
     load: EngineLoad = EngineLoad()
     seconds: float = 0.0
     executed: bool = False
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of the drafted ones
+    times: vllm_step_times.StepTimes = field(default_factory=vllm_step_times.StepTimes)  # parts of `seconds`
+    drafts: DraftCounts = field(default_factory=DraftCounts)  # verified in this step
+    draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
     prefix_queries: int = 0  # tokens that were looked up in the prefix cache
     prefix_hits: int = 0
 
@@ -204,9 +208,11 @@ class EngineHost:
         outputs, executed = engine.step_fn()
         engine.post_step(executed)
         step = Step(outputs=outputs or {}, executed=executed, seconds=time.monotonic() - began)
+        step.times = vllm_step_times.take()
         _take_stats(step)
         if self._draft_length is not None:
             self._draft_length.observe(step.seconds)
+            step.draft_length = self._draft_length.choice.limit
         if self._connector is not None:
             reports = self._connector.take_reports()
             step.saved, step.loaded = reports.saved, reports.loaded
@@ -231,9 +237,10 @@ def _take_stats(step: Step) -> None:
         stats = outputs.scheduler_stats
         if stats is None:
             continue
-        if stats.spec_decoding_stats is not None:
-            step.drafted_tokens += stats.spec_decoding_stats.num_draft_tokens
-            step.accepted_tokens += stats.spec_decoding_stats.num_accepted_tokens
+        drafts = stats.spec_decoding_stats
+        if drafts is not None:
+            positions = drafts.num_draft_tokens_per_pos, drafts.num_accepted_tokens_per_pos
+            step.drafts.add(DraftCounts(drafts.num_drafts, *positions))
         if stats.prefix_cache_stats is not None:
             step.prefix_queries += stats.prefix_cache_stats.queries
             step.prefix_hits += stats.prefix_cache_stats.hits

@@ -1,7 +1,8 @@
 """What an engine's output means to the router that sent the request.
 
 Leans on: vllm.v1.engine.{EngineCoreOutputs, EngineCoreOutput, FinishReason}: outputs are changed in place, as
-nobody else holds them.
+nobody else holds them; vllm.v1.request.Request.spec_decode_metrics (histogram[j]: steps in which j drafted
+tokens were accepted).
 """
 
 from __future__ import annotations
@@ -31,7 +32,19 @@ def readdress(output: Any, attempt: Attempt) -> bool:
     output.request_id = attempt.request_id
     output.kv_transfer_params = None
     output.ec_transfer_params = None
+    request = attempt.prepared.request
+    if output.finish_reason is None and request.sampling_params.stop:
+        # The router's front end finds a stop string, and ends the request: any output may be the last one.
+        output.spec_decode_metrics = request.spec_decode_metrics
     return output.finish_reason is not None
+
+
+def drafts_of(attempt: Attempt) -> tuple[int, int]:
+    """Drafts verified for the attempt so far, and those of which the first token was accepted."""
+    metrics = attempt.prepared.request.spec_decode_metrics if attempt.prepared is not None else None
+    if metrics is None:
+        return 0, 0
+    return sum(metrics.histogram), sum(metrics.histogram[1:])
 
 
 def is_error(output: Any) -> bool:

@@ -5,11 +5,13 @@ vLLM finds it by the entry point `baton` of the group `vllm.general_plugins`.
 
 from __future__ import annotations
 
-from baton.services.worker import process, vllm_continuation, vllm_mends
+from baton.services.worker import process, vllm_continuation, vllm_mends, vllm_speculation, vllm_step_times
 
 
 def register() -> None:
     """Called by vLLM, once a process; harmless when called again."""
     vllm_continuation.install()
     vllm_mends.install()
+    vllm_speculation.install()
+    vllm_step_times.install()
     process.follow_engine_process()

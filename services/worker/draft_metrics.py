@@ -1,0 +1,68 @@
+"""What Prometheus is told of a worker's drafts."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from baton.services.decode.acceptance import DraftCounts
+
+
+class DraftMetrics:
+    """The figures of one method. `position` counts from 0, as vLLM's own does."""
+
+    def __init__(self, registry: CollectorRegistry, method: str, limit: int, model_positions: int) -> None:
+        """Positions below `model_positions` are a draft model's, the others up to `limit` are matched."""
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"baton_worker_{name}", text, ["method"], registry=registry).labels(method)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"baton_worker_{name}", text, ["method"], registry=registry).labels(method)
+
+        def by_position(name: str, text: str) -> list[Counter]:
+            labels = ["method", "source", "position"]
+            family = Counter(f"baton_worker_{name}", text, labels, registry=registry)
+            return [
+                family.labels(method, "model" if position < model_positions else "match", str(position))
+                for position in range(limit)
+            ]
+
+        self._drafts = counter("drafts", "Drafts verified: one a request and step.")
+        self._drafted = counter("drafted_tokens", "Tokens proposed by speculation.")
+        self._accepted = counter("accepted_tokens", "Drafted tokens that the model agreed with.")
+        self._drafted_at = by_position(
+            "drafted_tokens_by_position", "Drafted tokens, by their position in the draft."
+        )
+        self._accepted_at = by_position(
+            "accepted_tokens_by_position", "Accepted tokens, by their position in the draft."
+        )
+        self._mean = gauge(
+            "mean_accepted_length", "Tokens written by a request in a step with a draft, last minute."
+        )
+        self._first = gauge(
+            "first_position_acceptance_ratio", "Accepted share of the tokens drafted first, last minute."
+        )
+        self._reference = gauge(
+            "acceptance_reference_ratio", "What that share is held against; 0: not known yet."
+        )
+        self.length = gauge("draft_length", "Tokens that the next draft may have.")
+        self.alarm = gauge("acceptance_alarm", "1 while drafts are accepted too seldom, beyond chance.")
+        self.length.set(limit)
+
+    def count(self, counts: DraftCounts) -> None:
+        """After a step with drafts."""
+        self._drafts.inc(counts.drafts)
+        self._drafted.inc(counts.drafted_tokens)
+        self._accepted.inc(counts.accepted_tokens)
+        for position, drafted in enumerate(counts.drafted):
+            if drafted:
+                self._drafted_at[position].inc(drafted)
+        for position, accepted in enumerate(counts.accepted):
+            if accepted:
+                self._accepted_at[position].inc(accepted)
+
+    def show(self, recent: DraftCounts, reference: float) -> None:
+        """Of the last minute."""
+        self._mean.set(recent.mean_accepted_length)
+        self._first.set(recent.first_acceptance)
+        self._reference.set(reference)

@@ -1,0 +1,115 @@
+"""How this worker's drafts fare, as its operators see it: figures, the report to the scheduler, the alarm.
+
+All of it runs in the loop's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from baton.protos import scheduler_pb2
+from baton.services.config import EngineSettings
+from baton.services.decode.acceptance import AcceptanceWatch, DraftCounts, RecentDrafts
+from baton.services.decode.proposers import validation
+from baton.services.decode.proposers.hybrid import model_steps
+from baton.services.worker.draft_metrics import DraftMetrics
+
+logger = logging.getLogger(__name__)
+
+IDLE_STEPS = 500  # that wrote tokens and verified no draft: worth a word
+# vLLM's names of methods whose drafts come from the tokens alone.
+_FROM_TOKENS = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
+
+
+@dataclass(frozen=True)
+class DraftMethod:
+    """What drafts here."""
+
+    name: str  # in labels: the method's, with what continues it: mtp, ngram, mtp+suffix
+    limit: int  # most drafted tokens of a request in a step
+    model_positions: int  # the first so many are a draft model's, the others matched
+
+    @property
+    def has_state(self) -> bool:
+        """It has something to lose: a draft model and its KV."""
+        return self.model_positions > 0
+
+
+def method_of(engine: EngineSettings) -> DraftMethod | None:
+    """What drafts at a worker that writes answers. Raises ConfigError for settings that cannot work."""
+    spec, method = engine.speculative_config, validation.check(engine)
+    if spec is None or method is None:
+        return None
+    if method.engine_config(spec)["method"] in _FROM_TOKENS:
+        return DraftMethod(method.name, spec.limit, 0)
+    if spec.mtp_strategy == "default":
+        return DraftMethod(method.name, spec.limit, spec.limit)
+    continued = spec.mtp_strategy.removeprefix("with_")
+    return DraftMethod(f"{method.name}+{continued}", spec.limit, model_steps(spec))
+
+
+class Drafting:
+    """The drafts of one worker."""
+
+    def __init__(self, method: DraftMethod, reference: float | None, registry: CollectorRegistry) -> None:
+        """`reference`: accepted share of the first drafted position below which to alarm; None: learned."""
+        self.method = method
+        self._metrics = DraftMetrics(registry, method.name, method.limit, method.model_positions)
+        self._watch = AcceptanceWatch(configured=reference, learns=method.has_state)
+        self._recent = RecentDrafts()
+        self._length = method.limit
+        self._alarm = False
+        self._idle_steps = 0
+
+    def on_step(self, counts: DraftCounts, length: int | None) -> None:
+        """After each step that wrote tokens. `length`: what the next draft may be; None: the most."""
+        self._length = self.method.limit if length is None else length
+        self._metrics.length.set(self._length)
+        if not counts.drafts:
+            self._idle_steps += 1
+            if self._idle_steps == IDLE_STEPS:
+                logger.info("%s has drafted nothing for %d steps", self.method.name, IDLE_STEPS)
+            return
+        self._idle_steps = 0
+        self._metrics.count(counts)
+        self._recent.add(counts, time.monotonic())
+        self._watch.drafted(counts)
+        self._tell()
+
+    def on_request(self, drafts: int, first_accepted: int) -> None:
+        """After each request: its drafts, and those of which the first token was accepted."""
+        self._watch.finished(drafts, first_accepted)
+        self._tell()
+
+    def hear(self, peer_reference: float) -> None:
+        """What the scheduler tells of other workers with this method; 0: nothing."""
+        self._watch.hear(peer_reference)
+        self._tell()
+
+    def report(self) -> scheduler_pb2.Drafting:
+        """For the next heartbeat; the gauges of the last minute are set with it."""
+        recent = self._recent.total(time.monotonic())
+        self._metrics.show(recent, self._watch.reference)
+        return scheduler_pb2.Drafting(
+            draft_length=self._length,
+            drafts=recent.drafts,
+            first_acceptance=recent.first_acceptance,
+            mean_accepted_length=recent.mean_accepted_length,
+            learned_reference=self._watch.learned,
+            alarm=self._watch.alarm,
+        )
+
+    def _tell(self) -> None:
+        alarm = self._watch.alarm
+        if alarm == self._alarm:
+            return
+        self._alarm = alarm
+        self._metrics.alarm.set(alarm)
+        if alarm:
+            logger.warning("the %s drafter does too little: %s", self.method.name, self._watch.why)
+        else:
+            logger.warning("the %s drafter does its part again", self.method.name)
