@@ -13,6 +13,8 @@ from typing import Any
 
 from baton.handoff.cache import CacheLayer
 
+_SHORT = 8  # hex digits of a digest that a person compares
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -31,6 +33,31 @@ class Facts:
     drafter_fingerprint: str  # of its weights; empty where they are the model's
     drafter_quantization: str
     layers: tuple[CacheLayer, ...]  # one rank's, the drafter's included
+
+
+def in_words(facts: Facts) -> dict[str, str]:
+    """The same for people, what is absent left out. Two that differ here differ in their hash."""
+    words = {
+        "vLLM": facts.vllm_version,
+        "model": facts.model_fingerprint[:_SHORT],
+        "model's configuration": _digest(_essence(facts.model)),
+        "dtype": facts.dtype,
+        "KV cache's dtype": facts.cache_dtype,
+        "quantization": facts.quantization,
+        "block size": str(facts.block_size),
+        "tensor_parallel_size": str(facts.tensor_parallel_size),
+        "speculative method": facts.speculative_method,
+        "draft model": facts.drafter_fingerprint[:_SHORT],
+        "draft model's configuration": _digest(_essence(facts.drafter)) if facts.drafter else "",
+        "draft model's quantization": facts.drafter_quantization,
+        "KV layers": f"{len(facts.layers)} ({_digest([asdict(layer) for layer in facts.layers])})",
+    }
+    return {name: value for name, value in words.items() if value}
+
+
+def _digest(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:_SHORT]
 
 
 # Of a Hugging Face configuration: where it came from, not what it says.

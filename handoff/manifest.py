@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from baton.facts import differences
 from baton.handoff.cache import CacheLayer
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
 from baton.protos.handoff_pb2 import Layer, Manifest, Shard
@@ -18,6 +20,7 @@ class Puller:
     compatibility_hash: str
     block_size: int
     layers: tuple[CacheLayer, ...]
+    facts: Mapping[str, str] = field(default_factory=dict)  # what the hash is made of, in words
 
     @property
     def record_bytes(self) -> int:
@@ -44,8 +47,7 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Sh
     if manifest.compatibility_hash != puller.compatibility_hash:
         raise CompatibilityMismatch(
             f"{source} has compatibility hash {manifest.compatibility_hash}; worker {puller.worker_id!r} has"
-            f" {puller.compatibility_hash}: model, drafter, vLLM, dtype or layout differ"
-            f"{_difference(manifest, puller)}"
+            f" {puller.compatibility_hash}: {_difference(manifest, puller)}"
         )
     if puller.rank >= len(manifest.shards):
         raise MalformedManifest(
@@ -75,7 +77,12 @@ def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str
 
 
 def _difference(manifest: Manifest, puller: Puller) -> str:
-    """The first layer that differs, for the reader of the error; empty if all are equal."""
+    """In what they differ, for the reader of the error: in words, or the first layer that does."""
+    words = differences(manifest.facts, puller.facts, ("there", "here"))
+    return f"{words or 'model, drafter, vLLM, dtype or layout differ'}{_layers(manifest, puller)}"
+
+
+def _layers(manifest: Manifest, puller: Puller) -> str:
     here = [layer.to_proto() for layer in puller.layers]
     there = list(manifest.layers)
     if len(here) != len(there):

@@ -12,6 +12,7 @@ KVTransferConfig.kv_connector_extra_config; further symbols in the vllm_* module
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.distributed import get_tensor_model_parallel_rank
@@ -55,6 +56,11 @@ class BatonConnector(KVConnectorBase_V1):
     def compatibility_hash(self) -> str:
         """Hex; KV passes only between engines with equal ones."""
         return self._scheduler_side.compatibility_hash
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the hash is made of, in words."""
+        return self._scheduler_side.facts
 
     def take_reports(self) -> Reports:
         """What was saved and loaded since the last call.

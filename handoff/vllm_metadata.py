@@ -6,6 +6,7 @@ KVConnectorHandshakeMetadata.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -49,4 +50,5 @@ class RankHandshake(KVConnectorHandshakeMetadata):
     address: str
     host: str
     compatibility_hash: str
+    facts: Mapping[str, str]  # what the hash is made of, in words
     layers: tuple[bytes, ...]  # serialized handoff.Layer

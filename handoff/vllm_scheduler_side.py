@@ -72,6 +72,11 @@ class SchedulerSide:
         return self._ranks[0].compatibility_hash
 
     @property
+    def facts(self) -> Mapping[str, str]:
+        """What the hash is made of, in words."""
+        return self._ranks[0].facts
+
+    @property
     def addresses(self) -> list[str]:
         """Of the ranks' Handoff services, in rank order."""
         return [rank.address for rank in self._ranks]
@@ -198,6 +203,7 @@ class SchedulerSide:
             epoch=key[1],
             worker_id=self._config.worker_id,
             compatibility_hash=self.compatibility_hash,
+            facts=self.facts,
             num_tokens=save.num_tokens,
             block_size=self._block_size,
             num_blocks=num_blocks(save.num_tokens, self._block_size),

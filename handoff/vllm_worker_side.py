@@ -19,7 +19,7 @@ from baton.handoff import segments, vllm_facts
 from baton.handoff.arena import Arena
 from baton.handoff.cache import BlockCache, block_cache
 from baton.handoff.client import HandoffClient
-from baton.handoff.compatibility import compatibility_hash
+from baton.handoff.compatibility import compatibility_hash, in_words
 from baton.handoff.config import HandoffConfig
 from baton.handoff.loader import Loader
 from baton.handoff.manifest import Puller
@@ -47,6 +47,7 @@ class WorkerSide:
             vllm_config, kv_cache_config, cache.layers, config.model_fingerprint, config.drafter_fingerprint
         )
         self._hash = compatibility_hash(found)
+        self._facts = in_words(found)
         self._layers = tuple(layer.to_proto().SerializeToString() for layer in cache.layers)
         self._rank = rank
         self._client = HandoffClient()
@@ -64,7 +65,7 @@ class WorkerSide:
         )  # segments have names: they would outlive a process that forgot to shut down
 
     def _make_loader(self, config: HandoffConfig, cache: BlockCache, block_size: int) -> Loader:
-        puller = Puller(config.worker_id, self._rank, self._hash, block_size, cache.layers)
+        puller = Puller(config.worker_id, self._rank, self._hash, block_size, cache.layers, self._facts)
         return Loader(
             cache,
             puller,
@@ -75,7 +76,9 @@ class WorkerSide:
         )
 
     def handshake(self) -> RankHandshake:
-        return RankHandshake(self._rank, self._origin.address, self._origin.host, self._hash, self._layers)
+        return RankHandshake(
+            self._rank, self._origin.address, self._origin.host, self._hash, self._facts, self._layers
+        )
 
     def begin_step(self, jobs: StepJobs) -> None:
         """Loads start before the forward pass, so that it hides them."""

@@ -7,7 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Manifest(_message.Message):
-    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "block_size", "num_blocks", "layers", "shards", "lease_s", "saved_at_s", "save_ms")
+    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "block_size", "num_blocks", "layers", "shards", "lease_s", "saved_at_s", "save_ms", "facts")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +27,7 @@ class Manifest(_message.Message):
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     SAVED_AT_S_FIELD_NUMBER: _ClassVar[int]
     SAVE_MS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     worker_id: str
@@ -32,7 +40,8 @@ class Manifest(_message.Message):
     lease_s: float
     saved_at_s: float
     save_ms: float
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ...) -> None: ...
+    facts: _containers.ScalarMap[str, str]
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Layer(_message.Message):
     __slots__ = ("name", "dtype", "block_shape", "block_bytes")

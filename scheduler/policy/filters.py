@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from baton.facts import differences
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import could_read, could_write, may_read, may_write
 from baton.scheduler.policy.base import Filter, PairFilter, Side
@@ -68,6 +69,9 @@ class Compatible(PairFilter):
         names = f"prefill worker {prefill.worker_id} and decode worker {decode.worker_id}"
         if ours.compatibility_hash != theirs.compatibility_hash:
             hashes = f"{ours.compatibility_hash[:12]}, {theirs.compatibility_hash[:12]}"
-            return f"{names} keep KV differently ({hashes}): start them with the same engine settings"
+            words = differences(ours.facts, theirs.facts, ("on prefill", "on decode"))
+            return (
+                f"{names} keep KV differently ({words or hashes}): start them with the same engine settings"
+            )
         offered = f"{', '.join(ours.transports) or 'none'}; {', '.join(theirs.transports) or 'none'}"
         return f"{names} share no transport ({offered}): give them a common one"

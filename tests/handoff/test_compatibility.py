@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton.handoff.compatibility import Facts, compatibility_hash
+from baton.handoff.compatibility import Facts, compatibility_hash, in_words
 from tests.handoff.caches import make_cache
 
 LAYERS = make_cache(3).layers
@@ -48,7 +48,9 @@ FACTS = Facts(
     ],
 )
 def test_every_fact_counts(change: dict[str, Any]) -> None:
-    assert compatibility_hash(replace(FACTS, **change)) != compatibility_hash(FACTS)
+    changed = replace(FACTS, **change)
+    assert compatibility_hash(changed) != compatibility_hash(FACTS)
+    assert in_words(changed) != in_words(FACTS)
 
 
 def test_where_a_model_lies_does_not_count() -> None:

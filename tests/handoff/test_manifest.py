@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,14 @@ WRONG: list[tuple[Callable[[Manifest], object], type[HandoffError], str]] = [
     (lambda m: setattr(m.shards[0], "rank", 1), MalformedManifest, "rank of the shard is 1; 0"),
     (lambda m: m.shards.pop(), MalformedManifest, "0 shards; rank 0"),
 ]
+
+
+def test_engines_that_differ_say_in_what(manifest: Manifest) -> None:
+    manifest.compatibility_hash = "0"
+    manifest.facts.update({"speculative method": "eagle3", "dtype": "float32"})
+    here = replace(puller(CACHE), facts={"speculative method": "mtp", "dtype": "float32"})
+    with pytest.raises(CompatibilityMismatch, match="speculative method: eagle3 there, mtp here$"):
+        manifests.check(manifest, "r", 1, here)
 
 
 @pytest.mark.parametrize(("spoil", "error", "text"), WRONG)

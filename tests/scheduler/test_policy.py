@@ -127,6 +127,16 @@ def test_a_pair_must_keep_kv_alike() -> None:
     )
 
 
+def test_a_pair_that_keeps_kv_differently_says_in_what() -> None:
+    plain, drafting = {"dtype": "float32"}, {"dtype": "float32", "speculative method": "mtp"}
+    _, message = choose(
+        need(),
+        worker("p", P, compatibility_hash="aa", facts=plain),
+        worker("d", D, compatibility_hash="bb", facts=drafting),
+    )
+    assert "differently (speculative method: none on prefill, mtp on decode): start them" in message
+
+
 def test_a_pair_must_share_a_transport() -> None:
     code, message = choose(need(), worker("p", P, transports=["shm"]), worker("d", D, transports=["grpc"]))
     assert (code, "p and decode worker d share no transport (shm; grpc)" in message) == ("NO_WORKERS", True)

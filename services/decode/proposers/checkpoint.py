@@ -62,10 +62,7 @@ def check_path(spec: SpeculativeSettings, path: str) -> None:
 
 
 def number(config: dict[str, Any], *keys: str) -> int | None:
-    """The first of `keys` that is there, at the top or in text_config (multimodal models)."""
-    for level in (config, config.get("text_config") or {}):
-        for key in keys:
-            value = level.get(key)
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
-    return None
+    """The largest of `keys` that are there, at the top or in text_config (multimodal models)."""
+    levels = (config, config.get("text_config") or {})
+    found = [value for level in levels for key in keys if type(value := level.get(key)) is int]
+    return max(found, default=None)
