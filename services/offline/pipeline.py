@@ -77,6 +77,7 @@ class Pipeline:
     def __init__(
         self, settings: Settings, fleet: Fleet, *, concurrency: int | None, progress: bool, log_dir: str
     ) -> None:
+        fleet.check()
         at_once = default_concurrency(settings, fleet) if concurrency is None else concurrency
         if at_once < 1:
             raise ConfigError(f"concurrency: {at_once} is not allowed; at least 1")

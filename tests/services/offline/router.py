@@ -1,0 +1,105 @@
+"""A stand-in for a router that refuses, breaks and answers on demand, as a real one cannot be made to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+Reply = Callable[["Router", web.Request, int], Awaitable[web.StreamResponse]]
+
+
+def completion(text: str) -> dict[str, object]:
+    """What /v1/completions answers."""
+    choice = {"index": 0, "text": text, "token_ids": [1, 2], "finish_reason": "stop", "logprobs": None}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    return {"id": f"cmpl-{text}", "choices": [choice], "usage": usage}
+
+
+async def ok(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+    del router, seen
+    return web.json_response(completion(str((await request.json())["prompt"])))
+
+
+async def full(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+    """503 twice, then an answer."""
+    if seen > 2:
+        return await ok(router, request, seen)
+    return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": "0.1"})
+
+
+async def bad(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+    del router, request, seen
+    return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
+
+
+async def broken(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+    """The connection ends without an answer."""
+    del router, seen
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()
+
+
+async def held(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+    """No answer until the router is told to."""
+    router.held += 1
+    if router.held == router.crowd:
+        router.crowded.set()
+    await router.released.wait()
+    router.held -= 1
+    return await ok(router, request, seen)
+
+
+REPLIES: dict[str, Reply] = {"full": full, "bad": bad, "broken": broken, "held": held}
+
+
+@dataclass
+class Router:
+    """The reply is chosen by the prompt: `full-1` is replied to by `full`, any other word by `ok`."""
+
+    url: str = ""
+    seen: Counter[str] = field(default_factory=Counter)
+    under_way: int = 0
+    most: int = 0  # under way at a time
+    held: int = 0
+    crowd: int = 0  # so many held set `crowded`
+    crowded: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        prompt = str((await request.json())["prompt"])
+        self.seen[prompt] += 1
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            await asyncio.sleep(0)
+            return await REPLIES.get(prompt.split("-")[0], ok)(self, request, self.seen[prompt])
+        finally:
+            self.under_way -= 1
+
+
+async def _models(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"data": [{"id": "m"}]})
+
+
+@asynccontextmanager
+async def router() -> AsyncIterator[Router]:
+    one = Router()
+    app = web.Application()
+    app.router.add_post("/v1/completions", one.answer)
+    app.router.add_get("/v1/models", _models)
+    runner = web.AppRunner(app, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield one
+    finally:
+        one.released.set()
+        await runner.cleanup()

@@ -1,0 +1,101 @@
+"""`baton batch`, as a command: exit statuses, and going on after whatever stopped it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+import pytest
+
+from tests.services.offline.router import Router
+from tests.support import BATON
+
+
+def write(path: Path, *prompts: str) -> Path:
+    """A batch in which each prompt is its request's custom_id."""
+    lines = [
+        {"custom_id": prompt, "method": "POST", "url": "/v1/completions", "body": {"prompt": prompt}}
+        for prompt in prompts
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+async def start(served: Router, requests: Path, *more: str) -> Process:
+    answers = requests.with_name("out.jsonl")
+    command = [BATON, "batch", requests, answers, "--url", f"{served.url}/v1", *more]
+    return await asyncio.create_subprocess_exec(*map(str, command), stderr=PIPE)
+
+
+async def end(process: Process) -> tuple[int, str]:
+    async with asyncio.timeout(30):
+        _, said = await process.communicate()
+    return process.returncode or 0, said.decode()
+
+
+async def run(served: Router, requests: Path) -> tuple[int, str]:
+    return await end(await start(served, requests))
+
+
+def answered(requests: Path) -> list[str]:
+    lines = requests.with_name("out.jsonl").read_text().splitlines()
+    return sorted(json.loads(line)["custom_id"] for line in lines)
+
+
+async def test_all_good(served: Router, tmp_path: Path) -> None:
+    prompts = [f"word-{number}" for number in range(200)]
+    requests = write(tmp_path / "in.jsonl", *prompts)
+    status, said = await run(served, requests)
+    assert status == 0, said
+    assert "200 answered, 0 of them with an error" in said
+    assert answered(requests) == sorted(prompts)
+    assert served.most <= 64
+
+
+async def test_some_fail_and_the_others_do_not(served: Router, tmp_path: Path) -> None:
+    requests = write(tmp_path / "in.jsonl", "a", "bad", "full", "broken", "b")
+    status, said = await run(served, requests)
+    assert status == 1
+    assert "5 answered, 2 of them with an error" in said
+    assert answered(requests) == ["a", "b", "bad", "broken", "full"]
+    seen = served.seen.total()
+    status, said = await run(served, requests)
+    assert status == 1
+    assert "nothing was left to do" in said
+    assert served.seen.total() == seen
+
+
+async def test_bad_input_starts_nothing(served: Router, tmp_path: Path) -> None:
+    requests = write(tmp_path / "in.jsonl", "a", "a")
+    status, said = await run(served, requests)
+    assert status == 2
+    assert "line 2: custom_id 'a' is that of line 1 too" in said
+    assert not requests.with_name("out.jsonl").exists()
+    assert not served.seen
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
+async def test_it_goes_on_where_it_was_stopped(served: Router, tmp_path: Path, how: signal.Signals) -> None:
+    quick = [f"word-{number}" for number in range(50)]
+    slow = [f"held-{number}" for number in range(8)]
+    requests = write(tmp_path / "in.jsonl", *quick, *slow, *(f"more-{number}" for number in range(50)))
+    served.crowd = len(slow)
+    process = await start(served, requests, "--concurrency", str(len(slow)))
+    async with asyncio.timeout(30):
+        await served.crowded.wait()  # only the slow ones are left under way
+    process.send_signal(how)
+    status, said = await end(process)
+    assert status == (-9 if how is signal.SIGKILL else 130), said
+    assert answered(requests) == sorted(quick)
+    if how is not signal.SIGKILL:
+        assert "50 of 108 are answered; the same command goes on from there" in said
+    served.released.set()
+    status, said = await run(served, requests)
+    assert status == 0, said
+    assert "50 of 108 are answered in" in said
+    assert len(answered(requests)) == len(set(answered(requests))) == 108
+    assert {served.seen[prompt] for prompt in quick} == {1}
+    assert {served.seen[prompt] for prompt in slow} == {2}

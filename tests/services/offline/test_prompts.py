@@ -1,0 +1,117 @@
+"""What a prompt may be, and the request that it makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.services.errors import ConfigError
+from baton.services.offline.errors import RequestError
+from baton.services.offline.pipeline import _load, fleet_of, pipeline
+from baton.services.offline.prompts import CHAT, COMPLETIONS, Request, as_list, requests
+from baton.services.offline.responses import Response, TokenLogprob, pieces, response
+
+CHAT_PROMPT = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts", "single"),
+    [
+        ("Hello", ["Hello"], True),
+        ([1, 2], [[1, 2]], True),
+        (CHAT_PROMPT, [CHAT_PROMPT], True),
+        ([], [], False),
+        (["Hello"], ["Hello"], False),
+        ([[1, 2], "x"], [[1, 2], "x"], False),
+        ([CHAT_PROMPT, CHAT_PROMPT], [CHAT_PROMPT, CHAT_PROMPT], False),
+        ((word for word in "ab"), ["a", "b"], False),
+    ],
+    ids=str,
+)
+def test_one_or_several(given: Any, prompts: list[Any], single: bool) -> None:
+    assert as_list(given) == (prompts, single)
+
+
+def test_the_requests_they_make() -> None:
+    text, ids, chat = requests(["Hi", (1, 2), CHAT_PROMPT], "m", {"max_tokens": 3, "logprobs": 2})
+    common = {"model": "m", "return_token_ids": True, "max_tokens": 3}
+    assert text == Request(COMPLETIONS, {**common, "prompt": "Hi", "logprobs": 2})
+    assert ids == Request(COMPLETIONS, {**common, "prompt": [1, 2], "logprobs": 2})
+    assert chat == Request(CHAT, {**common, "messages": CHAT_PROMPT, "logprobs": True, "top_logprobs": 2})
+
+
+def test_anything_else_goes_into_extra_body() -> None:
+    (one,) = requests(["Hi"], "m", {"extra_body": {"echo": True}})
+    assert one.body["echo"] is True
+    assert "extra_body" not in one.body
+
+
+def test_what_is_no_option_or_no_prompt() -> None:
+    with pytest.raises(ConfigError, match="unknown option 'max_token'; did you mean 'max_tokens'"):
+        requests(["Hi"], "m", {"max_token": 3})
+    with pytest.raises(ConfigError, match=r"unknown option 'zzz'; .* extra_body"):
+        requests(["Hi"], "m", {"zzz": 3})
+    with pytest.raises(ConfigError, match="prompt 1 is neither"):
+        requests(["Hi", [1, "x"]], "m", {})  # type: ignore[list-item]
+
+
+def test_both_shapes_of_logprobs_are_one() -> None:
+    usage = {"prompt_tokens": 1, "completion_tokens": 1}
+    listed = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5, "b": -1.5}]}
+    tops = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]
+    content = {"content": [{"token": "a", "logprob": -0.5, "top_logprobs": tops}]}
+    choice = {"index": 0, "token_ids": [1], "finish_reason": "stop"}
+    text = response(0, {"choices": [{**choice, "text": "a", "logprobs": listed}], "usage": usage})
+    message = {"message": {"content": "a"}, "logprobs": content}
+    chat = response(0, {"choices": [{**choice, **message}], "usage": usage})
+    assert text == chat
+    assert text.logprobs == [TokenLogprob("a", -0.5, {"a": -0.5, "b": -1.5})]
+
+
+def test_what_was_drafted() -> None:
+    body = {
+        "choices": [],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 9},
+        "metrics": {"speculative_decoding": {"num_accepted_draft_tokens": 6, "num_spec_steps": 3}},
+    }
+    assert (response(0, body).accepted_tokens, response(0, body).draft_steps) == (6, 3)
+    assert response(0, {**body, "metrics": None}).accepted_tokens is None
+
+
+def test_pieces_that_say_nothing_are_left_out() -> None:
+    role = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+    end = {"index": 0, "delta": {}, "finish_reason": "stop"}
+    assert pieces(0, {"choices": [role]}) == []
+    assert [piece.finish_reason for piece in pieces(0, {"choices": [end]})] == ["stop"]
+
+
+def test_a_response_that_failed_raises_where_it_is_used() -> None:
+    failed = Response(0, error=RequestError("too long", 400))
+    with pytest.raises(RequestError, match="too long"):
+        _ = failed.text
+
+
+def test_the_fleet() -> None:
+    assert fleet_of(0, 0, None).roles == ["mixed"]
+    assert fleet_of(1, 1, None).roles == ["prefill", "decode"]
+    assert fleet_of(1, 1, 1).roles == ["prefill", "decode", "mixed"]
+
+
+def test_the_settings() -> None:
+    loaded = _load("folder", None, {"dtype": "float32", "handoff": {"staging_mib": 7}})
+    assert (loaded.engine.model, loaded.engine.dtype, loaded.handoff.staging_mib) == ("folder", "float32", 7)
+    for wrong, said in [
+        ({"dtpye": "float32"}, "unknown key 'engine.dtpye'.*did you mean 'dtype'"),
+        ({"router": {"port": 8000}}, "router.port is not for you to set"),
+        ({"handoff": 7}, "handoff: value 7 is not allowed"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            _load("folder", None, wrong)
+
+
+def test_what_can_be_seen_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="'/no/such/folder' does not exist"):
+        pipeline("/no/such/folder")
+    with pytest.raises(ConfigError, match="nobody could serve"):
+        pipeline("/no/such/folder", prefill=1)
