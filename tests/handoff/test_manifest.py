@@ -54,7 +54,7 @@ def test_engines_that_differ_say_in_what(manifest: Manifest) -> None:
     manifest.compatibility_hash = "0"
     manifest.facts.update({"speculative method": "eagle3", "dtype": "float32"})
     here = replace(puller(CACHE), facts={"speculative method": "mtp", "dtype": "float32"})
-    with pytest.raises(CompatibilityMismatch, match="speculative method: eagle3 there, mtp here$"):
+    with pytest.raises(CompatibilityMismatch, match=r"speculative method: eagle3 there, mtp here$"):
         manifests.check(manifest, "r", 1, here)
 
 
