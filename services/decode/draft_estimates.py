@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Acceptance: rows (a request in a step) that are remembered; those of a position that is not drafted now fade
-# until so few are left that a handful of new ones changes the estimate.
-_ROWS_KEPT = 600.0
+# Acceptance: rows (a request in a step) that are remembered, or those of as many steps if they are more. Those
+# of a position that is not drafted now fade until so few are left that a handful of new ones weighs.
+_ROWS_KEPT = 200.0
+_ROW_STEPS_KEPT = 50.0
 _ROWS_KEPT_UNSEEN = 16.0
 _UNSEEN_FADES = 0.99
 _HOPED_ACCEPTANCE = 0.8  # before anything was seen: high, so that longer drafts are tried
@@ -39,8 +40,7 @@ class _Share:
     of: float = 0.0
     hits: float = 0.0
 
-    def add(self, of: float, hits: float) -> None:
-        kept = max(0.0, 1.0 - of / _ROWS_KEPT)
+    def add(self, of: float, hits: float, kept: float) -> None:
         self.of = self.of * kept + of
         self.hits = self.hits * kept + hits
 
@@ -67,13 +67,14 @@ class Acceptance:
     def observe(self, rows: int, asked: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """Of `rows` requests that were to draft `asked` tokens, how many drafted, accepted each position."""
         before_drafted = before_accepted = rows
+        kept = 1.0 - min(rows / _ROWS_KEPT, 1.0 / _ROW_STEPS_KEPT)
         for position in range(self.limit):
             if position >= asked:
                 self._accepted[position].fade()
                 self._drafted[position].fade()
                 continue
-            self._drafted[position].add(before_drafted, drafted[position])
-            self._accepted[position].add(before_accepted, accepted[position])
+            self._drafted[position].add(before_drafted, drafted[position], kept)
+            self._accepted[position].add(before_accepted, accepted[position], kept)
             before_drafted, before_accepted = drafted[position], accepted[position]
 
     def tokens(self) -> list[float]:

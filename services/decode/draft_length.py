@@ -18,7 +18,7 @@ _WORTH_A_CHANGE = 1.025  # times the tokens a second: noise must not move the ch
 # Learning: other limits are tried for a few steps at a time, out of a budget that every step pays into.
 _PROBE_STEPS = 4  # of which the first still verifies what the limit before it drafted
 _PROBE_SHARE = 0.01  # of the time, lost to limits that are not the best
-_PROBE_CREDIT_AT_FIRST = 10.0  # steps
+_PROBE_CREDIT_AT_FIRST = 8.0  # steps
 _PROBE_CREDIT_NEW_BATCH = 3.0  # for a batch size that was not seen before
 _PROBE_CREDIT_MOST = 3.0
 _PROBE_COSTS_AT_LEAST = (

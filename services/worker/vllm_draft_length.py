@@ -14,6 +14,7 @@ from collections.abc import Set
 from typing import Any
 
 from baton.services.decode.draft_length import DraftChoice, DraftLength, DraftStep
+from baton.services.decode.proposers.hybrid import model_steps
 from baton.services.errors import StartError
 from baton.services.worker.vllm_engine import EnginePlan
 
@@ -85,5 +86,5 @@ def install(engine: Any, plan: EnginePlan) -> DraftLengthSeam | None:
     if engine.vllm_config.speculative_config.method == "custom_class":  # drafts from tokens alone
         model_tokens: int | None = 0
     else:
-        model_tokens = spec.num_model_steps if spec.mtp_strategy != "default" else None
+        model_tokens = model_steps(spec) if spec.mtp_strategy != "default" else None
     return DraftLengthSeam(engine.scheduler, DraftLength(spec.limit, model_tokens=model_tokens))

@@ -1,0 +1,181 @@
+"""The chosen length of drafts: against every fixed one, in worlds whose best is known."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.services.decode.draft_length import DraftLength, DraftStep
+from tests.services.decode.world import World
+
+LIMIT = 5
+GOOD, MIDDLING, POOR, NONE = (
+    [0.9] * LIMIT,
+    [0.7, 0.6, 0.5, 0.4, 0.4],
+    [0.3, 0.2, 0.1, 0.1, 0.1],
+    [0.0] * LIMIT,
+)
+CHEAP: dict[str, Any] = {}  # a model pass costs little, a token verified less: long drafts
+DEAR: dict[str, Any] = {"token": 6e-4, "pass_request": 2e-5}  # a small machine: a token verified costs
+RAGGED: dict[str, Any] = {"matching": True, "found": 0.4}  # n-grams: a draft in four of ten rows
+KINDS = {"cheap": CHEAP, "dear": DEAR, "cheap, ragged": CHEAP | RAGGED, "dear, ragged": DEAR | RAGGED}
+SEEDS = 4
+
+
+def chooser(kind: dict[str, Any]) -> DraftLength:
+    return DraftLength(LIMIT, model_tokens=0 if kind.get("matching") else None)
+
+
+@pytest.mark.parametrize("acceptance", [GOOD, MIDDLING, POOR, NONE], ids=["good", "middling", "poor", "none"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_little_is_lost_against_the_best_fixed_length(kind: dict[str, Any], acceptance: list[float]) -> None:
+    losses: dict[tuple[int, int], list[float]] = {}
+    for seed in range(SEEDS):
+        one, world = chooser(kind), World(acceptance, seed=seed, **kind)
+        for number, requests in enumerate((1, 4, 16, 1, 16)):
+            world.run(one, requests, 100)
+            losses.setdefault((number, requests), []).append(world.regret(one, requests, 1000))
+    assert {when: round(statistics.mean(found), 3) for when, found in losses.items()} == {
+        when: pytest.approx(0.0, abs=0.05) for when in losses
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_it_settles_within_a_hundred_steps(kind: dict[str, Any]) -> None:
+    losses = []
+    for seed in range(8):
+        one, world = chooser(kind), World(MIDDLING, seed=seed, **kind)
+        world.run(one, 1, 100)
+        losses.append(world.regret(one, 1, 100))
+    assert statistics.mean(losses) < 0.05
+
+
+@pytest.mark.parametrize("requests", [1, 16])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_nothing_is_drafted_where_nothing_is_accepted(kind: dict[str, Any], requests: int) -> None:
+    one, world = chooser(kind), World(NONE, **kind)
+    world.run(one, requests, 150)
+    del world.limits[:]
+    world.run(one, requests, 1000)
+    assert world.limits.count(0) > 700  # looking costs next to nothing where a draft needs no model
+    assert world.regret(one, requests, 1000) < 0.05
+    assert set(world.limits) != {0}, "it never looks whether that changed"
+
+
+def test_the_load_comes_and_goes() -> None:
+    one, world = DraftLength(LIMIT), World(GOOD, **DEAR)
+    assert world.best(1) > world.best(16) + 1
+    for _ in range(3):
+        for requests in (1, 16):
+            world.run(one, requests, 100)
+            del world.limits[:]
+            world.run(one, requests, 200)
+            assert abs(statistics.median(world.limits) - world.best(requests)) <= 1
+
+
+def test_the_text_becomes_repetitive_and_ceases_to_be() -> None:
+    one, world = DraftLength(LIMIT), World(POOR)
+    world.run(one, 1, 500)
+    assert world.limits[-100:].count(0) > 50
+    world.acceptance = GOOD
+    world.run(one, 1, 400)
+    assert statistics.median(world.limits[-100:]) >= 3
+    world.acceptance = POOR
+    world.run(one, 1, 600)
+    assert world.regret(one, 1, 200) < 0.06
+
+
+def test_a_machine_that_slows_down_changes_nothing() -> None:
+    losses = []
+    for seed in range(SEEDS):
+        one, world = DraftLength(LIMIT), World(MIDDLING, seed=seed)
+        world.run(one, 4, 300)
+        for world.slow in (2.0, 1.0, 1.3, 1.0, 3.0):
+            losses.append(world.regret(one, 4, 200))
+    assert statistics.mean(losses) < 0.05
+
+
+def test_pauses_of_the_collector_are_overlooked() -> None:
+    one, world = DraftLength(LIMIT), World(MIDDLING, hiccups=0.02)
+    world.run(one, 4, 200)
+    assert world.regret(one, 4, 1000) < 0.05
+
+
+def test_a_method_whose_model_makes_the_first_token_only() -> None:
+    """The hybrid: a pass for the first token, matches for the others, which cost their verification alone."""
+    one = DraftLength(LIMIT, model_tokens=1)
+    step = dict(requests=1, rows=1, drafted=[1] * LIMIT, accepted=[1, 1, 1, 1, 0])
+    for number in range(400):
+        limit = one.choose(1)
+        seconds = 2e-3 + 1e-3 * (limit > 0) + 1e-5 * limit
+        tokens = 1 + limit if number else 1
+        one.observe(DraftStep(tokens=tokens, limit=limit, seconds=seconds, asked=limit, **step))  # type: ignore[arg-type]
+    assert one.choice.step_seconds[5] == pytest.approx(3.05e-3, rel=0.1)
+    assert one.choice.step_seconds[0] == pytest.approx(2e-3, rel=0.3)
+
+
+def test_what_was_chosen_can_be_explained() -> None:
+    one, world = DraftLength(3), World(GOOD[:3])
+    assert one.choice.requests == 0
+    world.run(one, 4, 200)
+    choice = one.choice
+    assert choice.requests == 4
+    assert len(choice.tokens_per_step) == len(choice.step_seconds) == 4
+    assert choice.tokens_per_step[0] == 1.0
+    for limit, rate in enumerate(choice.tokens_per_second):
+        assert rate == pytest.approx(world.rate(4, limit), rel=0.2)
+
+
+def test_a_step_costs_microseconds() -> None:
+    one, world = DraftLength(LIMIT), World(MIDDLING)
+    world.run(one, 16, 100)
+    step = DraftStep(16, 64, 3, 0.01, 16, 3, [16] * LIMIT, [12, 8, 4, 2, 1])
+    took = []
+    for _ in range(20):
+        began = time.thread_time()
+        for _ in range(100):
+            one.choose(16)
+            one.observe(step)
+        took.append((time.thread_time() - began) / 100)
+    assert min(took) < 60e-6  # 10 us alone on a core
+
+
+def test_a_limit_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        DraftLength(0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    limit=st.integers(1, 8),
+    model_tokens=st.none() | st.integers(0, 8),
+    seed=st.integers(0, 2**16),
+    loads=st.lists(st.integers(1, 300), min_size=1, max_size=6),
+    slow=st.floats(1e-9, 1e3),
+)
+def test_whatever_is_measured_the_choice_is_in_bounds(
+    limit: int, model_tokens: int | None, seed: int, loads: list[int], slow: float
+) -> None:
+    draw, one = random.Random(seed), DraftLength(limit, model_tokens=model_tokens)
+    asked = 0
+    for requests in loads:
+        for _ in range(30):
+            chosen = one.choose(requests)
+            assert 0 <= chosen <= limit
+            rows = draw.randint(0, requests)
+            drafted = sorted((draw.randint(0, rows) for _ in range(limit)), reverse=True)
+            accepted = [draw.randint(0, count) for count in drafted]
+            seconds = draw.choice([None, 0.0, slow * draw.random(), slow])
+            tokens = requests + sum(drafted[:asked])
+            one.observe(DraftStep(requests, tokens, chosen, seconds, rows, asked, drafted, accepted))
+            asked = chosen
+    choice = one.choice
+    assert all(seconds > 0 for seconds in choice.step_seconds)
+    assert list(choice.tokens_per_step) == sorted(choice.tokens_per_step)
+    assert choice.tokens_per_step[-1] <= 1 + limit

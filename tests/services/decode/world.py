@@ -1,0 +1,86 @@
+"""A pretended engine: a step's cost and each draft's fate are drawn, so that the best limit is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.services.decode.draft_length import DraftLength, DraftStep
+
+
+@dataclass
+class World:
+    """Costs in seconds; `acceptance` is of each position, given the one before it."""
+
+    acceptance: Sequence[float]
+    fixed: float = 2e-3
+    request: float = 2e-5
+    token: float = 5e-5  # verified
+    any_draft: float = 2e-4  # once, if anything is verified: a step in the cost that is no straight line
+    one_pass: float = 4e-4
+    pass_request: float = 5e-6
+    found: float = 1.0  # share of rows in which something is drafted at all
+    noise: float = 0.05
+    hiccups: float = 0.003  # share of steps that take 50 ms more
+    matching: bool = False  # no draft model
+    slow: float = 1.0  # what everything takes, times
+    seed: int = 0
+    limits: list[int] = field(default_factory=list)  # that were chosen
+
+    def __post_init__(self) -> None:
+        self._draw = random.Random(self.seed)
+        self._before: tuple[int, int] = (0, 0)  # requests, limit
+
+    def seconds(self, requests: int, tokens: float, limit: int, verified: int) -> float:
+        passes = 0 if self.matching else limit
+        return self.slow * (
+            self.fixed
+            + self.request * requests
+            + self.token * tokens
+            + self.any_draft * (verified > 0)
+            + passes * (self.one_pass + self.pass_request * requests)
+        )
+
+    def rate(self, requests: int, limit: int) -> float:
+        """Tokens a second of a fixed limit."""
+        tokens, chance = 1.0, self.found
+        for share in self.acceptance[:limit]:
+            chance *= share
+            tokens += chance
+        verified = requests * (1 + self.found * limit)
+        return requests * tokens / self.seconds(requests, verified, limit, limit)
+
+    def best(self, requests: int) -> int:
+        return max(range(len(self.acceptance) + 1), key=lambda limit: self.rate(requests, limit))
+
+    def run(self, chooser: DraftLength, requests: int, steps: int) -> float:
+        """Tokens a second over so many steps; without the noise, which is not the chooser's doing."""
+        written, took = 0, 0.0
+        for _ in range(steps):
+            limit = chooser.choose(requests)
+            had, asked = self._before
+            drafted, accepted = [0] * chooser.limit, [0] * chooser.limit
+            rows = min(requests, had)
+            for _row in range(rows):
+                if self._draw.random() >= self.found:
+                    continue
+                alive = True
+                for position in range(asked):
+                    drafted[position] += 1
+                    alive = alive and self._draw.random() < self.acceptance[position]
+                    accepted[position] += alive
+            tokens = requests + sum(drafted)
+            seconds = self.seconds(requests, tokens, limit, asked)
+            measured = seconds * max(0.5, self._draw.gauss(1.0, self.noise))
+            measured += 0.05 * (self._draw.random() < self.hiccups)
+            chooser.observe(DraftStep(requests, tokens, limit, measured, rows, asked, drafted, accepted))
+            self._before = requests, limit
+            self.limits.append(limit)
+            written += requests + sum(accepted)
+            took += seconds
+        return written / took
+
+    def regret(self, chooser: DraftLength, requests: int, steps: int) -> float:
+        """The share by which it is slower than the best fixed limit; below 0 by luck of the draw."""
+        return 1.0 - self.run(chooser, requests, steps) / self.rate(requests, self.best(requests))
