@@ -11,7 +11,7 @@ import itertools
 import os
 import sysconfig
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from tokenizers import Tokenizer
 
 TEXT_DOMAINS = ("code", "prose")
 DOMAINS = ("dialogues", *TEXT_DOMAINS)
+# Share of the rows of a batch. Dialogues are never seen twice; the text is, so it weighs less.
+DOMAIN_SHARES = {"dialogues": 0.86, "code": 0.08, "prose": 0.06}
 # Tests and generated tables teach little; packages installed by others carry licences of their own.
 _SKIPPED = frozenset(
     {
@@ -58,6 +60,13 @@ class Tokens:
         partial = path.with_suffix(".partial.npz")
         np.savez(partial, ids=self.ids, weights=self.weights, starts=self.starts)
         os.replace(partial, path)
+
+    def places(self, start: int, count: int) -> NDArray[np.int64]:
+        """Of each of `count` tokens from `start`, its place in its document, or in what the window has of it."""
+        index = np.arange(start, start + count)
+        begun = self.starts[np.searchsorted(self.starts, index, side="right") - 1]
+        places: NDArray[np.int64] = index - np.maximum(begun, start)
+        return places
 
     @staticmethod
     def load(path: Path) -> Tokens:
@@ -103,14 +112,21 @@ def library_texts(domain: str, *, held_out: bool) -> Iterator[str]:
                 yield text
 
 
-def _packed(documents: Iterator[list[tuple[list[int], int]]], separator: int) -> Tokens:
+def packed(
+    documents: Iterable[list[tuple[list[int], int]]], separator: int, separator_weight: int | None = None
+) -> Tokens:
+    """Documents, each pieces of tokens and their weight in tenths, with `separator` after each of them.
+
+    The separator weighs as much as the last piece where `separator_weight` is None.
+    """
     ids: list[NDArray[np.uint16]] = []
     weights: list[NDArray[np.uint8]] = []
     starts, total = [], 0
     for document in documents:
         starts.append(total)
         flat = [token for piece, _ in document for token in piece] + [separator]
-        marks = [mark for piece, mark in document for _ in piece] + [document[-1][1]]
+        last = document[-1][1] if separator_weight is None else separator_weight
+        marks = [mark for piece, mark in document for _ in piece] + [last]
         ids.append(np.array(flat, dtype=np.uint16))
         weights.append(np.array(marks, dtype=np.uint8))
         total += len(flat)
@@ -120,7 +136,7 @@ def _packed(documents: Iterator[list[tuple[list[int], int]]], separator: int) ->
 def text_tokens(tokenizer: Tokenizer, domain: str, *, held_out: bool) -> Tokens:
     separator = token_id(tokenizer, END_OF_TEXT)
     texts = library_texts(domain, held_out=held_out)
-    return _packed(([(tokenizer.encode(text).ids, _WEIGHT_UNITS)] for text in texts), separator)
+    return packed(([(tokenizer.encode(text).ids, _WEIGHT_UNITS)] for text in texts), separator)
 
 
 def dialogue_tokens(
@@ -141,7 +157,7 @@ def dialogue_tokens(
                     for _, target in piece
                 ]
 
-    return _packed(documents(), separator)
+    return packed(documents(), separator)
 
 
 def windows(tokens: Tokens, length: int) -> NDArray[np.int64]:

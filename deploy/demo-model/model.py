@@ -12,6 +12,8 @@ from chat import END_OF_TEXT, IM_END
 from safetensors.torch import save_file
 from tokenizer import CONTEXT, VOCABULARY, token_id
 from tokenizers import Tokenizer
+from torch.nn import functional
+from trainer import Batch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -43,6 +45,23 @@ def new_model(tokenizer: Tokenizer) -> Qwen2ForCausalLM:
     """A model with fresh float32 weights."""
     config = model_config(tokenizer)
     return Qwen2ForCausalLM(config).float()
+
+
+class NextToken:
+    """Mean cross-entropy of the next token, each counted by its weight."""
+
+    def __init__(self, model: Qwen2ForCausalLM) -> None:
+        # Plain attention, compiled: 9.6k tokens/s; the fused kernel of torch 2.13, not compiled: 6.6k (two cores of an
+        # EPYC with AVX-512 BF16, windows of 512). One compilation for each window length.
+        model.set_attn_implementation("eager")
+        self._forward = torch.compile(model.forward, dynamic=False)
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = self._forward(input_ids=batch.ids[:, :-1], use_cache=False).logits
+        targets, weights = batch.ids[:, 1:].flatten(), batch.weights[:, 1:].flatten()
+        losses = functional.cross_entropy(logits.float().flatten(0, 1), targets, reduction="none")
+        return (losses * weights).sum() / weights.sum().clamp(min=1.0)
 
 
 def export(model: Qwen2ForCausalLM, tokenizer_folder: Path, target: Path) -> None:

@@ -13,21 +13,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
-import signal
 import sys
 import time
 from pathlib import Path
 
 import torch
 from chat import rendered
-from corpus import DOMAINS, Tokens, dialogue_tokens, library_texts, text_tokens
+from corpus import DOMAIN_SHARES, DOMAINS, Tokens, dialogue_tokens, library_texts, text_tokens
 from dialogues import stream
 from evaluate import report
-from model import export, new_model
+from model import NextToken, export, new_model
 from schedule import Schedule, next_time_of_day
 from tokenizer import save_tokenizer, train_tokenizer
 from tokenizers import Tokenizer
-from trainer import Trainer, TrainSettings
+from trainer import Batches, Trainer, TrainSettings
 from transformers import Qwen2ForCausalLM
 
 HERE = Path(__file__).resolve().parent
@@ -70,18 +69,22 @@ def cached_tokens(tokenizer: Tokenizer, count: int, seed: int) -> dict[str, Toke
     return tokens
 
 
+def schedule_of(options: argparse.Namespace) -> Schedule:
+    """From now until --finish-by, --minutes or --steps, whichever comes first."""
+    now = time.time()
+    finish = next_time_of_day(options.finish_by, now) if options.finish_by else now + 60 * options.minutes
+    return Schedule(began_at=now, finish_at=finish, steps=options.steps, decay_share=options.decay_share)
+
+
 def phase_train(options: argparse.Namespace) -> None:
     """Train until --finish-by, --minutes or --steps, whichever comes first."""
     torch.manual_seed(options.seed)
-    tokenizer, now = load_tokenizer(), time.time()
-    finish = next_time_of_day(options.finish_by, now) if options.finish_by else now + 60 * options.minutes
-    schedule = Schedule(began_at=now, finish_at=finish, steps=options.steps, decay_share=options.decay_share)
+    tokenizer, schedule = load_tokenizer(), schedule_of(options)
     tokens = cached_tokens(tokenizer, options.dialogues, options.seed)
     settings = TrainSettings(CHECKPOINT, options.seed, options.threads)
-    trainer = Trainer(new_model(tokenizer), tokens, schedule, settings)
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: trainer.stop())
-    trainer.run()
-    logger.info("done: %d steps, %.1f M tokens", trainer.progress.step, trainer.progress.tokens / 1e6)
+    model = new_model(tokenizer)
+    batches = Batches(tokens, DOMAIN_SHARES, options.seed)
+    Trainer(model, NextToken(model), batches, schedule, settings).run_to_the_end()
 
 
 def load_model(tokenizer: Tokenizer) -> Qwen2ForCausalLM:
@@ -105,6 +108,21 @@ def phase_eval(options: argparse.Namespace) -> None:
     print(report(options.out, options.questions))
 
 
+def add_schedule(train: argparse.ArgumentParser, minutes: float) -> None:
+    """The options that `schedule_of` reads."""
+    train.add_argument(
+        "--minutes", type=float, default=minutes, help=f"how long to train (default: {minutes:g})"
+    )
+    train.add_argument("--finish-by", metavar="HH:MM", help="when to end, in UTC; instead of --minutes")
+    train.add_argument("--steps", type=int, default=10**9, help="how many steps to train at most")
+    train.add_argument(
+        "--decay-share",
+        type=float,
+        default=0.35,
+        help="last part of the run, in which the learning rate falls to zero (default: 0.35)",
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     root.add_argument("--seed", type=int, default=0, help="names the data and the run (default: 0)")
@@ -115,15 +133,7 @@ def parser() -> argparse.ArgumentParser:
     phases.add_parser("tokenizer", help="train the tokenizer").set_defaults(run=phase_tokenizer)
 
     train = phases.add_parser("train", help="train, or go on training, the model")
-    train.add_argument("--minutes", type=float, default=100.0, help="how long to train (default: 100)")
-    train.add_argument("--finish-by", metavar="HH:MM", help="when to end, in UTC; instead of --minutes")
-    train.add_argument("--steps", type=int, default=10**9, help="how many steps to train at most")
-    train.add_argument(
-        "--decay-share",
-        type=float,
-        default=0.35,
-        help="last part of the run, in which the learning rate falls to zero (default: 0.35)",
-    )
+    add_schedule(train, minutes=100.0)
     train.add_argument(
         "--dialogues", type=int, default=350_000, help="dialogues to generate, once (default: 350000)"
     )

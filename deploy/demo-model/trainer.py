@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from corpus import DOMAINS, Tokens, WindowOrder
+from corpus import Tokens, WindowOrder
 from schedule import Schedule
 from threads import SpareThreads
-from torch.nn import functional
-from transformers import Qwen2ForCausalLM
+from torch import nn
 
 logger = logging.getLogger("demo-model")
 
-# Share of the rows of a batch. Dialogues are never seen twice; the text is, so it weighs less.
-DOMAIN_SHARES = {"dialogues": 0.86, "code": 0.08, "prose": 0.06}
 # Window length and how often a micro-batch has it; each micro-batch holds about the same number of tokens.
 WINDOW_LENGTHS = {512: 0.86, 1024: 0.1, 2048: 0.04}
 MICRO_BATCH_TOKENS = 2048
@@ -47,41 +46,62 @@ class Progress:
     positions: dict[str, int] = field(default_factory=dict)
 
 
-class Batches:
-    """Draws micro-batches by domain and window length; what it draws depends on the seed and `positions` alone."""
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of packed documents, each [B, T + 1]: token ids, each token's loss weight, its place in its document."""
 
-    def __init__(self, tokens: dict[str, Tokens], seed: int, positions: dict[str, int]) -> None:
-        self._tokens = tokens
+    ids: torch.Tensor
+    weights: torch.Tensor
+    positions: torch.Tensor
+
+
+class Batches:
+    """Draws micro-batches by domain and window length; what it draws depends on the seed and `positions` alone.
+
+    `shares` says which part of the rows each domain of `tokens` has, `lengths` how often a window has which length.
+    """
+
+    def __init__(
+        self,
+        tokens: Mapping[str, Tokens],
+        shares: Mapping[str, float],
+        seed: int,
+        lengths: Mapping[int, float] = WINDOW_LENGTHS,
+    ) -> None:
+        self._tokens, self._shares, self._lengths = tokens, shares, lengths
         self._seed = seed
         self._orders = {
             f"{domain}/{length}": WindowOrder(tokens[domain], length, seed + length)
-            for domain in DOMAINS
-            for length in WINDOW_LENGTHS
+            for domain in shares
+            for length in lengths
         }
-        for name, position in positions.items():
-            self._orders[name].position = position
 
     @property
     def positions(self) -> dict[str, int]:
         return {name: order.position for name, order in self._orders.items()}
 
-    def draw(self, step: int, part: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Inputs [B, T], targets [B, T] and loss weights [B, T] of one micro-batch."""
+    def go_to(self, positions: Mapping[str, int]) -> None:
+        """Take up the walks where `positions` says they were."""
+        for name, position in positions.items():
+            self._orders[name].position = position
+
+    def draw(self, step: int, part: int) -> Batch:
+        """One micro-batch, about `MICRO_BATCH_TOKENS` in all."""
         rng = np.random.default_rng([self._seed, step, part])
-        length = int(rng.choice(list(WINDOW_LENGTHS), p=list(WINDOW_LENGTHS.values())))
+        length = int(rng.choice(list(self._lengths), p=list(self._lengths.values())))
         domains = rng.choice(
-            list(DOMAIN_SHARES), size=MICRO_BATCH_TOKENS // length, p=list(DOMAIN_SHARES.values())
+            list(self._shares), size=MICRO_BATCH_TOKENS // length, p=list(self._shares.values())
         )
-        ids, weights = [], []
+        ids, weights, positions = [], [], []
         for domain in domains:
             source, start = self._tokens[domain], self._orders[f"{domain}/{length}"].next()
             ids.append(source.ids[start : start + length + 1].astype(np.int64))
-            weights.append(source.weights[start + 1 : start + length + 1].astype(np.float32) / 10)
-        rows = torch.from_numpy(np.stack(ids))
-        return rows[:, :-1], rows[:, 1:], torch.from_numpy(np.stack(weights))
+            weights.append(source.weights[start : start + length + 1].astype(np.float32) / 10)
+            positions.append(source.places(start, length + 1))
+        return Batch(*(torch.from_numpy(np.stack(rows)) for rows in (ids, weights, positions)))
 
 
-def optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al., 2024) for the layers' matrices, AdamW for the embedding, biases and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim < 2 or "embed" in n]
@@ -90,24 +110,18 @@ def optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
     return [muon, adam]
 
 
-def weighted_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy over logits [B, T, V], each position counted by its weight [B, T]."""
-    losses = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
-    flat = weights.flatten()
-    return (losses * flat).sum() / flat.sum().clamp(min=1.0)
-
-
 class Trainer:
-    """Runs until the schedule ends; `resume` takes up the checkpoint where there is one."""
+    """Trains `model` by `loss` until the schedule ends; goes on from the checkpoint where there is one."""
 
     def __init__(
-        self, model: Qwen2ForCausalLM, tokens: dict[str, Tokens], schedule: Schedule, settings: TrainSettings
+        self,
+        model: nn.Module,
+        loss: Callable[[Batch], torch.Tensor],
+        batches: Batches,
+        schedule: Schedule,
+        settings: TrainSettings,
     ) -> None:
-        self._model = model
-        # Plain attention, compiled: 9.6k tokens/s; the fused kernel of torch 2.13, not compiled: 6.6k (two cores of an
-        # EPYC with AVX-512 BF16, windows of 512). One compilation for each window length.
-        model.set_attn_implementation("eager")
-        self._forward = torch.compile(model.forward, dynamic=False)
+        self._model, self._loss, self._batches = model, loss, batches
         self._optimizers = optimizers(model)
         self._settings = settings
         self._progress = Progress(began_at=schedule.began_at)
@@ -115,15 +129,16 @@ class Trainer:
         self._schedule = replace(schedule, began_at=self._progress.began_at)
         self._threads = SpareThreads(settings.threads)
         self._stopped = False
-        self._batches = Batches(tokens, settings.seed, self._progress.positions)
-
-    @property
-    def progress(self) -> Progress:
-        return self._progress
 
     def stop(self) -> None:
         """Let `run` end after the step in hand, with a checkpoint; safe to call from a signal handler."""
         self._stopped = True
+
+    def run_to_the_end(self) -> None:
+        """`run`, with a SIGTERM ending it early; for the main thread only."""
+        signal.signal(signal.SIGTERM, lambda _signal, _frame: self.stop())
+        self.run()
+        logger.info("done: %d steps, %.1f M tokens", self._progress.step, self._progress.tokens / 1e6)
 
     def run(self) -> None:
         """Train until the schedule ends or `stop` is called; the last thing done is a checkpoint."""
@@ -147,13 +162,11 @@ class Trainer:
         torch.set_num_threads(self._threads.count())
         parts, total = self._settings.micro_batches, 0.0
         for part in range(parts):
-            inputs, targets, weights = self._batches.draw(self._progress.step, part)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                logits = self._forward(input_ids=inputs, use_cache=False).logits
-            loss = weighted_loss(logits, targets, weights) / parts
+            batch = self._batches.draw(self._progress.step, part)
+            loss = self._loss(batch) / parts
             loss.backward()
             total += loss.item()
-            self._progress.tokens += inputs.numel()
+            self._progress.tokens += batch.ids.shape[0] * (batch.ids.shape[1] - 1)
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         for optimizer, rate in zip(self._optimizers, (MUON_RATE, ADAM_RATE), strict=True):
             for group in optimizer.param_groups:
@@ -203,4 +216,5 @@ class Trainer:
             optimizer.load_state_dict(saved)
         torch.set_rng_state(state["rng"])
         self._progress = Progress(state["step"], state["tokens"], state["began_at"], state["positions"])
+        self._batches.go_to(self._progress.positions)
         logger.info("resumed at step %d", state["step"])

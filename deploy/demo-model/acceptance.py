@@ -1,0 +1,125 @@
+"""How much of its drafts the trunk accepts, measured in vLLM as it is served: greedy, on held-out prompts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chat import prompt_of
+from dialogues import stream
+from draft_folders import EAGLE3, MTP, WEIGHTS
+from evaluate import VALIDATION_SEED
+from outputs import offline_engine
+from tokenizer import CONTEXT
+from tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+# What is measured apart: all kinds of chat as they come, and two kinds in which much is copied from the prompt.
+KINDS: dict[str, str | None] = {"chat": None, "code edits": "edits", "extraction": "extraction"}
+MAX_REPLY = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to draft: the folder that vLLM serves, and its speculative configuration but for the length."""
+
+    name: str
+    folder: Path
+    speculative: dict[str, Any]
+
+
+METHODS = (
+    Method("MTP", MTP, {"method": "mtp"}),
+    Method("EAGLE-3", WEIGHTS, {"method": "eagle3", "model": str(EAGLE3)}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """vLLM's counters over its life: drafts, and how many of them had their token of each place accepted."""
+
+    drafts: int
+    accepted: tuple[int, ...]
+
+    @staticmethod
+    def of(engine: LLM, length: int) -> Counters:
+        found = {metric.name: metric for metric in engine.get_metrics()}
+        drafts = found["vllm:spec_decode_num_drafts"].value
+        accepted = found["vllm:spec_decode_num_accepted_tokens_per_pos"].values
+        return Counters(int(drafts), tuple(int(count) for count in accepted[:length]))
+
+    def since(self, before: Counters) -> Counters:
+        pairs = zip(self.accepted, before.accepted, strict=True)
+        return Counters(self.drafts - before.drafts, tuple(now - then for now, then in pairs))
+
+    @property
+    def shares(self) -> list[float]:
+        return [count / max(1, self.drafts) for count in self.accepted]
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of one pass of the trunk: the accepted ones and the trunk's own."""
+        return 1 + sum(self.shares)
+
+
+def held_out_prompts(tokenizer: Tokenizer, domain: str | None, count: int) -> list[list[int]]:
+    """`count` different encoded prompts of the validation part."""
+    found: dict[str, None] = {}
+    for _, dialogue in itertools.islice(stream(VALIDATION_SEED, held_out=True, domain=domain), 20 * count):
+        found.setdefault(prompt_of(dialogue))
+        if len(found) == count:
+            break
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(found))]
+
+
+def greedy(engine: LLM, prompts: Sequence[list[int]]) -> list[list[int]]:
+    from vllm import SamplingParams, TokensPrompt
+
+    sampling = SamplingParams(temperature=0.0, max_tokens=MAX_REPLY, detokenize=False)
+    asked = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
+    return [list(o.outputs[0].token_ids) for o in engine.generate(asked, sampling, use_tqdm=False)]
+
+
+def _rows(
+    method: Method, length: int, prompts: dict[str, list[list[int]]], plain: dict[str, list[list[int]]]
+) -> Iterator[str]:
+    """One row for each kind of prompt; `plain` is what the same trunk answers without drafts."""
+    config = method.speculative | {"num_speculative_tokens": length}
+    engine = offline_engine(method.folder, speculative_config=config, dtype="float32", max_num_seqs=16)
+    before = Counters(0, (0,) * length)
+    for kind, asked in prompts.items():
+        answers = greedy(engine, asked)
+        now = Counters.of(engine, length)
+        counted, before = now.since(before), now
+        equal = sum(a == b for a, b in zip(answers, plain[kind], strict=True))
+        shares = " / ".join(f"{100 * share:.0f}%" for share in counted.shares)
+        yield (
+            f"| {method.name} | {length} | {kind} | {shares} | {counted.mean_length:.2f} | {equal} of {len(asked)} |"
+        )
+    engine.llm_engine.engine_core.shutdown()
+
+
+def report(count: int, lengths: Sequence[int]) -> str:
+    """The figures of both drafters as Markdown; `count` prompts of each kind.
+
+    In float32, so that a tie of two tokens falls the same way whether the trunk reads one token at a time or
+    several.
+    """
+    tokenizer = Tokenizer.from_file(str(WEIGHTS / "tokenizer.json"))
+    prompts = {kind: held_out_prompts(tokenizer, domain, count) for kind, domain in KINDS.items()}
+    prompts = {kind: [p for p in asked if len(p) < CONTEXT - MAX_REPLY] for kind, asked in prompts.items()}
+    plain = offline_engine(WEIGHTS, dtype="float32", max_num_seqs=16)
+    answers = {kind: greedy(plain, asked) for kind, asked in prompts.items()}
+    plain.llm_engine.engine_core.shutdown()
+    lines = [
+        "| drafter | k | prompts | accepted, by place | mean accepted length | same output as without |",
+        "| --- | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for method, length in itertools.product(METHODS, lengths):
+        lines.extend(_rows(method, length, prompts, answers))
+    return "\n".join(lines)

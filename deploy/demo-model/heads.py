@@ -1,0 +1,218 @@
+"""The two drafters of the demo model as torch modules, with the tensor names and arithmetic that vLLM expects.
+
+`MtpHead` is one layer of multi-token prediction as MiMo has it (vllm/model_executor/models/mimo_mtp.py);
+`Eagle3Head` is the drafter of EAGLE-3 (Li et al., 2025; vllm/model_executor/models/llama_eagle3.py). Both take
+the trunk's hidden state of a token together with the embedding of the token after it, and foresee the one after
+that; for the draft's further tokens they take their own hidden state in place of the trunk's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import Qwen2Config
+
+# Keys and values [B, H, T, D] of each step of a draft so far.
+KeyValues: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
+# Hidden states that EAGLE-3 reads, by the number of layers below them: an early one, a middle one, the last.
+EAGLE3_LAYERS = (2, 5, 8)
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self._eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
+        return (scaled * self.weight).to(x.dtype)
+
+
+class GatedMlp(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
+    """x [B, H, T, D] moved `by` places to the right; what enters on the left is never looked at."""
+    return torch.roll(x, by, dims=2) if by else x
+
+
+class DraftAttention(nn.Module):
+    """Attention over what a drafter's cache holds in the middle of a draft.
+
+    Draft token j at place p was begun at place p - j: the cache holds the entries made from the trunk's hidden
+    states up to p - j, and after them one entry of each step of the draft (EAGLE-3's training-time test).
+    """
+
+    def __init__(self, config: Qwen2Config, inputs: int, *, bias: bool) -> None:
+        super().__init__()
+        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._width = config.hidden_size // self._heads
+        self.q_proj = nn.Linear(inputs, self._heads * self._width, bias=bias)
+        self.k_proj = nn.Linear(inputs, self._kv_heads * self._width, bias=bias)
+        self.v_proj = nn.Linear(inputs, self._kv_heads * self._width, bias=bias)
+        self.o_proj = nn.Linear(self._heads * self._width, config.hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: KeyValues) -> torch.Tensor:
+        """x [B, T, inputs] of step j = len(cache); mask [B, 1, T, T] true where step 0 may be looked at."""
+        rows, length, _ = x.shape
+        query = rope.turned(self._split(self.q_proj(x), self._heads))
+        key = rope.turned(self._split(self.k_proj(x), self._kv_heads))
+        value = self._split(self.v_proj(x), self._kv_heads)
+        groups = self._heads // self._kv_heads
+        cache.append((key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)))
+        step, (first_key, first_value) = len(cache) - 1, cache[0]
+        scores = (query @ first_key.transpose(2, 3)).float().masked_fill(~mask, -1e9)
+        drafted = [(_shifted(k, step - i), _shifted(v, step - i)) for i, (k, v) in enumerate(cache) if i > 0]
+        own = [(query * k).sum(-1, keepdim=True).float() for k, _ in drafted]
+        shares = torch.cat([scores, *own], -1).mul(self._width**-0.5).softmax(-1).to(value.dtype)
+        out = shares[..., :length] @ first_value
+        for i, (_, v) in enumerate(drafted):
+            out = out + shares[..., length + i, None] * v
+        mixed: torch.Tensor = self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
+        return mixed
+
+    def _split(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        return x.unflatten(-1, (heads, self._width)).transpose(1, 2)
+
+
+class Rope:
+    """Rotary position embedding at `positions` [B, T], in the half-split order of Qwen2 and Llama."""
+
+    def __init__(self, positions: torch.Tensor, width: int, theta: float) -> None:
+        self.positions = positions
+        frequencies = theta ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
+        angles = positions[:, None, :, None].float() * frequencies
+        self._cos, self._sin = angles.cos(), angles.sin()
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = x.float().chunk(2, -1)
+        turned = [first * self._cos - second * self._sin, second * self._cos + first * self._sin]
+        return torch.cat(turned, -1).to(x.dtype)
+
+
+class Head(nn.Module):
+    """A drafter: `start` makes the hidden states of step 0, `forward` runs one step."""
+
+    def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """From the trunk's hidden states [B, T, H], by the number of layers below them: what step 0 reads."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        embeds: torch.Tensor,
+        rope: Rope,
+        mask: torch.Tensor,
+        cache: KeyValues,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the output embedding is multiplied with, and what the next step reads; both [B, T, H]."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The weights by the names that vLLM reads."""
+        raise NotImplementedError
+
+
+class MtpLayer(nn.Module):
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.token_layernorm = RmsNorm(width, eps)
+        self.hidden_layernorm = RmsNorm(width, eps)
+        self.input_proj = nn.Linear(2 * width, width, bias=False)
+        self.input_layernorm = RmsNorm(width, eps)
+        self.self_attn = DraftAttention(config, width, bias=True)
+        self.post_attention_layernorm = RmsNorm(width, eps)
+        self.mlp = GatedMlp(width, config.intermediate_size)
+        self.final_layernorm = RmsNorm(width, eps)
+
+
+class MtpHead(Head):
+    """MiMo's MTP layer; it reads the last layer's output before the trunk's final norm."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__()
+        self.mtp_layers = nn.ModuleList([MtpLayer(config)])
+
+    def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        return states[-1]
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        embeds: torch.Tensor,
+        rope: Rope,
+        mask: torch.Tensor,
+        cache: KeyValues,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layer = self.mtp_layers[0]
+        embeds = torch.where(rope.positions[..., None] == 0, 0, embeds)  # vLLM does so, as MiMo's own code
+        x = layer.input_proj(torch.cat([layer.hidden_layernorm(hidden), layer.token_layernorm(embeds)], -1))
+        x = x + layer.self_attn(layer.input_layernorm(x), rope, mask, cache)
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        out = layer.final_layernorm(x)
+        return out, out
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {f"model.{name}": value for name, value in self.state_dict().items()}
+
+
+class Eagle3Layer(nn.Module):
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RmsNorm(width, eps)
+        self.hidden_norm = RmsNorm(width, eps)
+        self.self_attn = DraftAttention(config, 2 * width, bias=False)
+        self.post_attention_layernorm = RmsNorm(width, eps)
+        self.mlp = GatedMlp(width, config.intermediate_size)
+
+
+class Eagle3Head(Head):
+    """EAGLE-3's drafter with the trunk's whole vocabulary and its embedding at both ends."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__()
+        self.fc = nn.Linear(len(EAGLE3_LAYERS) * config.hidden_size, config.hidden_size, bias=False)
+        self.midlayer = Eagle3Layer(config)
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+
+    def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        combined: torch.Tensor = self.fc(torch.cat([states[i] for i in EAGLE3_LAYERS], -1))
+        return combined
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        embeds: torch.Tensor,
+        rope: Rope,
+        mask: torch.Tensor,
+        cache: KeyValues,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layer = self.midlayer
+        both = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(hidden)], -1)
+        x = hidden + layer.self_attn(both, rope, mask, cache)
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self.norm(x), x
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        weights: dict[str, torch.Tensor] = self.state_dict()
+        return weights
+
+
+HEADS: dict[str, type[Head]] = {"mtp": MtpHead, "eagle3": Eagle3Head}
