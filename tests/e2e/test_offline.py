@@ -1,0 +1,179 @@
+"""Offline use with real engines: the same answers in every mode, and nothing lost or left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from baton import pipeline
+from baton.services.errors import StartError
+from baton.services.offline.errors import DeploymentEnded
+from baton.services.offline.pipeline import Pipeline
+from baton.services.offline.responses import Response
+from tests.e2e.deployment import ENGINE, MODEL, MODEL_NAME
+from tests.e2e.test_up import family, gone
+from tests.support import BATON, ROOT, eventually
+
+SETTINGS = {key: value for key, value in ENGINE.items() if key != "model"}
+CHAT = [{"role": "user", "content": "What is the capital of France?"}]
+PROMPTS: list[Any] = ["def main(", [5, 6, 7, 8, 9], CHAT, "Once upon a time " * 20, *(["import os"] * 4)]
+GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def aggregated() -> list[Response]:
+    """The answers of one mixed worker."""
+    with pipeline(MODEL, **SETTINGS) as pipe:
+        return pipe(PROMPTS, **GREEDY)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pipeline]:
+    """1P1D."""
+    with pipeline(MODEL, prefill=1, decode=1, **SETTINGS) as pipe:
+        yield pipe
+        everything = family(pipe.deployment.pid)
+        logs = pipe.deployment.log_dir
+    assert gone(everything)
+    assert not logs.exists()
+    with pytest.raises(DeploymentEnded, match="closed"):
+        pipe("Hello")
+
+
+@pytest.mark.timeout(180)
+def test_the_same_answers_in_both_modes(aggregated: list[Response], pair: Pipeline) -> None:
+    assert pair(PROMPTS, **GREEDY) == aggregated
+    assert [one.index for one in aggregated] == list(range(len(PROMPTS)))
+    assert aggregated[2].text == "The capital of France is Paris."
+    assert {one.completion_tokens for one in aggregated[3:]} == {16}
+
+
+@pytest.mark.timeout(180)
+def test_the_same_answers_over_http(pair: Pipeline) -> None:
+    own = pair.deployment
+    with openai.OpenAI(base_url=f"{own.url}/v1", api_key=own.api_key, timeout=60) as client:
+        chat = client.chat.completions.create(model=MODEL_NAME, messages=CHAT, **GREEDY)  # type: ignore[arg-type]
+        text = client.completions.create(model=MODEL_NAME, prompt="def main(", **GREEDY)
+    assert pair(CHAT, **GREEDY).text == chat.choices[0].message.content
+    assert pair("def main(", **GREEDY).text == text.choices[0].text
+    with (
+        openai.OpenAI(base_url=f"{own.url}/v1", api_key="another", timeout=60) as other,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        other.completions.create(model=MODEL_NAME, prompt="x")
+
+
+@pytest.mark.timeout(180)
+def test_a_stream_is_the_same_in_pieces(pair: Pipeline) -> None:
+    tokens: dict[int, list[int]] = defaultdict(list)
+    texts: dict[int, str] = defaultdict(str)
+    ends = Counter[str]()
+    for piece in pair.stream(PROMPTS, **GREEDY):
+        tokens[piece.index] += piece.token_ids
+        texts[piece.index] += piece.text
+        ends.update([piece.finish_reason] if piece.finish_reason else [])
+    whole = pair(PROMPTS, **GREEDY)
+    assert [tokens[one.index] for one in whole] == [one.token_ids for one in whole]
+    assert [texts[one.index] for one in whole] == [one.text for one in whole]
+    assert ends == Counter(one.finish_reason for one in whole)
+
+
+@pytest.mark.timeout(180)
+def test_a_prompt_that_fails_is_alone(pair: Pipeline) -> None:
+    good, wrong, last = pair(["def main(", "x " * 3000, "import"], **GREEDY)
+    assert good.text
+    assert last.text
+    assert wrong.error is not None
+    assert wrong.error.status == 400
+    assert "maximum context length" in str(wrong.error)
+
+
+@pytest.mark.timeout(180)
+def test_several_answers_with_logprobs(pair: Pipeline) -> None:
+    one = pair(CHAT, n=2, temperature=1, seed=7, logprobs=2, max_tokens=5)
+    assert len(one.choices) == 2
+    assert one.completion_tokens == sum(len(choice.token_ids) for choice in one.choices)
+    for choice in one.choices:
+        assert choice.logprobs is not None
+        assert [len(token.top) >= 2 for token in choice.logprobs] == [True] * len(choice.token_ids)
+
+
+@pytest.mark.timeout(180)
+def test_ctrl_c_ends_the_requests_alone(pair: Pipeline) -> None:
+    endless: dict[str, Any] = {"max_tokens": 1000, "ignore_eos": True}
+    first = next(iter(pair.stream("def main(", **endless)))  # leaving the loop
+    assert first.token_ids
+    interrupt = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    interrupt.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        pair(["def main("] * 64, **endless)
+    assert time.monotonic() - began < 10
+    interrupt.join()
+    assert pair(CHAT, **GREEDY).text == "The capital of France is Paris."
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_batch_loses_and_doubles_nothing(pair: Pipeline, tmp_path: Path) -> None:
+    """Its own deployment ends with it; another one goes on with the rest."""
+    requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"prompt": "def main(", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    with requests.open("w") as file:
+        for number in range(400):
+            one = {"custom_id": f"{number}", "method": "POST", "url": "/v1/completions", "body": body}
+            file.write(json.dumps(one) + "\n")
+    command = [str(BATON), "batch", str(requests), str(answers)]
+    flags = ["--model", str(MODEL), "--dtype", "float32", "--served-model-name", MODEL_NAME]
+    size = [
+        "--log-dir",
+        str(tmp_path / "logs"),
+        "--max-model-len",
+        "1024",
+        "--kv-cache-gib",
+        "0.25",
+        "--max-num-seqs",
+        "8",
+    ]
+    process = subprocess.Popen([*command, *flags, *size], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+
+        def some() -> bool:
+            assert process.poll() is None
+            return answers.exists() and answers.read_bytes().count(b"\n") >= 20
+
+        eventually(some, 120, "some are answered", 0.01)
+        everything = family(process.pid)
+    finally:
+        process.kill()
+        process.wait(10)
+    assert len(everything) >= 6  # itself, supervisor, scheduler, worker, router, watcher
+    eventually(lambda: gone(everything), 20, f"all of {everything} have ended")
+    before = answers.read_bytes()
+    assert before.count(b"\n") < 400
+    own = pair.deployment
+    there = ["--url", own.url, "--api-key", own.api_key]
+    again = subprocess.run([*command, *there], cwd=ROOT, capture_output=True, timeout=120, check=False)
+    assert again.returncode == 0, again.stderr
+    assert answers.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    found = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert sorted(int(one["custom_id"]) for one in found) == list(range(400))
+    assert len({one["response"]["body"]["choices"][0]["text"] for one in found}) == 1
+
+
+@pytest.mark.timeout(180)
+def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"mixed-0 could not start: .*KV cache") as error:
+        pipeline(MODEL, **{**SETTINGS, "kv_cache_gib": 0.001}, log_dir=tmp_path, progress=False)
+    log = Path(str(error.value).rpartition("(log: ")[2].removesuffix(")"))
+    assert "KV cache" in log.read_text()
