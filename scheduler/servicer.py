@@ -130,7 +130,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         return pb.DrainReply(problem=_mismatch(request.worker_id, matches, sorted(view.workers)))
 
     async def _peer_reference(self, request: pb.HeartbeatRequest) -> float:
-        """What the others that draft as this worker does have learned; 0 where nobody has. May be seconds old."""
+        """What the others that draft as this worker does have learned, seconds ago perhaps; 0: nothing."""
         if not request.load.HasField("drafting"):
             return 0.0
         workers = (await self._placer.view(time.monotonic() - PEERS_AGE_S)).workers

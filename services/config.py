@@ -155,8 +155,8 @@ class WorkerSettings(_Section):
         None,
         gt=0,
         le=1,
-        description="Accepted share of the first drafted position as it should be; learned if unset. Well below "
-        "it an alarm is raised: docs/observability.md.",
+        description="Accepted share of the first drafted position as it should be; learned if unset. "
+        "Well below it an alarm is raised: docs/observability.md.",
     )
     drain_timeout_s: Seconds = Field(60.0, description="After SIGTERM, running requests may take this long.")
     scheduler_wait_s: Seconds = Field(15.0, description="At start, wait this long for the scheduler.")
@@ -174,7 +174,7 @@ class RouterSettings(_Section):
         3, ge=1, le=10, description="Placements tried for one request, the first included."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "warning", description="Of the HTTP server; info logs every request."
+        "warning", description="Of the HTTP server; info writes a line a request: docs/observability.md."
     )
 
 

@@ -63,7 +63,10 @@ def render(description: pb.Description) -> Group:
         f"model {', '.join(models) or '(no worker)'}, topic {description.topic}, store {description.store}, "
         f"{under_way} requests under way\n"
     )
-    return Group(head, _workers(description), _handoffs(description))
+    tables = [_workers(description), _handoffs(description)]
+    if any(worker.load.HasField("drafting") for worker in description.workers):
+        tables.insert(1, _drafting(description))
+    return Group(head, *tables)
 
 
 def _describe(address: str) -> pb.Description:
@@ -110,6 +113,31 @@ def _workers(description: pb.Description) -> Table:
             str(worker.reserved_prompt_tokens),
             str(worker.reserved_requests),
             f"{worker.heartbeat_age_s:.1f}",
+        )
+    return table
+
+
+def _drafting(description: pb.Description) -> Table:
+    numbers = (
+        "draft\nlength",
+        "drafts\nlast min",
+        "first token\naccepted",
+        "tokens\na step",
+    )
+    table = _table("speculation", ("worker", "method", "alarm"), numbers)
+    for worker in description.workers:
+        load = worker.load
+        if not load.HasField("drafting"):
+            continue
+        drafting = load.drafting
+        table.add_row(
+            worker.identity.worker_id,
+            worker.identity.capacity.speculative_method,
+            "ACCEPTED TOO SELDOM" if drafting.alarm else "-",
+            str(drafting.draft_length),
+            str(drafting.drafts),
+            f"{drafting.first_acceptance:.0%}" if drafting.drafts else "-",
+            f"{drafting.mean_accepted_length:.2f}" if drafting.drafts else "-",
         )
     return table
 

@@ -1,4 +1,6 @@
-"""An error before the first byte is an HTTP error, also where a stream was asked for.
+"""What our own HTTP layer adds to vLLM's: refusals with a status, and `usage.baton` for those who ask.
+
+An error before the first byte is an HTTP error, also where a stream was asked for.
 
 vLLM's streaming handlers answer 200 before the engine client is asked for anything, so a refusal could only
 follow as an event. Here the response's start waits for the body's first chunk; if the request failed by
@@ -14,7 +16,9 @@ from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
-from baton.services.router.errors import RequestFailed
+from baton.services.router import usage
+from baton.services.router.errors import RequestFailed, Unsupported
+from baton.services.router.state import RequestState
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -26,10 +30,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Admission:
     """One HTTP request's fate, as those who carry it out see it. The first error counts."""
 
-    __slots__ = ("error",)
+    __slots__ = ("error", "options", "states")
 
     def __init__(self) -> None:
         self.error: RequestFailed | None = None
+        self.options = usage.Options()
+        self.states: list[RequestState] = []  # of its sequences, in the order of their placements
 
     def refuse(self, error: RequestFailed) -> None:
         if self.error is None:
@@ -52,7 +58,26 @@ class AdmissionMiddleware:
             return
         admission = Admission()
         current_admission.set(admission)
-        await self._app(scope, receive, _HeldResponse(admission, send))
+        await self._app(scope, _watched(receive, admission), _HeldResponse(admission, send))
+
+
+def _watched(receive: Receive, admission: Admission) -> Receive:
+    """A `receive` that takes notice of what the body asks of us, once it is there."""
+    body = bytearray()
+
+    async def watched() -> Message:
+        message = await receive()
+        if message["type"] == "http.request":
+            body.extend(message.get("body", b""))
+            if not message.get("more_body", False):
+                try:
+                    admission.options = usage.options_in(bytes(body))
+                except Unsupported as error:
+                    admission.refuse(error)
+                body.clear()
+        return message
+
+    return watched
 
 
 class _HeldResponse:
@@ -80,9 +105,32 @@ class _HeldResponse:
                 await self._send(part)
             return
         self._state = self._send
+        if self._admission.options.usage:
+            message = self._with_usage(message)
         if self._start is not None:
             await self._send(self._start)
         await self._send(message)
+
+    def _with_usage(self, message: Message) -> Message:
+        """The first part of the body: of a stream its first event, else the whole answer."""
+        headers = dict(self._start["headers"]) if self._start is not None else {}
+        if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+            self._state = self._streamed
+            return message
+        if message.get("more_body", False):
+            return message
+        body = usage.added_to(message["body"], self._admission.states)
+        if self._start is not None:
+            length = str(len(body)).encode()
+            self._start["headers"] = [
+                (name, length if name == b"content-length" else value)
+                for name, value in self._start["headers"]
+            ]
+        return {**message, "body": body}
+
+    async def _streamed(self, message: Message) -> None:
+        body = message.get("body", b"")
+        await self._send({**message, "body": usage.added_to_event(body, self._admission.states)})
 
     async def _replaced(self, message: Message) -> None:
         del message  # of the response that the client does not get

@@ -47,6 +47,7 @@ def run_router(settings: Settings) -> None:
     level = settings.router.log_level.upper()
     # At its default the router shows vLLM's errors alone: it warns of a device that is not used here.
     logs.configure(settings.log_format, "router", others=level, vllm="ERROR" if level == "WARNING" else level)
+    logging.getLogger("baton.requests").setLevel(level)
     check_model(settings.engine)
     check_version()
     sock = _listen(settings.router.host, settings.router.port)

@@ -60,6 +60,7 @@ class Leg:
         try:
             stream = await self._relay.stream(self._worker)
             forget = stream.forget
+            self._take_part(stream.speculative_method, reads=manifest is None)
             if not stream.begin(self, start):
                 return self._failure(Trouble.REFUSED, "its queue is full")
             return await self._done
@@ -80,10 +81,14 @@ class Leg:
         if self._fresh or output.events is not None:
             self._fresh = False
             self._relay.adapt(output, clock_offset_s)
+        if output.spec_decode_metrics is not None:
+            self._note_drafts(output.spec_decode_metrics)
+            output.spec_decode_metrics = None  # vLLM's front end would show it to every client
         tokens = output.new_token_ids
         if tokens:
+            now = state.timings.last_token = time.monotonic()
             if not state.timings.first_token:
-                self._first_token()
+                self._first_token(now)
             state.tokens += tokens
         if output.finish_reason is None:
             self._relay.deliver(output)
@@ -116,9 +121,9 @@ class Leg:
 
     # -- what follows from it
 
-    def _first_token(self) -> None:
+    def _first_token(self, now: float) -> None:
         """Of this attempt; the first of the request counts for its figures."""
-        self._state.timings.first_token = time.monotonic()
+        self._state.timings.first_token = now
         if not self._state.tokens:
             self._relay.first_token(self._worker.worker_id)
         if self._phase == worker_pb2.PHASE_PREFILL:
@@ -142,18 +147,24 @@ class Leg:
                 self._end(self._failure(Trouble.ENGINE, f"its engine ended the request ({reason})"))
             return
         state.outcome = reason
-        state.timings.last_token = time.monotonic()
         if reading:
             self._relay.release_saved()
-        self._note_drafts(output.spec_decode_metrics)
         self._relay.deliver(output)
         self._end(None)
 
+    def _take_part(self, method: str, *, reads: bool) -> None:
+        state, worker = self._state, self._worker.worker_id
+        if reads:
+            state.read_by = worker
+        if self._phase == worker_pb2.PHASE_DECODE:
+            state.written_by, state.method = worker, method
+
     def _note_drafts(self, metrics: Any) -> None:
-        if metrics is not None:
-            timings = self._state.timings
-            timings.drafted_tokens = metrics.num_draft_tokens
-            timings.accepted_tokens = sum(length * count for length, count in enumerate(metrics.histogram))
+        """The engine's count of this attempt so far: histogram[j] steps accepted j drafted tokens."""
+        timings, histogram = self._state.timings, metrics.histogram
+        timings.draft_steps = sum(histogram)
+        timings.drafted_tokens = metrics.num_draft_tokens
+        timings.accepted_by_position = tuple(sum(histogram[at:]) for at in range(1, len(histogram)))
 
     def _failure(self, trouble: Trouble, message: str) -> Failure:
         worker = self._worker.worker_id

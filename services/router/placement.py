@@ -47,7 +47,7 @@ class Placements:
 
     def finished(self, state: RequestState, attempt: Attempt, outcome: str) -> None:
         """The attempt is over: both reservations end, and the scheduler learns what it cost."""
-        self._client.reporter.finished(attempt, outcome, _cost(state))
+        self._client.reporter.finished(attempt, outcome, cost_of(state))
 
     async def _ask(self, state: RequestState, exclude: set[str]) -> Placement:
         state.epoch += 1  # also one that came to nothing is used up: it may have been booked
@@ -86,7 +86,8 @@ class Placements:
         )
 
 
-def _cost(state: RequestState) -> pb.Cost:
+def cost_of(state: RequestState) -> pb.Cost:
+    """What the last attempt took so far."""
     timings = state.timings
     decode_from = timings.admitted or timings.first_token
     return pb.Cost(
@@ -99,7 +100,8 @@ def _cost(state: RequestState) -> pb.Cost:
         prompt_tokens=state.prompt_tokens,
         output_tokens=len(state.tokens),
         drafted_tokens=timings.drafted_tokens,
-        accepted_tokens=timings.accepted_tokens,
+        accepted_tokens=sum(timings.accepted_by_position),
+        draft_steps=timings.draft_steps,
     )
 
 

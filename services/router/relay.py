@@ -26,6 +26,7 @@ from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
 from baton.services.router.recovery import Failure, Step, next_step
 from baton.services.router.state import RequestState
+from baton.services.router.usage import log_request
 from baton.services.router.workers import WorkerPool, WorkerStream
 
 log = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ class Relay:
         self._closed = True
         self._report(self.state.outcome)
         self._metrics.over(self.state)
+        log_request(self.state)
         self._on_over(self)
 
     async def _until_over(self) -> None:

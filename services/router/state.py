@@ -30,8 +30,9 @@ class Timings:
     last_token: float = 0.0
     handoff_bytes: int = 0
     transport: str = ""
+    draft_steps: int = 0  # that verified a draft
     drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    accepted_by_position: tuple[int, ...] = ()  # drafted tokens that were accepted
 
 
 @dataclass(slots=True)
@@ -55,6 +56,9 @@ class RequestState:
     epoch: int = 0
     attempts: int = 0  # placements tried
     excluded: set[str] = field(default_factory=set)  # workers that failed it
+    read_by: str = ""  # the worker of the last attempt that read the prompt
+    written_by: str = ""  # and the one that writes the answer
+    method: str = ""  # by which that one drafts
     outcome: str = ""  # stop, length, repetition, abort or error once it is over
     timings: Timings = field(default_factory=Timings)
     arrived: float = field(default_factory=time.monotonic)
@@ -85,4 +89,5 @@ class RequestState:
     def placed(self) -> None:
         """Another attempt begins."""
         self.attempts += 1
+        self.read_by = self.written_by = ""
         self.timings = Timings(placed=time.monotonic())

@@ -82,6 +82,8 @@ class RelayClient(EngineCoreClient):
         """Place the request and set it going. Raises RefusedByRouter, and tells the HTTP side why."""
         admission = current_admission.get()
         try:
+            if admission is not None and admission.error is not None:
+                raise admission.error
             relay = self._relay(request)
             await relay.admit()
         except RequestFailed as error:
@@ -90,6 +92,7 @@ class RelayClient(EngineCoreClient):
             raise RefusedByRouter(error) from None
         self._relays[request.request_id] = relay
         if admission is not None:
+            admission.states.append(relay.state)
             self._admissions[request.request_id] = admission
         relay.start()
 

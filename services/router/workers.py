@@ -76,6 +76,7 @@ class WorkerStream:
         self._least_offset_s = math.inf  # from the worker's clock to ours, of the quickest message
         self._last_sent_at = 0.0  # the worker's clock
         self.ended = False
+        self.speculative_method = ""  # by which it drafts, if it does
         self.lag_s = 0.0  # how much later than the quickest one the last message was read
 
     async def open(self, hello: worker_pb2.HelloRequest) -> None:
@@ -97,6 +98,7 @@ class WorkerStream:
             log.error("worker %s at %s cannot be used: %s", self.worker_id, self.address, problem)
             raise WorkerUnreachable(f"worker {self.worker_id}: {problem}")
         self._channel = channel
+        self.speculative_method = reply.identity.capacity.speculative_method
         call = stub.Run()
         self._tasks = [
             asyncio.create_task(self._write(call), name=f"write {self.worker_id}"),

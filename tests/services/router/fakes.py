@@ -85,6 +85,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.address = ""
         self.seen = Seen()
         self.faults: deque[Fault] = deque()
+        self.speculative_method = ""
+        self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, told with each answer's last output
         self.eos_at: int | None = None  # position in the answer of an end-of-sequence token
         self.before_step: Callable[[], None] = lambda: None
         self._server: grpc.aio.Server | None = None
@@ -101,6 +103,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             model=MODEL,
             model_fingerprint="f1",
             vllm_version=VLLM_VERSION,
+            capacity=self.capacity,
         )
 
     @property
@@ -114,6 +117,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             max_model_len=self.max_model_len,
             lookahead_tokens=1,
             transports=["shm"],
+            speculative_method=self.speculative_method,
         )
 
     @property
@@ -222,7 +226,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             reason = FinishReason.STOP
         elif reading or one.written >= one.max_tokens:
             reason = FinishReason.LENGTH
-        outputs.append(EngineCoreOutput(request_id=request_id, new_token_ids=[token], finish_reason=reason))
+        drafts = self.drafts if reason is not None else None
+        outputs.append(
+            EngineCoreOutput(
+                request_id=request_id,
+                new_token_ids=[token],
+                finish_reason=reason,
+                spec_decode_metrics=drafts,
+            )
+        )
         if reason is not None:
             self._running.pop(request_id, None)
         if reading:

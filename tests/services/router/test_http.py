@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL
@@ -48,8 +49,9 @@ class Site:
     def __init__(self, zygote: Zygote, model: Path, folder: Path, **router: Any) -> None:
         self.port, self.scheduler_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.log = folder / "router.log"
         self.process: RouterProcess = zygote.router(
-            folder / "router.log",
+            self.log,
             engine={"model": str(model), "served_model_name": MODEL, "tool_call_parser": "hermes"},
             scheduler={"address": f"127.0.0.1:{self.scheduler_port}"},
             router={"port": self.port, **router},
@@ -277,6 +279,121 @@ async def test_what_a_client_may_not_say(members: Members, http: httpx.AsyncClie
     got = await http.post("/v1/completions", json=body(vllm_xargs={"baton_written": 3, "x": 1}, **mine))
     assert got.status_code == 200
     assert prefill.seen.extra_args == [{"x": 1}]
+
+
+BATON = {"baton": {"usage": True}}
+
+
+@pytest.fixture
+async def drafting(members: Members) -> list[FakeWorker]:
+    prefill = await members.add(FakeWorker(f"p.{time.monotonic_ns()}", pb.ROLE_PREFILL))
+    decode = FakeWorker(f"d.{time.monotonic_ns()}", pb.ROLE_DECODE, step_s=0.002)
+    decode.speculative_method = "mtp"
+    decode.drafts = RequestSpecDecodeMetrics(num_spec_tokens=3, histogram=[4, 3, 1, 2], num_draft_tokens=30)
+    return [prefill, await members.add(decode)]
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Hi"}]
+    return {"model": MODEL, "messages": messages, "max_tokens": 8, "temperature": 0, **more}
+
+
+async def usage(http: httpx.AsyncClient, path: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Of an answer, streamed or not. A stream tells it once, in its last chunk."""
+    got = await http.post(path, json=asked)
+    assert got.status_code == 200
+    if not asked.get("stream"):
+        assert int(got.headers["content-length"]) == len(got.content)
+        found: dict[str, Any] = got.json()["usage"]
+        return found
+    chunks = await events(got)
+    assert [bool(chunk.get("usage")) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert got.text.endswith("data: [DONE]\n\n")
+    return dict(chunks[-1]["usage"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_usage_for_who_asks(
+    drafting: list[FakeWorker], http: httpx.AsyncClient, path: str, stream: bool
+) -> None:
+    await placeable(http)
+    asked = chat() if "chat" in path else body()
+    asked |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    plain = await usage(http, path, asked)
+    assert "baton" not in plain
+    with_ours = await usage(http, path, asked | BATON)
+    told = with_ours.pop("baton")
+    assert with_ours == plain
+    times = {key: told.pop(key) for key in list(told) if key.endswith("_ms")}
+    assert told == {
+        "method": "mtp",
+        "draft_steps": 10,
+        "drafted_tokens": 30,
+        "accepted_tokens": 11,
+        "mean_accepted_length": 2.1,
+        "acceptance_by_position": [0.6, 0.3, 0.2],
+        "prefill_worker": drafting[0].worker_id,
+        "decode_worker": drafting[1].worker_id,
+        "attempts": 1,
+    }
+    assert set(times) == {"queue_ms", "prefill_ms", "handoff_ms", "decode_ms"}
+    assert times["prefill_ms"] > 0
+    assert times["decode_ms"] > 5  # six steps of 2 ms
+    assert all(one is None for worker in drafting for one in worker.seen.extra_args)
+
+
+async def test_usage_of_several_sequences(drafting: list[FakeWorker], http: httpx.AsyncClient) -> None:
+    await placeable(http)
+    asked = body(n=2, temperature=1, prompt=[PROMPT, PROMPT], **BATON)
+    told = (await usage(http, "/v1/completions", asked))["baton"]
+    assert (told["draft_steps"], told["drafted_tokens"], told["accepted_tokens"]) == (40, 120, 44)
+    assert told["mean_accepted_length"] == 2.1
+    assert told["acceptance_by_position"] == [0.6, 0.3, 0.2]
+
+
+async def test_usage_without_speculation(members: Members, http: httpx.AsyncClient) -> None:
+    """The prompt's reader wrote the only token: nobody else had a part."""
+    prefill, _ = await pair(members)
+    await placeable(http)
+    told = (await usage(http, "/v1/completions", body(1, **BATON)))["baton"]
+    assert (told["method"], told["draft_steps"], told["mean_accepted_length"]) == (None, 0, None)
+    assert (told["prefill_worker"], told["decode_worker"]) == (prefill.worker_id, None)
+    assert told["handoff_ms"] == told["decode_ms"] == 0
+
+
+async def test_drafts_are_not_shown_unasked(drafting: list[FakeWorker], http: httpx.AsyncClient) -> None:
+    """vLLM would put the engine's figures into every answer."""
+    del drafting
+    await placeable(http)
+    got = (await http.post("/v1/completions", json=body())).json()
+    assert got.get("metrics") is None
+
+
+@pytest.mark.parametrize("wrong", [{"usage": 1}, {"usages": True}, True, []])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_wrong_wish_is_400(
+    members: Members, http: httpx.AsyncClient, wrong: Any, stream: bool
+) -> None:
+    prefill, _ = await pair(members)
+    await placeable(http)
+    got = await http.post("/v1/completions", json=body(baton=wrong, stream=stream))
+    assert got.status_code == 400
+    assert got.json()["error"]["message"].startswith("baton")
+    assert prefill.seen.starts == []
+
+
+async def test_a_line_for_each_request(zygote: Zygote, model: Path, tmp_path: Path) -> None:
+    made = Site(zygote, model, tmp_path, log_level="info")
+    async with httpx.AsyncClient(base_url=made.url, timeout=START_S) as http, made.scheduler() as members:
+        await pair(members)
+        await placeable(http)
+        await http.post("/v1/completions", json=body())
+        lines = [line for line in made.log.read_text().splitlines() if "baton.requests" in line]
+    assert len(lines) == 1
+    assert "outcome=length prompt_tokens=2 output_tokens=8" in lines[0]
+    assert "draft_steps=0" in lines[0]
+    assert "decode_ms=" in lines[0]
 
 
 async def test_metrics(members: Members, http: httpx.AsyncClient) -> None:

@@ -63,6 +63,7 @@ class Got:
     saved: pb.Saved | None = None
     admitted: pb.Admitted | None = None
     failed: pb.Failed | None = None
+    drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, as last told
 
     @property
     def over(self) -> bool:
@@ -154,6 +155,7 @@ def _gather(got: Got, output: Any) -> None:
     assert got.finish is None, "an output after the last one"
     assert output.kv_transfer_params is None
     got.tokens += output.new_token_ids
+    got.drafts = output.spec_decode_metrics or got.drafts
     got.finish, got.stop_reason = output.finish_reason, output.stop_reason
     if output.new_logprobs is not None:
         for ids, values in zip(

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from baton.protos import scheduler_pb2 as pb
+from baton.services.cli.status import render
+
+
+def worker(name: str, role: pb.Role, method: str = "", **drafting: float) -> pb.WorkerStatus:
+    load = pb.WorkerLoad(drafting=pb.Drafting(**drafting) if method else None)
+    capacity = pb.Capacity(num_blocks=10, speculative_method=method)
+    return pb.WorkerStatus(
+        identity=pb.WorkerIdentity(worker_id=name, role=role, capacity=capacity),
+        state=pb.WORKER_STATE_READY,
+        load=load,
+    )
+
+
+def shown(*workers: pb.WorkerStatus) -> list[str]:
+    console = Console(width=160, file=io.StringIO())
+    console.print(render(pb.Description(topic="t", store="memory", workers=workers)))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_each_worker_that_drafts_has_a_line() -> None:
+    figures = {"draft_length": 3, "drafts": 120, "first_acceptance": 0.625, "mean_accepted_length": 2.5}
+    lines = shown(
+        worker("prefill-1", pb.ROLE_PREFILL),
+        worker("decode-1", pb.ROLE_DECODE, "mtp", **figures),
+        worker("decode-2", pb.ROLE_DECODE, "mtp", draft_length=3, alarm=True),
+    )
+    rows = lines[next(number for number, line in enumerate(lines) if line.startswith("speculation")) :]
+    of = {row.split()[0]: row.split() for row in rows if row.startswith(("prefill", "decode"))}
+    assert of["decode-1"] == ["decode-1", "mtp", "-", "3", "120", "62%", "2.50"]
+    assert of["decode-2"] == ["decode-2", "mtp", "ACCEPTED", "TOO", "SELDOM", "3", "0", "-", "-"]
+    assert "prefill-1" not in of
+
+
+def test_without_speculation_nothing_is_said_of_it() -> None:
+    assert not any("speculation" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))

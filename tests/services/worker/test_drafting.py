@@ -1,0 +1,118 @@
+"""What a real worker tells of its drafts."""
+
+from __future__ import annotations
+
+import urllib.request
+from contextlib import closing
+
+import grpc
+import pytest
+
+from baton.protos import scheduler_pb2, scheduler_pb2_grpc
+from tests.services.worker.fleet import Fleet, Worker
+from tests.services.worker.router import DECODE, connected, hello, prompt, request
+from tests.support import eventually
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+FEW = [5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def drafting(workers: Fleet) -> Worker:
+    return workers.started("mixed", engine={"speculative_config": NGRAM})
+
+
+def labelled(worker: Worker, name: str) -> dict[str, float]:
+    """A figure of the worker's, by its labels as they stand."""
+    with closing(urllib.request.urlopen(worker.metrics, timeout=5)) as reply:
+        lines = reply.read().decode().splitlines()
+    found = (line.rpartition(" ") for line in lines if line.startswith(f"{name}{{"))
+    return {labels.removeprefix(name): float(value) for labels, _, value in found}
+
+
+def described(worker: Worker) -> scheduler_pb2.Drafting:
+    """What the scheduler heard last of the worker's drafts."""
+    with grpc.insecure_channel(worker.fleet.scheduler) as channel:
+        answer = scheduler_pb2_grpc.SchedulerStub(channel).Describe(
+            scheduler_pb2.DescribeRequest(), timeout=5
+        )
+    return next(one.load.drafting for one in answer.workers if one.identity.worker_id == worker.name)
+
+
+async def test_the_figures_are_the_requests_own(drafting: Worker) -> None:
+    """Summed over requests, by position, and as vLLM told the router: all the same."""
+    before = {name: drafting.figure(f"baton_worker_{name}_total") for name in ("drafts", "drafted_tokens")}
+    assert before == {"drafts": 0, "drafted_tokens": 0}
+    drafts = drafted = accepted = 0
+    accepted_at = [0, 0, 0]
+    async with connected(drafting.address) as stream:
+        for number in range(4):
+            # Three tokens alone: there is much to match, and not all of it is right.
+            core = request(f"drafts-{number}", [number, *prompt(20)], max_tokens=60, allowed_token_ids=FEW)
+            got = await stream.run(core, DECODE)
+            told = got.drafts
+            assert len(got.tokens) == 60
+            drafts += sum(told.histogram)
+            drafted += told.num_draft_tokens
+            for length, count in enumerate(told.histogram):
+                accepted += length * count
+                for position in range(length):
+                    accepted_at[position] += count
+            # Each step writes the accepted tokens and one more; the first one has nothing to verify.
+            assert sum(told.histogram) + sum(j * c for j, c in enumerate(told.histogram)) < 60
+    assert drafts > 20
+    assert 0 < accepted < drafted
+    assert drafting.figure("baton_worker_drafts_total") == drafts
+    assert drafting.figure("baton_worker_drafted_tokens_total") == drafted
+    assert drafting.figure("baton_worker_accepted_tokens_total") == accepted
+    by_position = labelled(drafting, "baton_worker_accepted_tokens_by_position_total")
+    assert by_position == {
+        f'{{method="ngram",position="{position}",source="match"}}': float(count)
+        for position, count in enumerate(accepted_at)
+    }
+    first = labelled(drafting, "baton_worker_drafted_tokens_by_position_total")
+    assert first['{method="ngram",position="0",source="match"}'] == drafts
+
+    eventually(lambda: described(drafting).drafts == drafts, 5, "the scheduler hears of the drafts")
+    report = described(drafting)
+    assert report.draft_length == 3
+    assert report.first_acceptance == pytest.approx(accepted_at[0] / drafts)
+    assert report.mean_accepted_length == pytest.approx(1 + accepted / drafts)
+    assert labelled(drafting, "baton_worker_mean_accepted_length") == {
+        '{method="ngram"}': pytest.approx(1 + accepted / drafts)
+    }
+    assert labelled(drafting, "baton_worker_acceptance_alarm") == {'{method="ngram"}': 0.0}
+
+
+async def test_a_stop_string_hides_no_drafts(drafting: Worker) -> None:
+    """The router ends such a request in mid-stream: each output tells what was drafted until then."""
+    core = request("stop", prompt(20), max_tokens=400, stop=["never"], detokenize=True, allowed_token_ids=FEW)
+    async with connected(drafting.address) as stream:
+        await stream.start(core, DECODE)
+        got = await stream.some("stop", 40)
+        assert got.finish is None
+        assert sum(got.drafts.histogram) > 0
+        await stream.abort("stop")
+
+
+async def test_the_parts_of_a_step_add_up(drafting: Worker) -> None:
+    whole = drafting.figure("baton_worker_engine_step_seconds_sum")
+    parts = labelled(drafting, "baton_worker_engine_step_phase_seconds_sum")
+    assert set(parts) == {f'{{phase="{phase}"}}' for phase in ("draft", "verify", "rest")}
+    assert all(seconds > 0 for seconds in parts.values())
+    assert sum(parts.values()) == pytest.approx(whole, rel=0.01)
+    assert parts['{phase="verify"}'] > parts['{phase="draft"}']
+
+
+async def test_the_method_is_known_to_others(drafting: Worker, mixed: Worker) -> None:
+    assert (await hello(drafting.address)).identity.capacity.speculative_method == "ngram"
+    assert (await hello(mixed.address)).identity.capacity.speculative_method == ""
+
+
+async def test_without_speculation_there_is_nothing_to_tell(mixed: Worker) -> None:
+    async with connected(mixed.address) as stream:
+        got = await stream.run(request("plain", prompt(20), max_tokens=4), DECODE)
+    assert got.drafts is None
+    assert labelled(mixed, "baton_worker_drafts_total") == {}
+    parts = labelled(mixed, "baton_worker_engine_step_phase_seconds_sum")
+    assert parts['{phase="draft"}'] == 0.0
