@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= deploy/laptop.yaml
 
-.PHONY: help setup up test lint format bench proto docs clean
+.PHONY: help setup up test lint format bench table proto docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
@@ -32,6 +32,9 @@ format: $(READY) ## Let ruff mend what it can
 
 bench: $(READY) ## Measure, on the 80 M model; writes bench/results/ and docs/benchmarks.md
 	@$(BIN)/python -m bench $(ARGS)
+
+table: $(READY) ## Measure every speculative method; writes docs/speculative-decoding.md (ARGS="EAGLE" for some)
+	@$(BIN)/python -m tests.speculation.table $(ARGS)
 
 proto: $(READY) ## Generate the protocol's Python from protos/*.proto
 	@deploy/setup/proto

@@ -1,0 +1,201 @@
+"""Deployments of tiny models, forked in seconds from a process that has imported vLLM, and what they did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support import PYTHON, ROOT, eventually, free_port
+
+START_S = 240.0  # a model's first use is inspected by vLLM in a process of its own: 15 to 45 s
+MODEL_NAME = "table"
+
+
+class StartFailed(Exception):
+    """The deployment ended before it was ready; the text is its error line."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Workers of each role."""
+
+    prefill: int = 0
+    decode: int = 0
+    mixed: int = 0
+
+
+FLEETS = {"aggregated": Fleet(mixed=1), "1P1D": Fleet(1, 1), "2P2D": Fleet(2, 2)}
+
+
+@dataclass
+class Outcome:
+    """What a deployment answered, and what its workers counted meanwhile."""
+
+    answers: list[list[int]]  # token ids of each prompt's greedy answer, one request at a time
+    together: list[list[int]]  # the same prompts again, several at a time
+    token_ms: float  # median over the requests: time a token after the first, one request at a time
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    handoffs: int = 0
+
+    @property
+    def accepted_per_draft(self) -> float:
+        return self.accepted / self.drafts if self.drafts else 0.0
+
+
+@dataclass
+class Deployment:
+    url: str
+    metrics: list[str] = field(default_factory=list)  # of each worker
+
+    def count(self, name: str) -> int:
+        """The sum of a counter over all workers and labels."""
+        total = 0.0
+        for address in self.metrics:
+            for family in text_string_to_metric_families(httpx.get(address, timeout=10).text):
+                total += sum(sample.value for sample in family.samples if sample.name == f"{name}_total")
+        return int(total)
+
+
+class Zygote:
+    """Starts deployments. One at a time is enough for the machine."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("the process has no pipes")
+        if command:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    @contextmanager
+    def deployment(self, folder: Path, fleet: Fleet, engine: dict[str, Any]) -> Iterator[Deployment]:
+        """Ready inside the block. Raises StartFailed."""
+        port, scheduler = free_port(), free_port()
+        settings = {
+            "engine": {"served_model_name": MODEL_NAME, **engine},
+            "scheduler": {"address": f"127.0.0.1:{scheduler}"},
+            "router": {"port": port},
+            "worker": {"metrics_port": 0},
+            "handoff": {"staging_mib": 64},
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        started = self.ask(up=vars(fleet), settings=settings, log_dir=str(folder))
+        log = Path(started["log"])
+        try:
+            eventually(lambda: _ready(log), START_S, f"{folder.name} is ready", every_s=0.1)
+            yield Deployment(f"http://127.0.0.1:{port}", _metrics(folder))
+        finally:
+            self.ask(end=started["pid"])
+
+
+def _ready(log: Path) -> bool:
+    text = log.read_text(errors="replace") if log.exists() else ""
+    if "baton: error: " in text:
+        raise StartFailed(text.partition("baton: error: ")[2].splitlines()[0])
+    if "Traceback" in text:
+        raise StartFailed(text.splitlines()[-1])
+    return "Ready." in text
+
+
+def _metrics(folder: Path) -> list[str]:
+    texts = [log.read_text(errors="replace") for log in sorted(folder.glob("*.log"))]
+    return [found for text in texts for found in re.findall(r"metrics on (http://\S+)", text)]
+
+
+@contextmanager
+def zygote() -> Iterator[Zygote]:
+    with ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(
+                [PYTHON, "-m", "tests.speculation.zygote"],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        one = Zygote(process)
+        one.ask()
+        yield one
+
+
+def measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -> Outcome:
+    """Ask every prompt, first one at a time (timed, counted), then four at a time."""
+    return asyncio.run(_measure(deployment, prompts, max_tokens))
+
+
+async def _measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -> Outcome:
+    client = openai.AsyncOpenAI(base_url=f"{deployment.url}/v1", api_key="none", timeout=120, max_retries=0)
+    async with client:
+        await _answer(client, prompts[0], 4)  # what is done once is done before
+        before = _counts(deployment)
+        timed = [await _answer(client, prompt, max_tokens) for prompt in prompts]
+        after = _counts(deployment)
+        slots = asyncio.Semaphore(4)
+
+        async def one(prompt: list[int]) -> list[int]:
+            async with slots:
+                return (await _answer(client, prompt, max_tokens))[0]
+
+        together = list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+    counted = {name: after[name] - before[name] for name in after}
+    return Outcome(
+        answers=[tokens for tokens, _ in timed],
+        together=together,
+        token_ms=statistics.median(token_ms for _, token_ms in timed),
+        **counted,
+    )
+
+
+def _counts(deployment: Deployment) -> dict[str, int]:
+    names = {
+        "drafts": "baton_worker_drafts",
+        "drafted": "baton_worker_drafted_tokens",
+        "accepted": "baton_worker_accepted_tokens",
+        "handoffs": "baton_worker_handoffs_loaded",
+    }
+    return {key: deployment.count(name) for key, name in names.items()}
+
+
+async def _answer(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) -> tuple[list[int], float]:
+    """Token ids, and milliseconds a token after the first."""
+    tokens: list[int] = []
+    first = last = 0.0
+    begun = 0
+    stream = await client.completions.create(
+        model=MODEL_NAME,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=0,
+        stream=True,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    async for chunk in stream:
+        new = (chunk.choices[0].model_extra or {}).get("token_ids") if chunk.choices else None
+        if not new:
+            continue
+        last = time.perf_counter()
+        if not tokens:
+            first, begun = last, len(new)
+        tokens.extend(new)
+    after = max(len(tokens) - begun, 1)
+    return tokens, (last - first) / after * 1e3

@@ -1,0 +1,221 @@
+"""`python -m tests.speculation.table [NAME ...]`: all methods and architectures, aggregated or not.
+
+Starts each deployment for real, asks the same prompts greedily, and compares with the same fleet without
+speculation (time) and one engine without speculation (answers). Writes bench/results/speculation-table.json
+and, from it, the table in docs/speculative-decoding.md. `make table` runs all; with names, only these rows
+are measured anew. `--page` writes the page from the results that are there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.architectures import language
+from tests.architectures.registry import ARCHITECTURES, Architecture
+from tests.speculation.fleets import FLEETS, Outcome, StartFailed, Zygote, measure, zygote
+from tests.support import ROOT
+
+RESULTS = ROOT / "bench" / "results" / "speculation-table.json"
+PAGE = ROOT / "docs" / "speculative-decoding.md"
+BEGIN, END = "<!-- table: written by `make table` -->", "<!-- end of table -->"
+PROMPTS, MAX_TOKENS = 20, 64
+ENGINE = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_gib": 0.125, "enable_prefix_caching": False}
+_HANDOFF = "the model keeps state beside its KV cache, which a handoff does not carry"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one architecture."""
+
+    name: str
+    architecture: str  # of tests.architectures
+    changes: dict[str, Any] = field(default_factory=dict)  # of its --speculative-config
+
+    @property
+    def model(self) -> Architecture:
+        return ARCHITECTURES[self.architecture]
+
+    def spec(self) -> dict[str, Any]:
+        folder = self.model.checkpoint()
+        if self.changes.get("method", self.model.spec["method"]) != self.model.spec["method"]:
+            return self.changes
+        return self.model.speculative(folder) | self.changes
+
+    def engine(self) -> dict[str, Any]:
+        model = self.model
+        return {
+            **ENGINE,
+            "model": str(model.target(model.checkpoint())),
+            "dtype": model.dtype,
+            **model.engine,
+        }
+
+
+def _hybrid(strategy: str, steps: int) -> dict[str, Any]:
+    return {"num_speculative_tokens": 4, "num_model_steps": steps, "mtp_strategy": strategy}
+
+
+ROWS = [
+    Row("EAGLE", "eagle"),
+    Row("EAGLE-3", "eagle3"),
+    Row("draft model", "draft-model"),
+    Row("Medusa", "medusa"),
+    Row("n-gram", "ngram"),
+    Row("suffix", "ngram", {"method": "suffix", "num_speculative_tokens": 4}),
+    Row("MTP + n-gram", "mtp-mimo", _hybrid("with_ngram", 2)),
+    Row("EAGLE + n-gram", "eagle", _hybrid("with_ngram", 2)),
+    Row("MTP + suffix", "mtp-mimo", _hybrid("with_suffix", 2)),
+    Row("MTP, MiMo", "mtp-mimo"),
+    Row("MTP, GLM-4-MoE", "mtp-glm4-moe"),
+    Row("MTP, ERNIE-4.5-MoE", "mtp-ernie4.5-moe"),
+    Row("MTP, DeepSeek-V3", "mtp-deepseek-v3"),
+    Row("MTP, Qwen3.5", "mtp-qwen3.5"),
+    Row("MTP, Qwen3-Next", "mtp-qwen3-next"),
+]
+
+
+class Measuring:
+    """Runs deployments; what a target says without speculation is asked once."""
+
+    def __init__(self, zygote: Zygote, folder: Path) -> None:
+        self._zygote = zygote
+        self._folder = folder
+        self._plain: dict[tuple[str, str], Outcome] = {}
+        self._runs = 0
+
+    def run(self, fleet: str, engine: dict[str, Any]) -> Outcome:
+        """Raises StartFailed."""
+        self._runs += 1
+        folder = self._folder / f"{self._runs}-{fleet}"
+        with self._zygote.deployment(folder, FLEETS[fleet], engine) as deployment:
+            return measure(deployment, language.prompts(PROMPTS), MAX_TOKENS)
+
+    def plain(self, row: Row, fleet: str) -> Outcome:
+        engine = row.engine()
+        key = json.dumps(engine, sort_keys=True), fleet
+        if key not in self._plain:
+            self._plain[key] = self.run(fleet, engine)
+        return self._plain[key]
+
+    def cell(self, row: Row, fleet: str) -> dict[str, Any]:
+        """What the table tells of one method in one fleet; `why` and `tried` where it cannot run."""
+        engine = {**row.engine(), "speculative_config": row.spec()}
+        if fleet != "aggregated" and not row.model.handoff:
+            try:
+                self.run(fleet, engine)
+            except StartFailed as failed:
+                return {"why": _HANDOFF, "tried": f"it is refused at start: {_without_paths(str(failed))}"}
+            return {"why": "", "tried": "it started, against expectation"}
+        try:
+            expected, plain = self.plain(row, "aggregated"), self.plain(row, fleet)
+            found = self.run(fleet, engine)
+        except StartFailed as failed:
+            return {"why": _without_paths(str(failed)), "tried": "started as the other rows are"}
+        pairs = list(zip(found.answers, found.together, expected.answers, strict=True))
+        return {
+            "equal": sum(alone == together == right for alone, together, right in pairs),
+            "of": len(pairs),
+            "drafts": found.drafts,
+            "drafted": found.drafted,
+            "accepted": found.accepted,
+            "handoffs": found.handoffs,
+            "token_ms": round(found.token_ms, 3),
+            "plain_token_ms": round(plain.token_ms, 3),
+        }
+
+    def row(self, row: Row) -> dict[str, Any]:
+        began = time.monotonic()
+        cells = {}
+        for fleet in FLEETS:
+            cells[fleet] = self.cell(row, fleet)
+            print(f"{row.name:<20} {fleet:<11} {cells[fleet]}", flush=True)
+        spec = {key: value for key, value in row.spec().items() if key != "model"}
+        seconds = round(time.monotonic() - began, 1)
+        return {"architecture": row.architecture, "spec": spec, "cells": cells, "seconds": seconds}
+
+
+def _without_paths(text: str) -> str:
+    words = text.partition(" (log: ")[0].split()
+    return " ".join("..." if word.strip("'\"(").startswith("/") else word for word in words)
+
+
+def load() -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
+    return results
+
+
+def per_draft(cell: dict[str, Any]) -> float:
+    """Accepted tokens of a draft."""
+    return float(cell["accepted"] / cell["drafts"]) if cell["drafts"] else 0.0
+
+
+def render(results: dict[str, Any]) -> str:
+    """The table as Markdown, between its markers."""
+    heads = " | ".join(FLEETS)
+    lines = [BEGIN, f"| method, architecture | {heads} |", "| --- " * (1 + len(FLEETS)) + "|"]
+    notes: list[str] = []
+    for row in ROWS:
+        cells = results["rows"][row.name]["cells"]
+        shown = [_show(cells[fleet], notes) for fleet in FLEETS]
+        lines.append(f"| {row.name} | {' | '.join(shown)} |")
+    lines += ["", *(f"[{number}] {note}." for number, note in enumerate(notes, 1))]
+    lines += ["", f"Measured on {results['machine']}, {results['date']}, vLLM {results['vllm']}.", END]
+    return "\n".join(lines)
+
+
+def _show(cell: dict[str, Any], notes: list[str]) -> str:
+    if "why" in cell:
+        note = f"Cannot run: {cell['why']}. Tried: {cell['tried']}"
+        if note not in notes:
+            notes.append(note)
+        return f"no [{notes.index(note) + 1}]"
+    ratio = cell["token_ms"] / cell["plain_token_ms"]
+    return f"{cell['equal']} of {cell['of']} · {per_draft(cell):.2f} · {ratio:.2f}"
+
+
+def write_page(results: dict[str, Any]) -> None:
+    page = PAGE.read_text()
+    before, rest = page.split(BEGIN)
+    PAGE.write_text(before + render(results) + rest.split(END)[1])
+
+
+def main(arguments: list[str]) -> int:
+    results = load()
+    if arguments != ["--page"]:
+        unknown = sorted(set(arguments) - {row.name for row in ROWS})
+        if unknown:
+            print(f"no row {', '.join(unknown)}; there are: {', '.join(row.name for row in ROWS)}")
+            return 2
+        rows = [row for row in ROWS if not arguments or row.name in arguments]
+        with tempfile.TemporaryDirectory() as folder, zygote() as one:
+            measuring = Measuring(one, Path(folder))
+            for row in rows:
+                results["rows"][row.name] = measuring.row(row)
+                _save(results)
+    missing = [row.name for row in ROWS if row.name not in results["rows"]]
+    if missing:
+        print(f"the page is left as it is: {', '.join(missing)} not measured yet")
+        return 1
+    write_page(results)
+    return 0
+
+
+def _save(results: dict[str, Any]) -> None:
+    import vllm
+
+    results["vllm"] = vllm.__version__
+    results["machine"] = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, one a worker"
+    results["date"] = time.strftime("%Y-%m-%d")
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
