@@ -15,6 +15,9 @@ from baton.services.decode.proposers.compiled import compiled
 from baton.services.decode.proposers.drafting import DraftBatch, Drafts, Ints
 
 _BLOCK = 1024  # tokens compared at once: that loop becomes SIMD, and the loop over hits is rare
+# Looked at first; most matches lie there. The rest is read forward, as memory is read ahead: backward, 256
+# rows of 32,768 tokens took a third longer.
+_RECENT = 4096
 
 
 class NgramMatcher:
@@ -39,32 +42,42 @@ class NgramMatcher:
 
 
 @compiled()
-def _continuation(text: Ints, min_n: int, max_n: int) -> int:
-    """Where what followed the best match begins; -1 without a match."""
+def _last_longest(text: Ints, low: int, high: int, shortest: int, max_n: int) -> tuple[int, int]:
+    """The longest match that ends in text[low:high], of at least `shortest` tokens, and the last of its kind.
+
+    Returns its length and the place behind it; a length of 0 and 0 without one.
+    """
     size = text.shape[0]
     last = text[size - 1]
-    longest = min_n - 1
-    found: int = -1
-    high = size - 1
-    while high > 0:
-        low = max(0, high - _BLOCK)
+    longest, found = 0, 0
+    for begin in range(low, high, _BLOCK):
+        block = text[begin : min(begin + _BLOCK, high)]
         hits = 0
-        for token in text[low:high]:
+        for token in block:
             hits += token == last
-        position = high - 1
+        position = begin
         while hits > 0:
             if text[position] == last:
                 hits -= 1
                 n = 1
                 while n < max_n and n <= position and text[position - n] == text[size - 1 - n]:
                     n += 1
-                if n > longest:
-                    longest = n
-                    found = position + 1
-                    if n == max_n:
-                        return found
-            position -= 1
-        high = low
+                if n >= shortest and n >= longest:
+                    longest, found = n, position + 1
+            position += 1
+    return longest, found
+
+
+@compiled()
+def _continuation(text: Ints, min_n: int, max_n: int) -> int:
+    """Where what followed the best match begins; 0 without a match."""
+    high = text.shape[0] - 1
+    low = max(0, high - _RECENT)
+    longest, found = _last_longest(text, low, high, min_n, max_n)
+    if longest < max_n:
+        longer, older = _last_longest(text, 0, low, max(min_n, longest + 1), max_n)
+        if longer:
+            return older
     return found
 
 
@@ -84,7 +97,7 @@ def match(  # noqa: PLR0917 (compiled code takes no keywords)
             continue
         text = tokens[row, : lengths[row]]
         start = _continuation(text, min_n, max_n)
-        if start < 0:
+        if start == 0:
             continue
         for i in range(limit):
             source = start + i

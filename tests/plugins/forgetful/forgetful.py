@@ -1,0 +1,23 @@
+"""A vLLM plug-in that drops the drafter's state of every handoff: what a silent drafter looks like.
+
+Put its folder on PYTHONPATH. Answers stay right; only what the drafter was given of the prompt is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.handoff.cache import Bytes, HostBlockCache
+
+_scatter = HostBlockCache.scatter
+
+
+def register() -> None:
+    """Called by vLLM, in each of its processes."""
+    HostBlockCache.scatter = _forgetting  # type: ignore[method-assign]
+
+
+def _forgetting(self: HostBlockCache, records: Bytes, block_ids: Sequence[int]) -> None:
+    """The drafter's layers come after the target's: the demo model's is the last one."""
+    _scatter(self, records, block_ids)
+    self._parts[-1][list(block_ids)] = 0

@@ -1,0 +1,43 @@
+"""Batches for proposers, from lists of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from baton.services.decode.proposers.drafting import DraftBatch, Drafts
+
+WIDTH = 256
+
+
+def batch_of(
+    texts: Sequence[Sequence[int]],
+    limits: int | Sequence[int],
+    *,
+    names: Sequence[str] | None = None,
+    prompts: Sequence[int] | None = None,
+    drafted: Sequence[int] | None = None,
+    width: int = WIDTH,
+) -> DraftBatch:
+    """A row for each text; `drafted`: how many tokens at its end a draft model has just made."""
+    rows = len(texts)
+    # What lies behind a row's tokens is left over from other requests: it must not be read.
+    tokens = np.full((rows, width), 7, dtype=np.int32)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = text
+    lengths = np.array([len(text) for text in texts], dtype=np.int32)
+    return DraftBatch(
+        request_ids=list(names or map(str, range(rows))),
+        tokens=tokens,
+        prompts=lengths.copy() if prompts is None else np.array(prompts, dtype=np.int32),
+        settled=lengths - np.array(drafted or [0] * rows, dtype=np.int32),
+        lengths=lengths,
+        limits=np.array([limits] * rows if isinstance(limits, int) else limits, dtype=np.int32),
+    )
+
+
+def drafts_of(drafts: Drafts) -> list[list[int]]:
+    """The drafts of each row, as a list."""
+    rows = zip(drafts.tokens.tolist(), drafts.counts.tolist(), strict=True)
+    return [row[:count] for row, count in rows]

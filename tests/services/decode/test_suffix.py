@@ -1,0 +1,165 @@
+"""Suffix drafts: against a reference that counts every occurrence, and through the lives of requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.services.decode.proposers.suffix import PastAnswers, Slots, SuffixProposer, Tree
+from baton.services.decode.proposers.suffix_index import FOUND, GRAM
+from tests.services.decode.batches import WIDTH, batch_of, drafts_of
+
+TREE = Tree(depth=12, factor=1.0, floor=0.1)
+MOST = 5
+
+
+def best_path(
+    texts: list[list[int]], ends: int, context: list[int], tree: Tree, limit: int
+) -> tuple[float, list[int]]:
+    """The score and tokens of the best draft, from every occurrence in `texts` that ends before `ends`."""
+    longest = max(tree.depth - limit, tree.depth // 2)
+    found = []
+    for number, text in enumerate(texts):
+        for place in range(min(ends, len(text) - 1)):
+            n = 0
+            while n < min(longest, place + 1, len(context)) and text[place - n] == context[-1 - n]:
+                n += 1
+            if n:
+                found.append((number, place, n))
+    # the order decides between tokens that followed as often: the long chain's first, then the newest
+    found.sort(key=lambda one: (one[2] >= GRAM, one[0], one[1]), reverse=True)
+    best: tuple[float, list[int]] = (0.0, [])
+    for n in range(longest, 0, -1):
+        below = [texts[number][place + 1 :] for number, place, length in found if length >= n]
+        path: list[int] = []
+        score, probability = 0.0, 1.0
+        while len(path) < min(limit, int(n * tree.factor), tree.depth - n):
+            counts = Counter(rest[len(path)] for rest in below if len(rest) > len(path))
+            if not counts:
+                break
+            ((token, count),) = counts.most_common(1)
+            probability *= count / counts.total()
+            if probability < tree.floor:
+                break
+            score += probability
+            path.append(token)
+            below = [rest for rest in below if rest[: len(path)][-1:] == [token] and len(rest) >= len(path)]
+        if score > best[0]:
+            best = (score, path)
+    return best
+
+
+def proposer(tree: Tree = TREE, *, rows: int = 4, past: int = 8) -> SuffixProposer:
+    return SuffixProposer(tree, rows=rows, width=WIDTH, most=MOST, past=past)
+
+
+TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=FOUND - 4)
+
+
+@given(
+    text=TEXT,
+    past=st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=20), max_size=3),
+    drafted=st.integers(0, 2),
+    limit=st.integers(0, MOST),
+    tree=st.builds(
+        Tree,
+        depth=st.integers(2, 14),
+        factor=st.sampled_from([0.5, 1.0, 2.5]),
+        floor=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    ),
+    cut=st.integers(0, 60),
+)
+def test_the_draft_of_the_highest_score_is_made(
+    text: list[int], past: list[list[int]], drafted: int, limit: int, tree: Tree, cut: int
+) -> None:
+    one = proposer(tree)
+    for number, answer in enumerate(past):
+        one.propose(batch_of([[2, *answer]], MOST, names=[f"past {number}"], prompts=[1]))
+        one.forget([f"past {number}"])
+    drafted = min(drafted, len(text) - 1)
+    settled = len(text) - drafted
+    if 0 < cut < settled:  # what the request said in steps before
+        one.propose(batch_of([text[:cut]], MOST, names=["now"]))
+    (found,) = drafts_of(one.propose(batch_of([text], limit, names=["now"], drafted=[drafted])))
+    context = text[-tree.depth :]
+    own = best_path([text], settled, context, tree, limit) if limit else (0.0, [])
+    others = best_path(past, WIDTH, context, tree, limit) if limit else (0.0, [])
+    assert found == (others if others[0] > own[0] else own)[1]
+
+
+def test_requests_change_rows_and_come_and_go() -> None:
+    one = proposer(rows=2)
+    a, b, c = [1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 8, 5, 6, 7], [8, 9, 8, 9, 8, 9, 8]
+    assert drafts_of(one.propose(batch_of([a, b], 2, names="ab"))) == [[4, 1], [8, 5]]
+    assert drafts_of(one.propose(batch_of([b, a], 2, names="ba"))) == [[8, 5], [4, 1]]
+    # a waits while c runs: the room of who was not seen for longest is taken, and a is read anew later
+    assert drafts_of(one.propose(batch_of([c, b], 2, names="cb"))) == [[9, 8], [8, 5]]
+    assert drafts_of(one.propose(batch_of([[*a, 4], b], 2, names="ab"))) == [[1, 2], [8, 5]]
+
+
+def test_another_text_under_a_name_that_was_forgotten_or_not() -> None:
+    one = proposer(past=0)
+    assert drafts_of(one.propose(batch_of([[1, 2, 3, 1, 2]], 2))) == [[3, 1]]
+    assert drafts_of(one.propose(batch_of([[1, 2, 4]], 2))) == [[]]
+    one.forget(["0", "never seen"])
+    assert drafts_of(one.propose(batch_of([[1, 2, 5, 1, 2]], 2))) == [[5, 1]]
+
+
+def test_past_answers_are_drafted_from_but_not_past_prompts() -> None:
+    one = proposer()
+    one.propose(batch_of([[1, 2, 3, 4, 5, 6]], 3, prompts=[3], names=["old"]))
+    one.forget(["old"])
+    assert drafts_of(one.propose(batch_of([[4, 5], [1, 2]], 1, names=["new", "other"]))) == [[6], []]
+
+
+def test_the_draft_models_tokens_are_not_learnt() -> None:
+    one = proposer()
+    one.propose(batch_of([[1, 2, 3, 9]], 2, drafted=[1], prompts=[0]))
+    assert drafts_of(one.propose(batch_of([[1, 2, 3, 4, 1, 2, 3]], 1, prompts=[0]))) == [[4]]
+
+
+def test_the_oldest_answers_make_room() -> None:
+    past = PastAnswers(2, 8)
+    one = proposer(past=2)
+    assert len(past.index[0]) >= 16
+    for number in range(5):
+        one.propose(batch_of([[10 + number, 20, 30 + number]], 1, prompts=[0], names=[str(number)]))
+        one.forget([str(number)])
+    texts = [[10 + number, 20] for number in range(5)]
+    found = drafts_of(one.propose(batch_of(texts[1:], 1, names="abcd")))
+    assert found == [[34], [34], [33], [34]]  # the newest of those that end in 20, but for the one kept
+
+
+def test_a_ring_of_answers_turns() -> None:
+    past = PastAnswers(1000, 600)
+    ring = len(past.index[0])
+    one = SuffixProposer(TREE, rows=1, width=600, most=MOST, past=1000)
+    for number in range(2 * ring // 500):
+        text = [number % 50 * 1000 + i for i in range(500)]
+        one.propose(batch_of([text], 1, prompts=[0], width=600))
+        one.forget(["0"])
+    last = [(2 * ring // 500 - 1) % 50 * 1000 + i for i in (7, 8, 9)]
+    assert drafts_of(one.propose(batch_of([last], 3, width=600))) == [
+        [last[-1] + 1, last[-1] + 2, last[-1] + 3]
+    ]
+
+
+def test_slots_are_taken_from_who_was_not_seen_for_longest() -> None:
+    slots = Slots(2)
+    (a, b), new = slots.of("ab")
+    assert sorted(new) == sorted([a, b])
+    slots.of("b")
+    (c,), new = slots.of("c")
+    assert (c, new) == (a, [a])
+    assert slots.free("a") is None
+
+
+@pytest.mark.parametrize("past", [0, 1])
+def test_no_answers_are_kept_when_none_are_wanted(past: int) -> None:
+    one = proposer(past=past)
+    one.propose(batch_of([[1, 2, 3]], 1, prompts=[0]))
+    one.forget(["0"])
+    assert drafts_of(one.propose(batch_of([[1, 2]], 1, names="b"))) == [[3] if past else []]
