@@ -57,7 +57,13 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 
 
 def check_model(settings: EngineSettings) -> None:
-    """Raises ConfigError when no model is set, or it names a folder that holds none."""
+    """Before anything slow: raises ConfigError when no model is set, or it names a folder that holds none.
+
+    And for a key of engine.extra that Baton sets itself.
+    """
+    for key, value in settings.extra.items():
+        if key in _OURS:
+            raise ConfigError(f"engine.extra.{key} (value {value!r}) is not for you to set: use {_OURS[key]}")
     if not settings.model:
         raise ConfigError("engine.model is not set: pass --model FOLDER, or set it in the configuration file")
     if settings.model.startswith((".", "/", "~")) or Path(settings.model).exists():
@@ -94,8 +100,6 @@ def _checked_extra(extra: dict[str, Any]) -> dict[str, Any]:
 
     known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
     for key, value in extra.items():
-        if key in _OURS:
-            raise ConfigError(f"engine.extra.{key} (value {value!r}) is not for you to set: use {_OURS[key]}")
         if key not in known:
             close = difflib.get_close_matches(key, known, n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""

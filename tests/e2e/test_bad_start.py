@@ -149,3 +149,23 @@ def test_another_vllm_installed_is_refused(tmp_path: Path, command: str) -> None
     said = fails(*worker(command), env={"PYTHONPATH": str(tmp_path)})
     assert "0.31.0" in said
     assert "0.32.0" in said
+
+
+@pytest.mark.parametrize("command", ["up", "prefill", "decode", "mixed"])
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ('{"method": "mpt"}', "there is no method 'mpt'; did you mean 'mtp'?"),
+        ('{"method": "mtp"}', "has no MTP layers"),
+        ('{"method": "eagle3", "model": "/nowhere"}', "'/nowhere'): this folder does not exist"),
+        ('{"method": "ngram"', "--speculative-config: value"),
+    ],
+)
+def test_speculation_that_cannot_work(command: str, spec: str, said: str) -> None:
+    """Said before vLLM is imported, let alone a model loaded."""
+    assert said in fails(*worker(command, "--speculative-config", spec), within_s=10)
+
+
+def test_vllms_own_key_for_speculation() -> None:
+    spec = '{"speculative_config": {"method": "ngram"}}'
+    assert "--speculative-config" in fails(*worker("router", "--engine-args", spec), within_s=10)
