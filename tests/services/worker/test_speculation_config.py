@@ -1,0 +1,85 @@
+"""What vLLM is told of speculation, by role: no engine is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.services.config import load
+from baton.services.errors import ConfigError
+from tests.architectures.registry import ARCHITECTURES
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from baton.services.worker.vllm_engine import ADDITIONAL, EnginePlan, build_config
+
+MIMO = ARCHITECTURES["mtp-mimo"]
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
+
+
+def built(model: Path, spec: dict[str, Any], *, writes: bool, block_size: int = 32) -> Any:
+    """The VllmConfig of a decode worker, or of one that only reads."""
+    settings = load(
+        {
+            "engine": {
+                "model": str(model),
+                "dtype": "float32",
+                "max_model_len": 256,
+                "max_num_seqs": 8,
+                "block_size": block_size,
+                "speculative_config": spec,
+            }
+        }
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return build_config(EnginePlan(settings, "w", "f00", needs_handoffs=True, writes=writes))
+
+
+@pytest.fixture(scope="module")
+def mimo() -> Path:
+    return MIMO.target(MIMO.checkpoint())
+
+
+@pytest.mark.parametrize(("tokens", "limit"), [(3, 3), ("auto", 5)])
+def test_who_writes_drafts(mimo: Path, tokens: Any, limit: int) -> None:
+    config = built(mimo, {"method": "mimo_mtp", "num_speculative_tokens": tokens}, writes=True)
+    assert config.speculative_config.method == "mtp"
+    assert config.speculative_config.num_speculative_tokens == limit
+    assert config.speculative_config.num_speculative_tokens_per_batch_size == [(1, 8, limit)]
+    ours = config.additional_config[ADDITIONAL]["speculative"]
+    assert (ours["method"], ours["num_speculative_tokens"]) == ("mtp", tokens)
+
+
+def test_who_reads_runs_the_drafter_and_drafts_nothing(mimo: Path) -> None:
+    config = built(mimo, {"method": "mtp", "num_speculative_tokens": 5}, writes=False)
+    assert config.speculative_config.num_speculative_tokens_per_batch_size == [(1, 8, 0)]
+    assert config.speculative_config.num_speculative_tokens == 1
+    assert ADDITIONAL not in config.additional_config
+
+
+def test_who_reads_needs_nothing_of_a_matcher(mimo: Path) -> None:
+    assert built(mimo, NGRAM, writes=False).speculative_config is None
+    assert built(mimo, NGRAM, writes=True).speculative_config.num_speculative_tokens == 4
+
+
+def test_every_mtp_layer_is_run_over_the_prompt(tmp_path: Path) -> None:
+    """Where several layers draft in turn, the second has KV too, whatever the decode side drafts."""
+    one = ARCHITECTURES["mtp-deepseek-v3"]
+    target = tmp_path / "two-layers"
+    shutil.copytree(one.target(one.checkpoint()), target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 2}))
+    read = built(target, {"method": "mtp", "num_speculative_tokens": 4}, writes=False, block_size=16)
+    assert read.speculative_config.num_speculative_tokens_per_batch_size == [(1, 8, 2)]
+
+
+def test_blocks_are_verified_where_vllm_can(mimo: Path) -> None:
+    spec = {"method": "mtp", "num_speculative_tokens": 2, "rejection_sample_method": "block"}
+    with pytest.raises(ConfigError, match="model runner V2 alone"):
+        built(mimo, spec, writes=True)
