@@ -1,0 +1,79 @@
+"""A speculative method of another package, of which Baton knows nothing: served by its name."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.deployment import MODEL_NAME, deployment
+from tests.support import PYTHON, ROOT
+
+PACKAGE = ROOT / "tests" / "plugins" / "baton-copy"
+SPEC = {"method": "copy", "num_speculative_tokens": 4, "parameters": {"most": 3}}
+PROMPTS = [
+    "one two three four five six seven eight nine one two three four five six",
+    "The cat sat on the mat. " * 12,
+    "def first(a, b):\n    return a + b\n\ndef second(a, b):\n    return a - b\n\ndef third(a, b):\n",
+    "Name: Ada, age: 36\nName: Alan, age: 41\nName: Grace, age: 85\nName:",
+]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which pip installed the package, with its entry point."""
+    source = tmp_path_factory.mktemp("source") / "package"  # setuptools builds where the source lies
+    shutil.copytree(PACKAGE, source)
+    folder = tmp_path_factory.mktemp("site")
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    command = [str(PYTHON), "-m", "pip", "install", *options, "--target", str(folder), str(source)]
+    subprocess.run(command, check=True, timeout=120)
+    return folder
+
+
+def answers(url: str, **baton: object) -> tuple[list[list[int]], list[Any]]:
+    """Token ids of each prompt's greedy answer, and what Baton says of it."""
+    texts, usages = [], []
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60) as client:
+        for prompt in PROMPTS:
+            done = client.completions.create(
+                model=MODEL_NAME,
+                prompt=prompt,
+                max_tokens=48,
+                temperature=0,
+                extra_body={"return_token_ids": True, **baton},
+            )
+            texts.append((done.choices[0].model_extra or {})["token_ids"])
+            usages.append(((done.usage and done.usage.model_extra) or {}).get("baton"))
+    return texts, usages
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fleet", [{"prefill": 0, "decode": 0, "mixed": 1}, {"prefill": 1, "decode": 1}])
+def test_it_drafts_and_the_answers_stay_the_same(
+    fleet: dict[str, int],
+    installed: Path,
+    reference: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected, _ = answers(reference)
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    with deployment(tmp_path, engine={"speculative_config": SPEC}) as one:
+        found, usages = answers(one.up(**fleet).url, baton={"usage": True})
+    assert found == expected
+    assert {usage["method"] for usage in usages} == {"copy"}
+    assert sum(usage["accepted_tokens"] for usage in usages) > len(PROMPTS)
+    assert all(usage["drafted_tokens"] <= 3 * usage["draft_steps"] for usage in usages)  # its parameter
+
+
+@pytest.mark.timeout(60)
+def test_without_the_package_the_name_is_refused(tmp_path: Path) -> None:
+    with deployment(tmp_path, engine={"speculative_config": SPEC}) as one:
+        process = one.start("up", "up")
+        assert process.wait(30) != 0
+        assert "there is no method 'copy'" in process.text
