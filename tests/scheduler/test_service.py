@@ -70,6 +70,30 @@ def test_the_configuration_tree_is_what_the_scheduler_takes() -> None:
     SchedulerServer(settings)
 
 
+async def test_what_peers_have_learned_of_their_drafts(client: SchedulerClient) -> None:
+    """Of the others with the same method the best; each hears of it with its heartbeat."""
+
+    async def beat(name: str, method: str, learned: float) -> float:
+        made = identity(name, D, speculative_method=method)
+        await client.register(made, pb.WORKER_STATE_READY)
+        load = pb.WorkerLoad(drafting=pb.Drafting(learned_reference=learned))
+        reply = await client.heartbeat(name, pb.WORKER_STATE_READY, load)
+        return reply.peer_reference
+
+    for name, method, learned in (("a", "mtp", 0.5), ("b", "mtp", 0.75), ("c", "ngram", 0.9)):
+        await beat(name, method, learned)
+
+    async def heard() -> tuple[float, ...]:
+        return await beat("new", "mtp", 0.0), await beat("b", "mtp", 0.75), await beat("c", "ngram", 0.9)
+
+    async def told() -> bool:
+        return await heard() == (0.75, 0.5, 0.0)
+
+    await until(told, 10)  # the scheduler's view may be seconds old
+    plain = await client.heartbeat("a", pb.WORKER_STATE_READY, pb.WorkerLoad())
+    assert plain.peer_reference == 0.0
+
+
 async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient) -> None:
     await add(client, ("p", P), ("d", D))
     placed = await client.place("r", 1, prompt_tokens=100, max_new_tokens=10)

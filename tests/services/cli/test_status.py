@@ -31,8 +31,10 @@ def test_each_worker_that_drafts_has_a_line() -> None:
         worker("decode-1", pb.ROLE_DECODE, "mtp", **figures),
         worker("decode-2", pb.ROLE_DECODE, "mtp", draft_length=3, alarm=True),
     )
-    rows = lines[next(number for number, line in enumerate(lines) if line.startswith("speculation")) :]
-    of = {row.split()[0]: row.split() for row in rows if row.startswith(("prefill", "decode"))}
+    begin = next(number for number, line in enumerate(lines) if line.startswith("speculation"))
+    end = next(number for number, line in enumerate(lines) if line.startswith("last requests"))
+    rows = lines[begin:end]
+    of = {row.split()[0]: row.split() for row in rows if row.strip()}
     assert of["decode-1"] == ["decode-1", "mtp", "-", "3", "120", "62%", "2.50"]
     assert of["decode-2"] == ["decode-2", "mtp", "ACCEPTED", "TOO", "SELDOM", "3", "0", "-", "-"]
     assert "prefill-1" not in of

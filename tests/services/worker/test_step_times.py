@@ -1,0 +1,114 @@
+"""The seam for timing, on a stand-in of vLLM's classes: who is timed, and where the times arrive."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from baton.services.worker import vllm_step_times
+
+DRAFT_S, SAMPLE_S, FORWARD_S = 0.02, 0.01, 0.03
+
+
+def busy(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+@dataclass
+class Output:
+    """As vLLM's ModelRunnerOutput: plain, pickled on its way from a rank."""
+
+    tokens: int = 1
+
+
+class LateOutput:
+    """As its AsyncModelRunnerOutput."""
+
+    def get_output(self) -> Output:
+        return Output()
+
+
+class Runner:
+    """Model runner V1."""
+
+    def propose_draft_token_ids(self) -> None:
+        busy(DRAFT_S)
+
+
+class Speculator:
+    def propose(self) -> None:
+        busy(DRAFT_S)
+
+
+class RunnerV2:
+    def __init__(self) -> None:
+        self.speculator = Speculator()
+
+
+class Worker:
+    """A rank's."""
+
+    def __init__(self, runner: Any, late: bool = False) -> None:
+        self.model_runner = runner
+        self._late = late
+
+    def execute_model(self, idle: bool = False) -> Output | None:
+        if idle:
+            return Output()
+        busy(FORWARD_S)
+        return None
+
+    def sample_tokens(self) -> Any:
+        busy(SAMPLE_S)
+        runner = self.model_runner
+        propose = (
+            runner.speculator.propose if isinstance(runner, RunnerV2) else runner.propose_draft_token_ids
+        )
+        propose()
+        return LateOutput() if self._late else Output()
+
+
+class Scheduler:
+    def update_from_output(self, scheduler_output: Any, output: Any) -> Any:
+        del scheduler_output
+        return output
+
+
+@pytest.fixture(autouse=True)
+def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    wraps = vllm_step_times
+    monkeypatch.setattr(Worker, "execute_model", wraps._timed_execute(Worker.execute_model))
+    monkeypatch.setattr(Worker, "sample_tokens", wraps._timed_sample(Worker.sample_tokens))
+    monkeypatch.setattr(Scheduler, "update_from_output", wraps._collecting(Scheduler.update_from_output))
+    wraps.take()
+
+
+@pytest.mark.parametrize("runner", [Runner, RunnerV2])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("other_process", [False, True])
+def test_the_parts_of_steps(runner: type[Any], late: bool, other_process: bool) -> None:
+    worker, scheduler = Worker(runner(), late), Scheduler()
+    began = time.perf_counter()
+    for _ in range(3):
+        assert worker.execute_model() is None
+        output = worker.sample_tokens()
+        output = output.get_output() if late else output
+        output = pickle.loads(pickle.dumps(output)) if other_process else output
+        scheduler.update_from_output(None, output)
+    times = vllm_step_times.take()
+    assert times.draft_s >= 3 * DRAFT_S
+    assert times.verify_s >= 3 * (FORWARD_S + SAMPLE_S)
+    assert times.draft_s + times.verify_s <= time.perf_counter() - began
+    assert vllm_step_times.take() == vllm_step_times.StepTimes()
+
+
+def test_a_step_without_a_forward_pass_takes_no_time() -> None:
+    worker, scheduler = Worker(Runner()), Scheduler()
+    scheduler.update_from_output(None, worker.execute_model(idle=True))
+    assert vllm_step_times.take() == vllm_step_times.StepTimes()
