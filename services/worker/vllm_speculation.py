@@ -7,9 +7,10 @@ it drafted. Both give vLLM a list of as many drafts a request as are worth verif
 What is drafted goes where vLLM itself writes a request's scheduled drafts: behind its tokens in
 `token_ids_cpu`, so that no text is copied. The next step writes its own there before it reads any.
 
-Only model runner V1 without asynchronous scheduling takes lists, which is all there is on CPU. V2 matches on
-the device, before the host knows a token: that needs a kernel, and its own seat (`init_speculator` of
-v1/worker/gpu/model_runner.py).
+Only model runner V1 without asynchronous scheduling takes lists, which is all there is on CPU, and what vLLM
+chooses for a `custom_class`. V2, the GPU's default, drafts before the host knows a token: to match there
+needs a kernel, and a seat of its own (`init_speculator` of v1/worker/gpu/model_runner.py). Until then a
+hybrid is refused there.
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (`__init__`; `_update_states` has removed a finished
 request before its name comes again; `propose_draft_token_ids` with its scheduler_output.
@@ -17,7 +18,8 @@ num_spec_tokens_to_schedule, which is called before the bookkeeping and with a t
 model, after it and with lists by others; drafter, input_batch with req_ids, token_ids_cpu,
 num_tokens_no_spec, num_prompt_tokens and vocab_size, discard_request_mask, max_model_len, max_num_reqs,
 use_async_scheduling; `_get_draft_token_ids_cpu` takes lists); vllm.v1.spec_decode.custom_class_proposer
-(a class by its dotted name, made with the VllmConfig, with `propose` and `load_model`).
+(a class by its dotted name, made with the VllmConfig, with `propose` and `load_model`);
+vllm.v1.worker.gpu.model_runner.GPUModelRunner (V2: `__init__`).
 """
 
 from __future__ import annotations
@@ -59,9 +61,11 @@ def install() -> None:
 
     Raises StartError when a symbol is not what we lean on: another vLLM.
     """
+    from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    _replace(GPUModelRunner, "__init__", _with_desk, ["self", "vllm_config", "device"])
+    made = ["self", "vllm_config", "device"]
+    _replace(GPUModelRunner, "__init__", _with_desk, made)
     _replace(GPUModelRunner, "_update_states", _forgetting, ["self", "scheduler_output"])
     _replace(
         GPUModelRunner,
@@ -73,6 +77,10 @@ def install() -> None:
             *("common_attn_metadata", "slot_mappings"),
         ],
     )
+    if not current_platform.is_cpu():
+        from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
+
+        _replace(GPUModelRunnerV2, "__init__", refusing, made)
 
 
 def _replace(owner: type, name: str, wrap: Callable[[Any], Any], parameters: list[str]) -> None:
@@ -129,21 +137,41 @@ def _drafting(original: Callable[..., Any]) -> Callable[..., Any]:
     return propose_draft_token_ids
 
 
+def refusing(original: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of a model runner that cannot continue drafts: a StartError where it would have to."""
+
+    def __init__(self: Any, vllm_config: Any, device: Any) -> None:
+        spec = _settings_of(vllm_config)
+        if spec is not None and spec.mtp_strategy != "default":
+            raise StartError(_v1_only(spec))
+        original(self, vllm_config, device)
+
+    return __init__
+
+
+def _settings_of(vllm_config: Any) -> SpeculativeSettings | None:
+    """What vllm_engine put into vLLM's additional_config; None in a rank that does not draft."""
+    settings = vllm_config.additional_config.get("baton", {}).get("speculative")
+    return None if settings is None else SpeculativeSettings.model_validate(settings)
+
+
+def _v1_only(spec: SpeculativeSettings) -> str:
+    return (
+        f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): matches are made on the host, "
+        "from this step's tokens; set engine.extra.async_scheduling to false and VLLM_USE_V2_MODEL_RUNNER=0"
+    )
+
+
 def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
     """The desk of a rank that drafts and whose settings ask for a proposer of ours."""
-    # The key is vllm_engine.ADDITIONAL, which a process of vLLM's that only ranks import need not load.
-    settings = vllm_config.additional_config.get("baton", {}).get("speculative")
-    if settings is None or not hasattr(runner, "drafter"):
+    spec = _settings_of(vllm_config)
+    if spec is None or not hasattr(runner, "drafter"):
         return None
-    spec = SpeculativeSettings.model_validate(settings)
     proposer = registry.method(spec.method).proposer(spec, vllm_config)
     if proposer is None:
         return None
     if runner.use_async_scheduling:
-        raise StartError(
-            f"mtp_strategy {spec.mtp_strategy!r} needs engine.extra.async_scheduling false: matches are made "
-            "on the host, from this step's tokens"
-        )
+        raise StartError(_v1_only(spec))
     steps = 0 if isinstance(runner.drafter, Seat) else model_steps(spec)
     return Desk(proposer, steps, runner.max_num_reqs, spec.limit)
 

@@ -1,0 +1,134 @@
+"""Between model runner and proposer: what is handed over, and what the runner gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baton.services.decode.proposers.drafting import DraftBatch, Drafts
+from baton.services.decode.proposers.matching import NgramMatcher
+from baton.services.errors import StartError
+from baton.services.speculation import SpeculativeSettings
+from baton.services.worker.vllm_speculation import Desk, refusing
+
+WIDTH, LIMIT, VOCABULARY = 32, 5, 1000
+R = -1  # a rejected draft
+
+
+class Listener:
+    """Drafts 900, 901, ... as many as are allowed, and one more, and keeps what it was asked."""
+
+    batch: DraftBatch
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        self.batch = batch
+        tokens = np.tile(np.arange(900, 900 + LIMIT + 1, dtype=np.int32), (len(batch.limits), 1))
+        return Drafts(tokens, batch.limits + np.int32(1))
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Nothing is kept."""
+
+
+def runner(texts: list[list[int]], reading: Sequence[int] = (), prompts: Sequence[int] = ()) -> Any:
+    """As much of a model runner as is read; rows in `reading` are prompts not read to their end."""
+    rows = len(texts)
+    tokens = np.zeros((rows + 1, WIDTH), dtype=np.int32)
+    for row, text in zip(tokens, texts, strict=False):
+        row[: len(text)] = text
+    mask = np.zeros(rows + 1, dtype=bool)
+    mask[list(reading)] = True
+    return SimpleNamespace(
+        input_batch=SimpleNamespace(
+            num_reqs=rows,
+            req_ids=[f"r{row}" for row in range(rows)],
+            token_ids_cpu=tokens,
+            num_tokens_no_spec=np.array([len(text) for text in texts] + [0], dtype=np.int32),
+            num_prompt_tokens=np.array([*(prompts or map(len, texts)), 0], dtype=np.int32),
+            vocab_size=VOCABULARY,
+        ),
+        discard_request_mask=SimpleNamespace(np=mask),
+        max_model_len=WIDTH,
+    )
+
+
+def read(batch: DraftBatch, row: int) -> list[int]:
+    text: list[int] = batch.tokens[row, : batch.lengths[row]].tolist()
+    return text
+
+
+def test_the_hybrid_sees_what_was_sampled_and_what_was_drafted() -> None:
+    listener = Listener()
+    sampled = torch.tensor([[7, 8, R], [9, R, R], [5, R, R]], dtype=torch.int32)
+    drafted = torch.tensor([[70, 71], [90, 91], [50, 51]])
+    found = Desk(listener, 2, 4, LIMIT).draft(
+        runner([[1, 2], [3], [4, 4, 4]], reading=[2]), sampled, drafted, LIMIT
+    )
+    assert [read(listener.batch, row) for row in range(3)] == [
+        [1, 2, 7, 8, 70, 71],
+        [3, 9, 90, 91],
+        [4, 4, 4],
+    ]
+    assert listener.batch.settled.tolist() == [4, 2, 3]
+    assert listener.batch.limits.tolist() == [3, 3, 0]
+    assert found == [[70, 71, 900, 901, 902], [90, 91, 900, 901, 902], []]
+
+
+def test_rows_are_ragged_where_nothing_matches() -> None:
+    matcher = NgramMatcher(2, 4, LIMIT, 4)
+    sampled = torch.tensor([[2], [6]], dtype=torch.int32)
+    drafted = torch.tensor([[3], [9]])
+    found = Desk(matcher, 1, 4, LIMIT).draft(runner([[1, 2, 3, 4, 5, 1], [1, 2, 3]]), sampled, drafted, LIMIT)
+    assert found == [[3, 4, 5, 1, 2], [9]]
+
+
+def test_tokens_beyond_the_vocabulary_are_no_tokens() -> None:
+    listener = Listener()
+    sampled = torch.tensor([[7, VOCABULARY, 8]], dtype=torch.int32)
+    Desk(listener, 1, 1, LIMIT).draft(runner([[1]]), sampled, torch.tensor([[3]]), LIMIT)
+    assert read(listener.batch, 0) == [1, 7, 8, 3]
+
+
+def test_lists_are_in_the_batch_already() -> None:
+    listener = Listener()
+    found = Desk(listener, 0, 4, LIMIT).draft(runner([[1, 2], [3]], prompts=[1, 1]), [[2], [3]], None, 3)
+    assert [read(listener.batch, row) for row in range(2)] == [[1, 2], [3]]
+    assert listener.batch.prompts.tolist() == [1, 1]
+    assert found == [[900, 901, 902]] * 2
+
+
+@pytest.mark.parametrize("wanted", range(LIMIT + 1))
+def test_no_more_than_wanted(wanted: int) -> None:
+    steps = 2
+    drafted = torch.arange(steps)[None, : min(wanted, steps)]
+    found = Desk(Listener(), steps, 1, LIMIT).draft(
+        runner([[1]]), torch.tensor([[2]], dtype=torch.int32), drafted, wanted
+    )
+    assert found == [[0, 1, 900, 901, 902][:wanted]]
+
+
+def test_no_more_than_fits_into_the_context() -> None:
+    for free in range(1, LIMIT + 2):  # after the sampled token
+        text = list(range(WIDTH - 1 - free))
+        found = Desk(Listener(), 1, 1, LIMIT).draft(
+            runner([text]), torch.tensor([[2]], dtype=torch.int32), torch.tensor([[3]]), LIMIT
+        )
+        assert found == [[3, 900, 901, 902, 903][: free - 1]]
+
+
+def test_a_runner_that_cannot_continue_drafts_says_so() -> None:
+    def config(strategy: Any) -> Any:
+        spec = SpeculativeSettings(method="mtp", mtp_strategy=strategy)
+        return SimpleNamespace(additional_config={"baton": {"speculative": spec.model_dump()}})
+
+    made: list[Any] = []
+    construct = refusing(lambda *args: made.append(args))
+    construct("runner", config("default"), "device")
+    construct("runner", SimpleNamespace(additional_config={}), "device")
+    assert len(made) == 2
+    with pytest.raises(StartError, match=r"with_ngram.*VLLM_USE_V2_MODEL_RUNNER=0"):
+        construct("runner", config("with_ngram"), "device")
