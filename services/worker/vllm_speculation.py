@@ -157,8 +157,8 @@ def _settings_of(vllm_config: Any) -> SpeculativeSettings | None:
 
 def _v1_only(spec: SpeculativeSettings) -> str:
     return (
-        f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): matches are made on the host, "
-        "from this step's tokens; set engine.extra.async_scheduling to false and VLLM_USE_V2_MODEL_RUNNER=0"
+        f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): matches are made on the host "
+        "from the tokens just written; set engine.extra.async_scheduling to false and VLLM_USE_V2_MODEL_RUNNER=0"
     )
 
 
