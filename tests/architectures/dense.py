@@ -11,6 +11,7 @@ from tests.architectures import language
 from tests.architectures.weights import Weights, common, mixer
 
 HIDDEN, HEADS, HEAD_DIM, INNER = language.HIDDEN, 2, 64, 256
+DRAFTER = 0.6  # what a drafter's layer adds
 _SHAPE = {
     "intermediate_size": INNER,
     "num_attention_heads": HEADS,
@@ -59,7 +60,7 @@ def mimo(folder: Path, *, layers: int = 4, gain: float = 1.1) -> None:
     """A Qwen2 trunk and one MTP layer, whose entry takes the target's state first."""
     weights = _trunk(2, layers, gain, bias=True)
     prefix = "model.mtp_layers.0"
-    _layer(weights, prefix, 0.3, bias=True)
+    _layer(weights, prefix, DRAFTER, bias=True)
     weights.norms(prefix, "token_layernorm", "hidden_layernorm", "final_layernorm")
     weights.put(f"{prefix}.input_proj.weight", mixer(1.0, 0.2, embedded_first=False))
     weights.save(folder, _config("MiMoForCausalLM", "qwen2", layers, num_nextn_predict_layers=1))
@@ -67,14 +68,14 @@ def mimo(folder: Path, *, layers: int = 4, gain: float = 1.1) -> None:
 
 def small_qwen2(folder: Path) -> None:
     """A draft model: a target of one thin layer."""
-    weights = _trunk(3, 1, 0.3, bias=True)
+    weights = _trunk(3, 1, DRAFTER, bias=True)
     weights.save(folder, _config("Qwen2ForCausalLM", "qwen2", 1))
 
 
 def eagle(folder: Path) -> None:
     """One Llama layer over [embedding, state]; the target's head."""
     weights = Weights(4)
-    _layer(weights, "layers.0", 0.3)
+    _layer(weights, "layers.0", DRAFTER)
     del weights.tensors["layers.0.input_layernorm.weight"]
     weights.put("embed_tokens.weight", language.embedding())
     weights.put("fc.weight", mixer(1.0, 0.05))

@@ -14,7 +14,7 @@ HIDDEN, HEADS, HEAD_DIM, INNER = language.HIDDEN, 2, 64, 256
 EXPERTS, CHOSEN, EXPERT_INNER = 4, 2, 64
 LAYERS = 3  # the first dense
 KV_RANK, ROPE_DIM, QUERY_RANK = 512, 64, 64  # CPU attention over latents is made for 512 + 64
-TARGET, DRAFTER = 1.2, 0.3  # what a layer adds
+TARGET, DRAFTER = 1.2, 0.6  # what a layer adds
 
 
 def _experts(weights: Weights, prefix: str, gain: float) -> None:

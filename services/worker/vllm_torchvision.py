@@ -1,0 +1,52 @@
+"""A stand-in for `torchvision`, so that models whose files import it can read and write text without it.
+
+vLLM's Qwen3.5 imports Qwen3-VL's image and video processors even for a model without vision, and those
+import torchvision. Its CPU build is not to be had beside this torch: the one that pip brings needs CUDA and
+takes transformers down with it. So, in processes of vLLM alone and only where there is no torchvision, its
+modules can be imported; whatever is looked up in them says that it is missing. transformers is left knowing
+that there is none: its image processors go on without. (A stand-in package in site-packages would have it
+choose processors that then fail.)
+
+Leans on: transformers.utils.is_torchvision_available, which remembers its first answer. Can go when vLLM's
+Qwen3.5 (vllm.model_executor.models.qwen3_5) is importable without torchvision.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+NAME = "torchvision"
+
+
+def install() -> None:
+    """Make `import torchvision...` succeed in this process, if it would not; a second call does nothing."""
+    if importlib.util.find_spec(NAME) is not None:
+        return
+    from transformers.utils import is_torchvision_available
+
+    is_torchvision_available()  # no, and it stays no
+    sys.meta_path.append(_Finder())
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Makes empty modules of torchvision's names, when no other finder knows them."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if fullname != NAME and not fullname.startswith(f"{NAME}."):
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        def missing(name: str) -> Any:
+            raise AttributeError(f"{module.__name__}.{name}: torchvision is not installed, so no images here")
+
+        module.__getattr__ = missing  # type: ignore[method-assign]
