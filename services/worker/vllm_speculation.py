@@ -158,7 +158,7 @@ def _settings_of(vllm_config: Any) -> SpeculativeSettings | None:
 def _v1_only(spec: SpeculativeSettings) -> str:
     return (
         f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): matches are made on the host "
-        "from the tokens just written; set engine.extra.async_scheduling to false and VLLM_USE_V2_MODEL_RUNNER=0"
+        "from the tokens just written; set engine.extra.async_scheduling false, VLLM_USE_V2_MODEL_RUNNER=0"
     )
 
 
