@@ -1,0 +1,229 @@
+"""Makes steps that draft nothing cost what they cost without speculation. On CPU; elsewhere nothing changes.
+
+Where drafting does not pay, "auto" drafts 0 tokens. vLLM then still runs the drafter over the step's tokens,
+as its KV cache must not have holes when drafting begins again, and sends the step through the rejection
+sampler. With the demo model on one core a step took 40 % more time than without speculation (16 streams).
+
+Here the drafter reads late. In a step of one token a request that drafts nothing, what it would have read
+(tokens, positions, the target's hidden states, slots) is put by. When drafts are wanted again, when prompts
+come, or after `_STEPS` steps, one pass reads all of it before the new tokens. Drafts are verified in any
+case: what is read late, or lost with a request that left, changes no answer.
+
+Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (V1: `_prepare_inputs`, which looks at
+speculative_config for nothing but whether drafts are verified; `propose_draft_token_ids`; `input_ids`,
+`_get_positions`, input_batch with req_ids, num_computed_tokens_cpu, num_prompt_tokens; device, drafter,
+use_async_scheduling, model_config.is_hybrid, uses_mrope), vllm.v1.spec_decode.llm_base_proposer.
+SpecDecodeBaseProposer (`propose` by keywords; pass_hidden_states_to_model, needs_extra_input_slots,
+max_num_tokens), vllm.v1.attention.backend.CommonAttentionMetadata.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_STEPS = 16
+_KEY = "_baton_late_reader"
+
+
+def install() -> None:
+    """Patch vLLM in this process; harmless when called again. Before who else patches the same methods."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    if hasattr(GPUModelRunner._prepare_inputs, _KEY):
+        return
+    GPUModelRunner._prepare_inputs = _plainly(GPUModelRunner._prepare_inputs)
+    GPUModelRunner.propose_draft_token_ids = _reading_late(GPUModelRunner.propose_draft_token_ids)
+
+
+def _plainly(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
+    """A step without a single draft is sampled like any other."""
+
+    @functools.wraps(prepare_inputs)
+    def _prepare_inputs(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        spec = self.speculative_config
+        if spec is None or scheduler_output.scheduled_spec_decode_tokens or not _on_cpu(self):
+            return prepare_inputs(self, scheduler_output, *args, **kwargs)
+        self.speculative_config = None
+        try:
+            return prepare_inputs(self, scheduler_output, *args, **kwargs)
+        finally:
+            self.speculative_config = spec
+
+    setattr(_prepare_inputs, _KEY, True)
+    return _prepare_inputs
+
+
+def _on_cpu(runner: Any) -> bool:
+    # A hybrid target counts a step without drafts as a speculative one: its state lies elsewhere.
+    return (
+        runner.device.type == "cpu" and not runner.use_async_scheduling and not runner.model_config.is_hybrid
+    )
+
+
+def _reading_late(propose_draft_token_ids: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(propose_draft_token_ids)
+    def propose(  # noqa: PLR0917 (vLLM's parameters)
+        self: Any,
+        scheduler_output: Any,
+        sampled_token_ids: Any,
+        sampling_metadata: Any,
+        hidden_states: Any,
+        sample_hidden_states: Any,
+        aux_hidden_states: Any,
+        spec_decode_metadata: Any,
+        common_attn_metadata: Any,
+        slot_mappings: Any,
+    ) -> Any:
+        reader = _reader_of(self)
+        if reader is not None:
+            if _drafts_nothing(self, scheduler_output) and not reader.full:
+                target = self.get_model()
+                states = getattr(target, "get_mtp_target_hidden_states", lambda: None)()
+                if states is None:
+                    states = hidden_states if aux_hidden_states is None else aux_hidden_states
+                return reader.put_by(self, states, common_attn_metadata.slot_mapping)
+            reader.expect(self.input_batch.req_ids)
+        return propose_draft_token_ids(
+            self,
+            scheduler_output,
+            sampled_token_ids,
+            sampling_metadata,
+            hidden_states,
+            sample_hidden_states,
+            aux_hidden_states,
+            spec_decode_metadata,
+            common_attn_metadata,
+            slot_mappings,
+        )
+
+    return propose
+
+
+def _drafts_nothing(runner: Any, scheduler_output: Any) -> bool:
+    """The step wrote one token a request, and the next one is to verify none."""
+    batch = runner.input_batch
+    rows = batch.num_reqs
+    if scheduler_output.num_spec_tokens_to_schedule or scheduler_output.total_num_scheduled_tokens != rows:
+        return False
+    # A step that reads the end of a prompt may be followed by a handoff, which takes the drafter's KV along.
+    return bool((batch.num_computed_tokens_cpu[:rows] >= batch.num_prompt_tokens[:rows]).all())
+
+
+def _reader_of(runner: Any) -> LateReader | None:
+    if not hasattr(runner, _KEY):
+        setattr(runner, _KEY, _new_reader(runner))
+    reader: LateReader | None = getattr(runner, _KEY)
+    return reader
+
+
+def _new_reader(runner: Any) -> LateReader | None:
+    """None where the drafter does not read the target's hidden states token by token."""
+    from vllm.v1.spec_decode.eagle import EagleProposer
+
+    drafter = runner.drafter
+    if (
+        not _on_cpu(runner)
+        or not isinstance(drafter, EagleProposer)
+        or not drafter.pass_hidden_states_to_model
+        or drafter.needs_extra_input_slots
+        or runner.uses_mrope
+    ):
+        return None
+    return LateReader(drafter)
+
+
+class LateReader:
+    """What one rank's drafter has yet to read. All tensors are on the CPU."""
+
+    def __init__(self, drafter: Any) -> None:
+        self._most = drafter.max_num_tokens  # of a pass
+        self._propose = drafter.propose
+        drafter.propose = self._catch_up
+        self._steps: list[tuple[Any, Any, Any, Any]] = []  # tokens, positions, states, slots; a row each
+        self._rows: dict[str, list[int]] = {}  # request: its rows, numbered through all steps
+        self._count = 0
+        self._batch: Sequence[str] = ()
+
+    @property
+    def full(self) -> bool:
+        return len(self._steps) >= _STEPS or 2 * self._count > self._most
+
+    def put_by(self, runner: Any, states: Any, slots: Any) -> Any:
+        """Keep a step's tokens for later. Returns its drafts: none, [rows, 0]."""
+        import torch
+
+        rows = runner.input_batch.num_reqs
+        kept = torch.cat([one[:rows] for one in states], -1) if isinstance(states, list) else states[:rows]
+        tokens, positions = runner.input_ids.gpu[:rows], runner._get_positions(rows)
+        self._steps.append((tokens.clone(), positions.clone(), kept.clone(), slots[:rows].clone()))
+        for row, request in enumerate(runner.input_batch.req_ids):
+            self._rows.setdefault(request, []).append(self._count + row)
+        self._count += rows
+        return torch.empty(rows, 0, dtype=torch.int64)
+
+    def expect(self, requests: Sequence[str]) -> None:
+        """The drafter is about to run over these requests' new tokens, in this order."""
+        self._batch = requests
+
+    def _catch_up(
+        self,
+        *,
+        target_token_ids: Any,
+        target_positions: Any,
+        target_hidden_states: Any,
+        token_indices_to_sample: Any,
+        common_attn_metadata: Any,
+        **others: Any,
+    ) -> Any:
+        if self._steps and self._count + target_token_ids.shape[0] <= self._most:
+            import torch
+
+            metadata = common_attn_metadata
+            new = (target_token_ids, target_positions, target_hidden_states, metadata.slot_mapping)
+            together = [torch.cat([step[part] for step in self._steps] + [new[part]]) for part in range(4)]
+            order, starts = self._order(together[1], metadata.query_start_loc_cpu)
+            tokens, positions, states, slots = (part[order] for part in together)
+            if token_indices_to_sample is not None:  # the rows that are drafted from have moved
+                moved = (starts - metadata.query_start_loc_cpu)[1:]
+                token_indices_to_sample = token_indices_to_sample + moved
+            target_token_ids, target_positions, target_hidden_states = tokens, positions, states
+            common_attn_metadata = dataclasses.replace(
+                metadata,
+                query_start_loc=starts,
+                query_start_loc_cpu=starts,
+                num_actual_tokens=len(order),
+                max_query_len=int((starts[1:] - starts[:-1]).max()),
+                slot_mapping=slots,
+            )
+        self._forget()
+        return self._propose(
+            target_token_ids=target_token_ids,
+            target_positions=target_positions,
+            target_hidden_states=target_hidden_states,
+            token_indices_to_sample=token_indices_to_sample,
+            common_attn_metadata=common_attn_metadata,
+            **others,
+        )
+
+    def _order(self, positions: Any, starts: Any) -> tuple[Any, Any]:
+        """Rows of old and new tokens as the drafter reads them, request by request, and where each begins."""
+        import torch
+
+        old, order, begins = positions.tolist(), [], [0]
+        bounds = starts.tolist()
+        for request, first, end in zip(self._batch, bounds, bounds[1:], strict=False):
+            late = self._rows.get(request, [])
+            # A request that was preempted is read anew, or goes on elsewhere.
+            if late and old[late[-1]] + 1 == old[self._count + first]:
+                order += late
+            order += range(self._count + first, self._count + end)
+            begins.append(len(order))
+        return torch.tensor(order), torch.tensor(begins, dtype=starts.dtype)
+
+    def _forget(self) -> None:
+        self._steps.clear()
+        self._rows.clear()
+        self._count = 0
