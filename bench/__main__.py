@@ -6,7 +6,7 @@ import importlib
 import sys
 
 # In the order in which `make bench` runs them.
-NAMES = ["scheduler", "handoff", "proposers", "path", "router", "disaggregation", "startup"]
+NAMES = ["scheduler", "handoff", "proposers", "path", "router", "disaggregation", "speculation", "startup"]
 
 
 def main() -> int:
