@@ -33,10 +33,10 @@ class Method:
     speculative: dict[str, Any]
 
 
-METHODS = (
-    Method("MTP", MTP, {"method": "mtp"}),
-    Method("EAGLE-3", WEIGHTS, {"method": "eagle3", "model": str(EAGLE3)}),
-)
+METHODS = {
+    "mtp": Method("MTP", MTP, {"method": "mtp"}),
+    "eagle3": Method("EAGLE-3", WEIGHTS, {"method": "eagle3", "model": str(EAGLE3)}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ def _rows(
     engine.llm_engine.engine_core.shutdown()
 
 
-def report(count: int, lengths: Sequence[int]) -> str:
-    """The figures of both drafters as Markdown; `count` prompts of each kind.
+def report(heads: Sequence[str], count: int, lengths: Sequence[int]) -> Iterator[str]:
+    """The figures of some drafters as lines of Markdown; `count` prompts of each kind.
 
     In float32, so that a tie of two tokens falls the same way whether the trunk reads one token at a time or
     several.
@@ -116,10 +116,7 @@ def report(count: int, lengths: Sequence[int]) -> str:
     plain = offline_engine(WEIGHTS, dtype="float32", max_num_seqs=16)
     answers = {kind: greedy(plain, asked) for kind, asked in prompts.items()}
     plain.llm_engine.engine_core.shutdown()
-    lines = [
-        "| drafter | k | prompts | accepted, by place | mean accepted length | same output as without |",
-        "| --- | ---: | --- | ---: | ---: | ---: |",
-    ]
-    for method, length in itertools.product(METHODS, lengths):
-        lines.extend(_rows(method, length, prompts, answers))
-    return "\n".join(lines)
+    yield "| drafter | k | prompts | accepted, by place | mean accepted length | same output as without |"
+    yield "| --- | ---: | --- | ---: | ---: | ---: |"
+    for head, length in itertools.product(heads, lengths):
+        yield from _rows(METHODS[head], length, prompts, answers)

@@ -69,7 +69,8 @@ def phase_eval(options: argparse.Namespace) -> None:
     """Measure how much of the drafts the trunk accepts, in vLLM."""
     from acceptance import report
 
-    print(report(options.prompts, options.lengths))
+    for line in report(options.heads, options.prompts, options.lengths):
+        print(line, flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -79,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     phases = root.add_subparsers(dest="phase", required=True)
 
     outputs = phases.add_parser("outputs", help="let the trunk answer the prompts to learn from")
-    outputs.add_argument("--shards", type=int, default=24, help="shards of 4096 prompts each (default: 24)")
+    outputs.add_argument("--shards", type=int, default=11, help="shards of 4096 prompts each (default: 11)")
     outputs.set_defaults(run=phase_outputs)
 
     train = phases.add_parser("train", help="train, or go on training, a head")
@@ -93,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     export.set_defaults(run=phase_export)
 
     evaluated = phases.add_parser("eval", help="accepted lengths on held-out prompts, and equal outputs")
+    evaluated.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS), help="which drafters")
     evaluated.add_argument("--prompts", type=int, default=64, help="prompts of each kind (default: 64)")
     evaluated.add_argument("--lengths", type=int, nargs="+", default=[1, 2, 3, 4], help="draft lengths")
     evaluated.set_defaults(run=phase_eval)

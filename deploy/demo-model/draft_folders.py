@@ -88,6 +88,7 @@ def _eagle3_config(trunk: dict[str, Any]) -> dict[str, Any]:
         "model_type": "llama",
         **{name: trunk[name] for name in shared},
         "attention_bias": False,
+        "norm_before_residual": True,
         "head_dim": trunk["hidden_size"] // trunk["num_attention_heads"],
         "num_hidden_layers": 1,
         "tie_word_embeddings": False,

@@ -205,7 +205,10 @@ class Eagle3Head(Head):
         cache: KeyValues,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layer = self.midlayer
-        both = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(hidden)], -1)
+        # The trunk's states are a hundred times larger than what a fresh layer adds to them: added to their norm
+        # (`norm_before_residual`), it counts from the first step on.
+        hidden = layer.hidden_norm(hidden)
+        both = torch.cat([layer.input_layernorm(embeds), hidden], -1)
         x = hidden + layer.self_attn(both, rope, mask, cache)
         x = x + layer.mlp(layer.post_attention_layernorm(x))
         return self.norm(x), x

@@ -34,6 +34,7 @@ def offline_engine(folder: Path, **options: object) -> LLM:
     """vLLM in this process over a model folder; `options` are those of `vllm.LLM`."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # what is printed is the figures alone
     from vllm import LLM
 
     settings: dict[str, object] = {

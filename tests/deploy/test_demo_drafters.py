@@ -135,6 +135,7 @@ def test_eagle3_draft_is_one_layer_without_embeddings() -> None:
     assert shapes(EAGLE3 / "model.safetensors") == expected
     config = json.loads((EAGLE3 / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["norm_before_residual"] is True  # as Eagle3Head computes it
     layers = config["eagle_aux_hidden_state_layer_ids"]
     assert len(set(layers)) == len(layers) == 3
     assert config["draft_vocab_size"] == config["vocab_size"] == 4096
