@@ -1,0 +1,140 @@
+"""A decode worker whose drafter lost its state answers right and slowly: the alarm tells, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
+from tests.support import BATON, ROOT, eventually
+
+DEMO = ROOT / "deploy" / "demo-model"
+FORGETFUL = ROOT / "tests" / "plugins" / "forgetful"
+ENGINE = {
+    "model": str(DEMO / "weights-mtp"),
+    "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
+}
+REQUESTS = 120  # the alarm needs 64, and 200 drafts
+MAX_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[dict[str, str]]]:
+    """Texts to be repeated: what the drafter can foresee stands in the prompt, and nowhere else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DEMO))
+        from dialogues.base import stream
+
+        drawn = itertools.islice(stream(7, held_out=True, domain="copying"), REQUESTS)
+        return [
+            [{"role": one.role, "content": one.content} for one in dialogue.messages[:-1]]
+            for _, dialogue in drawn
+        ]
+
+
+async def _answers(one: Deployment, prompts: list[list[dict[str, str]]]) -> list[Any]:
+    slots = asyncio.Semaphore(4)
+
+    async def ask(client: Any, prompt: list[dict[str, str]]) -> Any:
+        async with slots:
+            return await client.chat.completions.create(
+                model=MODEL_NAME,
+                messages=prompt,
+                max_tokens=MAX_TOKENS,
+                temperature=0,
+                extra_body={"baton": {"usage": True}},
+            )
+
+    async with one.async_client() as client:
+        return list(await asyncio.gather(*(ask(client, prompt) for prompt in prompts)))
+
+
+def answers(one: Deployment, prompts: list[list[dict[str, str]]]) -> list[Any]:
+    return asyncio.run(_answers(one, prompts))
+
+
+def texts(answers: list[Any]) -> list[str]:
+    return [answer.choices[0].message.content for answer in answers]
+
+
+def first_acceptance(answers: list[Any]) -> float:
+    """Accepted share of the first drafted position over all answers."""
+    told = [answer.usage.baton for answer in answers]
+    steps = sum(one["draft_steps"] for one in told)
+    assert steps > 400
+    return (
+        sum(one["draft_steps"] * one["acceptance_by_position"][0] for one in told if one["draft_steps"])
+        / steps
+    )
+
+
+def drafting(one: Deployment) -> dict[str, Any]:
+    """What the decode worker reports of its drafts."""
+    found: dict[str, Any] = one.workers("decode")[0]["load"]["drafting"]
+    return found
+
+
+def status(one: Deployment) -> str:
+    """`baton status` as it is printed."""
+    command = [BATON, "status", "--scheduler", one.scheduler_address]
+    return subprocess.run(command, capture_output=True, check=True, timeout=20, text=True).stdout
+
+
+def warnings(one: Deployment) -> list[str]:
+    logs = [path.read_text() for path in (one.folder / "logs").glob("*.log")]
+    return [line for log in logs for line in log.splitlines() if "drafter does" in line]
+
+
+@pytest.fixture(scope="module")
+def aggregated(prompts: list[list[dict[str, str]]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Workers that read and write, no handoffs: the reference. Two, as each then has a core of its own."""
+    with deployment(tmp_path_factory.mktemp("aggregated"), engine=ENGINE) as one:
+        return answers(one.up(0, 0, 2), prompts)
+
+
+def configured(folder: Path, aggregated: list[Any]) -> Any:
+    reference = round(first_acceptance(aggregated), 3)
+    heartbeat = {"heartbeat_s": 0.2}
+    return deployment(folder, engine=ENGINE, worker={"acceptance_reference": reference}, scheduler=heartbeat)
+
+
+@pytest.mark.timeout(300)
+def test_a_drafter_whose_state_came_along_raises_no_alarm(
+    aggregated: list[Any], prompts: list[list[dict[str, str]]], tmp_path: Path
+) -> None:
+    with configured(tmp_path, aggregated) as one:
+        got = answers(one.up(), prompts)
+        assert texts(got) == texts(aggregated)
+        for answer in got:
+            # The first token is the prefill's, the second one comes before the first draft: no step after a
+            # handoff may count as one that had a draft.
+            assert answer.usage.baton["draft_steps"] <= max(0, answer.usage.completion_tokens - 2)
+        assert first_acceptance(got) > 0.95 * first_acceptance(aggregated)
+        eventually(lambda: int(drafting(one)["drafts"]) > 400, 10, "the scheduler hears of the drafts")
+        assert not drafting(one).get("alarm", False)
+        assert warnings(one) == []
+
+
+@pytest.mark.timeout(300)
+def test_a_drafter_whose_state_was_dropped_raises_the_alarm(
+    aggregated: list[Any],
+    prompts: list[list[dict[str, str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FORGETFUL))
+    with configured(tmp_path, aggregated) as one:
+        got = answers(one.up(), prompts)
+        assert texts(got) == texts(aggregated)  # nothing else shows it
+        print(json.dumps({"reference": first_acceptance(aggregated), "dropped": first_acceptance(got)}))
+        eventually(lambda: drafting(one).get("alarm", False), 10, "the alarm is raised")
+        told = warnings(one)
+        assert len(told) == 1
+        assert "the mtp drafter does too little" in told[0]
+        assert "ACCEPTED TOO SELDOM" in status(one)
