@@ -3,10 +3,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= deploy/laptop.yaml
 
-.PHONY: help setup up test lint format bench table proto docs clean
+.PHONY: help setup up test lint format bench bench-spec table proto docs clean
 
 help: ## Show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
 
 setup: $(READY) ## Make .venv with everything in it
 
@@ -32,6 +32,10 @@ format: $(READY) ## Let ruff mend what it can
 
 bench: $(READY) ## Measure, on the 80 M model; writes bench/results/ and docs/benchmarks.md
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-spec: $(READY) ## Measure the speculative methods on the demo model, and write the page (12 minutes)
+	@$(BIN)/python -m bench speculation $(ARGS)
+	@$(BIN)/python -m bench report
 
 table: $(READY) ## Measure every speculative method; writes docs/speculative-decoding.md (ARGS="EAGLE" for some)
 	@$(BIN)/python -m tests.speculation.table $(ARGS)
