@@ -22,9 +22,9 @@ WINDOW_S = 60.0
 _SLOT_S = 5.0
 
 # A window is the last requests that hold so many drafts and are so many; less than the least says nothing.
-# By simulation, with shares of requests spread as Beta(mean x s, (1 - mean) x s), s from 2 (nearly uniform) to
-# 50: no false alarm in 1,200,000 requests, and a loss of 35 % noticed in 118 of 120 runs, after some 150 requests.
-# With windows of 64 requests and a reference less its double error: 190 false ones in as many.
+# By simulation, with the requests' shares spread as Beta(mean x s, (1 - mean) x s), s from 2 (nearly uniform)
+# to 50: no false alarm in 1,200,000 requests, and a loss of 35 % noticed in 118 of 120 runs, after some 150
+# requests. With windows of 64 requests and a reference less its double error: 190 false ones in as many.
 LEAST_DRAFTS = 200
 LEAST_REQUESTS = 64
 FULL_DRAFTS = 1000
