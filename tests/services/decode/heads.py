@@ -1,0 +1,41 @@
+"""A model and an EAGLE head for it that is often right, without training.
+
+Both are made almost bigram models: their layers add little to the embeddings, which the same matrix turns
+into logits. So the head drafts what the model says next, but where the layers matter; and answers repeat
+themselves soon.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.handoff import checkpoints
+
+# Of what the layers add. With 0 the head is always right.
+STRENGTH = 0.02
+
+
+def model_and_head(folder: Path) -> tuple[Path, Path]:
+    """Checkpoints in `folder`: the model, the head."""
+    model, head = checkpoints.qwen2(folder / "model"), checkpoints.eagle(folder / "head")
+    _weaken(model)
+    embeddings = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
+    hidden = embeddings.shape[1]
+    tensors = _weaken(head)
+    tensors["embed_tokens.weight"] = embeddings
+    # of the token's embedding and the model's last hidden state, the first alone
+    tensors["fc.weight"] = torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], dim=1)
+    save_file(tensors, head / "model.safetensors")
+    return model, head
+
+
+def _weaken(folder: Path) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] = tensor * STRENGTH
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
