@@ -24,10 +24,12 @@ from baton.protos import scheduler_pb2, scheduler_pb2_grpc
 from tests.support import BATON, PYTHON, ROOT, eventually, free_port
 
 START_S = 120.0
-MODEL = ROOT / "deploy" / "demo-model" / "weights"
+MODEL = ROOT / "deploy" / "demo-model" / "weights"  # as stock vLLM serves it
 MODEL_NAME = "baton-demo"
+# Baton serves the same trunk with drafts: what the tests compare holds under speculation.
 ENGINE: dict[str, Any] = {
-    "model": str(MODEL),
+    "model": str(MODEL.parent / "weights-mtp"),
+    "speculative_config": {"method": "mtp", "num_speculative_tokens": "auto", "max_speculative_tokens": 4},
     "served_model_name": MODEL_NAME,
     "dtype": "float32",
     "max_model_len": 1024,

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
+from tests.e2e.deployment import MODEL, MODEL_NAME, Deployment, deployment
 from tests.e2e.prompts import LENGTHS, prompts
 from tests.support import free_port, redis_server
 
@@ -25,18 +25,34 @@ class Setup:
     store: str
     transport: str
     prefix_caching: bool
+    drafts: str
 
     def __str__(self) -> str:
         cache = "cache" if self.prefix_caching else "no-cache"
-        return f"{self.pairs}P{self.pairs}D-{self.store}-{self.transport}-{cache}"
+        return f"{self.pairs}P{self.pairs}D-{self.store}-{self.transport}-{cache}-{self.drafts}"
 
 
 SETUPS = [
-    Setup(1, "memory", "shm", prefix_caching=True),
-    Setup(1, "redis", "grpc", prefix_caching=False),
-    Setup(2, "redis", "shm", prefix_caching=False),
-    Setup(2, "memory", "grpc", prefix_caching=True),
+    Setup(1, "memory", "shm", prefix_caching=True, drafts="auto"),
+    Setup(1, "redis", "grpc", prefix_caching=False, drafts="none"),
+    Setup(2, "redis", "shm", prefix_caching=False, drafts="hybrid"),
+    Setup(2, "memory", "grpc", prefix_caching=True, drafts="eagle3"),
 ]
+DRAFTS: dict[str, dict[str, Any]] = {  # of the engine's settings
+    "auto": {"speculative_config": {"method": "mtp", "num_speculative_tokens": "auto"}},
+    "none": {"speculative_config": None},
+    "hybrid": {
+        "speculative_config": {"method": "mtp", "mtp_strategy": "with_ngram", "num_speculative_tokens": 5}
+    },
+    "eagle3": {
+        "model": str(MODEL),
+        "speculative_config": {
+            "method": "eagle3",
+            "num_speculative_tokens": 3,
+            "model": str(MODEL.parent / "eagle3"),
+        },
+    },
+}
 
 
 @pytest.fixture(scope="module", params=SETUPS, ids=str)
@@ -49,7 +65,7 @@ def setup(request: pytest.FixtureRequest) -> Setup:
 def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     redis_port = free_port()
     config: dict[str, Any] = {
-        "engine": {"enable_prefix_caching": setup.prefix_caching},
+        "engine": {"enable_prefix_caching": setup.prefix_caching, **DRAFTS[setup.drafts]},
         "handoff": {"transports": [setup.transport]},
     }
     folder = tmp_path_factory.mktemp(str(setup))

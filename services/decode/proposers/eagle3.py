@@ -10,6 +10,8 @@ from baton.services.decode.proposers.wrapped import Continued
 from baton.services.speculation import SpeculativeSettings
 
 AUXILIARY = "eagle_aux_hidden_state_layer_ids"
+# They inherit the interface, but not the forward pass that fulfils it: vLLM 0.32 fails in the first step.
+_SILENT = frozenset({"MiMoForCausalLM"})
 
 
 class Eagle3(Continued):
@@ -19,6 +21,13 @@ class Eagle3(Continued):
         head = draft_config(spec, "an EAGLE-3 head")
         layers = number(model, "num_hidden_layers")
         nested = head.get("eagle_config") or {}
+        if _SILENT & set(model.get("architectures", ())):
+            raise refuse(
+                "method",
+                spec,
+                f"vLLM's {model['architectures'][0]} does not give out the hidden states that EAGLE-3 reads; "
+                "use the model's MTP layers (method mtp), or the same trunk under its own architecture",
+            )
         if not head or layers is None or nested.get("use_aux_hidden_state", True) is False:
             return
         given = head.get(AUXILIARY) or nested.get(AUXILIARY)
