@@ -1,0 +1,172 @@
+"""Sampled answers have the target's own distribution, whoever drafts.
+
+Each method samples 4,000 answers each way in an engine of its own; chi-square compares them with exact
+probabilities. `python -m tests.speculation.test_distribution` prints the figures, of every way by itself.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.architectures import dense
+from tests.speculation.sampling import LENGTH, Engine, Order, Sample, Way, expected, fit, prompt, reference
+
+SAMPLES = 4_000
+TOGETHER = (Way(0.25, top_p=0.9), Way(0.8, top_k=5), Way(1.0))  # each request of a batch has one of them
+APART = (Way(0.25), Way(0.8), Way(1.0), Way(1.0, top_p=0.8), Way(0.8, top_k=5))
+SIGMAS = 6.0  # by chance once in 100,000 comparisons
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way of drafting."""
+
+    speculative: dict[str, Any] | None
+    drafter: str = ""
+    target: str = "qwen2"
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def _drafts(method: str, **more: Any) -> dict[str, Any]:
+    return {"method": method, "num_speculative_tokens": 2, **more}
+
+
+_NGRAM = {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+CASES = {
+    "no speculation": Case(None),
+    "ngram": Case(_drafts("ngram", **_NGRAM)),
+    "suffix": Case(_drafts("suffix")),
+    "eagle": Case(_drafts("eagle"), "eagle"),
+    "draft_model": Case(_drafts("draft_model"), "small"),
+    "draft_model, sampled drafts": Case(
+        _drafts("draft_model"), "small", more={"draft_sample_method": "probabilistic"}
+    ),
+    "medusa": Case(_drafts("medusa"), "medusa"),
+    "mtp": Case(_drafts("mtp"), target="mimo"),
+    "mtp, then n-grams": Case(
+        _drafts("mtp", mtp_strategy="with_ngram", num_model_steps=1, **_NGRAM), target="mimo"
+    ),
+}
+
+
+class Laboratory:
+    """Tiny models and engines, two at a time on a core each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        few = {"layers": 2, "gain": 1.5}
+        dense.qwen2(folder / "qwen2", **few)
+        dense.mimo(folder / "mimo", **few)
+        dense.eagle(folder / "eagle")
+        dense.small_qwen2(folder / "small")
+        dense.medusa(folder / "medusa")
+        self._cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for core in range(2):
+            self._cores.put(core)
+        self.pool = ThreadPoolExecutor(2)
+
+    def sample(
+        self, case: Case, ways: tuple[Way, ...] = TOGETHER, samples: int = SAMPLES, mended: bool = True
+    ) -> Future[Sample]:
+        speculative = case.speculative
+        if speculative is not None and case.drafter:
+            speculative = speculative | {"model": str(self._folder / case.drafter)}
+
+        def run() -> Sample:
+            core = self._cores.get()
+            try:
+                model = self._folder / case.target
+                return Engine(
+                    Order(model, prompt(), ways, samples, speculative, case.more, core=core, mended=mended)
+                ).result()
+            finally:
+                self._cores.put(core)
+
+        return self.pool.submit(run)
+
+    def expected(self, ways: tuple[Way, ...]) -> dict[tuple[str, Way], dict[tuple[int, ...], float]]:
+        found = {}
+        for target in ("qwen2", "mimo"):
+            logits = reference(self._folder / target)
+            found |= {(target, way): expected(logits, prompt(), way) for way in ways}
+        return found
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
+    one = Laboratory(tmp_path_factory.mktemp("distribution"))
+    yield one
+    one.pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def wanted(laboratory: Laboratory) -> dict[tuple[str, Way], dict[tuple[int, ...], float]]:
+    with torch.random.fork_rng():
+        return laboratory.expected(TOGETHER)
+
+
+@pytest.fixture(scope="module")
+def samples(laboratory: Laboratory) -> dict[str, Future[Sample]]:
+    return {name: laboratory.sample(case) for name, case in CASES.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_are_distributed_as_the_target_says(
+    name: str, samples: dict[str, Future[Sample]], wanted: dict[tuple[str, Way], Any]
+) -> None:
+    sample = samples[name].result()
+    for way, found in sample.answers.items():
+        assert found.total() == SAMPLES
+        for length in range(1, LENGTH + 1):
+            fitting = fit(found, wanted[CASES[name].target, way], length)
+            print(f"{name}, {way}, {length} tokens: {fitting}")
+            assert fitting.sigmas < SIGMAS, f"{way}, {length} tokens: {fitting}"
+    if CASES[name].speculative is not None:
+        assert 0.1 < sample.accepted / sample.drafted < 0.9, "drafts of both kinds are looked at"
+
+
+def test_vllm_as_shipped_has_another_distribution(
+    laboratory: Laboratory, wanted: dict[tuple[str, Way], Any]
+) -> None:
+    """Without services/worker/vllm_mends.py: the comparison above can fail, and the mend is needed."""
+    sample = laboratory.sample(CASES["draft_model"], samples=SAMPLES // 4, mended=False).result()
+    fits = [fit(found, wanted["qwen2", way], LENGTH) for way, found in sample.answers.items()]
+    print(*fits, sep="\n")
+    assert max(fitting.sigmas for fitting in fits) > 5 * SIGMAS
+
+
+def main() -> int:
+    """Print how well each method fits, each way by itself; the worst last."""
+    with tempfile.TemporaryDirectory() as folder:
+        laboratory = Laboratory(Path(folder))
+        wanted = laboratory.expected(APART)
+        started = {name: laboratory.sample(case, APART) for name, case in CASES.items()}
+        started["draft_model, vLLM as shipped"] = laboratory.sample(CASES["draft_model"], APART, mended=False)
+        worst = 0.0
+        for name, future in started.items():
+            sample, case = future.result(), CASES.get(name, CASES["draft_model"])
+            print(f"{name}: {sample.accepted} of {sample.drafted} drafted tokens accepted")
+            for way, found in sample.answers.items():
+                fits = [fit(found, wanted[case.target, way], length) for length in (2, LENGTH)]
+                print(f"  {way}: 2 tokens {fits[0]}; {LENGTH} tokens {fits[1]}")
+                if name in CASES:
+                    worst = max(worst, *(fitting.sigmas for fitting in fits))
+        laboratory.pool.shutdown()
+    print(f"worst with mends: {worst:+.1f} sigma")
+    return int(worst > SIGMAS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
