@@ -78,7 +78,7 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def _request(prompt: Prompt, number: int, model: str, options: Mapping[str, Any]) -> Request:
-    body = {"model": model, "return_token_ids": True, **options}
+    body = {"model": model, "return_token_ids": True, "baton": {"usage": True}, **options}
     extra = body.pop("extra_body", None) or {}
     logprobs = body.pop("logprobs", None)
     if isinstance(prompt, str) or all(isinstance(token, int) for token in prompt):

@@ -35,8 +35,9 @@ class Response:
     choices: list[Choice] = field(default_factory=list)
     prompt_tokens: int = 0
     completion_tokens: int = 0  # of all choices
-    accepted_tokens: int | None = None  # of the completion, those that were drafted; None where nobody drafts
-    draft_steps: int | None = None  # engine steps in which a draft was verified
+    draft_steps: int = 0  # engine steps in which a draft was verified; 0 where nobody drafts
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of the drafted ones
     error: RequestError | None = None
 
     @property
@@ -79,7 +80,7 @@ class Piece:
 def response(index: int, body: dict[str, Any]) -> Response:
     """From the body of a 200 answer, of either endpoint."""
     usage = body["usage"]
-    drafts = (body.get("metrics") or {}).get("speculative_decoding") or {}
+    took = usage["baton"]
     return Response(
         index=index,
         choices=[
@@ -93,8 +94,9 @@ def response(index: int, body: dict[str, Any]) -> Response:
         ],
         prompt_tokens=usage["prompt_tokens"],
         completion_tokens=usage["completion_tokens"],
-        accepted_tokens=drafts.get("num_accepted_draft_tokens"),
-        draft_steps=drafts.get("num_spec_steps"),
+        draft_steps=took["draft_steps"],
+        drafted_tokens=took["drafted_tokens"],
+        accepted_tokens=took["accepted_tokens"],
     )
 
 

@@ -35,7 +35,7 @@ def test_one_or_several(given: Any, prompts: list[Any], single: bool) -> None:
 
 def test_the_requests_they_make() -> None:
     text, ids, chat = requests(["Hi", (1, 2), CHAT_PROMPT], "m", {"max_tokens": 3, "logprobs": 2})
-    common = {"model": "m", "return_token_ids": True, "max_tokens": 3}
+    common = {"model": "m", "return_token_ids": True, "baton": {"usage": True}, "max_tokens": 3}
     assert text == Request(COMPLETIONS, {**common, "prompt": "Hi", "logprobs": 2})
     assert ids == Request(COMPLETIONS, {**common, "prompt": [1, 2], "logprobs": 2})
     assert chat == Request(CHAT, {**common, "messages": CHAT_PROMPT, "logprobs": True, "top_logprobs": 2})
@@ -56,8 +56,11 @@ def test_what_is_no_option_or_no_prompt() -> None:
         requests(["Hi", [1, "x"]], "m", {})  # type: ignore[list-item]
 
 
+NO_DRAFTS = {"draft_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0}
+
+
 def test_both_shapes_of_logprobs_are_one() -> None:
-    usage = {"prompt_tokens": 1, "completion_tokens": 1}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "baton": NO_DRAFTS}
     listed = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5, "b": -1.5}]}
     tops = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]
     content = {"content": [{"token": "a", "logprob": -0.5, "top_logprobs": tops}]}
@@ -70,13 +73,9 @@ def test_both_shapes_of_logprobs_are_one() -> None:
 
 
 def test_what_was_drafted() -> None:
-    body = {
-        "choices": [],
-        "usage": {"prompt_tokens": 1, "completion_tokens": 9},
-        "metrics": {"speculative_decoding": {"num_accepted_draft_tokens": 6, "num_spec_steps": 3}},
-    }
-    assert (response(0, body).accepted_tokens, response(0, body).draft_steps) == (6, 3)
-    assert response(0, {**body, "metrics": None}).accepted_tokens is None
+    took = {"draft_steps": 3, "drafted_tokens": 9, "accepted_tokens": 6}
+    got = response(0, {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 9, "baton": took}})
+    assert (got.draft_steps, got.drafted_tokens, got.accepted_tokens) == (3, 9, 6)
 
 
 def test_pieces_that_say_nothing_are_left_out() -> None:
