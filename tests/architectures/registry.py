@@ -80,6 +80,13 @@ def _spec(method: str, tokens: int, **more: Any) -> dict[str, Any]:
     return {"method": method, "num_speculative_tokens": tokens} | more
 
 
+# A prefix cache of linear attention's states takes a Triton kernel, also on CPU, where there is none.
+_HYBRID: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "handoff": False,
+    "engine": {"enable_prefix_caching": False},
+}
+
 ARCHITECTURES = _named(
     Architecture("eagle", dense.qwen2, _spec("eagle", 3), drafter=dense.eagle, reference="Qwen2ForCausalLM"),
     Architecture("eagle3", dense.qwen2, _spec("eagle3", 3), drafter=dense.eagle3),
@@ -101,6 +108,6 @@ ARCHITECTURES = _named(
         engine={"block_size": 16},  # of attention over latents on CPU
         reference="DeepseekV3ForCausalLM",
     ),
-    Architecture("mtp-qwen3.5", gated_delta.qwen3_5, _spec("mtp", 2), dtype="bfloat16", handoff=False),
-    Architecture("mtp-qwen3-next", gated_delta.qwen3_next, _spec("mtp", 2), dtype="bfloat16", handoff=False),
+    Architecture("mtp-qwen3.5", gated_delta.qwen3_5, _spec("mtp", 2), **_HYBRID),
+    Architecture("mtp-qwen3-next", gated_delta.qwen3_next, _spec("mtp", 2), **_HYBRID),
 )
