@@ -51,6 +51,7 @@ class Outcome:
     drafted: int = 0
     accepted: int = 0
     handoffs: int = 0
+    gaps: list[list[float]] = field(default_factory=list)  # of each answer's tokens: best to second, logprobs
 
     @property
     def accepted_per_draft(self) -> float:
@@ -87,8 +88,10 @@ class Zygote:
         return answer
 
     @contextmanager
-    def deployment(self, folder: Path, fleet: Fleet, engine: dict[str, Any]) -> Iterator[Deployment]:
-        """Ready inside the block. Raises StartFailed."""
+    def deployment(
+        self, folder: Path, fleet: Fleet, engine: dict[str, Any], withhold: int = 0
+    ) -> Iterator[Deployment]:
+        """Ready inside the block; of the last `withhold` layers no KV is handed over. Raises StartFailed."""
         port, scheduler = free_port(), free_port()
         settings = {
             "engine": {"served_model_name": MODEL_NAME, **engine},
@@ -98,7 +101,7 @@ class Zygote:
             "handoff": {"staging_mib": 64},
         }
         folder.mkdir(parents=True, exist_ok=True)
-        started = self.ask(up=vars(fleet), settings=settings, log_dir=str(folder))
+        started = self.ask(up=vars(fleet), settings=settings, log_dir=str(folder), withhold=withhold)
         log = Path(started["log"])
         try:
             eventually(lambda: _ready(log), START_S, f"{folder.name} is ready", every_s=0.1)
@@ -157,11 +160,13 @@ async def _measure(deployment: Deployment, prompts: list[list[int]], max_tokens:
                 return (await _answer(client, prompt, max_tokens))[0]
 
         together = list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+        gaps = [await _gaps(client, prompt, max_tokens) for prompt in prompts] if not after["drafts"] else []
     counted = {name: after[name] - before[name] for name in after}
     return Outcome(
         answers=[tokens for tokens, _ in timed],
         together=together,
         token_ms=statistics.median(token_ms for _, token_ms in timed),
+        gaps=gaps,
         **counted,
     )
 
@@ -174,6 +179,21 @@ def _counts(deployment: Deployment) -> dict[str, int]:
         "handoffs": "baton_worker_handoffs_loaded",
     }
     return {key: deployment.count(name) for key, name in names.items()}
+
+
+async def _gaps(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) -> list[float]:
+    """How much better each token of the greedy answer is than the second best, in log-probability."""
+    done = await client.completions.create(
+        model=MODEL_NAME,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=0,
+        logprobs=2,
+        extra_body={"ignore_eos": True, "return_tokens_as_token_ids": True},
+    )
+    told = done.choices[0].logprobs
+    best = [sorted(one.values()) for one in told.top_logprobs or []] if told is not None else []
+    return [one[-1] - one[-2] if len(one) > 1 else 0.0 for one in best]
 
 
 async def _answer(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) -> tuple[list[int], float]:

@@ -1,7 +1,7 @@
 """A process that imports vLLM once and forks whole deployments, as `baton up` forks workers.
 
 Reads commands as JSON lines from stdin and answers each with one line on stdout.
-    {"up": fleet, "settings": {...}, "log_dir": folder}  ->  {"pid": n, "log": path}
+    {"up": fleet, "settings": {...}, "log_dir": folder, "withhold": n}  ->  {"pid": n, "log": path}
     {"end": pid}  ->  {"exitcode": n}
 Ends, and its deployments with it, when stdin does.
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from baton.handoff.cache import Bytes, HostBlockCache
 from baton.services.cli import devices, processes, supervisor
 from baton.services.config import Settings
 from baton.services.router import app
@@ -71,7 +72,26 @@ class _Log:
 
 def _run(command: dict[str, Any]) -> Callable[[], None]:
     fleet = supervisor.Fleet(**command["up"])
-    return lambda: supervisor.supervise(Settings(**command["settings"]), fleet, command["log_dir"], _Log())
+
+    def run() -> None:
+        _withhold(command.get("withhold", 0))
+        supervisor.supervise(Settings(**command["settings"]), fleet, command["log_dir"], _Log())
+
+    return run
+
+
+def _withhold(layers: int) -> None:
+    """Load zeros as the last layers' KV, the drafter's: as if a handoff did not carry it."""
+    if not layers:
+        return
+    scatter = HostBlockCache.scatter
+
+    def scatter_without(self: HostBlockCache, records: Bytes, block_ids: Sequence[int]) -> None:
+        records = records.copy()
+        records[:, -sum(layer.block_bytes for layer in self.layers[-layers:]) :] = 0
+        scatter(self, records, block_ids)
+
+    HostBlockCache.scatter = scatter_without  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
