@@ -27,7 +27,7 @@ from bench.traffic import stream
 from tests.e2e.deployment import MODEL_NAME, deployment
 
 STREAMS = (1, 4, 16)
-PROMPTS = {1: 8, 4: 24, 16: 64}  # of a measurement
+PROMPTS = {1: 8, 4: 24, 16: 96}  # of a measurement
 LIMIT = 4
 HYBRID_LIMIT = 6
 LONG = 32  # tokens of an answer at least, over HTTP
