@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Acceptance: rows (a request in a step) that are remembered, or those of as many steps if they are more. Those
-# of a position that is not drafted now fade until so few are left that a handful of new ones weighs.
+# Acceptance: rows (a request in a step) that are remembered, or those of as many steps if they are more.
+# Those of a position that is not drafted now fade until so few are left that a handful of new ones weighs.
 _ROWS_KEPT = 200.0
 _ROW_STEPS_KEPT = 50.0
 _ROWS_KEPT_UNSEEN = 16.0

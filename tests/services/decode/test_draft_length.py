@@ -110,12 +110,12 @@ def test_pauses_of_the_collector_are_overlooked() -> None:
 def test_a_method_whose_model_makes_the_first_token_only() -> None:
     """The hybrid: a pass for the first token, matches for the others, which cost their verification alone."""
     one = DraftLength(LIMIT, model_tokens=1)
-    step = dict(requests=1, rows=1, drafted=[1] * LIMIT, accepted=[1, 1, 1, 1, 0])
+    step: dict[str, Any] = {"requests": 1, "rows": 1, "drafted": [1] * LIMIT, "accepted": [1, 1, 1, 1, 0]}
     for number in range(400):
         limit = one.choose(1)
         seconds = 2e-3 + 1e-3 * (limit > 0) + 1e-5 * limit
         tokens = 1 + limit if number else 1
-        one.observe(DraftStep(tokens=tokens, limit=limit, seconds=seconds, asked=limit, **step))  # type: ignore[arg-type]
+        one.observe(DraftStep(tokens=tokens, limit=limit, seconds=seconds, asked=limit, **step))
     assert one.choice.step_seconds[5] == pytest.approx(3.05e-3, rel=0.1)
     assert one.choice.step_seconds[0] == pytest.approx(2e-3, rel=0.3)
 
