@@ -3,7 +3,7 @@
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.{create_model_config, create_structured_outputs_config,
 create_logging_config}, vllm.config.VllmConfig built from them alone (as vLLM's GPU-less render server does),
 vllm.v1.engine.async_llm (AsyncLLM.__init__, which asks its module's EngineCoreClient.make_async_mp_client;
-_add_request; input_processor.speculative_config; output_processor.{request_states, abort_requests}),
+_add_request; output_processor.{request_states, abort_requests}),
 vllm.entrypoints.launchers.{cli_args.make_arg_parser, app.build_app, api_server.app_state.init_app_state}, and
 the Starlette app that build_app returns (user_middleware, build_middleware_stack, router.routes).
 """
@@ -101,8 +101,6 @@ class RelayLLM(async_llm.AsyncLLM):
         with _engine_client(client):
             super().__init__(config, executor_class=Executor, log_stats=log_stats, log_requests=False)
         self._cluster = cluster
-        if engine.speculative_config is not None:
-            self.note_drafts()
         client.on_failure = self._request_failed
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -138,12 +136,6 @@ class RelayLLM(async_llm.AsyncLLM):
         client.limits = replace(
             client.limits, max_model_len=model.max_model_len, block_size=capacity.block_size
         )
-        if capacity.lookahead_tokens > 1:
-            self.note_drafts()
-
-    def note_drafts(self) -> None:
-        """The workers draft: refuse the sampling parameters that vLLM cannot combine with it."""
-        self.input_processor.speculative_config = True  # all that is asked of it is whether it is None
 
     def _request_failed(self, request_id: str, error: Exception) -> None:
         """End a request, and its siblings where n > 1: one stream has them all."""

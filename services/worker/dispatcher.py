@@ -60,7 +60,9 @@ class Dispatcher:
     def open(self, info: EngineInfo) -> None:
         """The engine is loaded: take requests from now on."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
-        self._limits = vllm_requests.Limits(info.max_model_len, info.vocabulary, self._host.block_hasher)
+        self._limits = vllm_requests.Limits(
+            info.max_model_len, info.vocabulary, self._host.block_hasher, info.drafts_always
+        )
         self._max_model_len = info.max_model_len
         self._closed_because = ""
 

@@ -134,7 +134,7 @@ class Node:
             metrics.set_blocks(info.free_blocks)
             metrics.ask_pinned(lambda: host.staged(STAGED_TIMEOUT_S))
             dispatcher.open(info)
-            mine.capacity.CopyFrom(self._capacity(info, host.compatibility_hash))  # for Hello
+            mine.capacity.CopyFrom(self._capacity(info, host))  # for Hello
             await session.ready(mine.capacity)
             await self._set_health(_SERVING)
             blocks = (info.num_blocks, info.block_size)
@@ -265,16 +265,17 @@ class Node:
         if self._drafting is not None:
             self._drafting.hear(reply.peer_reference)
 
-    def _capacity(self, info: EngineInfo, compatibility_hash: str) -> scheduler_pb2.Capacity:
+    def _capacity(self, info: EngineInfo, host: EngineHost) -> scheduler_pb2.Capacity:
         return scheduler_pb2.Capacity(
-            compatibility_hash=compatibility_hash,
+            compatibility_hash=host.compatibility_hash,
+            facts=host.facts,
             block_size=info.block_size,
             num_blocks=info.num_blocks,
             max_num_seqs=info.max_num_seqs,
             max_num_batched_tokens=info.max_num_batched_tokens,
             max_model_len=info.max_model_len,
             lookahead_tokens=info.lookahead_tokens,
-            transports=self._settings.handoff.transports if compatibility_hash else [],
+            transports=self._settings.handoff.transports if host.compatibility_hash else [],
             speculative_method=self._drafting.method.name if self._drafting is not None else "",
         )
 

@@ -21,7 +21,7 @@ from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
 from baton.services.vllm_args import engine_args
-from baton.services.worker import process, vllm_continuation
+from baton.services.worker import process, vllm_continuation, vllm_undrafted
 from baton.services.worker.errors import describe
 from baton.services.worker.fingerprint import model_fingerprint
 
@@ -49,6 +49,7 @@ class EngineInfo:
     max_num_batched_tokens: int
     lookahead_tokens: int  # 1 + the drafted ones
     vocabulary: int
+    drafts_always: bool  # it drafts, and cannot leave single requests out
 
 
 def parse_cores(cpu: str) -> list[int]:
@@ -271,4 +272,5 @@ def info_of(engine: Any) -> EngineInfo:
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         lookahead_tokens=1 + (speculative.num_speculative_tokens if speculative else 0),
         vocabulary=config.model_config.get_vocab_size(),
+        drafts_always=speculative is not None and not vllm_undrafted.supported(),
     )

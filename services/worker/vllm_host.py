@@ -19,7 +19,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -142,6 +142,11 @@ class EngineHost:
     def compatibility_hash(self) -> str:
         """Hex; KV passes only between equal ones. Empty without handoffs."""
         return str(self._connector.compatibility_hash) if self._connector is not None else ""
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the hash is made of, in words."""
+        return dict(self._connector.facts) if self._connector is not None else {}
 
     def staged(self, timeout_s: float) -> tuple[int, int]:
         """Saved prompts that wait to be pulled, and their bytes; (0, 0) when a rank does not answer in time.

@@ -10,10 +10,10 @@ from baton.services.worker import (
     vllm_continuation,
     vllm_idle_drafter,
     vllm_mends,
-    vllm_seeds,
     vllm_speculation,
     vllm_step_times,
     vllm_torchvision,
+    vllm_undrafted,
 )
 
 
@@ -24,6 +24,6 @@ def register() -> None:
     vllm_torchvision.install()
     vllm_idle_drafter.install()
     vllm_speculation.install()
-    vllm_seeds.install()
+    vllm_undrafted.install()
     vllm_step_times.install()
     process.follow_engine_process()

@@ -36,6 +36,7 @@ class Limits:
     max_model_len: int  # tokens, prompt and answer together
     vocabulary: int  # width of the logits
     block_hasher: Callable[[Request], list[Any]] | None
+    drafts_always: bool = False  # the engine drafts, and cannot leave single requests out
 
 
 @dataclass
@@ -124,6 +125,9 @@ def _check(core: EngineCoreRequest, written: Sequence[int], limits: Limits) -> N
             f"the answer is complete: {len(written)} tokens are written, max_tokens is "
             f"{core.sampling_params.max_tokens}"
         )
+    params = core.sampling_params
+    if limits.drafts_always and (params.min_p or params.logit_bias):
+        raise _invalid("min_p and logit_bias cannot be combined with speculative decoding on this platform")
     highest = max(*core.prompt_token_ids, *written, 0)
     if highest >= limits.vocabulary:
         raise _invalid(f"token id {highest} is outside the model's vocabulary of {limits.vocabulary}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -106,6 +107,7 @@ def streamed_chat(**options: Any) -> Callable[[openai.OpenAI], Any]:
         {"extra_body": {"return_token_ids": True}},
         {"extra_body": {"prompt_logprobs": 2}},
         {"logit_bias": {"100": 50}},
+        {"temperature": 0.9, "seed": 4, "extra_body": {"min_p": 0.2}},
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
@@ -183,6 +185,51 @@ def test_tools(clients: list[openai.OpenAI]) -> None:
     assert call["name"] == "get_weather"
     assert json.loads(call["arguments"])["city"] in ("Paris", "Rome")
     both(clients, chat(**{**asked, "tool_choice": "auto"}))
+
+
+def test_stops_across_the_borders_of_drafts(clients: list[openai.OpenAI]) -> None:
+    """Drafts of several tokens arrive at once: a stop string may begin in one step and end in the next."""
+    asked = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "max_tokens": 60}
+    text = both(clients, chat(**asked))["choices"][0]["message"]["content"]
+    assert len(text) > 100
+    for start in range(5, 100, 7):
+        stop = text[start : start + 6]
+        answer = both(clients, chat(**asked, stop=[stop]))["choices"][0]
+        assert answer["finish_reason"] == "stop"
+        assert answer["message"]["content"] == text[: text.index(stop)]
+
+
+@pytest.mark.parametrize("length", range(1, 14))
+def test_an_answer_is_as_long_as_asked(clients: list[openai.OpenAI], length: int) -> None:
+    """Whatever part of a draft was accepted beyond the last token that is wanted."""
+    answer = both(clients, chat(max_tokens=length, logprobs=True, extra_body={"min_tokens": length}))
+    assert answer["usage"]["completion_tokens"] == length
+    assert len(answer["choices"][0]["logprobs"]["content"]) == length
+
+
+def test_seeds_reproduce_beside_others_that_draft(one_pair: Deployment, clients: list[openai.OpenAI]) -> None:
+    """A seed draws the same tokens whoever shares the batch."""
+    seeded = chat(temperature=0.9, seed=5, max_tokens=40)
+    alone = both(clients, seeded)
+    with ThreadPoolExecutor(6) as pool:
+        drafting = chat(max_tokens=60, extra_body={"ignore_eos": True})
+        others = [pool.submit(drafting, clients[0]) for _ in range(5)]
+        assert seeded(clients[0]) == alone
+        for other in others:
+            other.result(60)
+
+
+def test_the_answers_were_drafted(one_pair: Deployment) -> None:
+    """What this module compares is speculation: else it would show nothing of it."""
+    asked = one_pair.client().chat.completions.create(
+        model=MODEL_NAME,
+        messages=[{"role": "user", "content": "Tell me a story about a fox."}],
+        max_tokens=60,
+        temperature=0,
+        extra_body={"baton": {"usage": True}},
+    )
+    assert asked.usage is not None
+    assert (asked.usage.model_extra or {})["baton"]["accepted_tokens"] > 10
 
 
 def test_models_and_tokenize(one_pair: Deployment, reference: str) -> None:

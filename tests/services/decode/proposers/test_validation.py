@@ -144,6 +144,13 @@ def test_eagle3_reads_different_layers(tmp_path: Path) -> None:
     assert "[1, 3, 9]" in refusal(shallow, method="eagle3", model=deep)
 
 
+def test_eagle3_needs_hidden_states_that_mimo_keeps(tmp_path: Path) -> None:
+    mimo = folder(tmp_path / "target", architectures=["MiMoForCausalLM"], num_hidden_layers=30)
+    said = refusal(mimo, method="eagle3", model=folder(tmp_path / "head"))
+    assert "does not give out the hidden states" in said
+    assert "mtp" in said
+
+
 def test_a_draft_model_speaks_the_targets_language(target: str, tmp_path: Path) -> None:
     other = folder(tmp_path / "other", vocab_size=99)
     assert "99 tokens, the target's 100" in refusal(target, method="draft_model", model=other)

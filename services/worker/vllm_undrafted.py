@@ -1,0 +1,93 @@
+"""Some requests are written without drafts, beside others that draft, so that they get what they ask for.
+
+- A seed: verification draws random numbers for each draft, and how many drafts there are depends on who else
+  is in the batch. vLLM's seeds reproduce nothing under speculation. Without drafts a seed gives the same
+  answer as without speculation; who sends one asks for that, not for speed.
+- min_p and logit_bias: vLLM applies them to the token that follows the drafts, not to those that verify them,
+  and so refuses them under speculation. Without drafts there is only that token.
+
+Greedy requests with a seed keep their drafts: they draw nothing. Only on CPU, where model runner V1 without
+asynchronous scheduling takes a list of drafts a request; elsewhere seeds stay as vLLM has them, and
+services/worker/vllm_requests.py refuses the two others.
+
+Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner.propose_draft_token_ids (gives a list, or a tensor
+[requests, drafts], which its caller also takes as lists), build_logitsprocs as imported there,
+vllm.v1.sample.metadata.SamplingMetadata (generators: by row, of requests that have a seed and are sampled;
+logitsprocs), vllm.v1.sample.logits_processor.{LogitsProcessors, MinPLogitsProcessor (min_p_count, min_p_cpu),
+LogitBiasLogitsProcessor (biases, by row)}, vllm.v1.sample.rejection_sampler.RejectionSampler (samples the
+token after the drafts with all processors, and the drafts' with none of these), vllm.platforms.
+current_platform.is_cpu.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+_MARK = "_baton_undrafted"
+
+
+def supported() -> bool:
+    """Whether single requests can go without drafts on this machine."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def install() -> None:
+    """Patch vLLM in this process; a second call does nothing. After who else patches the same method."""
+    from vllm.v1.worker import gpu_model_runner
+
+    runner = gpu_model_runner.GPUModelRunner
+    if supported() and not hasattr(runner.propose_draft_token_ids, _MARK):
+        runner.propose_draft_token_ids = _sparing(runner.propose_draft_token_ids)
+        gpu_model_runner.build_logitsprocs = _with_all(gpu_model_runner.build_logitsprocs)
+
+
+def _sparing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def propose_draft_token_ids(
+        self: Any, scheduler_output: Any, sampled: Any, sampling_metadata: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        drafts = original(self, scheduler_output, sampled, sampling_metadata, *args, **kwargs)
+        spared = _rows(sampling_metadata)
+        if not spared:
+            return drafts
+        rows: list[list[int]] = drafts if isinstance(drafts, list) else drafts.tolist()
+        return [[] if row in spared else tokens for row, tokens in enumerate(rows)]
+
+    setattr(propose_draft_token_ids, _MARK, True)
+    return propose_draft_token_ids
+
+
+def _rows(sampling_metadata: Any) -> set[int]:
+    """Of the batch, those that go without drafts."""
+    from vllm.v1.sample.logits_processor import LogitBiasLogitsProcessor, MinPLogitsProcessor
+
+    rows = set(sampling_metadata.generators)
+    for processor in sampling_metadata.logitsprocs.all:
+        if isinstance(processor, LogitBiasLogitsProcessor):
+            rows |= processor.biases.keys()
+        elif isinstance(processor, MinPLogitsProcessor) and processor.min_p_count:
+            rows.update(processor.min_p_cpu.nonzero()[0].tolist())
+    return rows
+
+
+def _with_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def build_logitsprocs(
+        vllm_config: Any, device: Any, is_pin_memory: bool, is_pooling_model: bool, *args: Any
+    ) -> Any:
+        from vllm.v1.sample import logits_processor as processors
+
+        built = original(vllm_config, device, is_pin_memory, is_pooling_model, *args)
+        if not vllm_config.speculative_config or is_pooling_model:
+            return built
+        left_out = (processors.MinPLogitsProcessor, processors.LogitBiasLogitsProcessor)
+        return processors.LogitsProcessors(
+            chain(built.all, (one(vllm_config, device, is_pin_memory) for one in left_out))
+        )
+
+    return build_logitsprocs
