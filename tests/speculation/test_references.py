@@ -1,0 +1,119 @@
+"""Against transformers: greedy answers of 1P1D deployments that speculate, and how often drafts hold."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.architectures import language
+from tests.architectures.registry import ARCHITECTURES, Architecture
+from tests.speculation.fleets import FLEETS, Outcome, Zygote, measure, zygote
+
+PROMPTS, MAX_TOKENS = 20, 48
+ENGINE = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_gib": 0.125, "enable_prefix_caching": False}
+REFERENCES = [name for name, one in ARCHITECTURES.items() if one.reference is not None]
+WITH_MTP = [name for name in REFERENCES if ARCHITECTURES[name].spec["method"] == "mtp"]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Deployments:
+    """What a 1P1D deployment of each architecture answered; asked for once."""
+
+    def __init__(self, one: Zygote, folder: Path) -> None:
+        self._zygote = one
+        self._folder = folder
+        self._outcomes: dict[str, Outcome] = {}
+
+    def outcome(self, name: str) -> Outcome:
+        """With one token a draft where transformers speculates too: that is what it does."""
+        if name not in self._outcomes:
+            model = ARCHITECTURES[name]
+            folder = model.checkpoint()
+            engine: dict[str, Any] = ENGINE | {
+                "model": str(model.target(folder)),
+                "dtype": model.dtype,
+                "speculative_config": model.speculative(folder),
+                **model.engine,
+            }
+            if name in WITH_MTP:
+                engine["speculative_config"]["num_speculative_tokens"] = 1
+            with self._zygote.deployment(self._folder / name, FLEETS["1P1D"], engine) as deployment:
+                self._outcomes[name] = measure(deployment, language.prompts(PROMPTS), MAX_TOKENS)
+        return self._outcomes[name]
+
+
+@pytest.fixture(scope="module")
+def deployments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployments]:
+    with zygote() as one:
+        yield Deployments(one, tmp_path_factory.mktemp("references"))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """transformers warns of what it deprecates in itself, and tells of the MTP layers that it leaves out."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    transformers.logging.set_verbosity(before)
+
+
+def loaded(model: Architecture) -> Any:
+    """The target by transformers, in float32."""
+    kind = getattr(transformers, model.reference or "")
+    return kind.from_pretrained(model.target(model.checkpoint()), dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_every_answer_is_the_one_of_transformers(name: str, deployments: Deployments) -> None:
+    """Each token is the best one after all before it, which is what a greedy answer is."""
+    outcome = deployments.outcome(name)
+    assert outcome.handoffs >= PROMPTS
+    assert outcome.accepted > 0
+    model = loaded(ARCHITECTURES[name])
+    equal = 0
+    for prompt, answer in zip(language.prompts(PROMPTS), outcome.answers, strict=True):
+        assert len(answer) == MAX_TOKENS
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+        equal += logits.argmax(-1).tolist() == answer
+    print(
+        f"{name}: {equal} of {PROMPTS} equal; {outcome.accepted} of {outcome.drafted} drafted tokens accepted"
+    )
+    assert equal == PROMPTS
+    assert outcome.together == outcome.answers
+
+
+@pytest.mark.parametrize("name", WITH_MTP)
+def test_as_many_drafts_are_accepted_as_in_transformers(name: str, deployments: Deployments) -> None:
+    """One drafted token a step: transformers' MTP layer and ours draft the same."""
+    outcome = deployments.outcome(name)
+    model = loaded(ARCHITECTURES[name])
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\."]
+    drafts = 0
+
+    class Counting(transformers.generation.candidate_generator.MTPCandidateGenerator):  # type: ignore[misc]
+        def get_candidates(self, *args: Any, **kwargs: Any) -> Any:
+            nonlocal drafts
+            drafts += not kwargs["is_first_iteration"]
+            return super().get_candidates(*args, **kwargs)
+
+    options = transformers.GenerationConfig(
+        use_mtp=True, max_new_tokens=MAX_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(transformers.generation.utils, "MTPCandidateGenerator", Counting)
+        for prompt, answer in zip(language.prompts(PROMPTS), outcome.answers, strict=True):
+            written = model.generate(torch.tensor([prompt]), generation_config=options)
+            assert written[0, len(prompt) :].tolist() == answer
+    accepted = PROMPTS * (MAX_TOKENS - 1) - drafts  # of the first token no draft was made
+    print(f"{name}: {accepted} of {drafts} in transformers, {outcome.accepted} of {outcome.drafts} here")
+    assert accepted / drafts == pytest.approx(outcome.accepted / outcome.drafts, abs=0.02)
