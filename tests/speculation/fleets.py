@@ -95,7 +95,8 @@ class Zygote:
         port, scheduler = free_port(), free_port()
         settings = {
             "engine": {"served_model_name": MODEL_NAME, **engine},
-            "scheduler": {"address": f"127.0.0.1:{scheduler}"},
+            # A busy machine may keep a worker from its heartbeats for seconds; nobody dies here.
+            "scheduler": {"address": f"127.0.0.1:{scheduler}", "worker_lease_s": 30.0},
             "router": {"port": port},
             "worker": {"metrics_port": 0},
             "handoff": {"staging_mib": 64},
