@@ -67,7 +67,9 @@ class Engine:
 
     def __init__(self, order: Order) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["vllm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"])
+        context.set_forkserver_preload(
+            ["vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"]
+        )
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, order))
         self._process.start()
@@ -211,12 +213,16 @@ class Fit:
     distance: float
 
     @property
-    def sigmas(self) -> float:
-        """How far chi-square lies above what it is on average, in its standard deviations."""
-        return (self.chi_square - self.freedom) / (2 * self.freedom) ** 0.5
+    def chance(self) -> float:
+        """How likely a sample of the right distribution fits as badly as this."""
+        halves = torch.tensor([self.freedom / 2, self.chi_square / 2], dtype=torch.float64)
+        return float(torch.special.gammaincc(halves[0], halves[1]))
 
     def __str__(self) -> str:
-        return f"{self.sigmas:+.1f} sigma ({self.freedom} cells), total variation {self.distance:.3f}"
+        return (
+            f"chi-square {self.chi_square:.1f} at {self.freedom} degrees of freedom, p = {self.chance:.2g}, "
+            f"total variation {self.distance:.3f}"
+        )
 
 
 def fit(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float], length: int) -> Fit:
@@ -227,7 +233,7 @@ def fit(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float], l
         observed[answer[:length]] += count
     cells = [(observed[key], chance * total) for key, chance in wanted.items() if len(key) == length]
     rest = total - sum(count for count, _ in cells), total - sum(value for _, value in cells)
-    if rest[1] >= 1:
+    if rest[1] >= LEAST * total:
         cells.append(rest)
     chi_square = sum((count - value) ** 2 / value for count, value in cells)
     distance = sum(abs(count - value) for count, value in cells) / total / 2
@@ -248,10 +254,10 @@ def reference(model: Path) -> Logits:
     return logits
 
 
-def prompt(length: int = 33) -> tuple[int, ...]:
-    """One more token than a block: the block is read once. It repeats itself, for n-grams to be found."""
+def prompt(start: int, length: int = 12) -> tuple[int, ...]:
+    """A short text of the table's that repeats itself, for n-grams to be found."""
     follows = language.successors()
-    text = [65]
+    text = [start]
     while len(text) < length:
-        text.append(follows[text[-1]] if len(text) % 8 else 65)
+        text.append(follows[text[-1]] if len(text) % 5 else start)
     return tuple(text)

@@ -1,7 +1,8 @@
 """Sampled answers have the target's own distribution, whoever drafts.
 
 Each method samples 4,000 answers each way in an engine of its own; chi-square compares them with exact
-probabilities. `python -m tests.speculation.test_distribution` prints the figures, of every way by itself.
+probabilities. `python -m tests.speculation.test_distribution` does it for every method and every way, and
+prints the figures.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from tests.architectures import dense
 from tests.speculation.sampling import LENGTH, Engine, Order, Sample, Way, expected, fit, prompt, reference
 
 SAMPLES = 4_000
-TOGETHER = (Way(0.25, top_p=0.9), Way(0.8, top_k=5), Way(1.0))  # each request of a batch has one of them
+# Of each target, with answers that are neither certain nor without favourites at every temperature.
+PROMPTS = {"qwen2": prompt(74), "mimo": prompt(104)}
+TOGETHER = (Way(0.25), Way(0.8, top_k=5, top_p=0.9))  # each request of a batch has one of them
 APART = (Way(0.25), Way(0.8), Way(1.0), Way(1.0, top_p=0.8), Way(0.8, top_k=5))
-SIGMAS = 6.0  # by chance once in 100,000 comparisons
+CHANCE = 1e-6  # of a right sample to be called wrong, in each of some 60 comparisons
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -61,12 +64,16 @@ CASES = {
 }
 
 
+# A minute's worth; `main` runs every method every way.
+TESTED = ["ngram", "eagle", "draft_model, sampled drafts", "mtp, then n-grams"]
+
+
 class Laboratory:
     """Tiny models and engines, two at a time on a core each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        few = {"layers": 2, "gain": 1.5}
+        few = {"layers": 2, "gain": 1.2}
         dense.qwen2(folder / "qwen2", **few)
         dense.mimo(folder / "mimo", **few)
         dense.eagle(folder / "eagle")
@@ -87,9 +94,9 @@ class Laboratory:
         def run() -> Sample:
             core = self._cores.get()
             try:
-                model = self._folder / case.target
+                model, asked = self._folder / case.target, PROMPTS[case.target]
                 return Engine(
-                    Order(model, prompt(), ways, samples, speculative, case.more, core=core, mended=mended)
+                    Order(model, asked, ways, samples, speculative, case.more, core=core, mended=mended)
                 ).result()
             finally:
                 self._cores.put(core)
@@ -98,9 +105,9 @@ class Laboratory:
 
     def expected(self, ways: tuple[Way, ...]) -> dict[tuple[str, Way], dict[tuple[int, ...], float]]:
         found = {}
-        for target in ("qwen2", "mimo"):
+        for target, asked in PROMPTS.items():
             logits = reference(self._folder / target)
-            found |= {(target, way): expected(logits, prompt(), way) for way in ways}
+            found |= {(target, way): expected(logits, asked, way) for way in ways}
         return found
 
 
@@ -119,10 +126,10 @@ def wanted(laboratory: Laboratory) -> dict[tuple[str, Way], dict[tuple[int, ...]
 
 @pytest.fixture(scope="module")
 def samples(laboratory: Laboratory) -> dict[str, Future[Sample]]:
-    return {name: laboratory.sample(case) for name, case in CASES.items()}
+    return {name: laboratory.sample(CASES[name]) for name in TESTED}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TESTED)
 def test_answers_are_distributed_as_the_target_says(
     name: str, samples: dict[str, Future[Sample]], wanted: dict[tuple[str, Way], Any]
 ) -> None:
@@ -132,19 +139,23 @@ def test_answers_are_distributed_as_the_target_says(
         for length in range(1, LENGTH + 1):
             fitting = fit(found, wanted[CASES[name].target, way], length)
             print(f"{name}, {way}, {length} tokens: {fitting}")
-            assert fitting.sigmas < SIGMAS, f"{way}, {length} tokens: {fitting}"
-    if CASES[name].speculative is not None:
-        assert 0.1 < sample.accepted / sample.drafted < 0.9, "drafts of both kinds are looked at"
+            assert fitting.chance > CHANCE, f"{way}, {length} tokens: {fitting}"
+    assert sample.drafted > SAMPLES
+    assert 0.1 < sample.accepted / sample.drafted < 0.9, "drafts of both kinds are looked at"
 
 
 def test_vllm_as_shipped_has_another_distribution(
     laboratory: Laboratory, wanted: dict[tuple[str, Way], Any]
 ) -> None:
-    """Without services/worker/vllm_mends.py: the comparison above can fail, and the mend is needed."""
-    sample = laboratory.sample(CASES["draft_model"], samples=SAMPLES // 4, mended=False).result()
-    fits = [fit(found, wanted["qwen2", way], LENGTH) for way, found in sample.answers.items()]
-    print(*fits, sep="\n")
-    assert max(fitting.sigmas for fitting in fits) > 5 * SIGMAS
+    """Without services/worker/vllm_mends.py: the comparison above can fail, and the mend is needed.
+
+    Of temperatures alone: where top-k is read from memory that nobody wrote, the engine may also end.
+    """
+    way = Way(0.25)
+    sample = laboratory.sample(CASES["draft_model"], (way,), SAMPLES // 4, mended=False).result()
+    fitting = fit(sample.answers[way], wanted["qwen2", way], LENGTH)
+    print(fitting)
+    assert fitting.chance < CHANCE**2
 
 
 def main() -> int:
@@ -153,8 +164,11 @@ def main() -> int:
         laboratory = Laboratory(Path(folder))
         wanted = laboratory.expected(APART)
         started = {name: laboratory.sample(case, APART) for name, case in CASES.items()}
-        started["draft_model, vLLM as shipped"] = laboratory.sample(CASES["draft_model"], APART, mended=False)
-        worst = 0.0
+        temperatures = APART[:3]  # with the others vLLM as shipped may end
+        started["draft_model, vLLM as shipped"] = laboratory.sample(
+            CASES["draft_model"], temperatures, mended=False
+        )
+        worst = 1.0
         for name, future in started.items():
             sample, case = future.result(), CASES.get(name, CASES["draft_model"])
             print(f"{name}: {sample.accepted} of {sample.drafted} drafted tokens accepted")
@@ -162,10 +176,10 @@ def main() -> int:
                 fits = [fit(found, wanted[case.target, way], length) for length in (2, LENGTH)]
                 print(f"  {way}: 2 tokens {fits[0]}; {LENGTH} tokens {fits[1]}")
                 if name in CASES:
-                    worst = max(worst, *(fitting.sigmas for fitting in fits))
+                    worst = min(worst, *(fitting.chance for fitting in fits))
         laboratory.pool.shutdown()
-    print(f"worst with mends: {worst:+.1f} sigma")
-    return int(worst > SIGMAS)
+    print(f"worst with mends: p = {worst:.2g}")
+    return int(worst < CHANCE)
 
 
 if __name__ == "__main__":
