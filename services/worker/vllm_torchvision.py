@@ -3,9 +3,8 @@
 vLLM's Qwen3.5 imports Qwen3-VL's image and video processors even for a model without vision, and those
 import torchvision. Its CPU build is not to be had beside this torch: the one that pip brings needs CUDA and
 takes transformers down with it. So, in processes of vLLM alone and only where there is no torchvision, its
-modules can be imported; whatever is looked up in them says that it is missing. transformers is left knowing
-that there is none: its image processors go on without. (A stand-in package in site-packages would have it
-choose processors that then fail.)
+modules can be imported, with nothing in them. transformers is left knowing that there is none: its image
+processors go on without. (A stand-in package in site-packages would have it choose processors that fail.)
 
 Leans on: transformers.utils.is_torchvision_available, which remembers its first answer. Can go when vLLM's
 Qwen3.5 (vllm.model_executor.models.qwen3_5) is importable without torchvision.
@@ -21,12 +20,21 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-NAME = "torchvision"
+MODULES = {
+    "torchvision",
+    "torchvision.io",
+    "torchvision.ops",
+    "torchvision.ops.boxes",
+    "torchvision.transforms",
+    "torchvision.transforms.functional",
+    "torchvision.transforms.v2",
+    "torchvision.transforms.v2.functional",
+}
 
 
 def install() -> None:
     """Make `import torchvision...` succeed in this process, if it would not; a second call does nothing."""
-    if importlib.util.find_spec(NAME) is not None:
+    if importlib.util.find_spec("torchvision") is not None:
         return
     from transformers.utils import is_torchvision_available
 
@@ -35,15 +43,13 @@ def install() -> None:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Makes empty modules of torchvision's names, when no other finder knows them."""
+    """Makes empty modules of these names, when no other finder knows them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         del path, target
-        if fullname != NAME and not fullname.startswith(f"{NAME}."):
-            return None
-        return ModuleSpec(fullname, self, is_package=True)
+        return ModuleSpec(fullname, self, is_package=True) if fullname in MODULES else None
 
     def exec_module(self, module: ModuleType) -> None:
         def missing(name: str) -> Any:

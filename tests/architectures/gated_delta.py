@@ -17,7 +17,14 @@ KEY_HEADS, VALUE_HEADS, KERNEL = 1, 2, 4
 KEYS, VALUES = KEY_HEADS * HEAD_DIM, VALUE_HEADS * HEAD_DIM
 EXPERTS, CHOSEN, EXPERT_INNER = 4, 2, 64
 KINDS = ["linear_attention", "full_attention"] * 2
-TARGET, DRAFTER = 0.7, 0.5  # what a layer adds; little, as bfloat16 decides near-ties by chance
+TARGET, DRAFTER = (
+    0.75,
+    2.5,
+)  # what a layer adds; little to the target, as bfloat16 decides near-ties by chance
+
+# Texts whose answers of both models have no near-ties: over 64 tokens the best token leads the second by
+# more than 0.3 in log-probability. Answers were seen to flip below 0.16.
+CLEAR = (11, 12, 14, 15, 17, 20, 22, 24, 25, 28, 34, 36, 40, 42, 44, 46, 48, 49, 52, 54)
 
 
 def _linear_attention(weights: Weights, prefix: str, gain: float, *, fused: bool) -> None:

@@ -50,13 +50,15 @@ def head(hidden: int = HIDDEN, steps: int = 1) -> torch.Tensor:
     return rows
 
 
-def prompts(count: int, length: int = 40, seed: int = 0) -> list[list[int]]:
-    """Token ids of texts that follow the table half of the time, of lengths around `length`."""
-    found, follows = [], successors()
-    for number in range(count):
-        chance = random.Random(1000 * seed + number)
-        text = [chance.choice(CHARACTERS)]
-        for _ in range(chance.randint(length // 2, 3 * length // 2) - 1):
-            text.append(follows[text[-1]] if chance.random() < 0.5 else chance.choice(CHARACTERS))
-        found.append(text)
-    return found
+def prompt(number: int, length: int = 40) -> list[int]:
+    """Token ids of the text of this number: it follows the table half of the time."""
+    follows, chance = successors(), random.Random(number)
+    text = [chance.choice(CHARACTERS)]
+    for _ in range(chance.randint(length // 2, 3 * length // 2) - 1):
+        text.append(follows[text[-1]] if chance.random() < 0.5 else chance.choice(CHARACTERS))
+    return text
+
+
+def prompts(count: int) -> list[list[int]]:
+    """The first texts, 20 to 60 tokens long."""
+    return [prompt(number) for number in range(count)]

@@ -168,12 +168,10 @@ def _speculation(order: Order) -> dict[str, Any]:
 
 
 def _unmend() -> None:
-    """Put vLLM's shipped functions back."""
-    from baton.services.worker import vllm_mends
+    """Put vLLM's shipped function of the sampler back (services/worker/vllm_mends.py)."""
+    from vllm.utils import cpu_triton_utils
 
-    for mend in vllm_mends.MENDS:
-        owner, name = mend.place()
-        setattr(owner, name, getattr(owner, name).__wrapped__)
+    cpu_triton_utils._expand_kernel_impl = cpu_triton_utils._expand_kernel_impl.__wrapped__
 
 
 Logits = Callable[[torch.Tensor], torch.Tensor]  # of token ids [N, T], those of the last place [N, V]

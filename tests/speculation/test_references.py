@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 
-from tests.architectures import language
 from tests.architectures.registry import ARCHITECTURES, Architecture
 from tests.speculation.fleets import FLEETS, Outcome, Zygote, measure, zygote
 
@@ -45,7 +44,7 @@ class Deployments:
             if name in WITH_MTP:
                 engine["speculative_config"]["num_speculative_tokens"] = 1
             with self._zygote.deployment(self._folder / name, FLEETS["1P1D"], engine) as deployment:
-                self._outcomes[name] = measure(deployment, language.prompts(PROMPTS), MAX_TOKENS)
+                self._outcomes[name] = measure(deployment, model.prompts(PROMPTS), MAX_TOKENS)
         return self._outcomes[name]
 
 
@@ -80,7 +79,7 @@ def test_every_answer_is_the_one_of_transformers(name: str, deployments: Deploym
     assert outcome.accepted > 0
     model = loaded(ARCHITECTURES[name])
     equal = 0
-    for prompt, answer in zip(language.prompts(PROMPTS), outcome.answers, strict=True):
+    for prompt, answer in zip(ARCHITECTURES[name].prompts(PROMPTS), outcome.answers, strict=True):
         assert len(answer) == MAX_TOKENS
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
@@ -111,7 +110,7 @@ def test_as_many_drafts_are_accepted_as_in_transformers(name: str, deployments: 
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(transformers.generation.utils, "MTPCandidateGenerator", Counting)
-        for prompt, answer in zip(language.prompts(PROMPTS), outcome.answers, strict=True):
+        for prompt, answer in zip(ARCHITECTURES[name].prompts(PROMPTS), outcome.answers, strict=True):
             written = model.generate(torch.tensor([prompt]), generation_config=options)
             assert written[0, len(prompt) :].tolist() == answer
     accepted = PROMPTS * (MAX_TOKENS - 1) - drafts  # of the first token no draft was made
