@@ -6,20 +6,27 @@ and says which mend to delete. On a GPU nothing is touched.
 
 Leans on: vllm.utils.cpu_triton_utils._expand_kernel_impl, which a worker registers after it has loaded the
 plug-ins (vllm.v1.worker.worker_base.WorkerWrapperBase.init_worker), and on Triton's order of its arguments;
-vllm.model_executor.layers.rotary_embedding.base.RotaryEmbedding.forward_cpu.
+vllm.model_executor.layers.rotary_embedding.base.RotaryEmbedding.forward_cpu;
+vllm.triton_utils.dispatcher._rebind_kernels, which looks through sys.modules;
+vllm.v1.spec_decode.ngram_proposer.NgramProposer (`__init__`, `propose`, k, max_model_len).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from baton.services.errors import StartError
 
 _MARK = "_baton_mend"
+_ODD_MODULE = "llvmlite.binding.ffi"
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,41 @@ def _rotary(shipped: Callable[..., Any]) -> Callable[..., Any]:
     return forward_cpu
 
 
+def _place_of_rebind() -> tuple[Any, str]:
+    from vllm.triton_utils import dispatcher
+
+    return dispatcher, "_rebind_kernels"
+
+
+def _rebind(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    def rebind_kernels(overrides: Any) -> None:
+        hidden = sys.modules.pop(_ODD_MODULE, None)
+        try:
+            shipped(overrides)
+        finally:
+            if hidden is not None:
+                sys.modules[_ODD_MODULE] = hidden
+
+    return rebind_kernels
+
+
+def _place_of_ngrams() -> tuple[Any, str]:
+    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+
+    return NgramProposer, "__init__"
+
+
+def _ngrams(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, vllm_config: Any) -> None:
+        shipped(self, vllm_config)
+        tokens = np.zeros((1, self.max_model_len), dtype=np.int32)  # as the model runner's batch has them
+        with warnings.catch_warnings():  # numba's, of lists in its signature
+            warnings.simplefilter("ignore")
+            self.propose(self.k, [[0]], np.ones(1, dtype=np.int32), tokens)
+
+    return __init__
+
+
 MENDS = (
     Mend(
         wrong="temperature, top-k and top-p of requests with drafts are written into a copy, but for int64: "
@@ -124,5 +166,21 @@ MENDS = (
         place=_place_of_rotary,
         parameters=("self", "positions", "query", "key"),
         mended=_rotary,
+    ),
+    Mend(
+        wrong="it looks into every object of every module, and fails at llvmlite's, whose __dict__ is a C "
+        "function: where numba was imported first, as by another package's proposer, no engine starts",
+        until="vLLM's _rebind_kernels passes over what has no dictionary",
+        place=_place_of_rebind,
+        parameters=("overrides",),
+        mended=_rebind,
+    ),
+    Mend(
+        wrong="its first call, which is to compile the n-gram search, has no request in it and compiles "
+        "nothing: the first request waits some seconds for that, and all others of the engine with it",
+        until="vLLM's NgramProposer compiles when it is made",
+        place=_place_of_ngrams,
+        parameters=("self", "vllm_config"),
+        mended=_ngrams,
     ),
 )

@@ -21,10 +21,11 @@ from baton.services.errors import StartError
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.pipeline import Pipeline
 from baton.services.offline.responses import Response
-from tests.e2e.deployment import ENGINE, MODEL, MODEL_NAME
+from tests.e2e.deployment import ENGINE, MODEL_NAME
 from tests.e2e.test_up import family, gone
 from tests.support import BATON, ROOT, eventually
 
+MODEL = ENGINE["model"]
 SETTINGS = {key: value for key, value in ENGINE.items() if key != "model"}
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPTS: list[Any] = ["def main(", [5, 6, 7, 8, 9], CHAT, "Once upon a time " * 20, *(["import os"] * 4)]

@@ -110,9 +110,16 @@ def text(count: int, begin: int = 0) -> str:
 async def placeable(http: httpx.AsyncClient) -> None:
     """The router's connection to the scheduler backs off while that is away."""
     deadline = time.monotonic() + 10
-    while (await http.get("/health")).status_code != 200:
+    while not await healthy(http):
         assert time.monotonic() < deadline, "the router never becomes healthy"
         await asyncio.sleep(0.05)
+
+
+async def healthy(http: httpx.AsyncClient) -> bool:
+    try:
+        return (await http.get("/health")).status_code == 200
+    except httpx.ConnectError:  # it is starting
+        return False
 
 
 async def eventually_unhealthy(http: httpx.AsyncClient, reason: str) -> httpx.Response:

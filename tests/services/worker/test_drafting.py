@@ -101,7 +101,6 @@ async def test_the_parts_of_a_step_add_up(drafting: Worker) -> None:
     assert set(parts) == {f'{{phase="{phase}"}}' for phase in ("draft", "verify", "rest")}
     assert all(seconds > 0 for seconds in parts.values())
     assert sum(parts.values()) == pytest.approx(whole, rel=0.01)
-    assert parts['{phase="verify"}'] > parts['{phase="draft"}']
 
 
 async def test_the_method_is_known_to_others(drafting: Worker, mixed: Worker) -> None:

@@ -6,10 +6,13 @@ drafts: requests without a draft, with some, with the most, and with drafts that
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +27,7 @@ with warnings.catch_warnings():
     from vllm.v1.sample.logits_processor import LogitsProcessors
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.spec_decode import ngram_proposer
     from vllm.v1.spec_decode import utils as drafting
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
@@ -31,7 +35,7 @@ VOCABULARY = 23  # no multiple of a vector's width
 COUNTS = [0, 3, 1, 0, 4, 2, 0]  # drafts of each request
 WIDEST = max(COUNTS)
 TOKENS = sum(COUNTS)
-EXPAND, ROTARY = vllm_mends.MENDS
+EXPAND, ROTARY, REBIND, NGRAMS = vllm_mends.MENDS
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="mends are for CPU engines")
 
@@ -69,7 +73,7 @@ def cumulated(counts: list[int]) -> torch.Tensor:
     return torch.tensor(counts).cumsum(0).to(torch.int32)
 
 
-# The two mends.
+# The mends.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
@@ -86,6 +90,43 @@ def test_expanding_a_figure_of_requests_to_their_tokens(dtype: torch.dtype) -> N
     assert values[1] == 0, "the requests' own figures are not written"
     if dtype != torch.int64:
         still_wrong(result(shipped(EXPAND)).tolist() == expected.tolist(), EXPAND)
+
+
+def test_an_engine_starts_where_numba_was_imported() -> None:
+    import llvmlite.binding  # noqa: F401
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mended(REBIND)([])
+        assert "llvmlite.binding.ffi" in sys.modules
+        try:
+            shipped(REBIND)([])
+        except AttributeError:
+            return
+    still_wrong(True, REBIND)
+
+
+def test_ngrams_are_compiled_when_the_proposer_is_made() -> None:
+    """Else by the first request, while all others wait."""
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            prompt_lookup_min=1, prompt_lookup_max=2, num_speculative_tokens=3
+        ),
+        model_config=SimpleNamespace(max_model_len=64),
+        scheduler_config=SimpleNamespace(max_num_seqs=2),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+    )
+    search = ngram_proposer.batch_propose_numba
+    before = len(search.signatures)
+    if not before:  # nobody matched in this process yet
+        shipped(NGRAMS)(object.__new__(ngram_proposer.NgramProposer), config)
+        still_wrong(bool(search.signatures), NGRAMS)
+    made = ngram_proposer.NgramProposer(config)
+    compiled = len(search.signatures)
+    assert compiled > 0
+    tokens, lengths = np.zeros((2, 64), dtype=np.int32), np.array([9, 7], dtype=np.int32)
+    assert made.propose(3, [[0], [0, 0]], lengths, tokens) == [[0, 0, 0], [0, 0, 0]]
+    assert len(search.signatures) == compiled
 
 
 def test_the_sampler_uses_the_mended_expansion() -> None:
