@@ -57,12 +57,14 @@ def deployments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """transformers warns of what it deprecates in itself, and tells of the MTP layers that it leaves out."""
-    before = transformers.logging.get_verbosity()
+    before, threads = transformers.logging.get_verbosity(), torch.get_num_threads()
     transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)  # two that wait for each other crawl when something else wants a core
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
     transformers.logging.set_verbosity(before)
+    torch.set_num_threads(threads)
 
 
 def loaded(model: Architecture) -> Any:
