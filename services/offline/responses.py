@@ -35,9 +35,10 @@ class Response:
     choices: list[Choice] = field(default_factory=list)
     prompt_tokens: int = 0
     completion_tokens: int = 0  # of all choices
-    draft_steps: int = 0  # engine steps in which a draft was verified; 0 where nobody drafts
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of the drafted ones
+    # How it came about, which does not count when two responses are compared; 0 where nobody drafts.
+    draft_steps: int = field(default=0, compare=False)  # engine steps in which a draft was verified
+    drafted_tokens: int = field(default=0, compare=False)
+    accepted_tokens: int = field(default=0, compare=False)  # of the drafted ones
     error: RequestError | None = None
 
     @property

@@ -20,7 +20,6 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
-from tests.architectures import language
 from tests.architectures.registry import ARCHITECTURES, Architecture
 from tests.speculation.fleets import FLEETS, Outcome, StartFailed, Zygote, measure, zygote
 from tests.support import ROOT
@@ -95,7 +94,7 @@ class Row:
 
     def prompts(self) -> list[list[int]]:
         if not isinstance(self.model, Trained):
-            return language.prompts(PROMPTS)
+            return self.model.prompts(PROMPTS)
         return _dialogues(self.model.target(self.model.checkpoint()), PROMPTS)
 
     def spec(self) -> dict[str, Any]:
