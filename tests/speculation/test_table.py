@@ -71,7 +71,7 @@ def one_zygote() -> Any:
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("name", ["MTP, demo model", "EAGLE + n-gram"])
+@pytest.mark.parametrize("name", ["MTP, demo model"])
 def test_a_sample_of_the_table(name: str, one_zygote: Zygote, tmp_path: Path) -> None:
     """Through 1P1D the answers are those of one engine that does not speculate, and as many drafts hold."""
     row = next(row for row in table.ROWS if row.name == name)
