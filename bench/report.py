@@ -154,7 +154,7 @@ def _speculation(result: dict[str, Any]) -> str:
                 auto = ms["auto"]
                 rows.append(
                     [method, kind, streams, f"{ms['none']:.2f}", cells, f"{auto:.2f}", usual,
-                     f"{auto / fixed[best] - 1:+.0%}", f"{ms['none'] / min(auto, fixed[best]):.2f}"]
+                     f"{auto / min(fixed[best], ms['none']) - 1:+.0%}", f"{ms['none'] / min(auto, fixed[best]):.2f}"]
                 )  # fmt: skip
     served = [
         [placement, kind, streams, *(f"{value:.2f}" for value in row.values()),

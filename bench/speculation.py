@@ -206,7 +206,8 @@ def goals(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _best_fixed(ms: dict[str, float]) -> float:
-    return min(value for key, value in ms.items() if key not in ("none", AUTO))
+    """None is a fixed length too: 0."""
+    return min(value for key, value in ms.items() if key != AUTO)
 
 
 def _speed(results: dict[str, Any], name: str, kind: str, streams: str) -> float:

@@ -8,6 +8,7 @@ that; for the draft's further tokens they take their own hidden state in place o
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -105,13 +106,14 @@ class Rope:
         return torch.cat(turned, -1).to(x.dtype)
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """A drafter: `start` makes the hidden states of step 0, `forward` runs one step."""
 
+    @abstractmethod
     def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
         """From the trunk's hidden states [B, T, H], by the number of layers below them: what step 0 reads."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(
         self,
         hidden: torch.Tensor,
@@ -121,11 +123,10 @@ class Head(nn.Module):
         cache: KeyValues,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the output embedding is multiplied with, and what the next step reads; both [B, T, H]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
         """The weights by the names that vLLM reads."""
-        raise NotImplementedError
 
 
 class MtpLayer(nn.Module):
