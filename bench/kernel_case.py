@@ -1,4 +1,4 @@
-"""One thing that `python -m bench kernels` times: an operation on inputs of one shape, and what to hold it against."""
+"""What `python -m bench kernels` times: an operation on inputs of one shape, and what to hold it against."""
 
 from __future__ import annotations
 
