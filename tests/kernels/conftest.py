@@ -1,8 +1,8 @@
 """Without a GPU, Triton's kernels run in its interpreter: the same source, program by program, on the CPU.
 
-Triton asks TRITON_INTERPRET when it is imported, when a kernel is defined and when it runs. Another test of the
-same process may have imported it before (vLLM does): tests of kernels then get an import of their own, and the
-others have theirs back afterwards.
+Triton asks TRITON_INTERPRET when it is imported, when a kernel is defined and when it runs. Another test of
+the same process may have imported it before (vLLM does): tests of kernels then get an import of their own,
+and the others have theirs back afterwards.
 """
 
 from __future__ import annotations
