@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.services.decode.proposers.compiled import compiled
+from baton.kernels.compiled import compiled
 
 GRAM = 4  # tokens; the short chain finds shorter matches, the long one older ones
 WALK = 256

@@ -1,4 +1,4 @@
-"""Loops over tokens as machine code, by numba."""
+"""Loops over tokens as machine code, by numba: what the CPU paths of kernels are written with."""
 
 from __future__ import annotations
 

@@ -1,0 +1,198 @@
+"""`ngram_match` on a GPU, in one launch. README.md says how it goes about it."""
+
+# ruff: noqa: PLR0912, PLR0917, SIM102 (device code: a call costs, and a compile-time `if` stands alone)
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024  # tokens that a program looks at in one go: 8 a thread, two loads of 16 bytes
+_WARPS = 4
+# Programs of a launch, where the batch is small enough to need several a row: 16 of 4 warps fill each of an
+# H200's 132 multiprocessors. More would wait for their turn.
+_PROGRAMS = 2048
+_UNROLLED = 8  # tokens of an n-gram compared without a loop, all loads of the row's end in flight at once
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _at(  # type: ignore[no-untyped-def]
+    text,  # *int32: a row
+    length,
+    tail,  # *int: what stands behind `length` tokens of it
+    position,
+    mask,
+    HAS_TAIL: tl.constexpr,
+):
+    """The tokens at `position`, which reaches into the tail, where `mask` holds."""
+    token = tl.load(text + position, mask=mask & (position < length), other=0)
+    if HAS_TAIL:
+        drafted = tl.load(tail + (position - length), mask=mask & (position >= length), other=0)
+        token = tl.where(position < length, token, drafted.to(tl.int32))
+    return token
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _compare(  # type: ignore[no-untyped-def]
+    text,
+    length,
+    tail,
+    size,
+    begin,  # of the block
+    back,
+    alive,
+    matched,
+    BLOCK: tl.constexpr,
+    HAS_TAIL: tl.constexpr,
+):
+    """One token further back: whom of the places that still match (`alive`) it fits, and how many did."""
+    wanted = _at(text, length, tail, size - 1 - back, size > back, HAS_TAIL)
+    position = begin + tl.arange(0, BLOCK) - back
+    alive = alive & (position >= 0)
+    token = tl.load(text + position, mask=alive & (position < length), other=0)
+    if HAS_TAIL:
+        if begin + BLOCK > length + back:
+            token = _at(text, length, tail, position, alive, HAS_TAIL)
+    alive = alive & (token == wanted)
+    return alive, matched + alive.to(tl.int32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _ngram_match_kernel(  # type: ignore[no-untyped-def]
+    tokens,  # *int32 [rows, width]
+    tokens_stride,
+    width,
+    lengths,  # *int32 [rows]
+    rows,  # *int64 [batch], or nothing
+    tails,  # *int [batch, TAIL], or nothing
+    tails_stride,
+    limits,  # *int32 [batch]
+    drafts,  # *int [batch, K], written
+    drafts_stride,
+    counts,  # *int32 [batch], written
+    workspace,  # *int64 [2, at least batch], 0 before and after. First row: the best match, its length << 32
+    # | the position of its last token. Second row: programs that have looked at their share.
+    workspace_stride,
+    K: tl.constexpr,
+    K_POWER: tl.constexpr,
+    TAIL: tl.constexpr,
+    MIN_N: tl.constexpr,
+    MAX_N: tl.constexpr,
+    UNROLLED: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+    HAS_TAIL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(0).to(tl.int64)
+    share = tl.program_id(1)
+    row = request
+    if HAS_ROWS:
+        row = tl.load(rows + request).to(tl.int64)
+    length = tl.load(lengths + row)
+    size = length + TAIL
+    limit = tl.minimum(tl.load(limits + request), K)
+    if (limit <= 0) | (size <= MIN_N):
+        if share == 0:
+            tl.store(counts + request, 0)
+        return
+    # Matches end at 0 to size - 2; blocks of these are dealt out to the row's programs in turn.
+    blocks = (size - 2) // BLOCK + 1
+    programs = tl.minimum(tl.num_programs(1), blocks)
+    if share >= programs:
+        return
+    best = workspace + request
+    done = best + workspace_stride
+    text = tokens + row * tokens_stride
+    tail = tails + request * tails_stride
+
+    last = _at(text, length, tail, size - 1, size > 0, HAS_TAIL)
+    found = tl.full([BLOCK], 0, tl.int64)
+    for block in range(share, blocks, programs):
+        begin = block * BLOCK
+        position = begin + tl.arange(0, BLOCK)
+        # What lies behind the text is read, too, as far as the row goes: a multiple of 16, mostly, so that
+        # these loads, of all tokens, are of 16 bytes. Those of _compare are of few.
+        token = tl.load(text + position, mask=position < width, other=0)
+        if HAS_TAIL:
+            if begin + BLOCK > length:
+                token = _at(text, length, tail, position, position < size, HAS_TAIL)
+        alive = (position < size - 1) & (token == last)
+        matched = alive.to(tl.int32)
+        for back in tl.static_range(1, UNROLLED):
+            alive, matched = _compare(text, length, tail, size, begin, back, alive, matched, BLOCK, HAS_TAIL)
+        for back in range(UNROLLED, MAX_N):
+            alive, matched = _compare(text, length, tail, size, begin, back, alive, matched, BLOCK, HAS_TAIL)
+        key = (matched.to(tl.int64) << 32) | position.to(tl.int64)
+        found = tl.maximum(found, tl.where(matched >= MIN_N, key, 0))
+    # tl.max, without what of Triton's library is compiled or not when it is imported.
+    longest = tl.reduce(found, 0, tl.standard._elementwise_max)
+    if longest > 0:
+        tl.atomic_max(best, longest)
+
+    # Both atomics release and acquire: who counts last sees what all others found.
+    if tl.atomic_add(done, 1) == programs - 1:
+        tl.atomic_xchg(done, 0)
+        longest = tl.atomic_xchg(best, 0)
+        if longest == 0:
+            tl.store(counts + request, 0)
+        else:
+            start = (longest & 0xFFFFFFFF).to(tl.int32) + 1
+            step = tl.arange(0, K_POWER)
+            # A continuation that reaches the end goes on with its own drafts: with its start once more.
+            source = start + step % (size - start)
+            token = _at(text, length, tail, source, step < limit, HAS_TAIL)
+            into = drafts + request * drafts_stride + step
+            tl.store(into, token.to(drafts.dtype.element_ty), mask=step < limit)
+            tl.store(counts + request, limit)
+
+
+def ngram_match(
+    tokens: torch.Tensor,
+    lengths: torch.Tensor,
+    limits: torch.Tensor,
+    drafts: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    min_n: int,
+    max_n: int,
+    rows: torch.Tensor | None = None,
+    tails: torch.Tensor | None = None,
+    workspace: torch.Tensor,
+) -> None:
+    """As `baton.kernels.ngram_match.ngram_match`; `workspace` is of `new_workspace`."""
+    batch, k = drafts.shape
+    tail = 0 if tails is None else tails.shape[1]
+    kernel: Any = _ngram_match_kernel
+    kernel[batch, programs_of_a_row(batch, tokens.shape[1] + tail)](
+        tokens,
+        tokens.stride(0),
+        tokens.shape[1],
+        lengths,
+        limits if rows is None else rows,  # a pointer that is not followed
+        limits if tails is None else tails,
+        0 if tails is None else tails.stride(0),
+        limits,
+        drafts,
+        drafts.stride(0),
+        counts,
+        workspace,
+        workspace.stride(0),
+        K=k,
+        K_POWER=triton.next_power_of_2(k),
+        TAIL=tail,
+        MIN_N=min_n,
+        MAX_N=max_n,
+        UNROLLED=min(max_n, _UNROLLED),
+        HAS_ROWS=rows is not None,
+        HAS_TAIL=tail > 0,
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
+    )
+
+
+def programs_of_a_row(batch: int, width: int) -> int:
+    """How many programs share a row that may be `width` tokens long: the device knows how long it is."""
+    return max(1, min(-(-width // _BLOCK), -(-_PROGRAMS // max(batch, 1))))

@@ -1,0 +1,192 @@
+"""The kernel and the CPU's path against the naive one, on texts of few letters, where matches abound."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from baton.kernels.ngram_match import naive, new_workspace, ngram_match, reference
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+POISON = -77
+Match = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Match:
+    """The Triton kernel: compiled on a GPU, interpreted without one."""
+    if not CUDA:
+        os.environ["TRITON_INTERPRET"] = "1"  # read when the kernel's module is imported
+    from baton.kernels.ngram_match import kernel
+
+    return kernel.ngram_match
+
+
+@dataclass
+class Texts:
+    """A batch; behind each text lies what another request left."""
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    limits: torch.Tensor
+    rows: torch.Tensor | None = None
+    tails: torch.Tensor | None = None
+
+
+def texts_of(
+    texts: list[list[int]], limits: list[int], *, width: int = 0, tails: list[list[int]] | None = None
+) -> Texts:
+    width = max(width, *(len(text) for text in texts), 1)
+    tokens = torch.randint(0, 3, (len(texts), width), dtype=torch.int32)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = torch.tensor(text, dtype=torch.int32)
+    return Texts(
+        tokens,
+        torch.tensor([len(text) for text in texts], dtype=torch.int32),
+        torch.tensor(limits, dtype=torch.int32),
+        tails=None if tails is None else torch.tensor(tails).reshape(len(texts), -1),
+    )
+
+
+def run(
+    match: Match, batch: Texts, k: int, low: int, high: int, dtype: torch.dtype = torch.int32
+) -> list[list[int]]:
+    """Drafts of each request; what is not drafted must have been left alone."""
+    device = "cpu" if match in (naive.ngram_match, reference.ngram_match) else DEVICE
+    more = {}
+    if match not in (naive.ngram_match, reference.ngram_match, ngram_match):
+        more["workspace"] = new_workspace(len(batch.limits) + 3, device)
+    wide = torch.full((len(batch.limits), k + 3), POISON, dtype=dtype, device=device)
+    drafts = wide[:, 1 : k + 1]  # a slice of something wider, as a speculator's drafts are
+    counts = torch.full((len(batch.limits),), POISON, dtype=torch.int32, device=device)
+    match(
+        *(one.to(device) for one in (batch.tokens, batch.lengths, batch.limits)),
+        drafts,
+        counts,
+        min_n=low,
+        max_n=high,
+        rows=None if batch.rows is None else batch.rows.to(device),
+        tails=None if batch.tails is None else batch.tails.to(device),
+        **more,
+    )
+    found = [row[:count] for row, count in zip(drafts.tolist(), counts.tolist(), strict=True)]
+    left = wide.cpu().clone()
+    for row, count in enumerate(counts.tolist()):
+        assert 0 <= count <= k
+        left[row, 1 : 1 + count] = POISON
+    assert (left == POISON).all()
+    if more:
+        assert not more["workspace"].any()  # or the next launch would be wrong
+    return found
+
+
+TEXT = st.lists(st.integers(0, 2), max_size=63)
+BATCHES = st.lists(st.tuples(TEXT, st.integers(0, 6)), min_size=1, max_size=4)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(BATCHES, st.integers(1, 4), st.integers(0, 9), st.integers(0, 3), st.data())
+def test_kernel_and_cpu_path_find_what_the_naive_one_finds(
+    kernel: Match, requests: list[tuple[list[int], int]], low: int, more: int, tail: int, data: st.DataObject
+) -> None:
+    texts, limits = map(list, zip(*requests, strict=True))
+    tails = (
+        [data.draw(st.lists(st.integers(0, 2), min_size=tail, max_size=tail)) for _ in texts]
+        if tail
+        else None
+    )
+    batch = texts_of(texts, limits, tails=tails)
+    if data.draw(st.booleans()):
+        order = data.draw(st.permutations(range(len(texts))))
+        batch.rows = torch.tensor(order)
+    expected = run(naive.ngram_match, batch, 5, low, low + more)
+    assert run(kernel, batch, 5, low, low + more) == expected
+    assert run(reference.ngram_match, batch, 5, low, low + more) == expected
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 1023, 1024, 1025, 1026, 2050, 5000])
+def test_blocks_meet(kernel: Match, length: int) -> None:
+    """Matches across, before and behind the places where a program's share ends."""
+    texts = [torch.randint(0, letters, (length,)).tolist() for letters in (1, 2, 9, 5000)]
+    batch = texts_of(texts, [4, 1, 9, 4], width=5003)
+    expected = run(naive.ngram_match, batch, 7, 2, 4)
+    assert run(kernel, batch, 7, 2, 4) == expected
+    assert run(reference.ngram_match, batch, 7, 2, 4) == expected
+
+
+@pytest.mark.parametrize("place", [0, 1, 500, 1020, 1021, 1022, 1023, 1024, 3000])
+def test_a_single_match_is_found_wherever_it_is(kernel: Match, place: int) -> None:
+    text = list(range(100, 4196))
+    text[place : place + 5] = [1, 2, 3, 7, 8]
+    text += [1, 2, 3]
+    batch = texts_of([text], [2], width=9000)
+    assert run(kernel, batch, 4, 2, 5) == run(reference.ngram_match, batch, 4, 2, 5) == [[7, 8]]
+
+
+MATCHES = {
+    "at the very beginning": ([1, 2, 9, 5, 1, 2], [9, 5, 1]),
+    "of two as long, the later": ([1, 2, 7, 1, 2, 8, 6, 1, 2], [8, 6, 1]),
+    "a longer one, though earlier": ([4, 1, 2, 7, 9, 3, 1, 2, 8, 4, 1, 2], [7, 9, 3]),
+    "one that overlaps the end": ([5, 5, 5], [5, 5, 5]),
+    "one that goes on with its own drafts": ([9, 1, 2, 1, 2], [1, 2, 1]),
+    "none": ([1, 2, 3, 4], []),
+    "none of two tokens": ([1, 2, 3, 2], []),
+    "none in a text as long as an n-gram": ([1, 1], []),
+    "none in a text of a token": ([1], []),
+    "none in no text": ([], []),
+}
+
+
+@pytest.mark.parametrize("name", MATCHES)
+def test_which_match_is_taken(kernel: Match, name: str) -> None:
+    text, expected = MATCHES[name]
+    batch = texts_of([text], [3])
+    for match in (naive.ngram_match, reference.ngram_match, kernel):
+        assert run(match, batch, 8, 2, 4) == [expected]
+
+
+def test_n_grams_may_be_long(kernel: Match) -> None:
+    """Of a match of 12 tokens and a later one of 10, the first; where at most 10 are looked at, the later."""
+    end = list(range(10, 22))
+    text = [*end, 70, 1, *end[2:], 80, 2, *end]
+    for match in (naive.ngram_match, reference.ngram_match, kernel):
+        assert run(match, texts_of([text], [1]), 4, 2, 12) == [[70]]
+        assert run(match, texts_of([text], [1]), 4, 2, 10) == [[80]]
+
+
+def test_no_draft_is_made_beyond_limits(kernel: Match) -> None:
+    batch = texts_of([[1, 2, 3, 1, 2]] * 4, [0, -3, 2, 99])
+    for match in (naive.ngram_match, reference.ngram_match, kernel):
+        assert run(match, batch, 4, 1, 3) == [[], [], [3, 1], [3, 1, 2, 3]]
+
+
+def test_one_request_of_many_rows_with_drafts_of_another_type(kernel: Match) -> None:
+    batch = texts_of([[1, 2, 1], [4, 5, 6, 8, 4, 5], [3]], [3], tails=None)
+    batch.rows, batch.tails = torch.tensor([1]), torch.tensor([[6, 8]])
+    for match in (naive.ngram_match, reference.ngram_match, kernel):
+        assert run(match, batch, 4, 2, 9, torch.int64) == [[4, 5, 6]]
+
+
+def test_the_dispatcher_takes_what_lies_where_it_lies() -> None:
+    batch = texts_of([[1, 2, 3, 1, 2], [1, 2]], [2, 2])
+    assert run(ngram_match, batch, 4, 2, 3) == [[3, 1], []]
+    empty = torch.zeros(0, dtype=torch.int32)
+    ngram_match(batch.tokens, batch.lengths, empty, torch.zeros(0, 4), empty, min_n=1, max_n=2)
+
+
+def test_the_dispatcher_refuses_what_it_would_misread() -> None:
+    batch = texts_of([[1, 2]], [2])
+    drafts, counts = torch.zeros(1, 4), torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="min_n <= max_n"):
+        ngram_match(batch.tokens, batch.lengths, batch.limits, drafts, counts, min_n=3, max_n=2)
+    with pytest.raises(ValueError, match=r"tokens is torch.int64"):
+        ngram_match(batch.tokens.long(), batch.lengths, batch.limits, drafts, counts, min_n=1, max_n=2)
+    with pytest.raises(ValueError, match="as many requests"):
+        ngram_match(batch.tokens, batch.lengths, batch.limits, drafts[:0], counts, min_n=1, max_n=2)
