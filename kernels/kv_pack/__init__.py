@@ -1,0 +1,92 @@
+"""KV blocks of all layers into one contiguous buffer in one launch, and back, digested on the way.
+
+    table = KVTable(layers, widths, "fp8_e4m3")          once a cache
+    pack(table, block_ids, records, digests)             blocks -> records [n, table.record_bytes]
+    unpack(table, records, block_ids, digests)           records -> blocks
+
+`records` and `digests` lie where the table's tensors do: tensors on CUDA, where all is queued on the current
+stream and nothing waits; tensors or numpy arrays on the CPU, where all is done on return, on the calling
+thread. A part of the blocks is a part of `block_ids`, `records` and `digests`. The maths: README.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from baton.kernels.kv_pack.table import AS_IS, WIRE_DTYPES, WORD, KVTable
+
+__all__ = ["AS_IS", "WIRE_DTYPES", "WORD", "Buffer", "KVTable", "digest", "pack", "unpack"]
+
+Buffer = torch.Tensor | npt.NDArray[Any]
+
+
+def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) -> None:
+    """Gather blocks into records.
+
+    block_ids: [n] int64, each a block of the table; records: [n, table.record_bytes] uint8, contiguous;
+    digests: [n], 64-bit integers, whose bits are a uint64 each. Both are overwritten.
+    Raises ValueError for buffers of another shape.
+    """
+    _check(table, block_ids, records, digests)
+    if table.device.type == "cpu":
+        from baton.kernels.kv_pack import reference
+
+        ids, found = _array(block_ids, np.int64), _array(digests, np.uint64)
+        reference.pack(table.columns, _fp8(table), ids, _address(records), table.record_bytes, found)
+    else:
+        from baton.kernels.kv_pack import kernel
+
+        kernel.pack(table, block_ids, records, digests)
+
+
+def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer | None) -> None:
+    """Scatter records to blocks, in the cache's own dtype; a negative block id is skipped.
+
+    Shapes as in `pack`; `digests` are overwritten with those of the records as they came. On the CPU they may
+    be left out. Raises ValueError for buffers of another shape.
+    """
+    _check(table, block_ids, records, digests)
+    if table.device.type == "cpu":
+        from baton.kernels.kv_pack import reference
+
+        if digests is not None:
+            digest(records, digests)
+        ids = _array(block_ids, np.int64)
+        reference.unpack(table.columns, _fp8(table), _address(records), table.record_bytes, ids)
+    else:
+        from baton.kernels.kv_pack import kernel
+
+        kernel.unpack(table, records, block_ids, digests)
+
+
+def digest(records: Buffer, digests: Buffer) -> None:
+    """Of records in host memory. records: [n, record_bytes] uint8, contiguous, record_bytes a multiple of 8."""
+    from baton.kernels.kv_pack import reference
+
+    reference.digest(_address(records), int(records.shape[1]), _array(digests, np.uint64))
+
+
+def _fp8(table: KVTable) -> int:
+    return int(table.wire == "fp8_e4m3")
+
+
+def _check(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer | None) -> None:
+    count = len(block_ids)
+    found = tuple(records.shape), count if digests is None else len(digests)
+    if found != ((count, table.record_bytes), count):
+        raise ValueError(
+            f"{count} blocks need records [{count}, {table.record_bytes}] and {count} digests; given: {found}"
+        )
+
+
+def _address(buffer: Buffer) -> int:
+    return buffer.data_ptr() if isinstance(buffer, torch.Tensor) else buffer.ctypes.data
+
+
+def _array(buffer: Buffer, dtype: Any) -> npt.NDArray[Any]:
+    """The same memory as a numpy array of 64-bit integers."""
+    return (buffer.numpy() if isinstance(buffer, torch.Tensor) else buffer).view(dtype)

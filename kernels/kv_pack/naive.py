@@ -1,0 +1,89 @@
+"""The plainest form, a byte and a row at a time: what the others are tested against."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from baton.kernels.kv_pack.table import AS_IS, LARGEST, TINY, WORD
+
+_MASK = (1 << 64) - 1
+
+
+def digest(record: bytes) -> int:
+    """README.md, "The digest"; the record's size is a multiple of 8."""
+    total = 0
+    for position in range(len(record) // WORD):
+        (word,) = struct.unpack_from("<Q", record, position * WORD)
+        x = word ^ ((position + 1) * 0x9E3779B97F4A7C15 & _MASK)
+        x = x * 0xBF58476D1CE4E5B9 & _MASK
+        x ^= x >> 32
+        x = x * 0x94D049BB133111EB & _MASK
+        x ^= x >> 32
+        total = total + x & _MASK
+    return total
+
+
+def pack(
+    blocks: Sequence[torch.Tensor], widths: Sequence[int], wire: str, block_ids: Sequence[int]
+) -> tuple[list[bytes], list[int]]:
+    """Records and their digests. blocks: a layer each, [num_blocks, elements]."""
+    records = []
+    for block in block_ids:
+        record = b""
+        for layer, width in zip(blocks, widths, strict=True):
+            if wire == AS_IS or layer.element_size() == 1:
+                record += _bytes(layer[block])
+            else:
+                rows = [_quantise(row, wire) for row in layer[block].float().reshape(-1, width)]
+                record += b"".join(codes for codes, _ in rows)
+                record += b"".join(struct.pack("<f", scale) for _, scale in rows)
+        records.append(record)
+    return records, [digest(record) for record in records]
+
+
+def unpack(
+    records: Sequence[bytes],
+    widths: Sequence[int],
+    wire: str,
+    block_ids: Sequence[int],
+    blocks: Sequence[torch.Tensor],
+) -> None:
+    """Write the records into the blocks; a negative block id is skipped."""
+    for record, block in zip(records, block_ids, strict=True):
+        at = 0
+        for layer, width in zip(blocks, widths, strict=True):
+            elements = layer.shape[1]
+            if wire == AS_IS or layer.element_size() == 1:
+                size = elements * layer.element_size()
+                values = _tensor(record[at : at + size], layer.dtype)
+            else:
+                rows, size = elements // width, elements + elements // width * 4
+                codes = _tensor(record[at : at + elements], _STORED[wire]).float().reshape(rows, width)
+                scales = struct.unpack_from(f"<{rows}f", record, at + elements)
+                values = torch.cat([row * scale for row, scale in zip(codes, scales, strict=True)])
+            at += size
+            if block >= 0:
+                layer[block] = values.to(layer.dtype)
+
+
+_STORED = {"fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}
+
+
+def _quantise(row: torch.Tensor, wire: str) -> tuple[bytes, float]:
+    """A row's codes and their scale. row: float32."""
+    largest = torch.tensor(LARGEST[wire])
+    most = row.abs().max().clamp(min=TINY)
+    scaled = row * (largest / most)
+    codes = scaled.clamp(-largest, largest) if wire == "fp8_e4m3" else scaled.round()
+    return _bytes(codes.to(_STORED[wire])), float(most / largest)
+
+
+def _bytes(values: torch.Tensor) -> bytes:
+    return bytes(values.contiguous().view(torch.uint8).tolist())
+
+
+def _tensor(content: bytes, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(list(content), dtype=torch.uint8).view(dtype)

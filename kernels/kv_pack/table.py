@@ -1,0 +1,113 @@
+"""The table of a cache: where each layer's blocks lie, and where they go in a record."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+WORD = 8  # bytes; what is copied and digested at once. Every offset and size is a multiple of it
+SCALE_BYTES = 4  # float32
+AS_IS = "auto"
+WIRE_DTYPES = (AS_IS, "fp8_e4m3", "int8")
+
+# The largest value of a format; a scale maps a row's largest magnitude to it.
+LARGEST = {"fp8_e4m3": 448.0, "int8": 127.0}
+# Rows below it in magnitude come back as zeros: its reciprocal times LARGEST must be finite in float32.
+TINY = 2.0**-96
+
+
+class Kind(enum.IntEnum):
+    """How a layer's part of a record is made."""
+
+    AS_IS = 0
+    FLOAT32 = 1
+    FLOAT16 = 2
+    BFLOAT16 = 3
+
+
+class Column(enum.IntEnum):
+    """Of `KVTable.columns`. Sizes and offsets in bytes."""
+
+    BASE = 0  # address of block 0
+    STRIDE = 1  # from block to block
+    SIZE = 2  # of a block
+    OFFSET = 3  # of the layer's part in a record
+    KIND = 4
+    ROWS = 5  # of a block, each with a scale
+    WIDTH = 6  # elements a row
+    SCALES = 7  # offset of the scales in a record
+
+
+_KINDS = {torch.float32: Kind.FLOAT32, torch.float16: Kind.FLOAT16, torch.bfloat16: Kind.BFLOAT16}
+
+
+class KVTable:
+    """One cache's layers for one wire format. Immutable; holds on to the tensors.
+
+    A record is a block of all layers, one part after another in the given order. As is, a part is the block's
+    bytes. Quantised, it is a byte an element, in the block's order, then a float32 scale a row. Layers whose
+    elements are bytes already stay as they are.
+    """
+
+    def __init__(self, blocks: Sequence[torch.Tensor], widths: Sequence[int], wire: str = AS_IS) -> None:
+        """blocks: a layer each, [num_blocks, elements], the last dimension contiguous, all on one device.
+
+        widths: elements that share a scale; looked at only for layers that are quantised.
+        Raises ValueError for a layer that cannot be packed.
+        """
+        if wire not in WIRE_DTYPES:
+            raise ValueError(f"unknown wire format {wire!r}; allowed: {', '.join(WIRE_DTYPES)}")
+        if not blocks or len({layer.device for layer in blocks}) != 1:
+            raise ValueError("the layers of a table must be on one device, and at least one")
+        self.wire = wire
+        self.blocks = tuple(blocks)
+        self.num_blocks = min(layer.shape[0] for layer in blocks)
+        self.columns: npt.NDArray[np.int64] = np.zeros((len(blocks), len(Column)), np.int64)
+        offset = 0
+        for row, layer, width in zip(self.columns, blocks, widths, strict=True):
+            row[:] = _row(layer, width, wire, offset)
+            offset = int(row[Column.OFFSET]) + part_bytes(row)
+        self.record_bytes = offset
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks[0].device
+
+    @cached_property
+    def part_bytes(self) -> tuple[int, ...]:
+        """Of each layer's part in a record."""
+        return tuple(part_bytes(row) for row in self.columns)
+
+
+def part_bytes(row: npt.NDArray[np.int64]) -> int:
+    """Of one layer in a record. row: of `KVTable.columns`."""
+    if row[Column.KIND] == Kind.AS_IS:
+        return int(row[Column.SIZE])
+    return int(row[Column.ROWS] * (row[Column.WIDTH] + SCALE_BYTES))
+
+
+def _row(layer: torch.Tensor, width: int, wire: str, offset: int) -> tuple[int, ...]:
+    size, stride = layer.shape[1] * layer.element_size(), layer.stride(0) * layer.element_size()
+    shape = f"a layer of {layer.dtype} with {layer.shape[1]} elements a block"
+    if layer.dim() != 2 or (layer.shape[1] > 1 and layer.stride(1) != 1):
+        raise ValueError(f"{shape}: a block must be one piece of memory")
+    if math.gcd(size, stride, layer.data_ptr()) % WORD:
+        raise ValueError(f"{shape}: its blocks must begin and end at multiples of {WORD} bytes")
+    place = (layer.data_ptr(), stride, size, offset)
+    if wire == AS_IS or layer.element_size() == 1:
+        return (*place, Kind.AS_IS, 0, 0, 0)
+    kind = _KINDS.get(layer.dtype)
+    if kind is None:
+        raise ValueError(f"{shape}: no {wire} is made of {layer.dtype}")
+    rows, rest = divmod(layer.shape[1], width)
+    if rest or rows % 2 or width % WORD:
+        raise ValueError(
+            f"{shape}: {wire} needs an even number of rows, each a multiple of {WORD} elements; a row has {width}"
+        )
+    return (*place, kind, rows, width, offset + rows * width)
