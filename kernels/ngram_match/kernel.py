@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -18,8 +16,8 @@ _PROGRAMS = 2048
 _UNROLLED = 8  # tokens of an n-gram compared without a loop, all loads of the row's end in flight at once
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _at(  # type: ignore[no-untyped-def]
+@triton.jit
+def _at(
     text,  # *int32: a row
     length,
     tail,  # *int: what stands behind `length` tokens of it
@@ -35,8 +33,8 @@ def _at(  # type: ignore[no-untyped-def]
     return token
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _compare(  # type: ignore[no-untyped-def]
+@triton.jit
+def _compare(
     text,
     length,
     tail,
@@ -60,8 +58,8 @@ def _compare(  # type: ignore[no-untyped-def]
     return alive, matched + alive.to(tl.int32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _ngram_match_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def _ngram_match_kernel(
     tokens,  # *int32 [rows, width]
     tokens_stride,
     width,
@@ -127,8 +125,7 @@ def _ngram_match_kernel(  # type: ignore[no-untyped-def]
             alive, matched = _compare(text, length, tail, size, begin, back, alive, matched, BLOCK, HAS_TAIL)
         key = (matched.to(tl.int64) << 32) | position.to(tl.int64)
         found = tl.maximum(found, tl.where(matched >= MIN_N, key, 0))
-    # tl.max, without what of Triton's library is compiled or not when it is imported.
-    longest = tl.reduce(found, 0, tl.standard._elementwise_max)
+    longest = tl.max(found, axis=0)
     if longest > 0:
         tl.atomic_max(best, longest)
 
@@ -165,8 +162,7 @@ def ngram_match(
     """As `baton.kernels.ngram_match.ngram_match`; `workspace` is of `new_workspace`."""
     batch, k = drafts.shape
     tail = 0 if tails is None else tails.shape[1]
-    kernel: Any = _ngram_match_kernel
-    kernel[batch, programs_of_a_row(batch, tokens.shape[1] + tail)](
+    _ngram_match_kernel[batch, programs_of_a_row(batch, tokens.shape[1] + tail)](
         tokens,
         tokens.stride(0),
         tokens.shape[1],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,8 +21,6 @@ Match = Callable[..., None]
 @pytest.fixture(scope="module")
 def kernel() -> Match:
     """The Triton kernel: compiled on a GPU, interpreted without one."""
-    if not CUDA:
-        os.environ["TRITON_INTERPRET"] = "1"  # read when the kernel's module is imported
     from baton.kernels.ngram_match import kernel
 
     return kernel.ngram_match
