@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.kernels.ngram_match import naive, new_workspace, ngram_match, reference
+from bench import kernels_ngram_match
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -187,3 +188,14 @@ def test_the_dispatcher_refuses_what_it_would_misread() -> None:
         ngram_match(batch.tokens.long(), batch.lengths, batch.limits, drafts, counts, min_n=1, max_n=2)
     with pytest.raises(ValueError, match="as many requests"):
         ngram_match(batch.tokens, batch.lengths, batch.limits, drafts[:0], counts, min_n=1, max_n=2)
+
+
+def test_the_benchmarks_gate_lets_through_what_is_right_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_ngram_match.check("cpu")
+
+    def wrong(*arguments: torch.Tensor, min_n: int, max_n: int) -> None:
+        ngram_match(*arguments, min_n=min_n, max_n=max_n - 1)
+
+    monkeypatch.setattr(kernels_ngram_match, "ngram_match", wrong)
+    with pytest.raises(AssertionError, match="wrong is wrong"):
+        kernels_ngram_match.check("cpu")

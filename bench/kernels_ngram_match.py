@@ -1,0 +1,177 @@
+"""`ngram_match` for `python -m bench kernels`: its gate, its shapes, plain torch, and vLLM's kernels.
+
+vLLM's are those of its model runner V2 (two launches, without going on with their own drafts), read
+from its source: vLLM itself need not be importable, only its folder be found.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from baton.kernels.ngram_match import naive, new_workspace, ngram_match
+from bench.kernel_case import Case
+
+MIN_N, MAX_N, K = 2, 4, 4
+VOCABULARY = 128_000
+SHAPES = ((256, 4096), (256, 32_768), (64, 4096), (1, 4096))  # requests, tokens of each
+_VLLM = "v1/worker/gpu/spec_decode/ngram/speculator.py"
+_SHIPPED_BLOCK = 256  # tokens a program of vLLM's, from 1,024 tokens of context on
+
+
+class Batch:
+    """Texts whose end was written before in every second one, and where the drafts go."""
+
+    def __init__(self, requests: int, context: int, device: str, *, letters: int = VOCABULARY, seed: int = 0):
+        draw = torch.Generator().manual_seed(seed)
+        # Frequent tokens more often, as in a language: by their ranks about as in Zipf's law.
+        texts = (letters ** torch.rand(requests, context, generator=draw, dtype=torch.float64)).int()
+        for row in range(0, requests, 2):
+            end = int(torch.randint(MAX_N, max(context - K, MAX_N + 1), (1,), generator=draw))
+            end = min(end, context)
+            texts[row, end - MAX_N : end] = texts[row, context - MAX_N :]
+        self.tokens = texts.to(device)
+        self.lengths = torch.full((requests,), context, dtype=torch.int32, device=device)
+        self.limits = torch.full((requests,), K, dtype=torch.int32, device=device)
+        self.drafts = torch.zeros(requests, K, dtype=torch.int32, device=device)
+        self.counts = torch.zeros(requests, dtype=torch.int32, device=device)
+
+    @property
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        return self.tokens, self.lengths, self.limits, self.drafts, self.counts
+
+    def found_by(self, match: Callable[..., object]) -> tuple[list[list[int]], list[int]]:
+        """Drafts, and how many of each, from buffers that held something else."""
+        self.drafts.fill_(-1)
+        self.counts.fill_(-1)
+        match(*self.arguments, min_n=MIN_N, max_n=MAX_N)
+        return self.drafts.tolist(), self.counts.tolist()
+
+
+def plain_torch(
+    tokens: torch.Tensor,
+    lengths: torch.Tensor,
+    limits: torch.Tensor,
+    drafts: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    min_n: int,
+    max_n: int,
+) -> None:
+    """The same by tensor operations: every window of every length against the text's end."""
+    width = tokens.shape[1]
+    places = torch.arange(width, device=tokens.device)
+    best = torch.full_like(lengths, -1, dtype=torch.int64)
+    for n in range(min_n, min(max_n, width) + 1):
+        from_end = (lengths[:, None] - n + places[:n]).clamp_(min=0)
+        end = tokens.gather(1, from_end)  # [requests, n]
+        same = (tokens.unfold(1, n, 1) == end[:, None]).all(2)  # [requests, width - n + 1]
+        ends = places[n - 1 :]
+        same &= (ends < lengths[:, None] - 1) & (lengths[:, None] > n)
+        best = torch.maximum(best, torch.where(same, n * width + ends, -1).amax(1))
+    start = best % width + 1
+    step = places[: drafts.shape[1]]
+    period = (lengths - start).clamp_(min=1)
+    found = tokens.gather(1, (start[:, None] + step % period[:, None]).clamp_(max=width - 1))
+    counts.copy_(torch.where(best < 0, 0, limits.clamp(0, drafts.shape[1])))
+    torch.where(step < counts[:, None], found, drafts, out=drafts)
+
+
+def check(device: str) -> None:
+    """Raises AssertionError where the kernel, or what it is held against, does not find what it should."""
+    for letters in (1, 3, 50, VOCABULARY):
+        for requests, context in ((1, 63), (5, 1), (7, 1025), (3, 4500)):
+            batch = Batch(requests, context, device, letters=letters, seed=context)
+            batch.limits[0] -= 2
+            expected = batch.found_by(naive.ngram_match)
+            for match in (ngram_match, plain_torch):
+                if batch.found_by(match) != expected:
+                    raise AssertionError(
+                        f"{match.__name__} is wrong: {requests} texts of {context} tokens, {letters} letters"
+                    )
+
+
+def cases(device: str) -> Iterator[Case]:
+    """A case a shape."""
+    for requests, context in SHAPES:
+        batch = Batch(requests, context, device)
+        against = {"plain torch": partial(plain_torch, *batch.arguments, min_n=MIN_N, max_n=MAX_N)}
+        more: dict[str, Any] = {}
+        if device != "cpu":
+            more["workspace"] = new_workspace(requests, device)
+            if (shipped := _shipped(batch)) is not None:
+                against["vLLM, model runner V2"] = shipped
+        yield Case(
+            name=f"ngram_match {requests} x {context}",
+            shape={"requests": requests, "tokens": context, "n": f"{MIN_N} to {MAX_N}", "k": K},
+            bytes_moved=4 * requests * (context + K + 3),
+            run=partial(ngram_match, *batch.arguments, min_n=MIN_N, max_n=MAX_N, **more),
+            against=against,
+        )
+
+
+def _shipped(batch: Batch) -> Callable[[], object] | None:
+    """vLLM's two kernels on this batch, launched as its speculator does; None where there is no vLLM."""
+    kernels = _shipped_kernels()
+    if kernels is None:
+        return None
+    import triton
+
+    requests, width = batch.tokens.shape
+    device = batch.tokens.device
+    blocks = triton.cdiv(width, _SHIPPED_BLOCK)
+    rows = torch.arange(requests, device=device)
+    sampled = torch.ones(requests, dtype=torch.int32, device=device)
+    last = batch.tokens[:, -1].long()
+    scratch = torch.zeros(requests, blocks, dtype=torch.int64, device=device)
+    drafts = torch.zeros(requests, K, dtype=torch.int64, device=device)
+    known = (batch.tokens, batch.tokens.stride(0), rows, batch.lengths, sampled)
+    power = triton.next_power_of_2
+
+    def run() -> None:
+        kernels._ngram_scan_kernel[requests, blocks](
+            *(*known, scratch, scratch.stride(0), width, MIN_N, MAX_N, power(MAX_N), _SHIPPED_BLOCK),
+            num_warps=4,
+            num_stages=2,
+        )
+        kernels._ngram_finalize_kernel[(requests,)](
+            *(*known, last, scratch, scratch.stride(0), drafts, width, blocks, K, power(K), power(blocks)),
+            num_warps=2,
+            num_stages=1,
+        )
+
+    return run
+
+
+@cache
+def _shipped_kernels() -> ModuleType | None:
+    """A module of nothing but the kernels of vLLM's speculator: the rest of that file needs all of vLLM."""
+    package = importlib.util.find_spec("vllm")
+    folders = [] if package is None else list(package.submodule_search_locations or [])
+    source = next((file for folder in folders if (file := Path(folder, _VLLM)).is_file()), None)
+    if source is None:
+        return None
+    text = source.read_text()
+    lines = text.splitlines()
+    made = ["import triton", "import triton.language as tl"]
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+            made += ["", "", *lines[node.decorator_list[0].lineno - 1 : node.end_lineno]]
+    # Triton reads a kernel's source from its file, also later: the file stays as long as the process.
+    folder = tempfile.mkdtemp(prefix="baton-bench-")
+    file = Path(folder, "vllm_ngram_kernels.py")
+    file.write_text("\n".join(made) + "\n")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load {file}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
