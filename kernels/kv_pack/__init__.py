@@ -11,7 +11,7 @@ thread. A part of the blocks is a part of `block_ids`, `records` and `digests`. 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from baton.kernels.kv_pack.table import AS_IS, WIRE_DTYPES, WORD, KVTable
 
 __all__ = ["AS_IS", "WIRE_DTYPES", "WORD", "Buffer", "KVTable", "digest", "pack", "unpack"]
 
-Buffer = torch.Tensor | npt.NDArray[Any]
+Buffer: TypeAlias = torch.Tensor | npt.NDArray[Any]
 
 
 def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) -> None:
@@ -64,7 +64,7 @@ def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer |
 
 
 def digest(records: Buffer, digests: Buffer) -> None:
-    """Of records in host memory. records: [n, record_bytes] uint8, contiguous, record_bytes a multiple of 8."""
+    """Of records in host memory. records: [n, record_bytes] uint8, contiguous, of whole words each."""
     from baton.kernels.kv_pack import reference
 
     reference.digest(_address(records), int(records.shape[1]), _array(digests, np.uint64))
@@ -84,9 +84,10 @@ def _check(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer |
 
 
 def _address(buffer: Buffer) -> int:
-    return buffer.data_ptr() if isinstance(buffer, torch.Tensor) else buffer.ctypes.data
+    return int(buffer.data_ptr() if isinstance(buffer, torch.Tensor) else buffer.ctypes.data)
 
 
 def _array(buffer: Buffer, dtype: Any) -> npt.NDArray[Any]:
     """The same memory as a numpy array of 64-bit integers."""
-    return (buffer.numpy() if isinstance(buffer, torch.Tensor) else buffer).view(dtype)
+    array: npt.NDArray[Any] = buffer.numpy() if isinstance(buffer, torch.Tensor) else buffer
+    return array.view(dtype)

@@ -1,9 +1,11 @@
 """On a GPU: one launch packs, one unpacks, whatever layers the table has.
 
 A program does one tile of one layer of one block. Tiles are laid out once a cache (`_tiles`), so a launch
-reads a line of 64 bytes to know where it is. Nothing here waits for the device, allocates on the host's
-behalf or depends on the data: a launch can be captured in a CUDA graph.
+reads a line of 64 bytes to know where it is. Nothing here waits for the device or depends on the data: a
+launch can be captured in a CUDA graph.
 """
+
+# ruff: noqa: PLR0917, SIM102 (device code: a compile-time `if` stands alone)
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from baton.kernels.kv_pack.table import LARGEST, SCALE_BYTES, TINY, WORD, Column
 TILE_WORDS = 2048  # 16 KiB: 64 bytes a thread
 TILE_ELEMENTS = 8192
 _WARPS = 8
-_TILE_COLUMNS = 8  # base, stride, offset in block, offset in record, words or rows, kind, width, scales' offset
+# Of a tile: base, stride, offset in block, offset in record, words or rows, kind, width, offset of scales.
+_TILE = tl.constexpr(8)
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
@@ -58,8 +61,10 @@ def _add(digests, record, total):
 @triton.jit
 def _words_of(codes, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """[ROWS, WIDTH] bytes in int32 as little-endian words: [ROWS, WIDTH // 8] uint64."""
-    nibble = tl.arange(0, 4)[None, None, None, :] * 8
-    halves = tl.sum(tl.reshape(codes, [ROWS, WIDTH // 8, 2, 4]) << nibble, axis=3)  # [ROWS, WIDTH // 8, 2] int32
+    places = tl.arange(0, 4)[None, None, None, :] * 8
+    halves = tl.sum(
+        tl.reshape(codes, [ROWS, WIDTH // 8, 2, 4]) << places, axis=3
+    )  # [ROWS, WIDTH // 8, 2] int32
     wide = halves.to(tl.uint32, bitcast=True).to(tl.uint64)
     return tl.sum(wide << (tl.arange(0, 2)[None, None, :] * 32).to(tl.uint64), axis=2)
 
@@ -110,7 +115,9 @@ def _bfloat16(values, NATIVE: tl.constexpr):
         return values.to(tl.bfloat16)
     bits = values.to(tl.int32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return tl.where(values == values, rounded, 0x7FC0).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return (
+        tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, rounded).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    )
 
 
 @triton.jit
@@ -167,7 +174,7 @@ def _pack(
     FP8: tl.constexpr, NATIVE: tl.constexpr, ALIGN: tl.constexpr,
     WORDS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    record, tile = tl.program_id(0) // num_tiles, tiles + 8 * (tl.program_id(0) % num_tiles)
+    record, tile = tl.program_id(0) // num_tiles, tiles + _TILE * (tl.program_id(0) % num_tiles)
     kind, count, offset = tl.load(tile + 5), tl.load(tile + 4), tl.load(tile + 3)
     block = tl.load(block_ids + record)
     source = tl.load(tile) + block * tl.load(tile + 1) + tl.load(tile + 2)
@@ -206,7 +213,7 @@ def _unpack(
     FP8: tl.constexpr, NATIVE: tl.constexpr, ALIGN: tl.constexpr,
     WORDS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    record, tile = tl.program_id(0) // num_tiles, tiles + 8 * (tl.program_id(0) % num_tiles)
+    record, tile = tl.program_id(0) // num_tiles, tiles + _TILE * (tl.program_id(0) % num_tiles)
     kind, count, offset = tl.load(tile + 5), tl.load(tile + 4), tl.load(tile + 3)
     block = tl.load(block_ids + record)
     kept = tl.where(block >= 0, count, 0)  # nothing of a block that is not wanted
@@ -227,11 +234,11 @@ def _unpack(
             at = row[:, None] * width + column[None, :]
             mask = (row[:, None] < count) & (column[None, :] < width)
             codes = tl.load(_at(source + offset, tl.uint8, 8) + at, mask=mask, other=0)
-            scales = tl.load(
-                _at(source + scales_at, tl.float32, 8) + row, mask=row < count, other=0.0
-            )
+            scales = tl.load(_at(source + scales_at, tl.float32, 8) + row, mask=row < count, other=0.0)
             values = _decode(codes, FP8, NATIVE) * scales[:, None]
-            _store_elements(target, at, values, mask & (row[:, None] < kept), kind, ALIGN, NATIVE, F32, F16, BF16)
+            _store_elements(
+                target, at, values, mask & (row[:, None] < kept), kind, ALIGN, NATIVE, F32, F16, BF16
+            )
             total = _digest_codes(codes.to(tl.int32), count, offset // 8, width, ROWS, WIDTH)
             _add(digests, record, total + _digest_scales(scales, count, scales_at // 8, ROWS))
 
@@ -306,7 +313,7 @@ def _prepare(table: KVTable) -> _Launch:
 
 
 def _tiles(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:
-    """One layer's tiles, as even as can be: a last one that is nearly empty would cost as much as a full one."""
+    """One layer's tiles, as even as can be: a nearly empty one would cost as much as a full one."""
     base, stride, size, offset, kind, rows, width, scales = row
     if kind == Kind.AS_IS:
         return [
@@ -315,7 +322,16 @@ def _tiles(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:
         ]
     element = size // (rows * width)
     return [
-        (base, stride, at * width * element, offset + at * width, count, kind, width, scales + at * SCALE_BYTES)
+        (
+            base,
+            stride,
+            at * width * element,
+            offset + at * width,
+            count,
+            kind,
+            width,
+            scales + at * SCALE_BYTES,
+        )
         for at, count in _split(rows, rows_a_tile)
     ]
 

@@ -1,24 +1,25 @@
-"""On the CPU: one thread of machine code, made by numba when this module is imported (seconds, once a machine).
+"""On the CPU: one thread of machine code, made by numba when this module is imported (3 s, once a machine).
 
 It runs on the calling thread and without the interpreter's lock. torch would raise a second team of OpenMP
 threads on the cores that an engine is pinned to, and needs a pass over memory for every operation; here the
 digest is computed while a part is in the cache: copying with it takes as long as copying without.
 
-Inner loops are kept apart, one an operation over a row or a part, so that LLVM makes vectors of each.
+A quantised part goes through a buffer of float32, one simple loop an operation, of which LLVM makes vectors.
 """
+
+# ruff: noqa: PLR0917 (inlined into what calls them)
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numba import carray, int64, njit, uint64, void
-from numba.core import types
-from numba.extending import intrinsic
+from numba import carray  # type: ignore[import-untyped]
+from numba.core import types  # type: ignore[import-untyped]
+from numba.extending import intrinsic  # type: ignore[import-untyped]
 
+from baton.kernels.compiled import compiled
 from baton.kernels.kv_pack.table import LARGEST, TINY, Column, Kind
-
-_COPY = {"nogil": True, "boundscheck": False, "cache": True}
 
 _BASE, _STRIDE, _SIZE, _OFFSET = (int(c) for c in (Column.BASE, Column.STRIDE, Column.SIZE, Column.OFFSET))
 _KIND, _ROWS, _WIDTH = (int(c) for c in (Column.KIND, Column.ROWS, Column.WIDTH))
@@ -31,7 +32,7 @@ _HALF, _ONE = np.uint64(32), np.uint64(1)
 
 _FP8_LARGEST, _INT8_LARGEST = np.float32(LARGEST["fp8_e4m3"]), np.float32(LARGEST["int8"])
 _TINY_BITS = np.float32(TINY).view(np.uint32)
-_MAGNITUDE = np.uint32(0x7FFF_FFFF)
+_MAGNITUDE, _INFINITY = np.uint32(0x7FFF_FFFF), np.uint32(0x7F80_0000)
 # Adding it leaves the sum's last bit worth 1: float32 rounds to integers, to even on ties, and their two's
 # complement stands in the lowest bits.
 _INTEGERS = np.float32(1.5 * 2**23)
@@ -40,17 +41,6 @@ _FP8_STEPS, _FP8_STEPS_BITS = np.float32(2.0**14), np.float32(2.0**14).view(np.u
 _FP16_STEPS, _FP16_STEPS_BITS = np.float32(0.5), np.float32(0.5).view(np.uint32)
 _FP8_NORMAL, _FP16_NORMAL = np.float32(2.0**-6).view(np.uint32), np.float32(2.0**-14).view(np.uint32)
 _FP16_OVERFLOW = np.float32(65520.0).view(np.uint32)
-
-
-def _e4m3_values() -> np.ndarray[Any, np.dtype[np.float32]]:
-    codes = np.arange(256)
-    exponent, mantissa = (codes >> 3) & 15, codes & 7
-    values = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
-    values[(codes & 127) == 127] = np.nan
-    return np.where(codes < 128, values, -values).astype(np.float32)
-
-
-_E4M3 = _e4m3_values()
 
 
 @intrinsic
@@ -86,7 +76,7 @@ def _float(typing: Any, bits: Any) -> Any:
     return types.float32(types.uint32), generate
 
 
-@njit(uint64(int64, int64, uint64), **_COPY)
+@compiled("uint64(int64, int64, uint64)")
 def _digest(address: Any, words: Any, first: Any) -> Any:
     """Of so many words, the first of which is word `first` of its record."""
     data = carray(_pointer(address), words, np.uint64)
@@ -98,7 +88,7 @@ def _digest(address: Any, words: Any, first: Any) -> Any:
     return total
 
 
-@njit(uint64(int64, int64, int64, uint64), **_COPY)
+@compiled("uint64(int64, int64, int64, uint64)")
 def _copy(source: Any, target: Any, words: Any, first: Any) -> Any:
     """Copy, and digest on the way."""
     left, right = carray(_pointer(source), words, np.uint64), carray(_pointer(target), words, np.uint64)
@@ -112,17 +102,17 @@ def _copy(source: Any, target: Any, words: Any, first: Any) -> Any:
     return total
 
 
-@njit(**_COPY)
-def _load_row(kind: Any, source: Any, width: Any, bits: Any) -> None:
-    """A row as the bits of float32."""
+@compiled()
+def _load(kind: Any, source: Any, count: Any, bits: Any) -> None:
+    """Elements as the bits of float32."""
     if kind == _FLOAT32:
-        words = carray(_pointer(source), width, np.uint32)
-        for i in range(width):
+        words = carray(_pointer(source), count, np.uint32)
+        for i in range(count):
             bits[i] = words[i]
         return
-    halves = carray(_pointer(source), width, np.uint16)
+    halves = carray(_pointer(source), count, np.uint16)
     if kind == _FLOAT16:
-        for i in range(width):
+        for i in range(count):
             half = np.uint32(halves[i])
             sign, rest = (half & np.uint32(0x8000)) << np.uint32(16), half & np.uint32(0x7FFF)
             shifted = rest << np.uint32(13)
@@ -132,74 +122,89 @@ def _load_row(kind: Any, source: Any, width: Any, bits: Any) -> None:
             value = small if rest < np.uint32(0x400) else normal
             bits[i] = sign | (infinite if rest >= np.uint32(0x7C00) else value)
     else:
-        for i in range(width):
+        for i in range(count):
             bits[i] = np.uint32(halves[i]) << np.uint32(16)
 
 
-@njit(**_COPY)
-def _store_row(kind: Any, bits: Any, width: Any, target: Any) -> None:
-    """The bits of float32 as a row, rounded to the nearest, to even on ties."""
+@compiled()
+def _store(kind: Any, bits: Any, count: Any, target: Any) -> None:
+    """The bits of float32 as elements, rounded to the nearest, to even on ties."""
     if kind == _FLOAT32:
-        words = carray(_pointer(target), width, np.uint32)
-        for i in range(width):
+        words = carray(_pointer(target), count, np.uint32)
+        for i in range(count):
             words[i] = bits[i]
         return
-    halves = carray(_pointer(target), width, np.uint16)
+    halves = carray(_pointer(target), count, np.uint16)
     if kind == _FLOAT16:
-        for i in range(width):
+        for i in range(count):
             sign, rest = (bits[i] >> np.uint32(16)) & np.uint32(0x8000), bits[i] & _MAGNITUDE
             odd = (rest >> np.uint32(13)) & np.uint32(1)
             normal = ((rest + np.uint32(0xFFF) + odd) >> np.uint32(13)) - np.uint32(112 << 10)
             small = _bits(_float(rest) + _FP16_STEPS) - _FP16_STEPS_BITS
             value = small if rest < _FP16_NORMAL else normal
             value = np.uint32(0x7C00) if rest >= _FP16_OVERFLOW else value
-            halves[i] = np.uint16(sign | (np.uint32(0x7E00) if rest > np.uint32(0x7F80_0000) else value))
+            halves[i] = np.uint16(sign | (np.uint32(0x7E00) if rest > _INFINITY else value))
     else:
-        for i in range(width):
+        for i in range(count):
             odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
             rounded = (bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16)
-            nan = (bits[i] & _MAGNITUDE) > np.uint32(0x7F80_0000)
+            nan = (bits[i] & _MAGNITUDE) > _INFINITY
             halves[i] = np.uint16(np.uint32(0x7FC0) if nan else rounded)
 
 
-@njit(**_COPY)
-def _quantise_row(fp8: Any, bits: Any, width: Any, codes: Any) -> Any:
-    """bits: of float32, overwritten. Fills `codes` and returns the scale."""
-    most = _TINY_BITS
-    for i in range(width):
-        most = max(most, bits[i] & _MAGNITUDE)  # NaN is above all: it makes the scale, and so the row, NaN
-    values = bits.view(np.float32)
-    largest = _FP8_LARGEST if fp8 else _INT8_LARGEST
-    factor = largest / _float(most)
-    if fp8:
+@compiled()
+def _scale(largest: Any, rows: Any, width: Any, bits: Any, scales: Any) -> None:
+    """Bring each row of float32 to the format's range, in place; note the scales that bring it back."""
+    floats = bits.view(np.float32)
+    for row in range(rows):
+        start, stop = row * width, (row + 1) * width
+        here, values = bits[start:stop], floats[start:stop]  # LLVM makes vectors of loops that begin at 0
+        most = _TINY_BITS
+        for i in range(width):
+            size = np.uint32(here[i] & _MAGNITUDE)
+            most = size if size > most else most  # NaN is above all. `max` would be of 64 bits: slower
+        factor = largest / _float(most)
+        scales[row] = _float(most) / largest
         for i in range(width):
             values[i] *= factor
-        for i in range(width):
-            sign, rest = (bits[i] >> np.uint32(24)) & np.uint32(0x80), bits[i] & _MAGNITUDE
-            odd = (rest >> np.uint32(20)) & np.uint32(1)
-            normal = ((rest + np.uint32(0x7_FFFF) + odd) >> np.uint32(20)) - np.uint32(120 << 3)
-            small = _bits(_float(rest) + _FP8_STEPS) - _FP8_STEPS_BITS
-            value = small if rest < _FP8_NORMAL else normal
-            codes[i] = np.uint8(sign | min(value, np.uint32(0x7E)))
-    else:
-        for i in range(width):
-            values[i] = values[i] * factor + _INTEGERS
-        for i in range(width):
-            codes[i] = np.uint8(bits[i] & np.uint32(0xFF))
-    return _float(most) / largest
 
 
-@njit(**_COPY)
-def _restore_row(fp8: Any, codes: Any, scale: Any, width: Any, values: Any) -> None:
+@compiled()
+def _encode(fp8: Any, count: Any, bits: Any, codes: Any) -> None:
+    """bits: of float32, in the format's range; overwritten."""
     if fp8:
-        for i in range(width):
-            values[i] = _E4M3[codes[i]] * scale
+        for i in range(count):
+            sign, rest = (bits[i] >> np.uint32(24)) & np.uint32(0x80), np.uint32(bits[i] & _MAGNITUDE)
+            odd = (rest >> np.uint32(20)) & np.uint32(1)
+            normal = (np.uint32(rest + np.uint32(0x7_FFFF) + odd) >> np.uint32(20)) - np.uint32(120 << 3)
+            small = _bits(_float(rest) + _FP8_STEPS) - _FP8_STEPS_BITS
+            value = np.uint32(small if rest < _FP8_NORMAL else normal)
+            codes[i] = np.uint8(sign | (value if value < np.uint32(0x7E) else np.uint32(0x7E)))
     else:
-        for i in range(width):
-            values[i] = np.float32(np.int8(codes[i])) * scale
+        values = bits.view(np.float32)
+        for i in range(count):
+            codes[i] = np.uint8(_bits(values[i] + _INTEGERS))
 
 
-@njit(void(int64[:, ::1], int64, int64[::1], int64, int64, uint64[::1]), **_COPY)
+@compiled()
+def _decode(fp8: Any, codes: Any, rows: Any, width: Any, scales: Any, values: Any) -> None:
+    for row in range(rows):
+        scale, start, stop = scales[row], row * width, (row + 1) * width
+        codes_here, here = codes[start:stop], values[start:stop]
+        if fp8:
+            for i in range(width):
+                code = np.uint32(codes_here[i])
+                rest = np.uint32(code & np.uint32(0x7F))
+                normal = _float(np.uint32((rest << np.uint32(20)) + np.uint32(120 << 23)))
+                small = np.float32(np.int32(rest)) * np.float32(2.0**-9)
+                value = small if rest < np.uint32(8) else normal
+                here[i] = (value if code < np.uint32(0x80) else -value) * scale
+        else:
+            for i in range(width):
+                here[i] = np.float32(np.int8(codes_here[i])) * scale
+
+
+@compiled("void(int64[:, ::1], int64, int64[::1], int64, int64, uint64[::1])")
 def pack(table: Any, fp8: Any, block_ids: Any, records: Any, record_bytes: Any, digests: Any) -> None:
     """table: `KVTable.columns`; records: address of the first; digests: [n], overwritten."""
     digests[:] = np.uint64(0)
@@ -207,51 +212,46 @@ def pack(table: Any, fp8: Any, block_ids: Any, records: Any, record_bytes: Any, 
         base, stride, size = table[layer, _BASE], table[layer, _STRIDE], table[layer, _SIZE]
         offset, kind = table[layer, _OFFSET], table[layer, _KIND]
         rows, width = table[layer, _ROWS], table[layer, _WIDTH]
-        first = np.uint64(offset // 8)
-        bits = np.empty(width, np.uint32)
+        count, first = rows * width, np.uint64(offset // 8)
+        bits = np.empty(count, np.uint32)
         for i in range(block_ids.shape[0]):
             source, target = base + block_ids[i] * stride, records + i * record_bytes + offset
             if kind == _AS_IS:
                 digests[i] += _copy(source, target, size // 8, first)
                 continue
-            scales = carray(_pointer(target + rows * width), rows, np.float32)
-            codes = carray(_pointer(target), rows * width, np.uint8)
-            row_bytes = size // rows
-            for row in range(rows):
-                _load_row(kind, source + row * row_bytes, width, bits)
-                scales[row] = _quantise_row(fp8, bits, width, codes[row * width : (row + 1) * width])
-            digests[i] += _digest(target, rows * (width + 4) // 8, first)
+            _load(kind, source, count, bits)
+            largest = _FP8_LARGEST if fp8 else _INT8_LARGEST
+            _scale(largest, rows, width, bits, carray(_pointer(target + count), rows, np.float32))
+            _encode(fp8, count, bits, carray(_pointer(target), count, np.uint8))
+            digests[i] += _digest(target, (count + 4 * rows) // 8, first)
 
 
-@njit(void(int64[:, ::1], int64, int64, int64, int64[::1]), **_COPY)
+@compiled("void(int64[:, ::1], int64, int64, int64, int64[::1])")
 def unpack(table: Any, fp8: Any, records: Any, record_bytes: Any, block_ids: Any) -> None:
     """The way back; a negative block id is skipped."""
     for layer in range(table.shape[0]):
         base, stride, size = table[layer, _BASE], table[layer, _STRIDE], table[layer, _SIZE]
         offset, kind = table[layer, _OFFSET], table[layer, _KIND]
         rows, width = table[layer, _ROWS], table[layer, _WIDTH]
-        bits = np.empty(width, np.uint32)
+        count = rows * width
+        bits = np.empty(count, np.uint32)
         for i in range(block_ids.shape[0]):
             if block_ids[i] < 0:
                 continue
             source, target = records + i * record_bytes + offset, base + block_ids[i] * stride
             if kind == _AS_IS:
-                words = size // 8
-                left = carray(_pointer(source), words, np.uint64)
-                right = carray(_pointer(target), words, np.uint64)
-                for word in range(words):
+                left = carray(_pointer(source), size // 8, np.uint64)
+                right = carray(_pointer(target), size // 8, np.uint64)
+                for word in range(size // 8):
                     right[word] = left[word]
                 continue
-            scales = carray(_pointer(source + rows * width), rows, np.float32)
-            codes = carray(_pointer(source), rows * width, np.uint8)
-            row_bytes = size // rows
-            for row in range(rows):
-                values = bits.view(np.float32)
-                _restore_row(fp8, codes[row * width : (row + 1) * width], scales[row], width, values)
-                _store_row(kind, bits, width, target + row * row_bytes)
+            codes = carray(_pointer(source), count, np.uint8)
+            scales = carray(_pointer(source + count), rows, np.float32)
+            _decode(fp8, codes, rows, width, scales, bits.view(np.float32))
+            _store(kind, bits, count, target)
 
 
-@njit(void(int64, int64, uint64[::1]), **_COPY)
+@compiled("void(int64, int64, uint64[::1])")
 def digest(records: Any, record_bytes: Any, digests: Any) -> None:
     """Of whole records. records: address of the first."""
     for i in range(digests.shape[0]):

@@ -108,6 +108,6 @@ def _row(layer: torch.Tensor, width: int, wire: str, offset: int) -> tuple[int, 
     rows, rest = divmod(layer.shape[1], width)
     if rest or rows % 2 or width % WORD:
         raise ValueError(
-            f"{shape}: {wire} needs an even number of rows, each a multiple of {WORD} elements; a row has {width}"
+            f"{shape}: {wire} needs an even number of rows, of a multiple of {WORD} elements; these: {width}"
         )
     return (*place, kind, rows, width, offset + rows * width)
