@@ -33,7 +33,7 @@ format: $(READY) ## Let ruff mend what it can
 bench: $(READY) ## Measure, on the 80 M model; writes bench/results/ and docs/benchmarks.md
 	@$(BIN)/python -m bench $(ARGS)
 
-bench-spec: $(READY) ## Measure the speculative methods on the demo model, and write the page (12 minutes)
+bench-spec: $(READY) ## Measure the speculative methods on the demo model, and write the page (half an hour)
 	@$(BIN)/python -m bench speculation $(ARGS)
 	@$(BIN)/python -m bench report
 

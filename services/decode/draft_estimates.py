@@ -27,7 +27,7 @@ _STEPS_KEPT = 0.995  # of the fit's weight, a step
 _GUESS = (0.85, 0.02, 0.03, 0.08, 0.01)
 _GUESS_WEIGHT = 0.5  # steps
 _CLIP = 0.25  # of a step's time: what one step off the estimate may count for
-_CELL_SAMPLES = 16.0  # steps over which a cell averages
+_CELL_SAMPLES = 32.0  # steps over which a cell averages
 _LINE_SAMPLES = 3.0  # of a cell, that weigh as much as the fit
 _PACE_GAIN = 1 / 16
 _SURPRISES = 5  # as many steps off by more than _CLIP, all to the same side: the pace changed
@@ -190,9 +190,10 @@ class StepTimes:
         cell = self._cells.get((bucket(requests), limit))
         return (self._pace or 1.0) * self._expected(requests, tokens, limit, cell)
 
-    def known(self, requests: int, limit: int) -> bool:
-        """Steps of this kind were measured."""
-        return (bucket(requests), limit) in self._cells
+    def samples(self, requests: int, limit: int) -> float:
+        """Steps of this kind that were measured, up to what a cell averages over."""
+        cell = self._cells.get((bucket(requests), limit))
+        return cell.samples if cell else 0.0
 
     def _expected(self, requests: int, tokens: float, limit: int, cell: _Cell | None) -> float:
         line = self._line(requests, tokens, limit)

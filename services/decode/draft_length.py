@@ -8,13 +8,18 @@ steps, as argmax_k tokens(k) / seconds(batch, k), 0 included (the goodput of Sma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.services.decode.draft_estimates import Acceptance, StepTimes, bucket
 
 _REVIEW_STEPS = 4  # the choice is made anew after as many steps
-_WORTH_A_CHANGE = 1.025  # times the tokens a second: noise must not move the choice to and fro
+_WORTH_A_CHANGE = 1.01  # times the tokens a second: noise must not move the choice to and fro
+# The benefit of the doubt: a limit whose time was measured n times is taken for as many times as good as it
+# seems, plus this over sqrt(n + 1), so that one that a few slow steps made look bad is measured until it is
+# known (an upper confidence bound, Auer et al., 2002). A step's time scatters by 10 to 15 %.
+_DOUBT = 0.2
 # Learning: other limits are tried for a few steps at a time, out of a budget that every step pays into.
 _PROBE_STEPS = 4  # of which the first still verifies what the limit before it drafted
 _PROBE_SHARE = 0.01  # of the time, lost to limits that are not the best
@@ -129,8 +134,12 @@ class DraftLength:
         if batch is None:
             batch = self._batches[bucket(requests)] = _Batch()
             self._credit = max(self._credit, _PROBE_CREDIT_NEW_BATCH)
-        best = max(range(self.limit + 1), key=rates.__getitem__)
-        if batch.limit is None or rates[best] > rates[batch.limit] * _WORTH_A_CHANGE:
+        hopes = [
+            rate * (1.0 + _DOUBT / math.sqrt(self._times.samples(requests, k) + 1.0))
+            for k, rate in enumerate(rates)
+        ]
+        best = max(range(self.limit + 1), key=hopes.__getitem__)
+        if batch.limit is None or hopes[best] > hopes[batch.limit] * _WORTH_A_CHANGE:
             batch.limit = best
         probe = None if self._choice.probe else self._worth_a_look(batch, batch.limit, rates)
         if probe is not None:

@@ -11,7 +11,11 @@ class DraftMetrics:
     """The figures of one method. `position` counts from 0, as vLLM's own does."""
 
     def __init__(self, registry: CollectorRegistry, method: str, limit: int, model_positions: int) -> None:
-        """Positions below `model_positions` are a draft model's, the others up to `limit` are matched."""
+        """Positions below `model_positions` are a draft model's, the others up to `limit` are matched.
+
+        In a hybrid, which has both, a long match may stand in the model's place.
+        """
+        from_model = "model" if model_positions == limit else "either"
 
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"baton_worker_{name}", text, ["method"], registry=registry).labels(method)
@@ -23,7 +27,7 @@ class DraftMetrics:
             labels = ["method", "source", "position"]
             family = Counter(f"baton_worker_{name}", text, labels, registry=registry)
             return [
-                family.labels(method, "model" if position < model_positions else "match", str(position))
+                family.labels(method, from_model if position < model_positions else "match", str(position))
                 for position in range(limit)
             ]
 

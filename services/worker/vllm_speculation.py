@@ -1,8 +1,9 @@
 """Our proposers inside vLLM's model runner: drafts from tokens alone, and the hybrid's continuations.
 
 A method that drafts from tokens alone runs as vLLM's `custom_class`; the `Seat` stands where the drafter
-would. In a hybrid vLLM's own drafter runs first, for `num_model_steps` tokens, and a proposer continues what
-it drafted. Both give vLLM a list of as many drafts a request as are worth verifying, none included.
+would. In a hybrid long matches are looked for first; then vLLM's own drafter runs, for `num_model_steps`
+tokens or one, and a proposer continues what it drafted. Both give vLLM a list of as many drafts a request as
+are worth verifying, none included.
 
 What is drafted goes where vLLM itself writes a request's scheduled drafts: behind its tokens in
 `token_ids_cpu`, so that no text is copied. The next step writes its own there before it reads any.
@@ -34,7 +35,7 @@ import numpy.typing as npt
 
 from baton.services.decode.proposers import registry
 from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposer
-from baton.services.decode.proposers.hybrid import model_steps
+from baton.services.decode.proposers.hybrid import Hybrid
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
@@ -124,15 +125,15 @@ def _drafting(original: Callable[..., Any]) -> Callable[..., Any]:
         if desk is None:
             return original(self, scheduler_output, sampled_token_ids, *args, **kwargs)
         wanted = scheduler_output.num_spec_tokens_to_schedule
-        drafted = None
-        if desk.steps:
-            # Also for 0 tokens: the draft model reads along, or its KV would have holes.
-            scheduler_output.num_spec_tokens_to_schedule = min(wanted, desk.steps)
+
+        def model(tokens: int) -> Any:
+            scheduler_output.num_spec_tokens_to_schedule = tokens
             try:
-                drafted = original(self, scheduler_output, sampled_token_ids, *args, **kwargs)
+                return original(self, scheduler_output, sampled_token_ids, *args, **kwargs)
             finally:
                 scheduler_output.num_spec_tokens_to_schedule = wanted
-        return desk.draft(self, sampled_token_ids, drafted, wanted)
+
+        return desk.draft(self, sampled_token_ids, model, wanted)
 
     return propose_draft_token_ids
 
@@ -172,28 +173,33 @@ def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
         return None
     if runner.use_async_scheduling:
         raise StartError(_v1_only(spec))
-    steps = 0 if isinstance(runner.drafter, Seat) else model_steps(spec)
-    return Desk(proposer, steps, runner.max_num_reqs, spec.limit)
+    return Desk(proposer, runner.max_num_reqs)
 
 
 class Desk:
     """One rank's proposer, and the arrays between it and the model runner, reused from step to step."""
 
-    def __init__(self, proposer: Proposer, steps: int, rows: int, limit: int) -> None:
-        """`steps`: the draft model's tokens in a step, 0 without one; `limit`: most tokens in a step."""
+    def __init__(self, proposer: Proposer, rows: int) -> None:
         self.proposer = proposer
-        self.steps = steps
         self._settled: Ints = np.zeros(rows, dtype=np.int32)
         self._lengths: Ints = np.zeros(rows, dtype=np.int32)
         self._limits: Ints = np.zeros(rows, dtype=np.int32)
-        self._steps = np.arange(limit, dtype=np.int32)
 
-    def draft(self, runner: Any, sampled: Any, drafted: Any, wanted: int) -> list[list[int]]:
+    def draft(self, runner: Any, sampled: Any, model: Callable[[int], Any], wanted: int) -> list[list[int]]:
         """The drafts of each row, at most `wanted`.
 
         sampled: this step's tokens, a tensor [rows, 1 + drafts] with -1 where rejected, not yet in the batch;
-        or lists, when they are. drafted: the draft model's tokens [rows, steps], None without one.
+        or lists, when they are. model: runs the draft model for so many tokens [rows, so many]; only a hybrid
+        has one.
         """
+        batch = self._batch(runner, sampled, wanted)
+        if isinstance(self.proposer, Hybrid):
+            return _beside_the_model(self.proposer, batch, model, wanted)
+        found = self.proposer.propose(batch)
+        # Whatever another package's proposer believes of its limits.
+        return _lists(found.tokens, np.minimum(found.counts, batch.limits))
+
+    def _batch(self, runner: Any, sampled: Any, wanted: int) -> DraftBatch:
         batch = runner.input_batch
         rows = batch.num_reqs
         tokens: Ints = batch.token_ids_cpu[:rows]  # [rows, max_model_len]
@@ -206,17 +212,30 @@ class Desk:
         np.clip(runner.max_model_len - 1 - settled, 0, wanted, out=limits)
         limits[reading] = 0
         lengths[:] = settled
-        made: npt.NDArray[np.int64] | None = None
-        if drafted is not None and drafted.shape[1]:
-            made = drafted.cpu().numpy()
-            kept = self._steps[: made.shape[1]] < limits[:, None]
-            _append(tokens, lengths, np.where(kept, made, -1))
-        limits -= lengths - settled
-        found = self.proposer.propose(
-            DraftBatch(batch.req_ids, tokens, batch.num_prompt_tokens[:rows], settled, lengths, limits)
-        )
-        np.minimum(found.counts, limits, out=limits)  # whatever another package's proposer believes
-        return _ragged(found.tokens, limits, made, lengths - settled)
+        return DraftBatch(batch.req_ids, tokens, batch.num_prompt_tokens[:rows], settled, lengths, limits)
+
+
+def _beside_the_model(
+    hybrid: Hybrid, batch: DraftBatch, model: Callable[[int], Any], wanted: int
+) -> list[list[int]]:
+    """Long matches where there are some, elsewhere the draft model's tokens and what continues them."""
+    if not wanted:
+        model(0)  # it reads along, or its KV would have holes
+        hybrid.propose(batch)
+        return [[] for _ in batch.request_ids]
+    long = hybrid.long_matches(batch)
+    matched = long.counts > 0
+    passes = hybrid.passes(int((batch.limits > 0).sum()), int(matched.sum()))
+    made: npt.NDArray[np.int64] = model(min(wanted, passes)).cpu().numpy()
+    batch.limits[matched] = 0
+    kept = np.arange(made.shape[1], dtype=np.int32) < batch.limits[:, None]
+    _append(batch.tokens, batch.lengths, np.where(kept, made, -1))
+    count = batch.lengths - batch.settled  # of the model's
+    np.subtract(batch.limits, count, out=batch.limits)
+    found = hybrid.propose(batch)
+    more = np.minimum(found.counts, batch.limits)
+    parts = (_lists(*part) for part in ((long.tokens, long.counts), (made, count), (found.tokens, more)))
+    return [match + model_made + continued for match, model_made, continued in zip(*parts, strict=True)]
 
 
 def _sampled(sampled: Any, reading: npt.NDArray[np.bool_], vocabulary: int) -> npt.NDArray[np.int32]:
@@ -234,10 +253,6 @@ def _append(tokens: Ints, lengths: Ints, more: npt.NDArray[Any]) -> None:
     lengths += real.sum(axis=1, dtype=np.int32)
 
 
-def _ragged(found: Ints, counts: Ints, made: npt.NDArray[Any] | None, kept: Ints) -> list[list[int]]:
-    """The first `kept` tokens of each row that the model made, then the first `counts` that were found."""
-    matches = [row[:count] for row, count in zip(found.tolist(), counts.tolist(), strict=True)]
-    if made is None:
-        return matches
-    firsts = zip(made.tolist(), kept.tolist(), matches, strict=True)
-    return [row[:count] + match for row, count, match in firsts]
+def _lists(tokens: npt.NDArray[Any], counts: Ints) -> list[list[int]]:
+    """The first `counts` tokens of each row."""
+    return [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]

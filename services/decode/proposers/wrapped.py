@@ -41,6 +41,6 @@ class Continued(Method):
     def proposer(self, spec: SpeculativeSettings, vllm_config: Any) -> Proposer | None:
         if spec.mtp_strategy == "default":
             return None
-        from baton.services.decode.proposers.hybrid import continuation
+        from baton.services.decode.proposers.hybrid import hybrid
 
-        return continuation(spec, vllm_config)
+        return hybrid(spec, vllm_config)

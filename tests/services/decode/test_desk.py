@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.services.decode.proposers.drafting import DraftBatch, Drafts
+from baton.services.decode.proposers.drafting import DraftBatch, Drafts, Proposer
+from baton.services.decode.proposers.hybrid import Hybrid
 from baton.services.decode.proposers.matching import NgramMatcher
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
@@ -56,6 +57,32 @@ def runner(texts: list[list[int]], reading: Sequence[int] = (), prompts: Sequenc
     )
 
 
+class Model:
+    """A draft model that makes these tokens, as many as it is asked for."""
+
+    def __init__(self, *rows: list[int]) -> None:
+        self.rows = rows
+        self.asked: list[int] = []
+
+    def __call__(self, tokens: int) -> torch.Tensor:
+        self.asked.append(tokens)
+        return torch.tensor([row[:tokens] for row in self.rows])
+
+
+class NoMatch(Listener):
+    def propose(self, batch: DraftBatch) -> Drafts:
+        return Drafts(np.zeros((len(batch.limits), LIMIT), np.int32), np.zeros_like(batch.limits))
+
+
+def hybrid(then: Proposer, steps: int, first: Proposer | None = None) -> Hybrid:
+    return Hybrid(first or NoMatch(), then, steps, least=1)
+
+
+def sampled(*tokens: int) -> torch.Tensor:
+    """One a row."""
+    return torch.tensor(tokens, dtype=torch.int32)[:, None]
+
+
 def read(batch: DraftBatch, row: int) -> list[int]:
     text: list[int] = batch.tokens[row, : batch.lengths[row]].tolist()
     return text
@@ -63,10 +90,9 @@ def read(batch: DraftBatch, row: int) -> list[int]:
 
 def test_the_hybrid_sees_what_was_sampled_and_what_was_drafted() -> None:
     listener = Listener()
-    sampled = torch.tensor([[7, 8, R], [9, R, R], [5, R, R]], dtype=torch.int32)
-    drafted = torch.tensor([[70, 71], [90, 91], [50, 51]])
-    found = Desk(listener, 2, 4, LIMIT).draft(
-        runner([[1, 2], [3], [4, 4, 4]], reading=[2]), sampled, drafted, LIMIT
+    written = torch.tensor([[7, 8, R], [9, R, R], [5, R, R]], dtype=torch.int32)
+    found = Desk(hybrid(listener, 2), 4).draft(
+        runner([[1, 2], [3], [4, 4, 4]], reading=[2]), written, Model([70, 71], [90, 91], [50, 51]), LIMIT
     )
     assert [read(listener.batch, row) for row in range(3)] == [
         [1, 2, 7, 8, 70, 71],
@@ -80,43 +106,79 @@ def test_the_hybrid_sees_what_was_sampled_and_what_was_drafted() -> None:
 
 def test_rows_are_ragged_where_nothing_matches() -> None:
     matcher = NgramMatcher(2, 4, LIMIT, 4)
-    sampled = torch.tensor([[2], [6]], dtype=torch.int32)
-    drafted = torch.tensor([[3], [9]])
-    found = Desk(matcher, 1, 4, LIMIT).draft(runner([[1, 2, 3, 4, 5, 1], [1, 2, 3]]), sampled, drafted, LIMIT)
+    found = Desk(hybrid(matcher, 1), 4).draft(
+        runner([[1, 2, 3, 4, 5, 1], [1, 2, 3]]), sampled(2, 6), Model([3], [9]), LIMIT
+    )
     assert found == [[3, 4, 5, 1, 2], [9]]
+
+
+@pytest.mark.parametrize(
+    ("others", "asked"), [(0, 1), (1, 1), (2, 3)], ids=["all match", "three of four", "three of five"]
+)
+def test_the_models_passes_are_left_out_where_nearly_all_match(others: int, asked: int) -> None:
+    """Long matches are taken instead of the model's tokens, whether it makes them or not."""
+    listener, model = Listener(), Model(*[[70, 71, 72]] * (3 + others))
+    texts = [[1, 2, 3, 4, 5, 1, 2]] * 3 + [[6, 7, 8]] * others
+    first = NgramMatcher(3, 4, LIMIT, 8)
+    found = Desk(hybrid(listener, 3, first), 8).draft(runner(texts), sampled(*[3] * len(texts)), model, LIMIT)
+    assert model.asked == [asked]
+    assert found[:3] == [[4, 5, 1, 2, 3]] * 3
+    assert found[3:] == [[*[70, 71, 72][:asked], 900, 901, 902, 903][:LIMIT]] * others
+    assert listener.batch.lengths.tolist() == [8] * 3 + [4 + asked] * others
+    assert listener.batch.limits.tolist() == [0] * 3 + [LIMIT - asked] * others
+
+
+def test_prompts_that_are_still_read_do_not_call_for_the_model() -> None:
+    model, text = Model([70, 71], [80, 81]), [1, 2, 3, 4, 1, 2]
+    found = Desk(hybrid(Listener(), 2, NgramMatcher(3, 4, LIMIT, 2)), 2).draft(
+        runner([text, text], reading=[1]), sampled(3, 3), model, LIMIT
+    )
+    assert model.asked == [1]
+    assert found == [[4, 1, 2, 3, 4], []]
+
+
+def test_short_matches_do_not_take_the_models_place() -> None:
+    model = Model([70, 71])
+    beside = Hybrid(Listener(), Listener(), 2, least=LIMIT)
+    assert Desk(beside, 1).draft(runner([[1]]), sampled(2), model, LIMIT - 1) == [[70, 71, 900, 901]]
+    assert model.asked == [2]
+
+
+def test_where_nothing_is_wanted_the_model_reads_along() -> None:
+    model, listener = Model([]), Listener()
+    assert Desk(hybrid(listener, 2), 1).draft(runner([[1]]), sampled(2), model, 0) == [[]]
+    assert model.asked == [0]
+    assert read(listener.batch, 0) == [1, 2]
 
 
 def test_tokens_beyond_the_vocabulary_are_no_tokens() -> None:
     listener = Listener()
-    sampled = torch.tensor([[7, VOCABULARY, 8]], dtype=torch.int32)
-    Desk(listener, 1, 1, LIMIT).draft(runner([[1]]), sampled, torch.tensor([[3]]), LIMIT)
+    written = torch.tensor([[7, VOCABULARY, 8]], dtype=torch.int32)
+    Desk(hybrid(listener, 1), 1).draft(runner([[1]]), written, Model([3]), LIMIT)
     assert read(listener.batch, 0) == [1, 7, 8, 3]
 
 
 def test_lists_are_in_the_batch_already() -> None:
-    listener = Listener()
-    found = Desk(listener, 0, 4, LIMIT).draft(runner([[1, 2], [3]], prompts=[1, 1]), [[2], [3]], None, 3)
+    listener, model = Listener(), Model()
+    found = Desk(listener, 4).draft(runner([[1, 2], [3]], prompts=[1, 1]), [[2], [3]], model, 3)
     assert [read(listener.batch, row) for row in range(2)] == [[1, 2], [3]]
     assert listener.batch.prompts.tolist() == [1, 1]
     assert found == [[900, 901, 902]] * 2
+    assert model.asked == []  # there is none
 
 
 @pytest.mark.parametrize("wanted", range(LIMIT + 1))
 def test_no_more_than_wanted(wanted: int) -> None:
-    steps = 2
-    drafted = torch.arange(steps)[None, : min(wanted, steps)]
-    found = Desk(Listener(), steps, 1, LIMIT).draft(
-        runner([[1]]), torch.tensor([[2]], dtype=torch.int32), drafted, wanted
-    )
+    found = Desk(hybrid(Listener(), 2), 1).draft(runner([[1]]), sampled(2), Model([0, 1]), wanted)
     assert found == [[0, 1, 900, 901, 902][:wanted]]
+    first = Desk(hybrid(Listener(), 2, Listener()), 1).draft(runner([[1]]), sampled(2), Model([0, 1]), wanted)
+    assert first == [[900, 901, 902, 903, 904][:wanted]]
 
 
 def test_no_more_than_fits_into_the_context() -> None:
     for free in range(1, LIMIT + 2):  # after the sampled token
         text = list(range(WIDTH - 1 - free))
-        found = Desk(Listener(), 1, 1, LIMIT).draft(
-            runner([text]), torch.tensor([[2]], dtype=torch.int32), torch.tensor([[3]]), LIMIT
-        )
+        found = Desk(hybrid(Listener(), 1), 1).draft(runner([text]), sampled(2), Model([3]), LIMIT)
         assert found == [[3, 900, 901, 902, 903][: free - 1]]
 
 

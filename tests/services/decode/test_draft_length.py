@@ -63,7 +63,7 @@ def test_nothing_is_drafted_where_nothing_is_accepted(kind: dict[str, Any], requ
     world.run(one, requests, 150)
     del world.limits[:]
     world.run(one, requests, 1000)
-    assert world.limits.count(0) > 700  # looking costs next to nothing where a draft needs no model
+    assert world.limits.count(0) > 500  # looking costs next to nothing where a draft needs no model
     assert world.regret(one, requests, 1000) < 0.05
     assert set(world.limits) != {0}, "it never looks whether that changed"
 
