@@ -9,9 +9,8 @@ What is drafted goes where vLLM itself writes a request's scheduled drafts: behi
 `token_ids_cpu`, so that no text is copied. The next step writes its own there before it reads any.
 
 Only model runner V1 without asynchronous scheduling takes lists, which is all there is on CPU, and what vLLM
-chooses for a `custom_class`. V2, the GPU's default, drafts before the host knows a token: to match there
-needs a kernel, and a seat of its own (`init_speculator` of v1/worker/gpu/model_runner.py). Until then a
-hybrid is refused there.
+chooses for a `custom_class`. V2, the GPU's default, drafts before the host knows a token: there
+vllm_v2_speculation.py matches on the device.
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (`__init__`; `_update_states` has removed a finished
 request before its name comes again; `propose_draft_token_ids` with its scheduler_output.
@@ -19,8 +18,7 @@ num_spec_tokens_to_schedule, which is called before the bookkeeping and with a t
 model, after it and with lists by others; drafter, input_batch with req_ids, token_ids_cpu,
 num_tokens_no_spec, num_prompt_tokens and vocab_size, discard_request_mask, max_model_len, max_num_reqs,
 use_async_scheduling; `_get_draft_token_ids_cpu` takes lists); vllm.v1.spec_decode.custom_class_proposer
-(a class by its dotted name, made with the VllmConfig, with `propose` and `load_model`);
-vllm.v1.worker.gpu.model_runner.GPUModelRunner (V2: `__init__`).
+(a class by its dotted name, made with the VllmConfig, with `propose` and `load_model`).
 """
 
 from __future__ import annotations
@@ -65,8 +63,7 @@ def install() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    made = ["self", "vllm_config", "device"]
-    _replace(GPUModelRunner, "__init__", _with_desk, made)
+    _replace(GPUModelRunner, "__init__", _with_desk, ["self", "vllm_config", "device"])
     _replace(GPUModelRunner, "_update_states", _forgetting, ["self", "scheduler_output"])
     _replace(
         GPUModelRunner,
@@ -79,9 +76,9 @@ def install() -> None:
         ],
     )
     if not current_platform.is_cpu():
-        from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
+        from baton.services.worker import vllm_v2_speculation
 
-        _replace(GPUModelRunnerV2, "__init__", refusing, made)
+        vllm_v2_speculation.install()
 
 
 def _replace(owner: type, name: str, wrap: Callable[[Any], Any], parameters: list[str]) -> None:
@@ -138,19 +135,7 @@ def _drafting(original: Callable[..., Any]) -> Callable[..., Any]:
     return propose_draft_token_ids
 
 
-def refusing(original: Callable[..., None]) -> Callable[..., None]:
-    """The constructor of a model runner that cannot continue drafts: a StartError where it would have to."""
-
-    def __init__(self: Any, vllm_config: Any, device: Any) -> None:
-        spec = _settings_of(vllm_config)
-        if spec is not None and spec.mtp_strategy != "default":
-            raise StartError(_v1_only(spec))
-        original(self, vllm_config, device)
-
-    return __init__
-
-
-def _settings_of(vllm_config: Any) -> SpeculativeSettings | None:
+def settings_of(vllm_config: Any) -> SpeculativeSettings | None:
     """What vllm_engine put into vLLM's additional_config; None in a rank that does not draft."""
     settings = vllm_config.additional_config.get("baton", {}).get("speculative")
     return None if settings is None else SpeculativeSettings.model_validate(settings)
@@ -165,7 +150,7 @@ def _v1_only(spec: SpeculativeSettings) -> str:
 
 def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
     """The desk of a rank that drafts and whose settings ask for a proposer of ours."""
-    spec = _settings_of(vllm_config)
+    spec = settings_of(vllm_config)
     if spec is None or not hasattr(runner, "drafter"):
         return None
     proposer = registry.method(spec.method).proposer(spec, vllm_config)

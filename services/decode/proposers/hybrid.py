@@ -74,14 +74,19 @@ def hybrid(spec: SpeculativeSettings, vllm_config: Any) -> Hybrid | None:
     return make(spec, vllm_config) if make else None
 
 
+def ngram_sizes(spec: SpeculativeSettings) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The shortest and the longest n-gram: of long matches, and of those that continue."""
+    longest = spec.prompt_lookup_max or max(LONGEST, spec.prompt_lookup_min or 0)
+    shortest = spec.prompt_lookup_min or min(SHORTEST, longest)
+    return (max(LONG, shortest), max(_LONGEST_COMPARED, longest)), (shortest, longest)
+
+
 def _ngrams(spec: SpeculativeSettings, vllm_config: Any) -> Hybrid:
     from baton.services.decode.proposers.matching import NgramMatcher
 
-    longest = spec.prompt_lookup_max or max(LONGEST, spec.prompt_lookup_min or 0)
-    shortest = spec.prompt_lookup_min or min(SHORTEST, longest)
     rows = vllm_config.scheduler_config.max_num_seqs
-    first = NgramMatcher(max(LONG, shortest), max(_LONGEST_COMPARED, longest), spec.limit, rows)
-    return Hybrid(first, NgramMatcher(shortest, longest, spec.limit, rows), model_steps(spec), 1)
+    first, then = (NgramMatcher(*sizes, spec.limit, rows) for sizes in ngram_sizes(spec))
+    return Hybrid(first, then, model_steps(spec), 1)
 
 
 def _suffixes(spec: SpeculativeSettings, vllm_config: Any) -> Hybrid:

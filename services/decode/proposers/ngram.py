@@ -1,4 +1,8 @@
-"""Prompt lookup (Saxena, 2023): what followed the last tokens when they occurred before."""
+"""Prompt lookup (Saxena, 2023): what followed the last tokens when they occurred before.
+
+On the CPU vLLM's own proposer drafts. On model runner V2 its place is taken by matches on the GPU
+(services/worker/vllm_v2_speculation.py): the most recent of the longest, as the hybrid's.
+"""
 
 from __future__ import annotations
 

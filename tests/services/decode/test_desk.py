@@ -13,9 +13,7 @@ import torch
 from baton.services.decode.proposers.drafting import DraftBatch, Drafts, Proposer
 from baton.services.decode.proposers.hybrid import Hybrid
 from baton.services.decode.proposers.matching import NgramMatcher
-from baton.services.errors import StartError
-from baton.services.speculation import SpeculativeSettings
-from baton.services.worker.vllm_speculation import Desk, refusing
+from baton.services.worker.vllm_speculation import Desk
 
 WIDTH, LIMIT, VOCABULARY = 32, 5, 1000
 R = -1  # a rejected draft
@@ -180,17 +178,3 @@ def test_no_more_than_fits_into_the_context() -> None:
         text = list(range(WIDTH - 1 - free))
         found = Desk(hybrid(Listener(), 1), 1).draft(runner([text]), sampled(2), Model([3]), LIMIT)
         assert found == [[3, 900, 901, 902, 903][: free - 1]]
-
-
-def test_a_runner_that_cannot_continue_drafts_says_so() -> None:
-    def config(strategy: Any) -> Any:
-        spec = SpeculativeSettings(method="mtp", mtp_strategy=strategy)
-        return SimpleNamespace(additional_config={"baton": {"speculative": spec.model_dump()}})
-
-    made: list[Any] = []
-    construct = refusing(lambda *args: made.append(args))
-    construct("runner", config("default"), "device")
-    construct("runner", SimpleNamespace(additional_config={}), "device")
-    assert len(made) == 2
-    with pytest.raises(StartError, match=r"with_ngram.*VLLM_USE_V2_MODEL_RUNNER=0"):
-        construct("runner", config("with_ngram"), "device")

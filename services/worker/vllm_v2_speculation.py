@@ -1,0 +1,307 @@
+"""Matches on the GPU: the hybrid with n-grams, and `ngram`, on vLLM's model runner V2.
+
+V2 drafts before the host knows what a step wrote. Its speculator's `propose` is called when a step's tokens
+are in the requests' states, all on the device, and gives a tensor [requests, num_speculative_tokens]. We take
+that method's place (`Matching`). In a hybrid vLLM's own runs first, for `num_model_steps` tokens; then
+`baton.kernels.ngram_match` writes into the same tensor: long matches instead of the model's tokens, and what
+continues the model's where there are none. The host is not waited for; so, other than on V1, no pass of the
+draft model is left out. To verification a matched token is a draft of probability 1, as the model's are.
+
+**Rows with fewer drafts.** How many drafts of a request are verified is for the host to say, like all shapes:
+the lengths of scheduled_spec_decode_tokens. V2's kernels take any number a row (cu_num_logits). A mark among
+the drafts shortens no row: they are the model's input, and its embedding has no -1.
+
+- Without asynchronous scheduling the scheduler takes lists from `take_draft_token_ids` after each step, when
+  the host has waited for the step's tokens anyway. We copy each row's number of drafts beside them, and cut
+  the lists: where nothing matches, nothing is verified. With `ngram` that is always so: vLLM then turns
+  asynchronous scheduling off.
+- With it, the default of mtp, eagle and eagle3, the next step is scheduled before this one has drafted, with
+  as many drafts a row as this one was to make. What no match fills is verified as the row's last draft, once
+  more; `num_speculative_tokens: auto` sees it rejected, and asks for fewer. engine.extra.async_scheduling
+  false gives each row its own length. (vLLM's adaptive verification drops drafts on the device, within a
+  total that the host chooses; it judges them by the draft model's logits, of which a match has none.)
+
+The texts are read where V2 keeps them: a tensor [max_num_seqs, max_model_len], in the host's memory except
+for `ngram`. Here it moves to the device: 4 bytes a token.
+
+None of this has run on a GPU. Tests run `Matching` on CPU tensors, in V2's own RequestState and InputBatch,
+and the kernel in Triton's interpreter, and look whether the symbols below are what they were.
+
+Leans on: vllm.v1.worker.gpu.model_runner.init_speculator (called in a runner's constructor, on the last
+pipeline rank, before others keep req_states.all_token_ids) and GPUModelRunner.take_draft_token_ids (after a
+step without asynchronous scheduling: a list for each request of its batch; speculator);
+vllm.v1.worker.gpu.spec_decode.speculator.BaseSpeculator.propose (its parameters; num_speculative_tokens
+limits the passes; a draft model's returns a part of its draft_tokens) and DraftModelSpeculator.draft_logits;
+states.RequestState (all_token_ids.gpu and total_len.gpu, by slot; max_num_reqs, max_model_len, device);
+buffer_utils.StagedWriteTensor; input_batch.InputBatch (num_reqs, idx_mapping: slots);
+spec_decode.target_dependent_ar (`init_cudagraph_manager` makes decode_cudagraph_manager, whose `capture` asks
+its vllm_config how many tokens a graph of all passes is to draft; several MTP modules have no such graph, and
+run all that num_speculative_tokens says).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from baton.kernels.ngram_match import new_workspace, ngram_match
+from baton.services.decode.proposers.hybrid import model_steps, ngram_sizes
+from baton.services.errors import StartError
+from baton.services.speculation import SpeculativeSettings
+from baton.services.worker.vllm_speculation import settings_of
+
+_MARK = "_baton_v2_speculation"
+_PROPOSE = (
+    *("self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states"),
+    *("num_sampled", "num_rejected", "last_sampled", "next_prefill_tokens", "temperature", "seeds"),
+    *("dp_sync_state", "dummy_run", "skip_attn_for_dummy_run", "mm_inputs", "is_profile"),
+    "num_speculative_tokens",
+)
+
+Sizes = tuple[int, int]  # the shortest and the longest n-gram
+
+
+def install() -> None:
+    """Patch vLLM in this process; a second call does nothing.
+
+    Raises StartError when a symbol is not what we lean on: another vLLM.
+    """
+    from vllm.v1.worker.gpu import model_runner
+    from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+    if hasattr(model_runner.init_speculator, _MARK):
+        return
+    runner = model_runner.GPUModelRunner
+    _expect(BaseSpeculator.propose, _PROPOSE)
+    _expect(runner.take_draft_token_ids, ("self",))
+    _expect(model_runner.init_speculator, ("vllm_config", "device", "req_states"))
+    runner.take_draft_token_ids = _cutting(runner.take_draft_token_ids)
+    model_runner.init_speculator = _matching(model_runner.init_speculator)
+
+
+def _expect(function: Any, parameters: tuple[str, ...]) -> None:
+    if tuple(inspect.signature(function).parameters) != parameters:
+        raise StartError(
+            f"this vLLM's {function.__module__}.{function.__qualname__} does not take "
+            f"{', '.join(parameters)}: install the vLLM version that this Baton is made for"
+        )
+
+
+def _matching(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
+        spec = settings_of(vllm_config)
+        if spec is not None and spec.mtp_strategy == "with_suffix":
+            raise StartError(_host_only(spec))
+        speculator = original(vllm_config, device, req_states)
+        if spec is None:
+            return speculator
+        cut = not vllm_config.scheduler_config.async_scheduling
+        if spec.mtp_strategy == "with_ngram":
+            speculator.propose = _hybrid(speculator, spec, vllm_config, req_states, cut)
+        elif vllm_config.speculative_config.use_ngram():
+            theirs = vllm_config.speculative_config
+            sizes = (theirs.prompt_lookup_min, theirs.prompt_lookup_max)
+            drafts = torch.zeros(req_states.max_num_reqs, spec.limit, dtype=torch.int64, device=device)
+            speculator.propose = Matching(req_states, drafts, then=sizes, cut=cut)
+        return speculator
+
+    setattr(init_speculator, _MARK, True)
+    return init_speculator
+
+
+def _host_only(spec: SpeculativeSettings) -> str:
+    return (
+        f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): suffixes are matched on the "
+        "host, for which vLLM's model runner V2 does not wait: say 'with_ngram', or set "
+        "engine.extra.async_scheduling false, VLLM_USE_V2_MODEL_RUNNER=0"
+    )
+
+
+def _hybrid(
+    speculator: Any, spec: SpeculativeSettings, vllm_config: Any, req_states: Any, cut: bool
+) -> Matching:
+    if speculator.draft_logits is not None:
+        raise StartError(
+            "vLLM's draft_sample_method 'probabilistic' wants a distribution of each draft, and a match has "
+            "none: leave it at 'greedy' with mtp_strategy 'with_ngram'"
+        )
+    _move_texts(req_states)
+    steps = model_steps(spec)
+    _capture_for(speculator, vllm_config, steps)
+    first, then = ngram_sizes(spec)
+    return Matching(
+        req_states,
+        speculator.draft_tokens,
+        first=first,
+        then=then,
+        model=speculator.propose,
+        steps=steps,
+        cut=cut,
+    )
+
+
+def _move_texts(req_states: Any) -> None:
+    """To the device, as V2 does for ngram: over PCIe, 256 texts of 32 k tokens would be read for 0.6 ms."""
+    from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
+
+    shape = (req_states.max_num_reqs, req_states.max_model_len)
+    req_states.all_token_ids = StagedWriteTensor(shape, dtype=torch.int32, device=req_states.device)
+
+
+def _capture_for(speculator: Any, vllm_config: Any, steps: int) -> None:
+    """Let a graph of all the draft model's passes be captured for its own tokens, not for all drafts."""
+    narrow = copy.copy(vllm_config)
+    narrow.speculative_config = copy.copy(vllm_config.speculative_config)
+    narrow.speculative_config.num_speculative_tokens = steps
+    if narrow.speculative_config.num_speculative_tokens_per_batch_size is not None:
+        most = vllm_config.scheduler_config.max_num_seqs
+        narrow.speculative_config.num_speculative_tokens_per_batch_size = [(1, most, steps)]
+    original = speculator.init_cudagraph_manager
+
+    def init_cudagraph_manager(cudagraph_mode: Any) -> None:
+        original(cudagraph_mode)
+        manager = getattr(speculator, "decode_cudagraph_manager", None)  # not of several MTP modules
+        if manager is not None:
+            manager.vllm_config = narrow
+
+    speculator.init_cudagraph_manager = init_cudagraph_manager
+
+
+def _cutting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def take_draft_token_ids(self: Any) -> Any:
+        taken = original(self)
+        propose = getattr(self.speculator, "propose", None)
+        if taken is not None and isinstance(propose, Matching):
+            for drafts, count in zip(taken.draft_token_ids, propose.counts(), strict=False):
+                del drafts[count:]
+        return taken
+
+    return take_draft_token_ids
+
+
+class Matching:
+    """In the place of a speculator's `propose`: the draft model, if there is one, and matches."""
+
+    def __init__(
+        self,
+        req_states: Any,
+        drafts: torch.Tensor,
+        *,
+        then: Sizes,
+        first: Sizes | None = None,
+        model: Callable[..., Any] | None = None,
+        steps: int = 0,
+        cut: bool,
+    ) -> None:
+        """drafts [requests, most] int64: `propose` returns a part of it; the model writes the first `steps`.
+
+        first: n-grams whose matches replace the model's tokens; then: those that continue them. cut: the host
+        will ask how many drafts a request has (`counts`). Compiles the kernel, so that no request waits.
+        """
+        self._states = req_states
+        self._drafts = drafts
+        self._first = first
+        self._then = then
+        self._model = model
+        self._steps = steps
+        rows, device = drafts.shape[0], drafts.device
+        self._workspace = new_workspace(rows, device)
+        self._long = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._more = torch.zeros(rows, dtype=torch.int32, device=device)
+        on_gpu = device.type == "cuda"
+        self._host = torch.zeros(rows, dtype=torch.int32, pin_memory=on_gpu) if cut else None
+        self._copied = torch.cuda.Event() if cut and on_gpu else None
+        self._requests = 0  # whose numbers are in self._host
+        if on_gpu:
+            nothing = torch.zeros(1, dtype=torch.int32, device=device)
+            self._match(nothing.long(), nothing, steps, drafts.shape[1])
+
+    def __call__(  # noqa: PLR0917 (as vLLM calls it)
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        *args: Any,
+        dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """As BaseSpeculator.propose: [requests, most], of which num_speculative_tokens count."""
+        most = self._drafts.shape[1]
+        wanted = most if num_speculative_tokens is None else num_speculative_tokens
+        made = min(wanted, self._steps)
+        drafts = self._drafts[: input_batch.num_reqs]
+        if self._model is not None:
+            # Also for 0 tokens: the draft model reads along, or its KV would have holes.
+            self._model(
+                *(input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states),
+                *(num_sampled, num_rejected, last_sampled, *args),
+                dummy_run=dummy_run,
+                num_speculative_tokens=made,
+                **kwargs,
+            )
+        if dummy_run:
+            return drafts
+        rows = input_batch.idx_mapping
+        limits = self._limits(rows, num_sampled, wanted)
+        if wanted > made:  # a token that the model knows, for what no match fills
+            drafts[:, made:] = drafts[:, made - 1 : made] if made else last_sampled.view(-1)[rows, None]
+        if wanted:
+            self._match(rows, limits, made, wanted)
+        if self._host is not None:
+            self._send_counts(self._host, limits, made, wanted)
+        return drafts
+
+    def _limits(self, rows: torch.Tensor, num_sampled: torch.Tensor, wanted: int) -> torch.Tensor:
+        """Most drafts of each request: none while its prompt is read; the last place is the target's own."""
+        free = self._states.max_model_len - 1 - self._states.total_len.gpu[rows]
+        return free.clamp_(0, wanted).mul_(num_sampled > 0)
+
+    def _match(self, rows: torch.Tensor, limits: torch.Tensor, made: int, wanted: int) -> None:
+        """Write matches over drafts [requests, wanted], whose first `made` the model made."""
+        requests = limits.shape[0]
+        drafts, long, more = self._drafts[:requests], self._long[:requests], self._more[:requests]
+        texts = (self._states.all_token_ids.gpu, self._states.total_len.gpu)
+        where = {"rows": rows, "workspace": self._workspace}
+        if self._first is not None:
+            low, high = self._first
+            ngram_match(*texts, limits, drafts, long, min_n=low, max_n=high, **where)
+        if wanted > made:
+            low, high = self._then
+            rest = torch.where(long > 0, 0, limits - made)
+            tails = drafts[:, :made] if made else None
+            ngram_match(*texts, rest, drafts[:, made:], more, min_n=low, max_n=high, tails=tails, **where)
+
+    def _send_counts(self, host: torch.Tensor, limits: torch.Tensor, made: int, wanted: int) -> None:
+        """Each request's number of drafts, on its way to the host."""
+        requests = limits.shape[0]
+        counts = limits.clamp(max=made)
+        if wanted > made:
+            counts += self._more[:requests]
+        if self._first is not None and wanted:
+            counts = torch.maximum(counts, self._long[:requests])
+        self._requests = requests
+        host[:requests].copy_(counts, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    def counts(self) -> list[int]:
+        """How many drafts each request of the last batch has; waits for the device. [] without `cut`."""
+        if self._host is None:
+            return []
+        if self._copied is not None:
+            self._copied.synchronize()
+        counts: list[int] = self._host[: self._requests].tolist()
+        return counts

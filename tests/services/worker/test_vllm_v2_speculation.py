@@ -1,0 +1,324 @@
+"""Matches on model runner V2: on the CPU, in V2's own states and batches, by the CPU's path of the kernel.
+
+The runner itself needs a GPU, and so do the speculators with a draft model: one that writes what it is told
+stands in their place.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from baton.kernels.ngram_match import naive
+from baton.services.errors import StartError
+from baton.services.speculation import SpeculativeSettings
+from baton.services.worker import vllm_v2_speculation
+from baton.services.worker.vllm_v2_speculation import Matching
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # vLLM's imports
+    from vllm.config import SpeculativeConfig, VllmConfig
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+    from vllm.v1.worker.gpu import buffer_utils, model_runner
+    from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+    from vllm.v1.worker.gpu.states import RequestState
+
+SLOTS, WIDTH, MOST = 6, 64, 5
+CPU = torch.device("cpu")
+LONG, SHORT = (4, 8), (2, 3)
+
+
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """V2's requests, without the memory that host and GPU share."""
+    monkeypatch.setattr(buffer_utils, "is_uva_available", lambda: False)
+    return RequestState(SLOTS, WIDTH, 4 * WIDTH, MOST, 1000, CPU)
+
+
+class Model:
+    """A draft model: row r of `tokens` for the request in row r of the batch, as many as are asked for."""
+
+    def __init__(self, drafts: torch.Tensor, tokens: Sequence[Sequence[int]]) -> None:
+        self.drafts = drafts
+        self.tokens = torch.tensor(tokens)
+        self.asked: list[dict[str, Any]] = []
+
+    def __call__(
+        self, input_batch: Any, *args: Any, num_speculative_tokens: int, **kwargs: Any
+    ) -> torch.Tensor:
+        self.asked.append({"tokens": num_speculative_tokens, "positional": len(args), **kwargs})
+        requests = input_batch.num_reqs
+        drafts = self.drafts[:requests]
+        drafts[:, :num_speculative_tokens] = self.tokens[:, :num_speculative_tokens]
+        return drafts
+
+
+def fill(states: Any, texts: Sequence[list[int]]) -> torch.Tensor:
+    """Keep each text in a slot, not in the order of the slots; what is behind it is another's. The slots."""
+    states.all_token_ids.gpu.copy_(torch.randint(0, 3, (SLOTS, WIDTH)))
+    slots = torch.randperm(SLOTS)[: len(texts)]
+    for slot, text in zip(slots.tolist(), texts, strict=True):
+        states.all_token_ids.gpu[slot, : len(text)] = torch.tensor(text, dtype=torch.int32)
+        states.total_len.gpu[slot] = len(text)
+        states.last_sampled_tokens[slot] = text[-1]
+    return slots
+
+
+def propose(
+    matching: Matching, states: Any, slots: torch.Tensor, *, sampled: list[int] | None = None, **more: Any
+) -> list[list[int]]:
+    """A step's drafts, asked for as the model runner asks."""
+    requests = len(slots)
+    batch = InputBatch.make_dummy(requests, requests, InputBuffers(SLOTS, 4 * SLOTS, CPU))
+    batch.idx_mapping = slots
+    counts = torch.tensor(sampled or [1] * requests, dtype=torch.int32)
+    others = (states.next_prefill_tokens, torch.zeros(SLOTS), torch.zeros(SLOTS, dtype=torch.int64))
+    with torch.inference_mode():
+        found = matching(
+            *(batch, {}, {}, torch.zeros(requests, 8), None, counts, torch.zeros_like(counts)),
+            *(states.last_sampled_tokens, *others),
+            dp_sync_state=None,
+            mm_inputs=None,
+            **more,
+        )
+    drafts: list[list[int]] = found.tolist()
+    return drafts
+
+
+def hybrid(states: Any, made: Sequence[Sequence[int]], *, cut: bool = True) -> tuple[Matching, Model]:
+    drafts = torch.full((SLOTS, MOST), 9, dtype=torch.int64)
+    model = Model(drafts, made)
+    steps = len(made[0])
+    return Matching(states, drafts, first=LONG, then=SHORT, model=model, steps=steps, cut=cut), model
+
+
+def ngram(states: Any, *, cut: bool = True) -> Matching:
+    return Matching(states, torch.zeros(SLOTS, MOST, dtype=torch.int64), then=SHORT, cut=cut)
+
+
+def test_a_match_continues_what_the_model_made(states: Any) -> None:
+    slots = fill(states, [[1, 2, 3, 4, 5, 8, 2], [1, 2, 3]])
+    matching, _ = hybrid(states, [[3], [7]])
+    assert propose(matching, states, slots) == [[3, 4, 5, 8, 2], [7] * 5]
+    assert matching.counts() == [5, 1]
+
+
+def test_a_long_match_takes_the_models_place(states: Any) -> None:
+    slots = fill(states, [[1, 2, 3, 4, 5, 9, 9, 2, 3, 4, 5], [1, 2, 3, 4, 5, 9, 9, 3, 4, 5]])
+    matching, _ = hybrid(states, [[70, 71], [70, 71]])
+    assert propose(matching, states, slots) == [[9, 9, 2, 3, 4], [70, 71, 71, 71, 71]]
+    assert matching.counts() == [5, 2]
+
+
+def test_the_model_makes_no_more_than_its_steps(states: Any) -> None:
+    slots = fill(states, [[1, 2, 3]])
+    matching, model = hybrid(states, [[70, 71]])
+    for wanted, steps in ((None, 2), (5, 2), (2, 2), (1, 1), (0, 0)):
+        propose(matching, states, slots, num_speculative_tokens=wanted)
+        assert model.asked[-1]["tokens"] == steps
+        assert model.asked[-1]["positional"] == 10
+
+
+@pytest.mark.parametrize("wanted", range(MOST + 1))
+def test_as_many_drafts_as_are_wanted(states: Any, wanted: int) -> None:
+    slots = fill(states, [[1, 2, 3, 4, 5, 8, 2], [1, 2, 3], [5, 6, 7, 8, 9, 5, 6, 7, 8]])
+    matching, _ = hybrid(states, [[3], [7], [0]])
+    found = propose(matching, states, slots, num_speculative_tokens=wanted)
+    assert [row[:wanted] for row in found] == [
+        [3, 4, 5, 8, 2][:wanted],
+        [7] * wanted,
+        [9, 5, 6, 7, 8][:wanted],
+    ]
+    assert matching.counts() == [wanted, min(wanted, 1), wanted]
+
+
+def test_the_end_of_the_context_is_the_targets_own(states: Any) -> None:
+    for free in range(1, MOST + 3):
+        text = [1, 2] * WIDTH
+        slots = fill(states, [text[: WIDTH - free]])
+        matching = ngram(states)
+        propose(matching, states, slots)
+        assert matching.counts() == [min(free - 1, MOST)]
+
+
+def test_nothing_is_matched_while_a_prompt_is_read(states: Any) -> None:
+    slots = fill(states, [[1, 2, 1, 2], [1, 2, 1, 2]])
+    matching = ngram(states)
+    propose(matching, states, slots, sampled=[0, 1])
+    assert matching.counts() == [0, 5]
+
+
+def test_ngram_drafts_without_a_model_and_pads_with_a_token(states: Any) -> None:
+    slots = fill(states, [[5, 6, 7, 5, 6], [1, 2, 3]])
+    matching = ngram(states)
+    assert propose(matching, states, slots) == [[7, 5, 6, 7, 5], [3] * 5]
+    assert matching.counts() == [5, 0]
+
+
+def test_a_dummy_run_is_the_models_alone(states: Any) -> None:
+    slots = fill(states, [[1, 2, 1, 2]])
+    matching, model = hybrid(states, [[7]])
+    assert propose(matching, states, slots, dummy_run=True, is_profile=True) == [[7, 9, 9, 9, 9]]
+    assert model.asked[-1] | {"tokens": 1, "dummy_run": True, "is_profile": True} == model.asked[-1]
+
+
+TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(TEXT, min_size=1, max_size=SLOTS), st.integers(1, 3), st.integers(0, MOST), st.data())
+def test_drafts_are_those_of_the_host(
+    states: Any, texts: list[list[int]], steps: int, wanted: int, data: st.DataObject
+) -> None:
+    made = [data.draw(st.lists(st.integers(0, 2), min_size=steps, max_size=steps)) for _ in texts]
+    matching, _ = hybrid(states, made)
+    found = propose(matching, states, fill(states, texts), num_speculative_tokens=wanted)
+    for row, (text, drafted) in enumerate(zip(texts, made, strict=True)):
+        expected = naive.continuation(text, wanted, *LONG)
+        if not expected:
+            expected = drafted[:wanted]
+            expected += naive.continuation(text + expected, wanted - len(expected), *SHORT)
+        assert found[row][: matching.counts()[row]] == expected
+        assert all(0 <= token <= 2 for token in found[row][:wanted])  # padding, too, is a token
+
+
+def config(strategy: str = "default", method: str = "mtp", *, asynchronous: bool = False) -> Any:
+    """As much of a VllmConfig as is read."""
+    spec = SpeculativeSettings.model_validate(
+        {"method": method, "mtp_strategy": strategy, "num_speculative_tokens": MOST, "num_model_steps": 2}
+        if method == "mtp"
+        else {"method": method, "num_speculative_tokens": MOST}
+    )
+    theirs = SimpleNamespace(
+        use_ngram=lambda: method == "ngram",
+        prompt_lookup_min=2,
+        prompt_lookup_max=3,
+        num_speculative_tokens=MOST,
+        num_speculative_tokens_per_batch_size=None,  # as with data parallelism
+    )
+    return SimpleNamespace(
+        additional_config={"baton": {"speculative": spec.model_dump()}},
+        speculative_config=theirs,
+        scheduler_config=SimpleNamespace(async_scheduling=asynchronous, max_num_seqs=SLOTS),
+    )
+
+
+class Speculator:
+    """As much of a speculator with a draft model as is read."""
+
+    draft_logits: torch.Tensor | None = None
+    decode_cudagraph_manager: Any = None
+
+    def __init__(self) -> None:
+        self.draft_tokens = torch.zeros(SLOTS, MOST, dtype=torch.int64)
+
+    def propose(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self.draft_tokens
+
+    def init_cudagraph_manager(self, mode: Any) -> None:
+        self.decode_cudagraph_manager = SimpleNamespace(vllm_config=None, mode=mode)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, states: Any) -> Callable[[Any], Any]:
+    """vLLM's way to a speculator with our hand in it, for a config; vLLM's own gives a stand-in."""
+
+    def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
+        return Speculator()
+
+    monkeypatch.setattr(model_runner, "init_speculator", init_speculator)
+    monkeypatch.setattr(
+        model_runner.GPUModelRunner,
+        "take_draft_token_ids",
+        model_runner.GPUModelRunner.take_draft_token_ids,
+    )
+    vllm_v2_speculation.install()
+    vllm_v2_speculation.install()  # a second time: nothing
+    return lambda vllm_config: model_runner.init_speculator(vllm_config, CPU, states)
+
+
+def test_the_symbols_are_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name in (
+        (model_runner, "init_speculator"),
+        (model_runner.GPUModelRunner, "take_draft_token_ids"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    vllm_v2_speculation.install()
+    monkeypatch.setattr(model_runner, "init_speculator", lambda req_states: req_states)
+    with pytest.raises(StartError, match=r"does not take vllm_config, device, req_states: install the vLLM"):
+        vllm_v2_speculation.install()
+
+
+def test_a_speculator_is_ours_where_matches_are_wanted(made: Callable[[Any], Any]) -> None:
+    assert isinstance(made(config("with_ngram")).propose, Matching)
+    assert isinstance(made(config(method="ngram")).propose, Matching)
+    assert not isinstance(made(config("default")).propose, Matching)
+    reader = config("with_ngram")
+    reader.additional_config = {}  # a worker that only reads prompts
+    assert not isinstance(made(reader).propose, Matching)
+
+
+def test_suffixes_are_refused(made: Callable[[Any], Any]) -> None:
+    with pytest.raises(StartError, match=r"with_suffix.*on the host.*with_ngram.*VLLM_USE_V2_MODEL_RUNNER=0"):
+        made(config("with_suffix"))
+
+
+def test_drafts_with_distributions_are_refused(
+    made: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Speculator, "draft_logits", torch.zeros(1))
+    with pytest.raises(StartError, match="draft_sample_method"):
+        made(config("with_ngram"))
+
+
+def test_the_texts_move_to_the_device(made: Callable[[Any], Any], states: Any) -> None:
+    before = states.all_token_ids
+    made(config("default"))
+    assert states.all_token_ids is before
+    made(config("with_ngram"))
+    assert states.all_token_ids is not before
+    assert states.all_token_ids.gpu.shape == before.gpu.shape
+    assert states.all_token_ids.gpu.dtype == before.gpu.dtype
+
+
+def test_graphs_are_captured_for_the_models_passes(made: Callable[[Any], Any]) -> None:
+    """By a real configuration, whose method does not matter here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = VllmConfig()
+        theirs.speculative_config = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=MOST,
+            num_speculative_tokens_per_batch_size=[(1, theirs.scheduler_config.max_num_seqs, MOST)],
+        )
+    theirs.additional_config = config("with_ngram").additional_config
+    speculator = made(theirs)
+    speculator.init_cudagraph_manager("mode")
+    for captured, tokens in ((speculator.decode_cudagraph_manager.vllm_config, 2), (theirs, MOST)):
+        table = captured.speculative_config.num_speculative_tokens_per_batch_size
+        lookup = build_dynamic_sd_schedule_lookup(table, SLOTS, captured.num_speculative_tokens)
+        assert captured.num_speculative_tokens == tokens
+        assert set(lookup[1:]) == {tokens}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_scheduler_gets_as_many_drafts_as_there_are(
+    made: Callable[[Any], Any], states: Any, asynchronous: bool
+) -> None:
+    from vllm.v1.outputs import DraftTokenIds
+
+    speculator = made(config(method="ngram", asynchronous=asynchronous))
+    propose(speculator.propose, states, fill(states, [[1, 2, 1, 2], [1, 2, 3], [4, 4, 4]]))
+    taken = DraftTokenIds(["a", "b", "c"], [[-1] * MOST for _ in range(3)])
+    runner = SimpleNamespace(
+        speculator=speculator, draft_tokens_handler=SimpleNamespace(get_draft_tokens=lambda: taken)
+    )
+    lengths = [len(row) for row in model_runner.GPUModelRunner.take_draft_token_ids(runner).draft_token_ids]
+    assert lengths == ([MOST] * 3 if asynchronous else [MOST, 0, MOST])
