@@ -117,6 +117,13 @@ def test_a_long_match_takes_the_models_place(states: Any) -> None:
     assert matching.counts() == [5, 2]
 
 
+def test_a_long_match_goes_on_by_itself(states: Any) -> None:
+    """What was written last behind its first tokens, in another place, does not take over."""
+    slots = fill(states, [[2, 3, 4, 5, 9, 9, 7, 1, 5, 9, 9, 8, 2, 3, 4, 5]])
+    matching, _ = hybrid(states, [[70, 71]])
+    assert propose(matching, states, slots) == [[9, 9, 7, 1, 5]]
+
+
 def test_the_model_makes_no_more_than_its_steps(states: Any) -> None:
     slots = fill(states, [[1, 2, 3]])
     matching, model = hybrid(states, [[70, 71]])
