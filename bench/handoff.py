@@ -110,6 +110,7 @@ class Bench:
             num_blocks=self.shape.blocks,
             layers=[layer.to_proto() for layer in self.cache.layers],
             shards=[Shard.FromString(saved.shard)],
+            wire_dtype=self.cache.wire_dtype,
         )
         start = time.monotonic()
         loader.submit(LoadJob(request_id, 1, manifest.SerializeToString(), 0, ours, start))

@@ -33,6 +33,7 @@ class Facts:
     drafter_fingerprint: str  # of its weights; empty where they are the model's
     drafter_quantization: str
     layers: tuple[CacheLayer, ...]  # one rank's, the drafter's included
+    wire_dtype: str  # how KV travels
 
 
 def in_words(facts: Facts) -> dict[str, str]:
@@ -50,6 +51,7 @@ def in_words(facts: Facts) -> dict[str, str]:
         "draft model": facts.drafter_fingerprint[:_SHORT],
         "draft model's configuration": _digest(_essence(facts.drafter)) if facts.drafter else "",
         "draft model's quantization": facts.drafter_quantization,
+        "KV wire dtype": facts.wire_dtype,
         "KV layers": f"{len(facts.layers)} ({_digest([asdict(layer) for layer in facts.layers])})",
     }
     return {name: value for name, value in words.items() if value}

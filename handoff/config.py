@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from baton.handoff.errors import HandoffError
+from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES
 
 MIB = 1 << 20
 
@@ -22,6 +23,7 @@ class HandoffConfig:
     lease_s: float = 30.0
     pull_timeout_s: float = 20.0
     chunk_mib: int = 4
+    kv_wire_dtype: str = AS_IS  # how KV travels; all workers of a deployment the same
     model_fingerprint: str = ""  # of the weights: KV of other weights is never loaded
     drafter_fingerprint: str = ""  # the same of a draft model with weights of its own
 
@@ -44,6 +46,11 @@ class HandoffConfig:
                 raise HandoffError(
                     f"kv_connector_extra_config: {name} is {getattr(config, name)}; above 0 is needed"
                 )
+        if config.kv_wire_dtype not in WIRE_DTYPES:
+            raise HandoffError(
+                f"kv_connector_extra_config: kv_wire_dtype is {config.kv_wire_dtype!r};"
+                f" allowed: {', '.join(WIRE_DTYPES)}"
+            )
         return config
 
     @property

@@ -12,7 +12,8 @@ elsewhere
     │   └── MalformedManifest    its own numbers contradict each other
     ├── SourceError              the prefill worker no longer holds the KV
     │   ├── UnknownHandoff       it never did, or it was released
-    │   └── LeaseExpired         it did, for as long as the lease said
+    │   ├── LeaseExpired         it did, for as long as the lease said
+    │   └── SaveFailed           it could not bring it all from the accelerator
     ├── StagingFull              there is no room to keep KV until it is pulled
     ├── DigestMismatch           the bytes that came are not the bytes that were saved
     └── TransportError           the bytes did not come
@@ -71,6 +72,10 @@ class UnknownHandoff(SourceError):
 
 class LeaseExpired(SourceError):
     """Nobody pulled it in time."""
+
+
+class SaveFailed(SourceError):
+    """The source began to save it, and could not."""
 
 
 class StagingFull(HandoffError):

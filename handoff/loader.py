@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from baton.handoff import digests, manifest, transports
-from baton.handoff.cache import BlockCache
+from baton.handoff.cache import BlockCache, Landing
 from baton.handoff.client import HandoffClient
-from baton.handoff.errors import DigestMismatch, HandoffError, MalformedManifest, TransportFailed
+from baton.handoff.errors import HandoffError, MalformedManifest, TransportFailed
 from baton.handoff.manifest import Puller
 from baton.handoff.reports import Costs, Problem, ShardLoad
+from baton.handoff.streams import Mark
 from baton.handoff.transports.base import Cancellation, Pull, Records, Transport
 from baton.protos.handoff_pb2 import Manifest, Shard
 
@@ -53,6 +54,7 @@ class _Progress:
 
     job: LoadJob
     deadline: float
+    after: Mark | None  # the engine's work that was queued before the blocks were the load's
     cancellation: Cancellation = field(default_factory=Cancellation)
     transport: str = ""
     bytes: int = 0
@@ -99,7 +101,7 @@ class Loader:
 
     def submit(self, job: LoadJob) -> None:
         """Begin a load; its deadline runs from now."""
-        progress = _Progress(job, deadline=time.monotonic() + self._pull_timeout_s)
+        progress = _Progress(job, time.monotonic() + self._pull_timeout_s, self._cache.mark())
         with self._lock:
             self._running[job.key] = progress
         self._pool.submit(self._run, progress)
@@ -135,7 +137,7 @@ class Loader:
         try:
             described = Manifest.FromString(job.manifest)
             shard = manifest.check(described, job.request_id, job.epoch, self._puller)
-            self._pull(progress, shard)
+            self._pull(progress, shard, described.num_blocks)
         except HandoffError as error:
             problem = Problem.of(error)
         except Exception as error:  # a load that is not reported would hold its request for ever
@@ -160,13 +162,13 @@ class Loader:
         else:
             self._client.release_soon(described)
 
-    def _pull(self, progress: _Progress, shard: Shard) -> None:
+    def _pull(self, progress: _Progress, shard: Shard, num_blocks: int) -> None:
         job = progress.job
         stop = job.first_block + len(job.block_ids)
-        if stop > len(shard.digests):
+        if stop > num_blocks:
             raise MalformedManifest(
                 f"request {job.request_id!r}: blocks {job.first_block} to {stop} are needed;"
-                f" the source has {len(shard.digests)}"
+                f" the source has {num_blocks}"
             )
         transport = transports.choose(self.transports, shard)
         progress.transport = transport.name
@@ -181,31 +183,27 @@ class Loader:
             cancellation=progress.cancellation,
         )
         pull.check_time()
-        chunks = transport.pull(pull)
+        landing = self._cache.landing(pull.what, digests.seed(job.request_id, job.epoch), progress.after)
+        try:
+            self._land(progress, landing, transport.pull(pull))
+            landing.finish()
+        finally:
+            landing.close()
+            progress.check, progress.load = landing.check_s, landing.load_s
+        if progress.blocks != pull.num_blocks:
+            raise TransportFailed(f"{pull.what}: {progress.blocks} of {pull.num_blocks} blocks came")
+
+    @staticmethod
+    def _land(progress: _Progress, landing: Landing, chunks: Iterator[Records]) -> None:
+        job = progress.job
         while True:
             start = time.monotonic()
             records = next(chunks, None)
             progress.move += time.monotonic() - start
             if records is None:
-                break
-            self._take(progress, pull, records)
-        if progress.blocks != pull.num_blocks:
-            raise TransportFailed(f"{pull.what}: {progress.blocks} of {pull.num_blocks} blocks came")
-
-    def _take(self, progress: _Progress, pull: Pull, records: Records) -> None:
-        """Check a chunk and put it into the cache."""
-        job, first, stop = progress.job, records.first_block, records.first_block + len(records.data)
-        start = time.monotonic()
-        found = digests.of_records(records.data, digests.seed(job.request_id, job.epoch))
-        if found != list(pull.shard.digests[first:stop]):
-            bad = next(i for i, value in enumerate(found) if value != pull.shard.digests[first + i])
-            raise DigestMismatch(
-                f"{pull.what}: block {first + bad} came with digest {found[bad]:016x}; it was saved with"
-                f" {pull.shard.digests[first + bad]:016x}"
-            )
-        checked = time.monotonic()
-        progress.check += checked - start
-        self._cache.scatter(records.data, job.block_ids[first - job.first_block : stop - job.first_block])
-        progress.load += time.monotonic() - checked
-        progress.bytes += records.data.size
-        progress.blocks += len(records.data)
+                return
+            at = records.first_block - job.first_block
+            blocks = job.block_ids[at : at + len(records.data)]
+            landing.take(records.first_block, records.data, records.digests, blocks)
+            progress.bytes += records.data.size
+            progress.blocks += len(records.data)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from baton.facts import differences
 from baton.handoff.cache import CacheLayer
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
+from baton.kernels.kv_pack import AS_IS
 from baton.protos.handoff_pb2 import Layer, Manifest, Shard
 
 
@@ -21,10 +22,11 @@ class Puller:
     block_size: int
     layers: tuple[CacheLayer, ...]
     facts: Mapping[str, str] = field(default_factory=dict)  # what the hash is made of, in words
+    wire_dtype: str = AS_IS
 
     @property
     def record_bytes(self) -> int:
-        return sum(layer.block_bytes for layer in self.layers)
+        return sum(layer.record_bytes for layer in self.layers)
 
 
 def num_blocks(num_tokens: int, block_size: int) -> int:
@@ -43,6 +45,11 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Sh
     if manifest.epoch != epoch:
         raise StaleEpoch(
             f"{source} is of epoch {manifest.epoch} of request {request_id!r}; wanted here: {epoch}"
+        )
+    if manifest.wire_dtype != puller.wire_dtype:
+        raise CompatibilityMismatch(
+            f"{source} has KV wire dtype {manifest.wire_dtype or 'unknown'}; worker {puller.worker_id!r} has"
+            f" {puller.wire_dtype}: give both the same --kv-wire-dtype"
         )
     if manifest.compatibility_hash != puller.compatibility_hash:
         raise CompatibilityMismatch(
@@ -64,10 +71,9 @@ def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str
         "rank of the shard": (shard.rank, puller.rank),
         "block_size": (manifest.block_size, puller.block_size),
         "num_blocks": (manifest.num_blocks, blocks),
-        "digests": (len(shard.digests), blocks),
         "record_bytes": (shard.record_bytes, puller.record_bytes),
         "layers": (len(manifest.layers), len(puller.layers)),
-        "bytes of all layers": (sum(layer.block_bytes for layer in manifest.layers), puller.record_bytes),
+        "bytes of all layers": (sum(layer.record_bytes for layer in manifest.layers), puller.record_bytes),
     }
     for name, (there, here) in expected.items():
         if there != here:

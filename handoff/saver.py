@@ -1,11 +1,10 @@
-"""A rank's saves: whole blocks of every layer into staging, digested."""
+"""A rank's saves: whole blocks of every layer into staging, digested on the way."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
-from baton.handoff import digests
 from baton.handoff.cache import BlockCache
 from baton.handoff.errors import HandoffError
 from baton.handoff.reports import Problem, ShardSave
@@ -33,7 +32,7 @@ class Origin:
 
 
 class Saver:
-    """Called on the engine's thread, after the step that wrote the blocks: they may be freed on return."""
+    """Called on the engine's thread, after the step that wrote the blocks: they may be reused on return."""
 
     def __init__(self, cache: BlockCache, staging: Staging, origin: Origin) -> None:
         self._cache = cache
@@ -44,7 +43,7 @@ class Saver:
         """Never raises HandoffError: a save that fails is a problem to report, not the end of a step."""
         start = time.monotonic()
         try:
-            entry, found = self._stage(job)
+            entry = self._stage(job)
         except HandoffError as error:
             return ShardSave(job.request_id, job.epoch, self._origin.rank, problem=Problem.of(error))
         end = time.monotonic()
@@ -55,7 +54,6 @@ class Saver:
             segment=entry.place.segment if self._origin.shares_memory else "",
             offset=entry.offset,
             record_bytes=entry.record_bytes,
-            digests=found,
         )
         return ShardSave(
             job.request_id,
@@ -66,13 +64,13 @@ class Saver:
             save_ms=(end - start) * 1e3,
         )
 
-    def _stage(self, job: SaveJob) -> tuple[Entry, list[int]]:
+    def _stage(self, job: SaveJob) -> Entry:
+        """From here on it can be pulled, though the last of it may still be on its way from the device."""
         entry = self._staging.reserve(job.request_id, job.epoch, len(job.block_ids), self._cache.record_bytes)
         try:
-            self._cache.gather(job.block_ids, entry.records)
-            found = digests.of_records(entry.records, digests.seed(job.request_id, job.epoch))
+            self._cache.fill(job.block_ids, self._staging.filling(entry))
         except BaseException:
             self._staging.discard(entry)
             raise
         self._staging.publish(entry)
-        return entry, found
+        return entry

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from baton.handoff import wire
-from baton.handoff.errors import HandoffError, MalformedManifest, StaleEpoch
+from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, StaleEpoch
 from baton.handoff.staging import Staging
 from baton.protos import handoff_pb2 as pb
 from baton.rpc import SERVER_OPTIONS
@@ -86,7 +86,10 @@ class HandoffService:
                     )
                 step = max(1, self._chunk_bytes // entry.record_bytes)
                 for at in range(first, stop, step):
-                    yield wire.RawChunk(at, entry.records[at : min(at + step, stop)].reshape(-1))
+                    last = min(at + step, stop)
+                    entry.view.wait(last, f"KV of request {request.request_id!r}", lambda: _check(context))
+                    records = entry.view.records(at, last, entry.record_bytes)
+                    yield wire.RawChunk(at, records.reshape(-1), entry.view.digests(at, last))
         except HandoffError as error:
             _fail(context, error)
 
@@ -106,6 +109,12 @@ class HandoffService:
         del request, context
         handoffs, size = self._staging.held()
         return pb.StagedReply(handoffs=handoffs, bytes=size)
+
+
+def _check(context: grpc.ServicerContext) -> None:
+    """Raises PullCancelled when nobody waits any more; a call without a deadline is none of ours."""
+    if not context.is_active() or context.time_remaining() is None:
+        raise PullCancelled("the pull was given up")
 
 
 def _fail(context: grpc.ServicerContext, error: HandoffError) -> None:

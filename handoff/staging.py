@@ -1,17 +1,15 @@
 """Saved KV on its way: kept in shared memory under a lease until pulled, given up, or out of time.
 
-A life: `reserve` (the engine's thread fills `entry.records`), `publish` (the lease begins), then `opened`
-by pulls, and one end: `release` or expiry. Every method may be called from any thread; a thread of its own
-ends leases, so they run out with an idle engine as well.
-
-In shared memory a ticket stands before the records: a number made of request and epoch, written at
-publication and wiped before the place is used again. A reader in another process that finds it before and
-after its copy knows that the bytes held still meanwhile (the idea of a sequence lock).
+A life: `reserve`, `filling` (by a `Fill`, at once or while the lease runs), `publish` (the lease begins),
+then `opened` by pulls, and one end: `release` or expiry. Every method may be called from any thread; a
+thread of its own ends leases, so they run out with an idle engine as well. How it all lies in memory:
+views.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import itertools
 import logging
@@ -21,12 +19,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from baton.handoff import digests
-from baton.handoff.arena import ALIGNMENT, Arena, Place
+from baton.handoff.arena import Arena, Place
+from baton.handoff.digests import Digests
 from baton.handoff.errors import HandoffError, LeaseExpired, StaleEpoch, UnknownHandoff
 from baton.handoff.segments import Bytes
+from baton.handoff.views import View, place_bytes, records_at
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +42,7 @@ class Entry:
     num_blocks: int
     record_bytes: int
     expires_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
-    readers: int = 0
+    readers: int = 0  # and its Fill
     ended: bool = False
 
     @property
@@ -54,21 +52,41 @@ class Entry:
     @property
     def offset(self) -> int:
         """Of the first record, bytes into the segment."""
-        return self.place.offset + ALIGNMENT
+        return self.place.offset + records_at(self.num_blocks)
+
+    @functools.cached_property
+    def view(self) -> View:
+        return View(self.place.data, records_at(self.num_blocks))
 
     @property
     def records(self) -> Bytes:
-        size = self.num_blocks * self.record_bytes
-        return self.place.data[ALIGNMENT : ALIGNMENT + size].reshape(self.num_blocks, self.record_bytes)
-
-    def write_ticket(self, value: int) -> None:
-        self.place.data[:8].view(np.uint64)[0] = value
+        return self.view.records(0, self.num_blocks, self.record_bytes)
 
 
-def ticket_at(segment: Bytes, offset: int) -> int:
-    """The ticket of the entry whose first record is `offset` bytes into the segment."""
-    start = offset - ALIGNMENT
-    return int(segment[start : start + 8].view(np.uint64)[0])
+class Fill:
+    """How an entry gets its records, in order; from one thread at a time, `close` last and once.
+
+    Until then the entry's memory stays, even if its lease ends.
+    """
+
+    def __init__(self, staging: Staging, entry: Entry) -> None:
+        self._staging = staging
+        self._entry = entry
+        self._seed = digests.seed(*entry.key)
+        self.records = entry.records  # [num_blocks, record_bytes] uint8: to be written
+        self.whole = 0
+
+    def add(self, own: Digests) -> None:
+        """The next len(own) records are written. own: their digests without a seed."""
+        view, stop = self._entry.view, self.whole + len(own)
+        view.digests(self.whole, stop)[:] = digests.seeded(own, self._seed)
+        self.whole = view.whole = stop
+
+    def close(self) -> None:
+        """No more comes. Readers of an entry that is not whole are told."""
+        if self.whole < self._entry.num_blocks:
+            self._entry.view.fail()
+        self._staging.filled(self._entry)
 
 
 @dataclass
@@ -99,24 +117,36 @@ class Staging:
 
     def reserve(self, request_id: str, epoch: int, num_blocks: int, record_bytes: int) -> Entry:
         """Room for a save, not yet visible to anybody. Raises StagingFull."""
-        place = self._arena.allocate(ALIGNMENT + num_blocks * record_bytes)
+        place = self._arena.allocate(place_bytes(num_blocks, record_bytes))
         entry = Entry(request_id, epoch, place, num_blocks, record_bytes)
-        entry.write_ticket(0)
+        entry.view.ticket = entry.view.whole = 0
         return entry
 
+    def filling(self, entry: Entry) -> Fill:
+        """Begin to write a reserved entry's records."""
+        with self._changed:
+            entry.readers += 1
+        return Fill(self, entry)
+
+    def filled(self, entry: Entry) -> None:
+        """Nobody writes it any more. Called by its Fill."""
+        with self._changed:
+            entry.readers -= 1
+            self._free_if_done(entry)
+
     def publish(self, entry: Entry) -> None:
-        """The records are whole: begin the lease. An older epoch of the request ends here.
+        """The records are there, or on their way: begin the lease. An older epoch of the request ends here.
 
         Raises StaleEpoch, and frees the entry, when a later epoch of the request is here already.
         """
         with self._changed:
             known = self._epochs.get(entry.request_id)
             if known is not None and known > entry.epoch:
-                self._arena.free(entry.place)
+                self._abandon(entry)
                 raise StaleEpoch(f"save of {_what(*entry.key)}: epoch {known} of that request is saved here")
             if known is not None:
                 self._end(self._entries[entry.request_id, known], StaleEpoch)
-            entry.write_ticket(digests.seed(*entry.key))
+            entry.view.ticket = digests.seed(*entry.key)
             entry.expires_at = time.monotonic() + self.lease_s
             self._entries[entry.key] = entry
             self._epochs[entry.request_id] = entry.epoch
@@ -126,7 +156,8 @@ class Staging:
 
     def discard(self, entry: Entry) -> None:
         """Give up an entry that was reserved and never published."""
-        self._arena.free(entry.place)
+        with self._changed:
+            self._abandon(entry)
 
     @contextlib.contextmanager
     def opened(self, request_id: str, epoch: int) -> Iterator[Entry]:
@@ -178,8 +209,11 @@ class Staging:
         self._fates[entry.key] = fate
         while len(self._fates) > _REMEMBERED:
             self._fates.popitem(last=False)
+        self._abandon(entry)
+
+    def _abandon(self, entry: Entry) -> None:
         entry.ended = True
-        entry.write_ticket(0)
+        entry.view.ticket = 0
         self._free_if_done(entry)
 
     def _free_if_done(self, entry: Entry) -> None:

@@ -3,16 +3,18 @@
 Leans on vllm.__version__ and on VllmConfig: model_config (hf_config, dtype, quantization),
 cache_config.cache_dtype, parallel_config.tensor_parallel_size, speculative_config (method,
 uses_draft_kv_cache, draft_model_config.{hf_config, quantization});
-KVCacheConfig.kv_cache_groups[].kv_cache_spec.block_size.
+KVCacheConfig.kv_cache_groups[] (layer_names, kv_cache_spec), AttentionSpec (block_size, head_size,
+head_size_v), UniformTypeKVCacheSpecs.kv_cache_specs.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import vllm
 
-from baton.handoff.cache import CacheLayer
+from baton.handoff.cache import BlockCache
 from baton.handoff.compatibility import Facts
 from baton.handoff.errors import UnsupportedCache
 
@@ -28,10 +30,25 @@ def block_size(kv_cache_config: Any) -> int:
     return int(groups[0].kv_cache_spec.block_size)
 
 
+def row_widths(kv_cache_config: Any) -> dict[str, int]:
+    """By layer: elements of a cache that are one token's of one head, keys and values apart; MLA's latent.
+
+    Where keys and values have heads of two sizes, what divides both.
+    """
+    widths = {}
+    for group in kv_cache_config.kv_cache_groups:
+        shared = group.kv_cache_spec
+        specs = getattr(shared, "kv_cache_specs", {})
+        for name in group.layer_names:
+            spec = specs.get(name, shared)
+            widths[name] = math.gcd(int(spec.head_size), int(spec.head_size_v or 0))
+    return widths
+
+
 def facts(
     vllm_config: Any,
     kv_cache_config: Any,
-    layers: tuple[CacheLayer, ...],
+    cache: BlockCache,
     model_fingerprint: str,
     drafter_fingerprint: str,
 ) -> Facts:
@@ -53,5 +70,6 @@ def facts(
         drafter=drafter.hf_config.to_dict() if drafter is not None else {},
         drafter_fingerprint=drafter_fingerprint if drafter is not None else "",
         drafter_quantization=str(drafter.quantization or "") if drafter is not None else "",
-        layers=layers,
+        layers=cache.layers,
+        wire_dtype=cache.wire_dtype,
     )

@@ -204,6 +204,7 @@ class SchedulerSide:
             worker_id=self._config.worker_id,
             compatibility_hash=self.compatibility_hash,
             facts=self.facts,
+            wire_dtype=self._config.kv_wire_dtype,
             num_tokens=save.num_tokens,
             block_size=self._block_size,
             num_blocks=num_blocks(save.num_tokens, self._block_size),

@@ -24,6 +24,7 @@ from baton.handoff.config import HandoffConfig
 from baton.handoff.loader import Loader
 from baton.handoff.manifest import Puller
 from baton.handoff.saver import Origin, Saver
+from baton.handoff.segments import Segment
 from baton.handoff.service import HandoffService
 from baton.handoff.staging import Staging
 from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
@@ -42,9 +43,14 @@ class WorkerSide:
         kv_caches: Mapping[str, Any],
     ) -> None:
         """Raises HandoffError when the cache cannot be handed over or the service cannot listen."""
-        cache = block_cache(kv_caches, kv_cache_config.num_blocks)
+        self._cache = cache = block_cache(
+            kv_caches,
+            kv_cache_config.num_blocks,
+            config.kv_wire_dtype,
+            vllm_facts.row_widths(kv_cache_config),
+        )
         found = vllm_facts.facts(
-            vllm_config, kv_cache_config, cache.layers, config.model_fingerprint, config.drafter_fingerprint
+            vllm_config, kv_cache_config, cache, config.model_fingerprint, config.drafter_fingerprint
         )
         self._hash = compatibility_hash(found)
         self._facts = in_words(found)
@@ -52,7 +58,7 @@ class WorkerSide:
         self._rank = rank
         self._client = HandoffClient()
         segments.remove_stale()
-        self.staging = Staging(Arena(config.staging_bytes), config.lease_s)
+        self.staging = Staging(Arena(config.staging_bytes, create=self._create_segment), config.lease_s)
         self._service = HandoffService(self.staging, rank, config.bind_host, config.chunk_bytes)
         self._origin = Origin(
             rank, self._service.address, host_id(), shares_memory="shm" in config.transports
@@ -64,8 +70,22 @@ class WorkerSide:
             self.close
         )  # segments have names: they would outlive a process that forgot to shut down
 
+    def _create_segment(self, size: int) -> Segment:
+        """Staging's memory: an accelerator copies records into it by itself."""
+        segment = segments.create(size)
+        self._cache.pin(segment.data)
+        return segment
+
     def _make_loader(self, config: HandoffConfig, cache: BlockCache, block_size: int) -> Loader:
-        puller = Puller(config.worker_id, self._rank, self._hash, block_size, cache.layers, self._facts)
+        puller = Puller(
+            worker_id=config.worker_id,
+            rank=self._rank,
+            compatibility_hash=self._hash,
+            block_size=block_size,
+            layers=cache.layers,
+            facts=self._facts,
+            wire_dtype=cache.wire_dtype,
+        )
         return Loader(
             cache,
             puller,
@@ -108,5 +128,6 @@ class WorkerSide:
         atexit.unregister(self.close)
         self.loader.close()
         self._service.close()
+        self._cache.close()
         self.staging.close()
         self._client.close()

@@ -10,43 +10,52 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from baton.handoff.segments import Bytes
 
 _FIRST_BLOCK = 1 << 3 | 0  # field 1, varint
 _RECORDS = 2 << 3 | 2  # field 2, length-delimited
+_DIGESTS = 3 << 3 | 2  # field 3, packed
+_NONE = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
 class RawChunk:
-    """Whole records, from block `first_block` on. records: [n * record_bytes] uint8."""
+    """Whole records, from block `first_block` on. records: [n * record_bytes] uint8; digests: [n] uint64."""
 
     first_block: int
     records: Bytes
+    digests: npt.NDArray[np.uint64]
 
 
 def encode(chunk: RawChunk) -> bytes:
+    digests = chunk.digests.tobytes()
     head = (
         bytes([_FIRST_BLOCK]) + _varint(chunk.first_block) + bytes([_RECORDS]) + _varint(chunk.records.size)
     )
-    return b"".join((head, chunk.records.data))
+    between = bytes([_DIGESTS]) + _varint(len(digests)) if digests else b""
+    return b"".join((head, chunk.records.data, between, digests))
 
 
 def decode(message: bytes) -> RawChunk:
     """The records stay where they are in `message`. Raises DecodeError."""
-    first_block, records, at = 0, np.empty(0, np.uint8), 0
+    first_block, at = 0, 0
+    found = {_RECORDS: _NONE, _DIGESTS: _NONE}
     while at < len(message):
         tag, at = _read_varint(message, at)
         value, at = _read_varint(message, at)
         if tag == _FIRST_BLOCK:
             first_block = value
-        elif tag == _RECORDS and at + value <= len(message):
-            records = np.frombuffer(message, np.uint8, count=value, offset=at)
+        elif tag in found and at + value <= len(message):
+            found[tag] = np.frombuffer(message, np.uint8, count=value, offset=at)
             at += value
         else:
             raise DecodeError(f"a chunk with tag {tag} and value {value} at byte {at} of {len(message)}")
-    return RawChunk(first_block, records)
+    if found[_DIGESTS].size % 8:
+        raise DecodeError(f"a chunk with {found[_DIGESTS].size} bytes of digests; each has 8")
+    return RawChunk(first_block, found[_RECORDS], found[_DIGESTS].view("<u8"))
 
 
 def _varint(value: int) -> bytes:

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Manifest(_message.Message):
-    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "block_size", "num_blocks", "layers", "shards", "lease_s", "saved_at_s", "save_ms", "facts")
+    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "block_size", "num_blocks", "layers", "shards", "lease_s", "saved_at_s", "save_ms", "facts", "wire_dtype")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class Manifest(_message.Message):
     SAVED_AT_S_FIELD_NUMBER: _ClassVar[int]
     SAVE_MS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     worker_id: str
@@ -41,37 +42,38 @@ class Manifest(_message.Message):
     saved_at_s: float
     save_ms: float
     facts: _containers.ScalarMap[str, str]
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    wire_dtype: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class Layer(_message.Message):
-    __slots__ = ("name", "dtype", "block_shape", "block_bytes")
+    __slots__ = ("name", "dtype", "block_shape", "block_bytes", "record_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SHAPE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     block_shape: _containers.RepeatedScalarFieldContainer[int]
     block_bytes: int
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., block_shape: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ...) -> None: ...
+    record_bytes: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., block_shape: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
-    __slots__ = ("rank", "address", "host", "segment", "offset", "record_bytes", "digests")
+    __slots__ = ("rank", "address", "host", "segment", "offset", "record_bytes")
     RANK_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     address: str
     host: str
     segment: str
     offset: int
     record_bytes: int
-    digests: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., segment: _Optional[str] = ..., offset: _Optional[int] = ..., record_bytes: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., segment: _Optional[str] = ..., offset: _Optional[int] = ..., record_bytes: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("request_id", "epoch", "rank", "first_block", "num_blocks")
@@ -88,12 +90,14 @@ class PullRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("first_block", "records")
+    __slots__ = ("first_block", "records", "digests")
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     first_block: int
     records: bytes
-    def __init__(self, first_block: _Optional[int] = ..., records: _Optional[bytes] = ...) -> None: ...
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first_block: _Optional[int] = ..., records: _Optional[bytes] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("request_id", "epoch", "confirmed")

@@ -138,7 +138,14 @@ class HandoffSettings(_Section):
     staging_mib: int = Field(512, ge=1, description="Saved KV that may wait to be pulled, MiB a rank.")
     lease_s: Seconds = Field(30.0, description="Saved KV is kept this long for the decode worker.")
     pull_timeout_s: Seconds = Field(20.0, description="Deadline of one pull.")
-    chunk_mib: int = Field(4, ge=1, le=32, description="Of one message of the grpc transport.")
+    chunk_mib: int = Field(
+        4, ge=1, le=32, description="Of one message of the grpc transport, or one look into shared memory."
+    )
+    kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = Field(
+        "auto",
+        description="How KV travels: auto as it is, the others at half the bytes and with an error "
+        "(docs/handoff-wire.md). All workers must have the same.",
+    )
 
 
 class WorkerSettings(_Section):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from baton.handoff.digests import Digests
 from baton.handoff.errors import PullCancelled, PullTimeout
 from baton.handoff.segments import Bytes
 from baton.protos.handoff_pb2 import Shard
@@ -79,10 +80,14 @@ class Pull:
 
 @dataclass(frozen=True)
 class Records:
-    """A chunk from `first_block` on. data: [n, record_bytes] uint8, valid until the next is asked for."""
+    """A chunk from `first_block` on. data: [n, record_bytes] uint8, valid until the next is asked for.
+
+    digests: [n], as the source computed them; they have come the same way as the data.
+    """
 
     first_block: int
     data: Bytes
+    digests: Digests
 
 
 class Transport(ABC):

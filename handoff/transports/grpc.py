@@ -63,12 +63,14 @@ class Grpc(Transport):
     @staticmethod
     def _records(pull: Pull, chunk: wire.RawChunk, expected: int, stop: int) -> Records:
         count, rest = divmod(chunk.records.size, pull.record_bytes)
-        if chunk.first_block != expected or rest or not 0 < count <= stop - expected:
+        whole = rest == 0 and len(chunk.digests) == count and 0 < count <= stop - expected
+        if chunk.first_block != expected or not whole:
             raise TransportFailed(
-                f"{pull.what}: {chunk.records.size} bytes from block {chunk.first_block} on came;"
-                f" wanted: whole records of {pull.record_bytes} bytes, blocks {expected} to {stop}"
+                f"{pull.what}: {chunk.records.size} bytes from block {chunk.first_block} on came with"
+                f" {len(chunk.digests)} digests; wanted: whole records of {pull.record_bytes} bytes, blocks"
+                f" {expected} to {stop}"
             )
-        return Records(expected, chunk.records.reshape(count, pull.record_bytes))
+        return Records(expected, chunk.records.reshape(count, pull.record_bytes), chunk.digests)
 
     @staticmethod
     def _translate(pull: Pull, error: grpc.RpcError) -> HandoffError:

@@ -47,10 +47,11 @@ class Mock(Transport):
                     raise TransportFailed(f"{pull.what}: broken on demand")
                 if self.faults.truncate_at is not None and self.faults.truncate_at < last:
                     return
+                entry.view.wait(last, pull.what, pull.check_time)
                 data = entry.records[first:last].copy()
                 if self.faults.corrupt_block is not None and first <= self.faults.corrupt_block < last:
                     data[self.faults.corrupt_block - first, -1] ^= 1
-                yield Records(first, data)
+                yield Records(first, data, entry.view.digests(first, last))
 
     def _delay(self, pull: Pull) -> None:
         end = time.monotonic() + self.faults.delay_s

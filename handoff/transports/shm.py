@@ -10,13 +10,10 @@ from typing import ClassVar
 from baton.handoff import digests, segments
 from baton.handoff.errors import LeaseExpired, TransportFailed
 from baton.handoff.segments import Bytes
-from baton.handoff.staging import ticket_at
 from baton.handoff.transports.base import Pull, Records, Transport
+from baton.handoff.views import View
 from baton.protos.handoff_pb2 import Shard
 from baton.rpc import host_id
-
-# A chunk is digested and then copied: in pieces of this size the second pass finds it in the L2 cache.
-_CACHED_BYTES = 512 << 10
 
 
 class SharedMemory(Transport):
@@ -39,23 +36,27 @@ class SharedMemory(Transport):
         stop = pull.first_block + pull.num_blocks
         if shard.offset + stop * pull.record_bytes > segment.size:
             raise TransportFailed(f"{pull.what}: reaches beyond the end of segment {shard.segment}")
-        step = max(1, min(pull.chunk_bytes, _CACHED_BYTES) // pull.record_bytes)
-        self._check_ticket(pull, segment, ticket)
-        for first in range(pull.first_block, stop, step):
+        view = View(segment, shard.offset)
+
+        def check() -> None:
             pull.check_time()
-            last = min(first + step, stop)
-            start = shard.offset + first * pull.record_bytes
-            data = segment[start : shard.offset + last * pull.record_bytes]
-            yield Records(first, data.reshape(last - first, pull.record_bytes))
-            self._check_ticket(pull, segment, ticket)
+            self._check_ticket(pull, view, ticket)
+
+        self._check_ticket(pull, view, ticket)
+        for first in range(pull.first_block, stop, pull.records_a_chunk):
+            pull.check_time()
+            last = min(first + pull.records_a_chunk, stop)
+            view.wait(last, pull.what, check)
+            yield Records(first, view.records(first, last, pull.record_bytes), view.digests(first, last))
+            self._check_ticket(pull, view, ticket)
 
     def close(self) -> None:
         with self._lock:
             self._attached.clear()
 
     @staticmethod
-    def _check_ticket(pull: Pull, segment: Bytes, ticket: int) -> None:
-        if ticket_at(segment, pull.shard.offset) != ticket:
+    def _check_ticket(pull: Pull, view: View, ticket: int) -> None:
+        if view.ticket != ticket:
             raise LeaseExpired(
                 f"{pull.what}: its place in shared memory holds it no more;"
                 " it was released or its lease ran out"

@@ -43,7 +43,7 @@ _FP8_NORMAL, _FP16_NORMAL = np.float32(2.0**-6).view(np.uint32), np.float32(2.0*
 _FP16_OVERFLOW = np.float32(65520.0).view(np.uint32)
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _pointer(typing: Any, address: Any) -> Any:
     """An address as a pointer, so that one compiled function serves every array, aligned or not."""
     del typing, address
@@ -54,7 +54,7 @@ def _pointer(typing: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _bits(typing: Any, value: Any) -> Any:
     """Of a float32, as a uint32."""
     del typing, value
@@ -65,7 +65,7 @@ def _bits(typing: Any, value: Any) -> Any:
     return types.uint32(types.float32), generate
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _float(typing: Any, bits: Any) -> Any:
     """The float32 of those bits."""
     del typing, bits

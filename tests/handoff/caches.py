@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from baton.handoff.arena import Arena
-from baton.handoff.cache import BlockCache, block_cache
+from baton.handoff.cache import BlockCache, HostBlockCache, block_cache
 from baton.handoff.manifest import Puller
 from baton.handoff.saver import Origin, SaveJob, Saver
 from baton.handoff.segments import Bytes
@@ -24,6 +24,14 @@ BLOCK_SIZE = 32
 HASH = "abcdef0123456789"
 
 
+ROW_WIDTHS = {
+    "model.layers.0.attn": 64,
+    "model.layers.1.attn": 64,
+    "model.layers.2.mla": 576,
+    "drafter.layers.0.attn": 24,
+}
+
+
 def tensors(num_blocks: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """Attention with heads first and tokens first, MLA, and a drafter's layer of another width and dtype."""
     generator = torch.Generator().manual_seed(seed)
@@ -35,7 +43,7 @@ def tensors(num_blocks: int, seed: int = 0) -> dict[str, torch.Tensor]:
         "model.layers.0.attn": fresh(2, BLOCK_SIZE, 128),
         "model.layers.1.attn": fresh(BLOCK_SIZE, 2, 128).transpose(1, 2),
         "model.layers.2.mla": fresh(1, BLOCK_SIZE, 576),
-        "drafter.layers.0.attn": fresh(3, BLOCK_SIZE, 36, dtype=torch.float32),
+        "drafter.layers.0.attn": fresh(3, BLOCK_SIZE, 48, dtype=torch.float32),
     }
 
 
@@ -69,12 +77,14 @@ class Source:
             num_blocks=len(block_ids),
             layers=[layer.to_proto() for layer in self.cache.layers],
             shards=[Shard.FromString(saved.shard)],
+            wire_dtype=self.cache.wire_dtype,
             saved_at_s=saved.saved_at_s,
             save_ms=saved.save_ms,
         )
 
     def close(self) -> None:
         self.service.close(grace_s=0)
+        self.cache.close()
         self.staging.close()
 
 
@@ -87,7 +97,7 @@ def source(
 
 
 def puller(cache: BlockCache) -> Puller:
-    return Puller("puller", 0, HASH, BLOCK_SIZE, cache.layers)
+    return Puller("puller", 0, HASH, BLOCK_SIZE, cache.layers, wire_dtype=cache.wire_dtype)
 
 
 def records(cache: BlockCache, block_ids: Sequence[int]) -> Bytes:
@@ -96,5 +106,7 @@ def records(cache: BlockCache, block_ids: Sequence[int]) -> Bytes:
     return out
 
 
-def make_cache(num_blocks: int, seed: int = 0) -> BlockCache:
-    return block_cache(tensors(num_blocks, seed), num_blocks)
+def make_cache(num_blocks: int, seed: int = 0, wire_dtype: str = "auto") -> HostBlockCache:
+    cache = block_cache(tensors(num_blocks, seed), num_blocks, wire_dtype, ROW_WIDTHS)
+    assert isinstance(cache, HostBlockCache)
+    return cache

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.handoff.cache import BlockCache, DeviceBlockCache, block_cache
+from baton.handoff.cache import block_cache
 from baton.handoff.errors import UnsupportedCache
 from tests.handoff.caches import make_cache, records, tensors
 
@@ -14,20 +14,9 @@ BLOCKS = 17
 ORDERS = [[3], [1, 2, 3, 4], [9, 8, 7], [5, 6, 11, 12, 13, 2], list(range(1, BLOCKS))]
 
 
-def on_device(num_blocks: int, seed: int) -> BlockCache:
-    """The accelerator's code on host tensors."""
-    host = block_cache(given := tensors(num_blocks, seed), num_blocks)
-    flat = [
-        tensor.as_strided((num_blocks, tensor.stride(0)), (tensor.stride(0), 1)).view(torch.uint8)
-        for tensor in given.values()
-    ]
-    return DeviceBlockCache(host.layers, flat)
-
-
-@pytest.mark.parametrize("make", [make_cache, on_device])
 @pytest.mark.parametrize("order", ORDERS)
-def test_blocks_go_there_and_back(make: type[BlockCache], order: Sequence[int]) -> None:
-    left, right = make(BLOCKS, 1), make(BLOCKS, 2)
+def test_blocks_go_there_and_back(order: Sequence[int]) -> None:
+    left, right = make_cache(BLOCKS, 1), make_cache(BLOCKS, 2)
     before = records(right, range(BLOCKS))
     sent = records(left, order)
     targets = [block % (BLOCKS - 1) + 1 for block in order]
@@ -39,9 +28,8 @@ def test_blocks_go_there_and_back(make: type[BlockCache], order: Sequence[int]) 
     assert np.array_equal(after[untouched], before[untouched])
 
 
-@pytest.mark.parametrize("make", [make_cache, on_device])
-def test_the_null_block_is_never_written(make: type[BlockCache]) -> None:
-    cache = make(BLOCKS, 1)
+def test_the_null_block_is_never_written() -> None:
+    cache = make_cache(BLOCKS, 1)
     before = records(cache, [0])
     sent = np.full((4, cache.record_bytes), 0xAB, np.uint8)
     cache.scatter(sent, [0, 1, 0, 2])

@@ -23,6 +23,7 @@ FACTS = Facts(
     drafter_fingerprint="d0d",
     drafter_quantization="",
     layers=LAYERS,
+    wire_dtype="auto",
 )
 
 
@@ -41,6 +42,7 @@ FACTS = Facts(
         {"drafter": {"hidden_size": 65}},
         {"drafter_fingerprint": "dad"},
         {"drafter_quantization": "fp8"},
+        {"wire_dtype": "int8"},
         {"layers": LAYERS[:-1]},
         {"layers": LAYERS[::-1]},
         {"layers": (*LAYERS[:-1], replace(LAYERS[-1], block_strides=(1, 2, 3)))},

@@ -14,6 +14,7 @@ from baton.handoff.loader import Loader, LoadJob
 from baton.handoff.reports import ShardLoad
 from baton.handoff.saver import SaveJob
 from baton.handoff.transports.mock import Mock
+from baton.handoff.transports.shm import SharedMemory
 from baton.protos.handoff_pb2 import Manifest
 from tests.handoff.caches import Source, make_cache, puller, random_blocks, records, source
 
@@ -135,16 +136,31 @@ def test_anothers_manifest_is_refused_and_left_alone(pair: Pair) -> None:
     assert pair.source.staging.held()[0] == 1
 
 
-def test_a_manifest_that_lies_about_another_request_still_brings_nothing(pair: Pair) -> None:
-    """Two prompts in the same staging; the manifest of one points to the place of the other."""
-    one = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10, 1))
+def test_a_manifest_that_points_to_another_requests_place_brings_nothing(pair: Pair) -> None:
+    pair.loader.transports.insert(0, SharedMemory())
+    pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10, 1))
     other = pair.source.save("other", 310, random_blocks(CACHE_BLOCKS, 10, 3))
     other.request_id = "r"
     pair.load(other, 0, random_blocks(CACHE_BLOCKS, 10))
     problem = pair.finished().problem
     assert problem is not None
+    assert problem.name == "LeaseExpired"
+
+
+def test_another_requests_bytes_are_noticed_though_their_digests_came_along(pair: Pair) -> None:
+    manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10, 1))
+    pair.source.save("other", 310, random_blocks(CACHE_BLOCKS, 10, 3))
+    with (
+        pair.source.staging.opened("r", 1) as entry,
+        pair.source.staging.opened("other", 1) as other,
+    ):
+        entry.records[4:] = other.records[4:]
+        entry.view.digests(4, 10)[:] = other.view.digests(4, 10)
+    pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10))
+    problem = pair.finished().problem
+    assert problem is not None
     assert problem.name == "DigestMismatch"
-    assert one.shards[0].digests != other.shards[0].digests
+    assert "block 4 came with digest" in problem.text
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline"])

@@ -43,7 +43,12 @@ WRONG: list[tuple[Callable[[Manifest], object], type[HandoffError], str]] = [
     (lambda m: m.layers.pop(), MalformedManifest, "layers is 3; 4"),
     (lambda m: setattr(m, "num_tokens", 97), MalformedManifest, "num_blocks is 3; 4"),
     (lambda m: setattr(m, "block_size", 16), MalformedManifest, "block_size is 16; 32"),
-    (lambda m: m.shards[0].digests.pop(), MalformedManifest, "digests is 2; 3"),
+    (lambda m: setattr(m.layers[0], "record_bytes", 8), MalformedManifest, "bytes of all layers is "),
+    (
+        lambda m: setattr(m, "wire_dtype", "int8"),
+        CompatibilityMismatch,
+        "wire dtype int8; worker 'puller' has auto",
+    ),
     (lambda m: setattr(m.shards[0], "record_bytes", 5), MalformedManifest, "record_bytes is 5"),
     (lambda m: setattr(m.shards[0], "rank", 1), MalformedManifest, "rank of the shard is 1; 0"),
     (lambda m: m.shards.pop(), MalformedManifest, "0 shards; rank 0"),

@@ -54,7 +54,7 @@ def pull_of(manifest: Manifest, first: int = 0, count: int | None = None, **chan
         epoch=manifest.epoch,
         shard=shard,
         first_block=first,
-        num_blocks=len(shard.digests) - first if count is None else count,
+        num_blocks=manifest.num_blocks - first if count is None else count,
         deadline=time.monotonic() + 10,
         chunk_bytes=200_000,
     )

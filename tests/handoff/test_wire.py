@@ -9,18 +9,25 @@ from hypothesis import strategies as st
 from baton.handoff import wire
 from baton.protos.handoff_pb2 import Chunk
 
+NO_DIGESTS = np.empty(0, np.uint64)
 
-@given(st.integers(0, 2**32 - 1), st.binary(max_size=400))
-def test_the_bytes_are_those_of_the_protobuf_message(first_block: int, payload: bytes) -> None:
-    encoded = wire.encode(wire.RawChunk(first_block, np.frombuffer(payload, np.uint8)))
-    assert Chunk.FromString(encoded) == Chunk(first_block=first_block, records=payload)
-    decoded = wire.decode(Chunk(first_block=first_block, records=payload).SerializeToString())
+
+@given(st.integers(0, 2**32 - 1), st.binary(max_size=400), st.lists(st.integers(0, 2**64 - 1), max_size=40))
+def test_the_bytes_are_those_of_the_protobuf_message(
+    first_block: int, payload: bytes, digests: list[int]
+) -> None:
+    backwards = np.array(digests[::-1], np.uint64)[::-1]  # as they lie in shared memory
+    encoded = wire.encode(wire.RawChunk(first_block, np.frombuffer(payload, np.uint8), backwards))
+    message = Chunk(first_block=first_block, records=payload, digests=digests)
+    assert Chunk.FromString(encoded) == message
+    decoded = wire.decode(message.SerializeToString())
     assert (decoded.first_block, decoded.records.tobytes()) == (first_block, payload)
+    assert decoded.digests.tolist() == digests
 
 
 @given(st.integers(0, 50))
 def test_a_message_cut_short_is_an_error(kept: int) -> None:
-    whole = wire.encode(wire.RawChunk(300, np.arange(50, dtype=np.uint8)))
+    whole = wire.encode(wire.RawChunk(300, np.arange(50, dtype=np.uint8), NO_DIGESTS))
     cut = whole[: min(kept, len(whole) - 1)]
     if cut and len(cut) != 3:  # three bytes are a whole message: a first block and no records
         with pytest.raises(DecodeError):
@@ -28,5 +35,10 @@ def test_a_message_cut_short_is_an_error(kept: int) -> None:
 
 
 def test_an_unknown_field_is_an_error() -> None:
-    with pytest.raises(DecodeError, match="tag 26"):
-        wire.decode(b"\x1a\x01x")
+    with pytest.raises(DecodeError, match="tag 34"):
+        wire.decode(b"\x22\x01x")
+
+
+def test_half_a_digest_is_an_error() -> None:
+    with pytest.raises(DecodeError, match="3 bytes of digests"):
+        wire.decode(b"\x1a\x03xyz")

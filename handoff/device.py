@@ -1,0 +1,263 @@
+"""A cache in an accelerator's memory: packed, copied and sent chunk by chunk, all at the same time.
+
+    save   engine's queue ─ mark ┐                      ┌ mark ─ the engine may write the blocks again
+           packing queue         └ pack 0 ─ pack 1 ─ … ─┘
+           copying queue                    └ copy 0 ─ copy 1 ─ …      into staging's own, pinned memory
+           a thread                                   └ 0 is whole: it can be sent ─ 1 is whole ─ …
+
+    load   pulling thread     host copy of 0 ─ of 1 ─ of 2 (when 0 left its slot) ─ …
+           its queue                        └ copy 0, unpack 0 ─ copy 1, unpack 1 ─ …
+
+Slots (a chunk each) are made once and used again. A pack waits for the slot's last copy, on the device; the
+engine's thread waits for nothing. A request of no more than `_SAVE_SLOTS` chunks frees its blocks at the
+speed of the device's memory; a longer one at that of the bus. Loads compute digests while they unpack: a
+broken chunk is noticed when it is in the cache, and the load fails; the blocks were no other request's.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from baton.handoff import digests, streams
+from baton.handoff.cache import BlockCache, CacheLayer, Landing, pieces, wanted
+from baton.handoff.digests import Digests
+from baton.handoff.segments import Bytes
+from baton.handoff.staging import Fill
+from baton.handoff.streams import Mark
+from baton.kernels import kv_pack
+from baton.kernels.kv_pack import KVTable
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 4 << 20  # takes the bus some 80 us, a launch 10
+_SAVE_SLOTS = 16  # 64 MiB of the accelerator's memory a rank
+_LOAD_SLOTS = 2  # a pull: one is filled while the other one leaves
+
+
+@dataclass
+class _Slot:
+    """Device memory for a chunk. Invariant: free for what is queued after `left`."""
+
+    records: torch.Tensor  # [chunk, record_bytes] uint8
+    left: Mark | None = None
+
+
+@dataclass(frozen=True)
+class _Coming:
+    """A chunk of a save on its way down."""
+
+    copied: Mark
+    digests: torch.Tensor  # [n] int64, pinned
+    keep: tuple[torch.Tensor, ...]  # read or written by what is still queued
+
+
+class DeviceBlockCache(BlockCache):
+    """`fill` and `mark` are called on the engine's thread, `landing` on any."""
+
+    def __init__(
+        self,
+        layers: tuple[CacheLayer, ...],
+        table: KVTable,
+        *,
+        device: streams.Device | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        super().__init__(layers, table)
+        self.device = device or streams.of(table.device)
+        self.chunk = max(1, chunk_bytes // table.record_bytes)  # records
+        self._packing, self._copying = self.device.queue(), self.device.queue()
+        self._slots = [_Slot(self.slot_records()) for _ in range(_SAVE_SLOTS)]
+        self._next_slot = 0
+        self._lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()  # of pulls that ended
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-save")
+
+    def slot_records(self) -> torch.Tensor:
+        """Device memory for a chunk."""
+        shape = (self.chunk, self.record_bytes)
+        return torch.empty(shape, dtype=torch.uint8, device=self._table.device)
+
+    def mark(self) -> Mark:
+        return self.device.current().mark()
+
+    def pin(self, memory: Bytes) -> None:
+        self.device.pin(memory)
+
+    def fill(self, block_ids: Sequence[int], fill: Fill) -> None:
+        try:
+            coming = list(self._send_down(block_ids, fill.records))
+        except BaseException:
+            for each in (self._packing, self._copying):
+                each.mark().synchronize()  # nothing may write the place that is given up now
+            fill.close()
+            raise
+        self._thread.submit(_bring, coming, fill)
+
+    def gather(self, block_ids: Sequence[int], records: Bytes) -> Digests:
+        coming = list(self._send_down(block_ids, records))
+        return np.concatenate([_arrived(one) for one in coming] or [np.empty(0, np.uint64)])
+
+    def landing(self, what: str, seed: int, after: Mark | None = None) -> Landing:
+        try:
+            lane = self._lanes.get_nowait()
+        except queue.Empty:
+            lane = _Lane(self)
+        if after is not None:
+            lane.queue.after(after)
+        return _DeviceLanding(self, self._table, lane, what, seed)
+
+    def give_back(self, lane: _Lane) -> None:
+        self._lanes.put(lane)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+
+    def _send_down(self, block_ids: Sequence[int], records: Bytes) -> Iterator[_Coming]:
+        """Queue it all: nothing here waits for the device."""
+        count = len(block_ids)
+        device = self._table.device
+        ids_host = self.device.pinned((count,), torch.int64)
+        ids_host.numpy()[:] = block_ids
+        found_host = self.device.pinned((count,), torch.int64)
+        engine = self.device.current()
+        self._packing.after(engine.mark())
+        with self._packing.use():
+            ids = ids_host.to(device, non_blocking=True)
+            found = torch.empty(count, dtype=torch.int64, device=device)
+        target = torch.from_numpy(records)
+        for start, stop in pieces(count, self.chunk):
+            slot = self._slots[self._next_slot]
+            self._next_slot = (self._next_slot + 1) % len(self._slots)
+            packed = slot.records[: stop - start]
+            with self._packing.use():
+                if slot.left is not None:
+                    self._packing.after(slot.left)
+                kv_pack.pack(self._table, ids[start:stop], packed, found[start:stop])
+            self._copying.after(self._packing.mark())
+            with self._copying.use():
+                target[start:stop].copy_(packed, non_blocking=True)
+                found_host[start:stop].copy_(found[start:stop], non_blocking=True)
+            slot.left = self._copying.mark()
+            yield _Coming(slot.left, found_host[start:stop], (ids_host, ids, found, target))
+        engine.after(self._packing.mark())
+
+
+def _arrived(chunk: _Coming) -> Digests:
+    chunk.copied.synchronize()
+    found: Digests = chunk.digests.numpy().view(np.uint64)
+    return found
+
+
+def _bring(coming: list[_Coming], fill: Fill) -> None:
+    """On a thread of its own: tell readers of each chunk when it is down."""
+    try:
+        for chunk in coming:
+            fill.add(_arrived(chunk))
+    except Exception:  # of the device; whoever pulls is told by the fill
+        logger.exception("KV did not come from the device")
+    finally:
+        fill.close()
+
+
+@dataclass
+class _Landed:
+    """A chunk of a load that is queued: to be compared when the device is through."""
+
+    first_block: int
+    saved: Digests
+    found: torch.Tensor  # [n] int64, pinned
+    done: Mark
+    keep: tuple[torch.Tensor, ...]
+
+
+@dataclass
+class _LoadSlot:
+    host: torch.Tensor  # [chunk, record_bytes] uint8, pinned
+    records: torch.Tensor  # the same on the device
+    landed: _Landed | None = None
+
+
+@dataclass
+class _Lane:
+    """A queue and its slots; one pull's at a time."""
+
+    cache: DeviceBlockCache
+    queue: streams.Queue = field(init=False)
+    slots: list[_LoadSlot] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.queue = self.cache.device.queue()
+        self.slots = []
+        for _ in range(_LOAD_SLOTS):
+            records = self.cache.slot_records()
+            self.slots.append(_LoadSlot(self.cache.device.pinned(tuple(records.shape), torch.uint8), records))
+
+
+class _DeviceLanding(Landing):
+    def __init__(self, cache: DeviceBlockCache, table: KVTable, lane: _Lane, what: str, seed: int) -> None:
+        super().__init__(what, seed)
+        self._cache = cache
+        self._table = table
+        self._lane: _Lane | None = lane
+        self._next_slot = 0
+
+    def take(self, first_block: int, records: Bytes, saved: Digests, block_ids: Sequence[int]) -> None:
+        began = time.monotonic()
+        for start, stop in pieces(len(records), self._cache.chunk):
+            self._queue(first_block + start, records[start:stop], saved[start:stop], block_ids[start:stop])
+        self.load_s += time.monotonic() - began
+
+    def finish(self) -> None:
+        began = time.monotonic()
+        for slot in self._slots:
+            self._settle(slot)
+        self.load_s += time.monotonic() - began
+
+    def close(self) -> None:
+        lane, self._lane = self._lane, None
+        if lane is None:
+            return
+        lane.queue.mark().synchronize()
+        for slot in lane.slots:
+            slot.landed = None
+        self._cache.give_back(lane)
+
+    @property
+    def _slots(self) -> list[_LoadSlot]:
+        return self._lane.slots if self._lane is not None else []
+
+    def _queue(self, first_block: int, records: Bytes, saved: Digests, block_ids: Sequence[int]) -> None:
+        lane: Any = self._lane
+        slot = lane.slots[self._next_slot]
+        self._next_slot = (self._next_slot + 1) % len(lane.slots)
+        self._settle(slot)
+        count, device = len(records), self._table.device
+        slot.host.numpy()[:count] = records
+        ids_host = self._cache.device.pinned((count,), torch.int64)
+        ids_host.numpy()[:] = wanted(block_ids)
+        found_host = self._cache.device.pinned((count,), torch.int64)
+        with lane.queue.use():
+            slot.records[:count].copy_(slot.host[:count], non_blocking=True)
+            ids = ids_host.to(device, non_blocking=True)
+            found = torch.empty(count, dtype=torch.int64, device=device)
+            kv_pack.unpack(self._table, slot.records[:count], ids, found)
+            found_host.copy_(found, non_blocking=True)
+        slot.landed = _Landed(
+            first_block, saved.copy(), found_host, lane.queue.mark(), (ids_host, ids, found)
+        )
+
+    def _settle(self, slot: _LoadSlot) -> None:
+        """Wait until the slot's chunk is in the cache, and compare."""
+        landed, slot.landed = slot.landed, None
+        if landed is not None:
+            landed.done.synchronize()
+            came = digests.seeded(landed.found.numpy().view(np.uint64), self.seed)
+            digests.compare(self.what, landed.first_block, came, landed.saved)
