@@ -1,5 +1,8 @@
 """One engine in a process of its own, for comparisons in turns: measures when told, idles otherwise.
 
+Prompts that were asked before come from the prefix cache, but for their last block: what is timed is the
+writing, as a decode worker does it.
+
 Leans, beside what services/worker does, on vllm.v1.engine.core.EngineCore (preprocess_add_request,
 add_request, step_fn, post_step) and its scheduler (dynamic_sd_lookup).
 """
@@ -35,7 +38,7 @@ class Failed:
 class Run:
     """One measurement."""
 
-    seconds: float = 0.0  # of steps in which every stream wrote and none read its prompt, a stream
+    seconds: float = 0.0  # of steps that all streams were in
     tokens: int = 0  # of these steps, all streams
     streams: int = 1
     drafted: int = 0
@@ -126,14 +129,12 @@ class _Engine:
             slots = engine.vllm_config.scheduler_config.max_num_seqs + 1
             scheduler.dynamic_sd_lookup = chooser if limit == AUTO else [limit] * slots
         run = Run(streams=streams, answers=[[] for _ in prompts])
-        waiting, numbers, reading = list(enumerate(prompts)), dict[str, int](), set[str]()
+        waiting, numbers = list(enumerate(prompts)), dict[str, int]()
         while waiting or numbers:
             while waiting and len(numbers) < streams:
                 number, prompt = waiting.pop(0)
-                name = self._add(prompt)
-                numbers[name] = number
-                reading.add(name)
-            steady = not reading and len(numbers) == streams
+                numbers[self._add(prompt)] = number
+            full = len(numbers) == streams
             began = self._clock()
             outputs, executed = engine.step_fn()
             engine.post_step(executed)
@@ -141,8 +142,8 @@ class _Engine:
             if chooser is not None and limit == AUTO:
                 chooser.observe(took)
                 run.limits[chooser.choice.limit] += 1
-            written = _take(outputs or {}, run, numbers, reading)
-            if steady:
+            written = _take(outputs or {}, run, numbers)
+            if full:
                 run.seconds += took
                 run.tokens += written
         return run
@@ -163,7 +164,7 @@ class _Engine:
             pooling_params=None,
             arrival_time=time.time(),
             lora_request=None,
-            cache_salt=name,  # each prompt is read anew
+            cache_salt=None,
             data_parallel_rank=None,
         )
         request, wave = self._engine.preprocess_add_request(core)
@@ -171,7 +172,7 @@ class _Engine:
         return name
 
 
-def _take(outputs: dict[int, Any], run: Run, numbers: dict[str, int], reading: set[str]) -> int:
+def _take(outputs: dict[int, Any], run: Run, numbers: dict[str, int]) -> int:
     """Note what a step brought; the number of its tokens."""
     written = 0
     for client in outputs.values():
@@ -180,7 +181,6 @@ def _take(outputs: dict[int, Any], run: Run, numbers: dict[str, int], reading: s
             run.drafted += stats.spec_decoding_stats.num_draft_tokens
             run.accepted += stats.spec_decoding_stats.num_accepted_tokens
         for output in client.outputs:
-            reading.discard(output.request_id)
             run.answers[numbers[output.request_id]].extend(output.new_token_ids)
             written += len(output.new_token_ids)
             if output.finish_reason is not None:

@@ -19,7 +19,7 @@ from bench.speculation_served import SHORTEST, Asked, serve
 from bench.stats import median, save
 
 STREAMS = (1, 4, 16)
-PROMPTS = {1: 24, 4: 48, 16: 96}  # of a measurement
+PROMPTS = {1: 24, 4: 72, 16: 192}  # of a measurement
 WARM_STEPS = 400  # of "auto", before a cell is measured: a few seconds of a server's life
 LIMIT = 4
 MODEL_LIMIT = 6  # of the trained heads
@@ -29,9 +29,9 @@ ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 2048,
     "max_num_seqs": 16,
-    "kv_cache_gib": 0.25,
-    "enable_prefix_caching": False,
+    "kv_cache_gib": 1.0,
 }
+SERVED = {**ENGINE, "kv_cache_gib": 0.25, "enable_prefix_caching": False}
 PLAIN, MTP, EAGLE3 = (str(FOLDER / name) for name in ("weights", "weights-mtp", "eagle3"))
 
 
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
         "--clock", choices=list(CLOCKS), default="wall", help="cpu: on a busy machine, to try"
     )
     options = parser.parse_args(arguments)
-    prompts = {kind: held_out(kind, 2 * max(PROMPTS.values())) for kind in KINDS}
+    prompts = {kind: held_out(kind, max(PROMPTS.values())) for kind in KINDS}
     with EngineSet(options.clock, prompts) as engines:
         results = {
             name: compare(engines, name, prompts, options.rounds, options.clock) for name in options.methods
@@ -80,11 +80,11 @@ def main(arguments: list[str]) -> None:
     served = {}
     if options.served_rounds:
         methods = {
-            name: {**ENGINE, "model": model, "speculative_config": spec}
+            name: {**SERVED, "model": model, "speculative_config": spec}
             for name, (model, spec, _) in METHODS.items()
             if name in options.methods
         }
-        plain = {**ENGINE, "model": PLAIN, "speculative_config": None}
+        plain = {**SERVED, "model": PLAIN, "speculative_config": None}
         served = serve(plain, methods, lengthy(prompts, lengths), STREAMS, options.served_rounds)
     save(
         "speculation",
