@@ -10,8 +10,8 @@ import triton.language as tl
 
 _BLOCK = 1024  # tokens that a program looks at in one go: 8 a thread, two loads of 16 bytes
 _WARPS = 4
-# Programs of a launch, where the batch is small enough to need several a row: of 46 registers a thread, 10 fit
-# onto each of an H200's 132 multiprocessors. More would wait for their turn.
+# Programs of a launch, where the batch is small enough to need several a row: with 46 registers a thread, 10
+# fit onto each of an H200's 132 multiprocessors. More would wait for their turn.
 _PROGRAMS = 1320
 _UNROLLED = 8  # tokens of an n-gram compared without a loop, all loads of the row's end in flight at once
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -199,3 +204,25 @@ def test_the_benchmarks_gate_lets_through_what_is_right_alone(monkeypatch: pytes
     monkeypatch.setattr(kernels_ngram_match, "ngram_match", wrong)
     with pytest.raises(AssertionError, match="wrong is wrong"):
         kernels_ngram_match.check("cpu")
+
+
+@pytest.mark.parametrize("tail", [0, 2])
+def test_the_kernel_compiles_for_an_h200(tail: int, tmp_path: Path) -> None:
+    """And reads texts 16 bytes a thread. What the interpreter takes Triton's compiler may refuse."""
+    pytest.importorskip("triton")
+    if not importlib.util.find_spec("triton.backends.nvidia"):
+        pytest.skip("this Triton does not compile for NVIDIA's GPUs")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
+    script = Path(__file__).with_name("compile_for_h200.py")
+    done = subprocess.run(
+        [sys.executable, script, str(tail)],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ld.global.v4.b32" in done.stdout
+    assert "ld.local" not in done.stdout  # nor keeps an array on a stack
