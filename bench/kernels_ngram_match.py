@@ -7,7 +7,9 @@ from its source: vLLM itself need not be importable, only its folder be found.
 from __future__ import annotations
 
 import ast
+import atexit
 import importlib.util
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -166,7 +168,8 @@ def _shipped_kernels() -> ModuleType | None:
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
             made += ["", "", *lines[node.decorator_list[0].lineno - 1 : node.end_lineno]]
     # Triton reads a kernel's source from its file, also later: the file stays as long as the process.
-    folder = tempfile.mkdtemp(prefix="baton-bench-")
+    folder = tempfile.mkdtemp(prefix="baton-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = Path(folder, "vllm_ngram_kernels.py")
     file.write_text("\n".join(made) + "\n")
     spec = importlib.util.spec_from_file_location(file.stem, file)
