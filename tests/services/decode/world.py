@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.services.decode.draft_length import DraftLength, DraftStep
+
+_WANDERS = 60  # steps, until the machine has forgotten its pace
 
 
 @dataclass
@@ -25,38 +28,48 @@ class World:
     hiccups: float = 0.003  # share of steps that take 50 ms more
     matching: bool = False  # no draft model
     slow: float = 1.0  # what everything takes, times
+    jump: float = 0.0  # each limit's step takes up to so much more or less than the costs add up to
+    drift: float = 0.0  # standard deviation of the machine's pace, which wanders
     seed: int = 0
     limits: list[int] = field(default_factory=list)  # that were chosen
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
         self._before: tuple[int, int] = (0, 0)  # requests, limit
+        self._pace = 0.0
 
     def seconds(self, requests: int, tokens: float, limit: int, verified: int) -> float:
         passes = 0 if self.matching else limit
-        return self.slow * (
-            self.fixed
-            + self.request * requests
-            + self.token * tokens
-            + self.any_draft * (verified > 0)
-            + passes * (self.one_pass + self.pass_request * requests)
+        jump = random.Random(f"{self.seed} {requests} {limit}").uniform(-self.jump, self.jump)
+        return (
+            self.slow
+            * (1.0 + jump)
+            * (
+                self.fixed
+                + self.request * requests
+                + self.token * tokens
+                + self.any_draft * (verified > 0)
+                + passes * (self.one_pass + self.pass_request * requests)
+            )
         )
 
-    def rate(self, requests: int, limit: int) -> float:
-        """Tokens a second of a fixed limit."""
+    def tokens(self, limit: int) -> float:
+        """That a step is to bring a request, its own one included."""
         tokens, chance = 1.0, self.found
         for share in self.acceptance[:limit]:
             chance *= share
             tokens += chance
+        return tokens
+
+    def rate(self, requests: int, limit: int) -> float:
+        """Tokens a second of a fixed limit."""
         verified = requests * (1 + self.found * limit)
-        return requests * tokens / self.seconds(requests, verified, limit, limit)
+        return requests * self.tokens(limit) / self.seconds(requests, verified, limit, limit)
 
     def best(self, requests: int) -> int:
         return max(range(len(self.acceptance) + 1), key=lambda limit: self.rate(requests, limit))
 
-    def run(self, chooser: DraftLength, requests: int, steps: int) -> float:
-        """Tokens a second over so many steps; without the noise, which is not the chooser's doing."""
-        written, took = 0, 0.0
+    def run(self, chooser: DraftLength, requests: int, steps: int) -> None:
         for _ in range(steps):
             limit = chooser.choose(requests)
             had, asked = self._before
@@ -72,15 +85,19 @@ class World:
                     accepted[position] += alive
             tokens = requests + sum(drafted)
             seconds = self.seconds(requests, tokens, limit, asked)
-            measured = seconds * max(0.5, self._draw.gauss(1.0, self.noise))
+            self._pace += math.sqrt(2 / _WANDERS) * self._draw.gauss(0.0, self.drift) - self._pace / _WANDERS
+            measured = seconds * math.exp(self._pace) * max(0.5, self._draw.gauss(1.0, self.noise))
             measured += 0.05 * (self._draw.random() < self.hiccups)
             chooser.observe(DraftStep(requests, tokens, limit, measured, rows, asked, drafted, accepted))
             self._before = requests, limit
             self.limits.append(limit)
-            written += requests + sum(accepted)
-            took += seconds
-        return written / took
 
     def regret(self, chooser: DraftLength, requests: int, steps: int) -> float:
-        """The share by which it is slower than the best fixed limit; below 0 by luck of the draw."""
-        return 1.0 - self.run(chooser, requests, steps) / self.rate(requests, self.best(requests))
+        """The share by which its choices are slower than the best fixed limit, whatever luck they had."""
+        begin = len(self.limits)
+        self.run(chooser, requests, steps)
+        tokens = [self.tokens(limit) for limit in self.limits[begin:]]
+        took = [
+            one / self.rate(requests, limit) for one, limit in zip(tokens, self.limits[begin:], strict=True)
+        ]
+        return 1.0 - sum(tokens) / sum(took) / self.rate(requests, self.best(requests))
