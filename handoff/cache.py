@@ -249,14 +249,16 @@ class _HostLanding(Landing):
         self._cache = cache
 
     def take(self, first_block: int, records: Bytes, saved: Digests, block_ids: Sequence[int]) -> None:
+        began = time.monotonic()
         for start, stop in pieces(len(records), _CACHED_BYTES // self._cache.record_bytes):
-            piece, began = records[start:stop], time.monotonic()
+            piece = records[start:stop]
             came = digests.of_records(piece, self.seed)
             digests.compare(self.what, first_block + start, came, saved[start:stop])
             checked = time.monotonic()
             self._cache.scatter(piece, block_ids[start:stop])
             self.check_s += checked - began
-            self.load_s += time.monotonic() - checked
+            began = time.monotonic()
+            self.load_s += began - checked
 
     def finish(self) -> None:
         pass
@@ -267,8 +269,9 @@ class _HostLanding(Landing):
 
 def wanted(block_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """For unpacking: NULL_BLOCK is not written."""
-    ids = np.asarray(block_ids, np.int64)
-    return np.where(ids == NULL_BLOCK, -1, ids)
+    ids = np.array(block_ids, np.int64)
+    ids[ids == NULL_BLOCK] = -1
+    return ids
 
 
 def pieces(total: int, most: int) -> Iterator[tuple[int, int]]:

@@ -137,9 +137,9 @@ class DeviceBlockCache(BlockCache):
             slot = self._slots[self._next_slot]
             self._next_slot = (self._next_slot + 1) % len(self._slots)
             packed = slot.records[: stop - start]
+            if slot.left is not None:
+                self._packing.after(slot.left)
             with self._packing.use():
-                if slot.left is not None:
-                    self._packing.after(slot.left)
                 kv_pack.pack(self._table, ids[start:stop], packed, found[start:stop])
             self._copying.after(self._packing.mark())
             with self._copying.use():

@@ -37,9 +37,9 @@ def of_records(records: Bytes, seed_value: int) -> Digests:
 
 def compare(what: str, first_block: int, came: Digests, saved: Digests) -> None:
     """Raises DigestMismatch, which names the first block that differs."""
-    (wrong,) = np.nonzero(came != saved)
-    if len(wrong):
-        bad = int(wrong[0])
+    wrong = came != saved
+    if wrong.any():
+        bad = int(wrong.argmax())
         raise DigestMismatch(
             f"{what}: block {first_block + bad} came with digest {came[bad]:016x}; it was saved with"
             f" {saved[bad]:016x}"

@@ -11,6 +11,9 @@ thread. A part of the blocks is a part of `block_ids`, `records` and `digests`. 
 
 from __future__ import annotations
 
+import functools
+import importlib
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,15 +35,18 @@ def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) ->
     Raises ValueError for buffers of another shape.
     """
     _check(table, block_ids, records, digests)
-    if table.device.type == "cpu":
-        from baton.kernels.kv_pack import reference
-
-        ids, found = _array(block_ids, np.int64), _array(digests, np.uint64)
-        reference.pack(table.columns, _fp8(table), ids, _address(records), table.record_bytes, found)
+    if table.on_cpu:
+        found = _array(digests, np.uint64)
+        _reference().pack(
+            table.columns,
+            table.fp8,
+            _array(block_ids, np.int64),
+            _address(records),
+            table.record_bytes,
+            found,
+        )
     else:
-        from baton.kernels.kv_pack import kernel
-
-        kernel.pack(table, block_ids, records, digests)
+        _kernel().pack(table, block_ids, records, digests)
 
 
 def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer | None) -> None:
@@ -50,28 +56,31 @@ def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer |
     be left out. Raises ValueError for buffers of another shape.
     """
     _check(table, block_ids, records, digests)
-    if table.device.type == "cpu":
-        from baton.kernels.kv_pack import reference
-
+    if table.on_cpu:
         if digests is not None:
             digest(records, digests)
         ids = _array(block_ids, np.int64)
-        reference.unpack(table.columns, _fp8(table), _address(records), table.record_bytes, ids)
+        _reference().unpack(table.columns, table.fp8, _address(records), table.record_bytes, ids)
     else:
-        from baton.kernels.kv_pack import kernel
-
-        kernel.unpack(table, records, block_ids, digests)
+        _kernel().unpack(table, records, block_ids, digests)
 
 
 def digest(records: Buffer, digests: Buffer) -> None:
     """Of records in host memory. records: [n, record_bytes] uint8, contiguous, of whole words each."""
-    from baton.kernels.kv_pack import reference
-
-    reference.digest(_address(records), int(records.shape[1]), _array(digests, np.uint64))
+    _reference().digest(_address(records), records.shape[1], _array(digests, np.uint64))
 
 
-def _fp8(table: KVTable) -> int:
-    return int(table.wire == "fp8_e4m3")
+# Imported when first needed, and found again in no time: a piece of a handoff is 20 us of work.
+
+
+@functools.cache
+def _reference() -> ModuleType:
+    return importlib.import_module("baton.kernels.kv_pack.reference")
+
+
+@functools.cache
+def _kernel() -> ModuleType:
+    return importlib.import_module("baton.kernels.kv_pack.kernel")
 
 
 def _check(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer | None) -> None:

@@ -301,7 +301,7 @@ def _prepare(table: KVTable) -> _Launch:
         "F32": kinds[Kind.FLOAT32] > 0,
         "F16": kinds[Kind.FLOAT16] > 0,
         "BF16": kinds[Kind.BFLOAT16] > 0,
-        "FP8": table.wire == "fp8_e4m3",
+        "FP8": table.fp8,
         "NATIVE": native,
         "ALIGN": 16 if not (places % 16).any() and table.record_bytes % 16 == 0 else WORD,
         "WORDS": TILE_WORDS,

@@ -66,6 +66,8 @@ class KVTable:
         if not blocks or len({layer.device for layer in blocks}) != 1:
             raise ValueError("the layers of a table must be on one device, and at least one")
         self.wire = wire
+        self.fp8 = wire == "fp8_e4m3"
+        self.on_cpu = blocks[0].device.type == "cpu"
         self.blocks = tuple(blocks)
         self.num_blocks = min(layer.shape[0] for layer in blocks)
         self.columns: npt.NDArray[np.int64] = np.zeros((len(blocks), len(Column)), np.int64)

@@ -1,0 +1,324 @@
+"""The accelerator's way: its order of work, its chunks, and what is told when. Where a GPU is, it does it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baton.handoff import digests, streams
+from baton.handoff.arena import Arena
+from baton.handoff.cache import BlockCache, HostBlockCache, block_cache
+from baton.handoff.device import DeviceBlockCache
+from baton.handoff.errors import DigestMismatch, SaveFailed
+from baton.handoff.saver import Origin, SaveJob, Saver
+from baton.handoff.segments import Bytes
+from baton.handoff.staging import Staging
+from baton.kernels.kv_pack import WIRE_DTYPES, KVTable
+from tests.handoff.caches import MIB, ROW_WIDTHS, make_cache, random_blocks, records, tensors
+
+BLOCKS = 29
+GPU = torch.cuda.is_available()
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+def on_device(
+    seed: int, wire: str = "auto", device: streams.Device | None = None, chunk: int = 3
+) -> DeviceBlockCache:
+    """The same cache as `make_cache` makes, on the GPU or as if."""
+    where = "cuda" if GPU and device is None else "cpu"
+    host = make_cache(BLOCKS, seed, wire)
+    flat = [
+        tensor.as_strided((BLOCKS, tensor.stride(0)), (tensor.stride(0), 1)).to(where)
+        for tensor in tensors(BLOCKS, seed).values()
+    ]
+    table = KVTable(flat, list(ROW_WIDTHS.values()), wire)
+    return DeviceBlockCache(host.layers, table, device=device, chunk_bytes=chunk * table.record_bytes)
+
+
+def land(cache: BlockCache, sent: Bytes, own: digests.Digests, ids: tuple[int, ...], step: int = 4) -> None:
+    landing = cache.landing("KV of a test", 77, cache.mark())
+    saved = digests.seeded(own, 77)
+    try:
+        for at in range(0, len(ids), step):
+            chunk = sent[at : at + step].copy()
+            landing.take(at, chunk, saved[at : at + step], ids[at : at + step])
+            chunk[:] = 0xEE  # a transport may use its memory again
+        landing.finish()
+    finally:
+        landing.close()
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 28])
+@pytest.mark.parametrize("wire", WIRE_DTYPES)
+def test_it_sends_and_takes_what_a_host_cache_does(wire: str, count: int) -> None:
+    ids, into = random_blocks(BLOCKS, count, 1), random_blocks(BLOCKS, count, 3)
+    host, device = make_cache(BLOCKS, 1, wire), on_device(1, wire)
+    expected, got = (np.full((count, host.record_bytes), 0xA5, np.uint8) for _ in range(2))
+    own = device.gather(ids, got)
+    assert np.array_equal(own, host.gather(ids, expected))
+    assert np.array_equal(got, expected)
+    there, here = make_cache(BLOCKS, 2, wire), on_device(2, wire)
+    for cache in (there, here):
+        land(cache, got, own, into)
+    everything = range(BLOCKS)
+    assert np.array_equal(records(here, everything), records(there, everything))
+    for cache in (device, here):
+        cache.close()
+
+
+def test_the_null_block_is_never_written() -> None:
+    cache = on_device(1)
+    before = records(cache, [0])
+    sent = np.full((4, cache.record_bytes), 0xAB, np.uint8)
+    land(cache, sent, digests.of_records(sent, 0), (0, 1, 0, 2))
+    assert np.array_equal(records(cache, [0]), before)
+    assert (records(cache, [1, 2]) == 0xAB).all()
+    cache.close()
+
+
+@pytest.mark.parametrize("bad", [0, 5, 9])
+def test_broken_bytes_fail_the_load_and_the_lane_serves_the_next(bad: int) -> None:
+    source, cache = on_device(1), on_device(2)
+    ids = random_blocks(BLOCKS, 10)
+    sent = np.empty((10, cache.record_bytes), np.uint8)
+    own = source.gather(ids, sent)
+    spoilt = sent.copy()
+    spoilt[bad, 1001] ^= 8
+    with pytest.raises(DigestMismatch, match=f"KV of a test: block {bad} came with digest"):
+        land(cache, spoilt, own, ids)
+    land(cache, sent, own, ids)
+    assert np.array_equal(records(cache, ids), sent)
+    for one in (source, cache):
+        one.close()
+
+
+# ---- order of work: what a device without queues cannot get wrong
+
+
+@dataclass(eq=False)
+class Done:
+    """A mark: what of each queue is done when it is reached."""
+
+    reached: dict[Recorder, int] = field(repr=False)
+
+    def synchronize(self) -> None:
+        pass
+
+
+@dataclass(eq=False)
+class Recorder:
+    """A queue that knows what its work comes after."""
+
+    log: list[tuple[Recorder, dict[Recorder, int]]] = field(repr=False)
+    waited: dict[Recorder, int] = field(default_factory=dict, repr=False)
+    position: int = 0
+
+    @contextmanager
+    def _use(self) -> Iterator[None]:
+        self.position += 1
+        self.log.append((self, dict(self.waited)))
+        yield
+
+    def use(self) -> AbstractContextManager[Any]:
+        return self._use()
+
+    def after(self, mark: streams.Mark) -> None:
+        assert isinstance(mark, Done)
+        for queue, position in mark.reached.items():
+            self.waited[queue] = max(position, self.waited.get(queue, 0))
+
+    def mark(self) -> streams.Mark:
+        return Done({**self.waited, self: self.position})
+
+
+class Recording(streams.Inline):
+    def __init__(self) -> None:
+        self.log: list[tuple[Recorder, dict[Recorder, int]]] = []
+        self.queues: list[Recorder] = []
+        self.engine = Recorder(self.log)
+
+    def queue(self) -> streams.Queue:
+        self.queues.append(Recorder(self.log))
+        return self.queues[-1]
+
+    def current(self) -> streams.Queue:
+        return self.engine
+
+
+def test_a_pack_waits_for_the_step_and_for_its_slot_and_the_engine_for_the_packs_alone() -> None:
+    device = Recording()
+    cache = on_device(1, device=device, chunk=1)
+    packing, copying = device.queues[:2]
+    slots, count = len(cache._slots), 24
+    assert count > slots + 3
+    out = np.empty((count, cache.record_bytes), np.uint8)
+    with device.engine.use():
+        pass  # the step that wrote the blocks
+    for _ in range(2):  # the second finds the slots used
+        device.log.clear()
+        before = copying.position
+        step = device.engine.position
+        cache.gather(random_blocks(BLOCKS, count), out)
+        packs = [waited for queue, waited in device.log if queue is packing][1:]  # the first copies block ids
+        copies = [waited for queue, waited in device.log if queue is copying]
+        assert len(packs) == len(copies) == count
+        for number, (pack, copy) in enumerate(zip(packs, copies, strict=True)):
+            assert pack[device.engine] == step
+            if before + number >= slots:
+                assert pack[copying] == before + number - slots + 1  # the last copy out of its slot, no later
+            assert copy[packing] >= packing.position - count + number + 1
+        assert device.engine.waited[packing] == packing.position
+        if before:
+            continue
+        # The engine goes on when the last block is packed: not after the last copies, which need the bus.
+        assert device.engine.waited.get(copying, 0) <= count - slots
+    cache.close()
+
+
+def test_a_load_waits_for_what_the_engine_had_queued() -> None:
+    device = Recording()
+    cache = on_device(1, device=device)
+    sent = np.empty((4, cache.record_bytes), np.uint8)
+    own = cache.gather((1, 2, 3, 4), sent)
+    with device.engine.use():
+        pass
+    device.log.clear()
+    land(cache, sent, own, (5, 6, 7, 8))
+    assert device.log
+    assert all(waited[device.engine] == device.engine.position for _, waited in device.log)
+    cache.close()
+
+
+# ---- chunks are read while others are on their way
+
+
+class Gate(streams.Inline):
+    """A device whose copies arrive when a test lets them."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Semaphore(0)
+        self.broken = False
+
+    def queue(self) -> streams.Queue:
+        return _Gated(self)
+
+
+class _Gated:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def use(self) -> AbstractContextManager[Any]:
+        return streams.Inline().queue().use()
+
+    def after(self, mark: streams.Mark) -> None:
+        pass
+
+    def mark(self) -> streams.Mark:
+        return self
+
+    def synchronize(self) -> None:
+        assert self._gate.arrived.acquire(timeout=10)
+        if self._gate.broken:
+            raise RuntimeError("the device is gone")
+
+
+@dataclass
+class Under:
+    """A save whose chunks a test lets arrive one by one."""
+
+    gate: Gate
+    cache: DeviceBlockCache
+    staging: Staging
+    expected: Bytes
+
+    def waiting(self, count: int) -> bool:
+        with self.staging.opened("r", 1) as entry:
+            return entry.view.whole == count
+
+
+@pytest.fixture
+def under() -> Iterator[Under]:
+    gate = Gate()
+    cache = on_device(1, device=gate, chunk=3)
+    staging = Staging(Arena(2 * MIB, segment_bytes=2 * MIB), lease_s=30)
+    expected = records(make_cache(BLOCKS, 1), random_blocks(BLOCKS, 8))
+    saver = Saver(cache, staging, Origin(0, "nowhere:0", "here", shares_memory=True))
+    saved = saver.save(SaveJob("r", 1, random_blocks(BLOCKS, 8)))
+    assert saved.problem is None
+    yield Under(gate, cache, staging, expected)
+    gate.arrived.release(99)
+    cache.close()
+    staging.close()
+
+
+def test_a_chunk_can_be_read_while_the_next_is_on_its_way(under: Under, eventually: Eventually) -> None:
+    with under.staging.opened("r", 1) as entry:
+        assert entry.view.whole == 0
+        for whole in (3, 6, 8):
+            under.gate.arrived.release()
+            eventually(lambda whole=whole: entry.view.whole == whole)  # type: ignore[misc]
+            assert np.array_equal(entry.view.records(0, whole, entry.record_bytes), under.expected[:whole])
+        own = digests.of_records(under.expected, digests.seed("r", 1))
+        assert np.array_equal(entry.view.digests(0, 8), own)
+
+
+def test_a_reader_waits_for_its_chunk_and_no_longer_than_it_may(under: Under) -> None:
+    class Enough(Exception):
+        pass
+
+    deadline = time.monotonic() + 0.05
+
+    def check() -> None:
+        if time.monotonic() > deadline:
+            raise Enough
+
+    with under.staging.opened("r", 1) as entry:
+        with pytest.raises(Enough):
+            entry.view.wait(1, "KV", check)
+        threading.Timer(0.01, under.gate.arrived.release).start()
+        entry.view.wait(3, "KV", lambda: None)
+        assert entry.view.whole == 3
+
+
+def test_what_never_arrives_is_told(under: Under) -> None:
+    under.gate.arrived.release()
+    with under.staging.opened("r", 1) as entry:
+        entry.view.wait(3, "KV", lambda: None)
+        under.gate.broken = True
+        under.gate.arrived.release()
+        with pytest.raises(SaveFailed, match="KV of r: the source could not save it all"):
+            entry.view.wait(4, "KV of r", lambda: None)
+
+
+def test_memory_that_is_being_written_is_not_used_again(under: Under, eventually: Eventually) -> None:
+    place = under.staging.opened("r", 1)
+    with place as entry:
+        offset = entry.offset
+    under.staging.release("r", 1)
+    other = under.staging.reserve("other", 1, 1, 64)
+    assert other.offset > offset  # behind it
+    under.gate.arrived.release(99)
+
+    def free() -> bool:
+        entry = under.staging.reserve("probe", 1, 1, 64)
+        under.staging.discard(entry)
+        return entry.offset < other.offset
+
+    eventually(free)
+    under.staging.discard(other)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_a_cache_on_a_gpu_is_a_device_cache() -> None:
+    cache = block_cache({name: one.cuda() for name, one in tensors(BLOCKS).items()}, BLOCKS)
+    assert isinstance(cache, DeviceBlockCache)
+    assert not isinstance(cache, HostBlockCache)
+    cache.close()
