@@ -1,0 +1,108 @@
+"""Where the filters cut a row of logits, found without sorting it, for the CPU.
+
+A cut is the smallest logit that is kept and the last place in the vocabulary where that logit is kept: of equal
+tokens the first ones stay, as in vLLM's GPU kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_FIRST_WIDTH = 256  # most cuts lie within so many of a row's largest logits
+_WIDER = 8
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Of each row, [M]."""
+
+    top_k: torch.Tensor  # int64, V or more: all
+    top_p: torch.Tensor  # float32, 1 or more: all
+    min_p: torch.Tensor  # float32, 0: all
+
+    def of(self, which: torch.Tensor) -> Filters:
+        return Filters(self.top_k[which], self.top_p[which], self.min_p[which])
+
+    def active(self, vocabulary: int) -> torch.Tensor:
+        """[M] bool."""
+        return (self.top_k < vocabulary) | (self.top_p < 1) | (self.min_p > 0)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Of each row, [M]; -inf and V where all is kept."""
+
+    value: torch.Tensor  # float32, of the logits as they were given
+    last: torch.Tensor  # int64
+    mass: torch.Tensor  # float32: sum of exp(scaled logit - largest scaled logit) over what is kept
+
+    @classmethod
+    def none(cls, mass: torch.Tensor, vocabulary: int) -> Cuts:
+        return cls(
+            torch.full_like(mass, float("-inf")),
+            torch.full_like(mass, vocabulary, dtype=torch.int64),
+            mass.clone(),
+        )
+
+    def kept(self, rows: torch.Tensor, logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Which of [M', n] logits, at these places of the vocabulary, of these rows [M'] are kept."""
+        value, last = self.value[rows].unsqueeze(1), self.last[rows].unsqueeze(1)
+        return (logits > value) | ((logits == value) & (places <= last))
+
+
+def find(
+    logits: torch.Tensor, inverse_temperature: torch.Tensor, mass: torch.Tensor, filters: Filters
+) -> Cuts:
+    """Of [M, V] float32 logits without nan; `mass` [M] is what a cut's is when all is kept."""
+    vocabulary = logits.shape[1]
+    cuts = Cuts.none(mass, vocabulary)
+    left = filters.active(vocabulary).nonzero().flatten()
+    width = _FIRST_WIDTH
+    while left.numel():
+        width = min(width, vocabulary)
+        rows = logits[left]
+        values = rows.topk(width).values
+        weights = ((values - values[:, :1]) * inverse_temperature[left].unsqueeze(1)).exp().double()
+        kept, sure = _kept(weights, mass[left].double(), filters.of(left), vocabulary)
+        found = left[sure]
+        count = kept[sure].sum(1, keepdim=True).clamp(min=1)
+        value = values[sure].gather(1, count - 1)
+        cuts.value[found] = value.squeeze(1)
+        cuts.mass[found] = (weights[sure] * kept[sure]).sum(1).float()
+        ties = (values[sure] == value) & kept[sure]
+        cuts.last[found] = _last(rows[sure], value, ties.sum(1))
+        left, width = left[~sure], width * _WIDER
+    return cuts
+
+
+def _kept(
+    weights: torch.Tensor, mass: torch.Tensor, filters: Filters, vocabulary: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which of each row's largest are kept, and [M] whether that is all that is kept of the row."""
+    width = weights.shape[1]
+    order = torch.arange(width)
+    kept = (order < filters.top_k.unsqueeze(1)) & (weights >= filters.min_p.unsqueeze(1))
+    whole = ~kept[:, -1] | (filters.top_k <= width)
+    if width == vocabulary:
+        whole = torch.ones_like(whole)
+    weights = weights * kept
+    # With top-p alone the row's mass is known before all of it has been seen.
+    alone = (filters.top_k >= vocabulary) & (filters.min_p == 0)
+    total = torch.where(alone, mass, weights.sum(1))
+    before = weights.cumsum(1) - weights
+    nucleus = kept & (before < (filters.top_p * total).unsqueeze(1))
+    kept = torch.where((filters.top_p < 1).unsqueeze(1), nucleus, kept)
+    return kept, whole | (alone & ~kept[:, -1])
+
+
+def _last(rows: torch.Tensor, value: torch.Tensor, ties: torch.Tensor) -> torch.Tensor:
+    """[M]: the place of that many a one among the row's logits of this value."""
+    equal = rows == value
+    last = torch.full_like(ties, rows.shape[1])
+    split = (equal.sum(1) > ties).nonzero().flatten()
+    if split.numel():
+        reached = equal[split].cumsum(1) >= ties[split].unsqueeze(1)
+        last[split] = reached.int().argmax(1)
+    return last

@@ -1,0 +1,123 @@
+"""What is to be verified, how its requests are sampled, and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+Method = Literal["standard", "block"]
+TILE = 1024  # tokens of the vocabulary that are weighed together
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The drafted tokens of R requests, c[r] of them for request r, 0 included; N = sum(c + 1), D = sum(c).
+
+    A negative token, or one beyond the vocabulary, is a placeholder: it and what follows is not accepted.
+    At most one of `probs` and `logits` is given; with neither, the drafter was sure of each token (greedy, or
+    matched), which makes its distribution one-hot.
+    """
+
+    tokens: torch.Tensor  # [D] int, or [N]: each request's behind the token that they continue
+    row_ends: torch.Tensor  # [R] int32: cumsum(c + 1), where each request's rows of logits end
+    most: int  # no c[r] is larger; a host's number, so that nothing has to be asked of the device
+    probs: torch.Tensor | None = None  # [D, V] float32: what each draft was drawn from
+    logits: torch.Tensor | None = None  # [slots, at least most, V]: the same before temperature and softmax
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How each request is sampled. [S] with S = R, or any S where `slots` tells a request's place.
+
+    Filters apply in vLLM's order: min-p, then the top-k of what is left, then top-p of those, shared out
+    anew. None: no request has that filter. The drafter's distribution is not filtered.
+    """
+
+    temperature: torch.Tensor  # [S] float32; 0: greedy
+    seeds: torch.Tensor  # [S] int64
+    top_k: torch.Tensor | None = None  # [S] int32; V or more, or 0: all
+    top_p: torch.Tensor | None = None  # [S] float32 in (0, 1]; 1: all
+    min_p: torch.Tensor | None = None  # [S] float32 in [0, 1]; 0: all
+    slots: torch.Tensor | None = None  # [R] int32 or int64
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the target makes of the drafts."""
+
+    tokens: torch.Tensor  # [R, most + 1] int32: accepted drafts, then one of the target's own, then -1
+    counts: torch.Tensor  # [R] int32: tokens that are not -1, so 1 + accepted
+
+
+@dataclass(frozen=True)
+class Job:
+    """Arguments that belong together, checked: what each implementation of `verify` gets."""
+
+    logits: torch.Tensor  # [N, V]
+    drafts: Drafts
+    sampling: Sampling
+    method: Method = "standard"
+    positions: torch.Tensor | None = None  # [N] int64
+    tile: int = field(default=TILE)  # a power of two
+
+    def __post_init__(self) -> None:
+        for problem in self._problems():
+            if problem:
+                raise ValueError(problem)
+
+    @property
+    def requests(self) -> int:
+        return self.drafts.row_ends.shape[0]
+
+    @property
+    def packed(self) -> bool:
+        """Draft tokens stand without the tokens that they continue."""
+        return self.drafts.tokens.shape[0] != self.logits.shape[0]
+
+    @property
+    def filtered(self) -> bool:
+        sampling = self.sampling
+        return not (sampling.top_k is None and sampling.top_p is None and sampling.min_p is None)
+
+    def _problems(self) -> tuple[str | None, ...]:
+        logits, drafts, sampling = self.logits, self.drafts, self.sampling
+        rows, vocabulary = logits.shape
+        drafted = rows - self.requests
+        shapes = {
+            "drafts.probs": (drafts.probs, (drafted, vocabulary)),
+            "positions": (self.positions, (rows,)),
+            "slots": (sampling.slots, (self.requests,)),
+        }
+        if sampling.slots is None:
+            for name in ("temperature", "seeds", "top_k", "top_p", "min_p"):
+                shapes[name] = getattr(sampling, name), (self.requests,)
+        wrong = [
+            f"{name} is {tuple(one.shape)}: it must be {wanted}"
+            for name, (one, wanted) in shapes.items()
+            if one is not None and tuple(one.shape) != wanted
+        ]
+        return (
+            f"method {self.method!r}: say 'standard' or 'block'"
+            if self.method not in ("standard", "block")
+            else None,
+            "logits must be contiguous in the vocabulary" if logits.stride(1) != 1 else None,
+            f"{drafts.tokens.shape[0]} draft tokens: {drafted} are expected, or one for each of {rows} rows"
+            if drafts.tokens.shape[0] not in (drafted, rows)
+            else None,
+            "give drafts.probs or drafts.logits, not both"
+            if drafts.probs is not None and drafts.logits is not None
+            else None,
+            _wrong_logits(drafts, vocabulary),
+            *wrong,
+        )
+
+
+def _wrong_logits(drafts: Drafts, vocabulary: int) -> str | None:
+    logits = drafts.logits
+    if logits is None:
+        return None
+    if logits.dim() != 3 or logits.shape[1] < drafts.most or logits.shape[2] != vocabulary:
+        return f"drafts.logits is {tuple(logits.shape)}: it must be [slots, {drafts.most} or more, {vocabulary}]"
+    return "drafts.logits must be contiguous in the vocabulary" if logits.stride(2) != 1 else None

@@ -1,0 +1,166 @@
+"""`verify` on a GPU: which of the Triton kernels are launched, on how many programs. README.md says why.
+
+Nothing here waits for the device or asks it for a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+
+from baton.kernels.verify.inputs import Job, Verified
+from baton.kernels.verify.kernel_cut import cut_kernel, gather_kernel
+from baton.kernels.verify.kernel_rows import stats_kernel
+from baton.kernels.verify.kernel_settle import accept_kernel, residual_kernel, settle_kernel
+
+ROOM = 8192  # candidates of a row that are kept for the bisection; a row with more is read again each time
+_CHUNK = 2048  # of these looked at in one go
+_PROGRAMS_A_PROCESSOR = 16  # 4 warps each: what a multiprocessor of an H100 or H200 holds
+# Low bits that a logit has none of when it comes as float32.
+_SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
+
+
+def verify(job: Job, room: int = ROOM) -> Verified:
+    """See `baton.kernels.verify.verify`. Raises ValueError for a dtype that logits do not come in."""
+    if job.logits.dtype not in _SHIFTS:
+        raise ValueError(f"logits of {job.logits.dtype}: give float32, float16 or bfloat16")
+    width = job.drafts.most + 1
+    written = _new(job, job.requests, width, dtype=torch.int32)
+    counts = _new(job, job.requests, dtype=torch.int32)
+    if job.requests:
+        _Launches(job, room).settle(written, counts)
+    return Verified(written, counts)
+
+
+class _Launches:
+    """One job's arguments and what its kernels leave for each other."""
+
+    def __init__(self, job: Job, room: int) -> None:
+        self.job = job
+        self.room = room
+        self.width = job.drafts.most + 1
+        rows, self.vocabulary = job.logits.shape
+        self.tiles = triton.cdiv(self.vocabulary, job.tile)
+        self.maxes = _new(job, rows, self.tiles)
+        self.bests = _new(job, rows, self.tiles, dtype=torch.int32)
+        self.sums = _new(job, rows, self.tiles)
+        self.one_hot = job.drafts.probs is None and job.drafts.logits is None
+        self.blocks = job.method == "block" and not self.one_hot
+        self.found = _new(job, rows, dtype=torch.int32) if job.filtered else None
+        self.cut = _Cut(job) if job.filtered else None
+        self.constants = {
+            "PACKED": job.packed,
+            "TILES": triton.next_power_of_2(self.tiles),
+            "SHIFT": _SHIFTS[job.logits.dtype],
+        }
+
+    def settle(self, written: torch.Tensor, counts: torch.Tensor) -> None:
+        """Launch all there is to launch; the last kernel writes these."""
+        job, proposal = self.job, self._proposal()
+        self._read(proposal)
+        self._filter()
+        scales = chosen = residuals = None
+        method = {"BLOCK": job.method == "block"}
+        if not (self.one_hot and self.cut is None):
+            scales = _new(job, job.logits.shape[0]) if self.blocks else None
+            chosen = _new(job, job.requests, dtype=torch.int32)
+            residuals = _new(job, job.logits.shape[0] if self.blocks else job.requests, self.tiles)
+            accept_kernel[job.requests,](
+                *self._rows(), job.sampling.seeds, job.positions, self.maxes, self.sums, *self._kept(),
+                *proposal, scales, chosen, self.vocabulary, self.tiles, **method, **self.constants,
+            )  # fmt: skip
+            width = self.width if self.blocks else 1
+            grid, each = self._grid(job.requests * width)
+            residual_kernel[grid](
+                *self._rows(), self.maxes, self.sums, *self._kept(), *proposal, scales, chosen, residuals,
+                self.vocabulary, self.tiles, each, width, TILE=job.tile, **self.constants,
+            )  # fmt: skip
+        settle_kernel[job.requests,](
+            *self._rows(), job.sampling.seeds, job.positions, self.maxes, self.bests, self.sums, *self._kept(),
+            *proposal, scales, chosen, residuals, written, counts, self.vocabulary, self.tiles, self.width,
+            TILE=job.tile, WIDTH=triton.next_power_of_2(self.width), **method, **self.constants,
+        )  # fmt: skip
+
+    def _read(self, proposal: tuple[Any, ...]) -> None:
+        """The one reading that all jobs have."""
+        grid, each = self._grid(self.job.requests * self.width)
+        stats_kernel[grid](
+            *self._rows(), self.maxes, self.bests, self.sums, self.found, *proposal[2:],
+            self.vocabulary, self.tiles, each, self.width, PACKED=self.job.packed, TILE=self.job.tile,
+        )  # fmt: skip
+
+    def _filter(self) -> None:
+        if self.cut is None:
+            return
+        job, sampling = self.job, self.job.sampling
+        room = min(self.room, self.vocabulary)
+        values = _new(job, job.logits.shape[0], room, dtype=job.logits.dtype)
+        places = _new(job, job.logits.shape[0], room, dtype=torch.int32)
+        filters = sampling.top_k, sampling.top_p, sampling.min_p
+        constants = {name: self.constants[name] for name in ("PACKED", "TILES")}
+        grid, each = self._grid(job.requests * self.width)
+        gather_kernel[grid](
+            *self._rows(), *filters, self.maxes, self.sums, self.found, values, places,
+            self.vocabulary, self.tiles, each, self.width, room, TILE=job.tile, **constants,
+        )  # fmt: skip
+        cut_kernel[job.requests * self.width,](
+            *self._rows(), *filters, self.maxes, self.sums, self.found, values, places, *self._kept(),
+            self.vocabulary, self.tiles, self.width, room,
+            CHUNK=min(_CHUNK, triton.next_power_of_2(self.vocabulary)), **self.constants,
+        )  # fmt: skip
+
+    def _rows(self) -> tuple[Any, ...]:
+        """What every kernel begins with."""
+        job = self.job
+        drafts, sampling = job.drafts, job.sampling
+        where = drafts.tokens, drafts.row_ends, sampling.slots, sampling.temperature
+        return (job.logits, job.logits.stride(0), *where)
+
+    def _kept(self) -> tuple[torch.Tensor | None, ...]:
+        cut = self.cut
+        return (None, None, None) if cut is None else (cut.keys, cut.lasts, cut.masses)
+
+    def _proposal(self) -> tuple[Any, ...]:
+        probs, logits = self.job.drafts.probs, self.job.drafts.logits
+        if logits is None:
+            return probs, 0 if probs is None else probs.stride(0), None, 0, 0, None, None
+        shape = self.job.logits.shape[0], self.tiles
+        steps = logits, logits.stride(0), logits.stride(1)
+        return (None, 0, *steps, _new(self.job, *shape), _new(self.job, *shape))
+
+    def _grid(self, rows: int) -> tuple[tuple[int, int], int]:
+        """Programs, and how many tiles of a row each looks at: all processors are busy, and no more than that."""
+        splits = max(1, min(self.tiles, _programs(self.job.logits.device) // rows))
+        each = triton.cdiv(self.tiles, splits)
+        return (rows, triton.cdiv(self.tiles, each)), each
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """What the filters leave of each row; see kernel_cut.py."""
+
+    keys: torch.Tensor
+    lasts: torch.Tensor
+    masses: torch.Tensor
+
+    def __init__(self, job: Job) -> None:
+        rows = job.logits.shape[0]
+        object.__setattr__(self, "keys", _new(job, rows, dtype=torch.int32))
+        object.__setattr__(self, "lasts", _new(job, rows, dtype=torch.int32))
+        object.__setattr__(self, "masses", _new(job, rows))
+
+
+def _new(job: Job, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=job.logits.device)
+
+
+@cache
+def _programs(device: torch.device) -> int:
+    """How many run at a time."""
+    if device.type != "cuda":
+        return _PROGRAMS_A_PROCESSOR
+    return _PROGRAMS_A_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)

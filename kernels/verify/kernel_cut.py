@@ -1,0 +1,236 @@
+"""Where the filters cut each row, in Triton: the candidates are gathered, then counted and weighed by bisection.
+
+A cut is the key of the smallest logit that is kept, and the last place where that logit is kept. Arguments as
+in kernel_rows.py; `found` *[N] int32: candidates of a row; `room`: how many `values` and `places` *[N, room] hold.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from baton.kernels.verify.kernel_rows import (
+    clean,
+    draft_at,
+    inverse_of,
+    key_of,
+    slot_of,
+    span,
+    weigh_draft,
+)
+
+# Masses are summed as integers, so that the order in which candidates were gathered changes nothing. A weight
+# is at most 1, a sum of 2**20 of them below 2**60.
+_ONE = tl.constexpr(float(1 << 40))
+_ALL = tl.constexpr(-(1 << 31))  # below every key
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def filters_of(top_k, top_p, min_p, slot, vocabulary):  # type: ignore[no-untyped-def]
+    k = vocabulary + tl.zeros((), tl.int32)
+    if top_k is not None:
+        k = tl.load(top_k + slot).to(tl.int32)
+        k = tl.where((k <= 0) | (k > vocabulary), vocabulary, k)
+    p = tl.full((), 1.0, tl.float32)
+    if top_p is not None:
+        p = tl.load(top_p + slot).to(tl.float32)
+    least = tl.full((), 0.0, tl.float32)
+    if min_p is not None:
+        least = tl.load(min_p + slot).to(tl.float32)
+    return k, p, least
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _lowest(maxes, row, tiles, vocabulary, k, p, least, top, mass, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """No token whose scaled logit is further below the top is kept."""
+    bound = tl.where(least > 0, tl.log(tl.maximum(least, 1e-30)), float("-inf"))
+    if k < vocabulary:
+        if k <= tiles:
+            # As many tiles have a token of at least the k-th largest of their maxima.
+            which = tl.arange(0, TILES)
+            keys = key_of(tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf")), 0)
+            low, high = _ALL + tl.zeros((), tl.int64), 0x7F800001 + tl.zeros((), tl.int64)
+            while low + 1 < high:
+                middle = (low + high) >> 1
+                if tl.sum((keys >= middle).to(tl.int32), axis=0) >= k:
+                    low = middle
+                else:
+                    high = middle
+            key = low.to(tl.int32)
+            value = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+            bound = tl.maximum(bound, value - top)
+    elif p < 1:
+        # All tokens below weigh less than 1 - p together. What min-p leaves weighs at least the 1 of the top.
+        mass = tl.where(least > 0, 1.0, mass)
+        bound = tl.maximum(bound, tl.log((1 - p) * mass / vocabulary) - 1e-3)
+    return bound
+
+
+@triton.jit(do_not_specialize=["each", "width"])  # type: ignore[untyped-decorator]
+def gather_kernel(  # type: ignore[no-untyped-def]
+    logits, stride, tokens, row_ends, slots, temperature, top_k, top_p, min_p,
+    maxes, sums, found, values, places,
+    vocabulary, tiles, each, width, room,
+    PACKED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Write down the candidates: a second reading, of the tiles that have any."""
+    request = (tl.program_id(0) // width).to(tl.int64)
+    place = tl.program_id(0) % width
+    start, end = span(row_ends, request)
+    row = start + place
+    slot = slot_of(slots, request)
+    heat = tl.load(temperature + slot).to(tl.float32)
+    k, p, least = filters_of(top_k, top_p, min_p, slot, vocabulary)
+    if (row >= end) | (heat == 0) | ((k == vocabulary) & (p >= 1) & (least <= 0)):
+        return
+    inverse = inverse_of(heat)
+    draft = draft_at(tokens, start, end, request, place, vocabulary, PACKED)
+    top, mine, others = weigh_draft(
+        logits, stride, maxes, sums, None, None, None, row, draft, inverse, tiles, TILES, 0
+    )
+    bound = _lowest(maxes, row, tiles, vocabulary, k, p, least, top, mine + others, TILES)
+    split = tl.program_id(1)
+    for tile in range(split * each, tl.minimum((split + 1) * each, tiles)):
+        if tl.load(maxes + row * tiles + tile) - top >= bound:
+            here = tile * TILE + tl.arange(0, TILE)
+            value = tl.load(logits + row * stride + here, mask=here < vocabulary, other=float("-inf"))
+            hit = (here < vocabulary) & (clean(value) * inverse - top >= bound)
+            count = tl.sum(hit.to(tl.int32), axis=0)
+            index = tl.atomic_add(found + row, count) + tl.cumsum(hit.to(tl.int32), 0) - 1
+            fits = hit & (index < room)
+            tl.store(values + row * room + index, value, mask=fits)
+            tl.store(places + row * room + index, here, mask=fits)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tally(  # type: ignore[no-untyped-def]
+    base, size, bound, least_key, inverse, top, CHUNK: tl.constexpr, SHIFT: tl.constexpr
+):
+    """Of the candidates whose key is that or more: how many, and their mass."""
+    count = tl.zeros((), tl.int32)
+    mass = tl.zeros((), tl.int64)
+    for begin in range(0, size, CHUNK):
+        index = begin + tl.arange(0, CHUNK)
+        value = clean(tl.load(base + index, mask=index < size, other=float("-inf")))
+        scaled = value * inverse - top
+        hit = (index < size) & (scaled >= bound) & (key_of(value, SHIFT) >= least_key)
+        count += tl.sum(hit.to(tl.int32), axis=0)
+        mass += tl.sum(tl.where(hit, (tl.exp(scaled) * _ONE).to(tl.int64), 0), axis=0)
+    return count, mass
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _last_of(  # type: ignore[no-untyped-def]
+    base, places, size, gathered, key, wanted, vocabulary, CHUNK: tl.constexpr, SHIFT: tl.constexpr
+):
+    """The place of the `wanted`-th of the candidates that have this key, in the order of the vocabulary.
+
+    `gathered` of them stand with their places; where that is 0, the candidates are a whole row.
+    """
+    low, high = tl.full((), -1, tl.int32), vocabulary - 1 + tl.zeros((), tl.int32)
+    while low + 1 < high:
+        middle = (low + high) >> 1
+        count = tl.zeros((), tl.int32)
+        for begin in range(0, size, CHUNK):
+            index = begin + tl.arange(0, CHUNK)
+            value = clean(tl.load(base + index, mask=index < size, other=float("-inf")))
+            where = tl.load(places + index, mask=index < gathered, other=0)
+            where = tl.where(index < gathered, where, index)
+            hit = (index < size) & (key_of(value, SHIFT) == key) & (where <= middle)
+            count += tl.sum(hit.to(tl.int32), axis=0)
+        if count >= wanted:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+@triton.jit(do_not_specialize=["width"])  # type: ignore[untyped-decorator]
+def cut_kernel(  # type: ignore[no-untyped-def]
+    logits, stride, tokens, row_ends, slots, temperature, top_k, top_p, min_p,
+    maxes, sums, found, values, places,
+    cuts, lasts,  # *[N] int32, written
+    kept,  # *[N] float32, written: sum of exp(scaled logit - top) of what is kept
+    vocabulary, tiles, width, room,
+    PACKED: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """One program a row. Candidates for which there was no room are looked at where they stand."""
+    request = (tl.program_id(0) // width).to(tl.int64)
+    place = tl.program_id(0) % width
+    start, end = span(row_ends, request)
+    row = start + place
+    slot = slot_of(slots, request)
+    heat = tl.load(temperature + slot).to(tl.float32)
+    if (row >= end) | (heat == 0):
+        return
+    k, p, least = filters_of(top_k, top_p, min_p, slot, vocabulary)
+    inverse = inverse_of(heat)
+    draft = draft_at(tokens, start, end, request, place, vocabulary, PACKED)
+    top, mine, others = weigh_draft(
+        logits, stride, maxes, sums, None, None, None, row, draft, inverse, tiles, TILES, 0
+    )
+    if (k == vocabulary) & (p >= 1) & (least <= 0):
+        tl.store(cuts + row, _ALL)
+        tl.store(lasts + row, vocabulary)
+        tl.store(kept + row, mine + others)
+        return
+    bound = _lowest(maxes, row, tiles, vocabulary, k, p, least, top, mine + others, TILES)
+    size = tl.load(found + row)
+    gathered = tl.where(size <= room, size, 0)
+    places += row * room
+    if size <= room:
+        base = values + row * room
+    else:
+        base = logits + row * stride
+        size = vocabulary
+    count, mass = _tally(base, size, bound, _ALL, inverse, top, CHUNK, SHIFT)
+    # low: the smallest key that is kept so far; ties: how many tokens of that key are.
+    low = _ALL + tl.zeros((), tl.int64)
+    ties = tl.zeros((), tl.int32)
+    above = tl.zeros((), tl.int64)  # mass of the larger keys
+    each = tl.zeros((), tl.int64)  # mass of one token of key `low`
+    equal = tl.zeros((), tl.int32)  # tokens of key `low`
+    total = mass
+    if (k < vocabulary) | (least > 0):
+        wanted = tl.minimum(k, count)
+        high = (0x7F800000 >> SHIFT) + 1 + tl.zeros((), tl.int64)
+        while low + 1 < high:
+            middle = (low + high) >> 1
+            hits, _ = _tally(base, size, bound, middle, inverse, top, CHUNK, SHIFT)
+            if hits >= wanted:
+                low = middle
+            else:
+                high = middle
+        more, mass = _tally(base, size, bound, low, inverse, top, CHUNK, SHIFT)
+        fewer, above = _tally(base, size, bound, low + 1, inverse, top, CHUNK, SHIFT)
+        equal = more - fewer
+        each = (mass - above) // tl.maximum(equal, 1)
+        ties = wanted - fewer
+        total = above + each * ties
+    else:
+        total = ((mine + others).to(tl.float64) * _ONE).to(tl.int64)
+    if p < 1:
+        goal = (p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
+        if (low == _ALL) | (above >= goal):
+            high = (0x7F800000 >> SHIFT) + 1 + tl.zeros((), tl.int64)
+            while low + 1 < high:
+                middle = (low + high) >> 1
+                _, heavier = _tally(base, size, bound, middle, inverse, top, CHUNK, SHIFT)
+                if heavier >= goal:
+                    low = middle
+                else:
+                    high = middle
+            more, mass = _tally(base, size, bound, low, inverse, top, CHUNK, SHIFT)
+            fewer, above = _tally(base, size, bound, low + 1, inverse, top, CHUNK, SHIFT)
+            equal = more - fewer
+            each = (mass - above) // tl.maximum(equal, 1)
+            ties = equal
+        needed = (goal - above + each - 1) // tl.maximum(each, 1)
+        ties = tl.maximum(tl.minimum(ties, needed.to(tl.int32)), 1)
+        total = above + each * ties
+    last = vocabulary + tl.zeros((), tl.int32)
+    if ties < equal:
+        last = _last_of(base, places, size, gathered, low.to(tl.int32), ties, vocabulary, CHUNK, SHIFT)
+    tl.store(cuts + row, low.to(tl.int32))
+    tl.store(lasts + row, last)
+    tl.store(kept + row, (total.to(tl.float64) / _ONE).to(tl.float32))

@@ -1,0 +1,164 @@
+"""What the Triton kernels of `verify` share, and the one that reads the logits. README.md says how they go together.
+
+Argument names: `logits` *[N, V] and `stride` of its rows; `tokens`, `row_ends`, `slots`, `temperature`, ... as in
+inputs.py; `maxes`, `bests`, `sums` *[N, tiles]: of each tile of a row the largest scaled logit, its first place,
+and the sum of exp(scaled logit - that) without the row's draft, which is added again where it is wanted: so
+what is left beside a draft is never a difference of two nearly equal numbers. TILES: `tiles`, up to a power of 2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from baton.kernels.verify.randomness import DOMAIN
+
+_DOMAIN = tl.constexpr(DOMAIN)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def span(row_ends, request):  # type: ignore[no-untyped-def]
+    """Where a request's rows of logits start and end."""
+    start = tl.load(row_ends + request - 1, mask=request > 0, other=0)
+    return start.to(tl.int64), tl.load(row_ends + request).to(tl.int64)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def slot_of(slots, request):  # type: ignore[no-untyped-def]
+    if slots is None:
+        return request
+    return tl.maximum(tl.load(slots + request).to(tl.int64), 0)  # below 0: padding, whose answer nobody reads
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def draft_at(tokens, start, end, request, place, vocabulary, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The draft at that place of a request; -1: none, or a placeholder."""
+    index = start + place + 1
+    if PACKED:
+        index -= request + 1
+    token = tl.load(tokens + index, mask=start + place + 1 < end, other=-1).to(tl.int32)
+    return tl.where((token >= 0) & (token < vocabulary), token, -1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def clean(logits):  # type: ignore[no-untyped-def]
+    """Float32, and never nan."""
+    logits = logits.to(tl.float32)
+    return tl.where(logits == logits, logits, float("-inf"))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def inverse_of(temperature):  # type: ignore[no-untyped-def]
+    return 1.0 / tl.where(temperature > 0, temperature, 1.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _uniform(word):  # type: ignore[no-untyped-def]
+    return ((word >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2 ** -23
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def uniforms(seeds, positions, slot, row, place):  # type: ignore[no-untyped-def]
+    """Three numbers in (0, 1) for a row: see randomness.py."""
+    seed = tl.load(seeds + slot).to(tl.int64)
+    number = place.to(tl.int64)
+    position = number
+    if positions is not None:
+        position = tl.load(positions + row).to(tl.int64)
+    low = (position & 0xFFFFFFFF).to(tl.uint32)
+    high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    domain = (number * 0 + _DOMAIN).to(tl.uint32)
+    first, second, third, _ = tl.philox(seed, low, high, number.to(tl.uint32), domain)
+    return _uniform(first), _uniform(second), _uniform(third)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def key_of(logits, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Integers in the order of the logits; SHIFT: bits that a logit of the given dtype leaves 0."""
+    bits = tl.where(logits == 0, 0.0, logits).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def merge(maxes, sums, row, tiles, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A row's largest scaled logit, and [TILES] masses: sums of exp(scaled logit - that), drafts left out."""
+    which = tl.arange(0, TILES)
+    some = tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf"))
+    masses = tl.load(sums + row * tiles + which, mask=which < tiles, other=0.0)
+    top = tl.max(some, axis=0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    return top, tl.where(some == float("-inf"), 0.0, masses * tl.exp(some - top))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def weigh_draft(  # type: ignore[no-untyped-def]
+    logits, stride, maxes, sums, cuts, lasts, kept, row, draft, inverse, tiles, TILES: tl.constexpr, SHIFT: tl.constexpr
+):
+    """A row's top, the draft's weight in the target, and that of all other tokens; filtered where `cuts` is given."""
+    top, masses = merge(maxes, sums, row, tiles, TILES)
+    logit = clean(tl.load(logits + row * stride + draft, mask=draft >= 0, other=float("-inf")))
+    mine = tl.exp(logit * inverse - top)
+    others = tl.sum(masses, axis=0)
+    if cuts is not None:
+        mine = tl.where(is_kept(logit, draft, tl.load(cuts + row), tl.load(lasts + row), SHIFT), mine, 0.0)
+        others = tl.maximum(tl.load(kept + row) - mine, 0.0)
+    return top, mine, others
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def is_kept(logits, places, cut, last, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+    key = key_of(logits, SHIFT)
+    return (key > cut) | ((key == cut) & (places <= last))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def best_of(maxes, bests, row, tiles, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The first of a row's largest logits."""
+    which = tl.arange(0, TILES)
+    some = tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf"))
+    return tl.load(bests + row * tiles + tl.argmax(some, axis=0))
+
+
+@triton.jit(do_not_specialize=["each", "width"])  # type: ignore[untyped-decorator]
+def stats_kernel(  # type: ignore[no-untyped-def]
+    logits, stride, tokens, row_ends, slots, temperature,
+    maxes, bests, sums,
+    found,  # *[N] int32, set to 0; or nothing
+    proposal, proposal_slot, proposal_step,  # *[slots, steps, V] with its strides: drafts.logits; or nothing
+    proposal_maxes, proposal_sums,  # as maxes and sums, nothing left out
+    vocabulary, tiles,
+    each,  # tiles that a program looks at
+    width,  # rows that a request may have
+    PACKED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    request = (tl.program_id(0) // width).to(tl.int64)
+    place = tl.program_id(0) % width
+    start, end = span(row_ends, request)
+    row = start + place
+    if row >= end:
+        return
+    slot = slot_of(slots, request)
+    heat = tl.load(temperature + slot).to(tl.float32)
+    inverse = inverse_of(heat)
+    draft = draft_at(tokens, start, end, request, place, vocabulary, PACKED)
+    split = tl.program_id(1)
+    if found is not None:
+        tl.store(found + row, 0, mask=split == 0)
+    for tile in range(split * each, tl.minimum((split + 1) * each, tiles)):
+        places = tile * TILE + tl.arange(0, TILE)
+        inside = places < vocabulary
+        scaled = clean(tl.load(logits + row * stride + places, mask=inside, other=float("-inf"))) * inverse
+        largest, best = tl.max(scaled, axis=0, return_indices=True)
+        tl.store(maxes + row * tiles + tile, largest)
+        tl.store(bests + row * tiles + tile, tile * TILE + best)
+        if heat > 0:
+            weights = tl.exp(scaled - tl.where(largest == float("-inf"), 0.0, largest))
+            tl.store(sums + row * tiles + tile, tl.sum(tl.where(places == draft, 0.0, weights), axis=0))
+            if proposal is not None:
+                given = proposal + slot * proposal_slot + place * proposal_step + places
+                drafted = tl.where(row + 1 < end, vocabulary, 0)  # behind the last draft there is no proposal
+                scaled = clean(tl.load(given, mask=places < drafted, other=float("-inf"))) * inverse
+                largest = tl.max(scaled, axis=0)
+                weights = tl.exp(scaled - tl.where(largest == float("-inf"), 0.0, largest))
+                tl.store(proposal_maxes + row * tiles + tile, largest)
+                tl.store(proposal_sums + row * tiles + tile, tl.sum(weights, axis=0))

@@ -1,0 +1,176 @@
+"""`verify` as it is defined, token by token in double precision: what the other two are held against."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from baton.kernels.verify.inputs import Job, Verified
+from baton.kernels.verify.randomness import uniforms
+
+Weights = list[float]  # of each token of the vocabulary
+
+
+def verify(job: Job) -> Verified:
+    """See `baton.kernels.verify.verify`."""
+    tokens = torch.full((job.requests, job.drafts.most + 1), -1, dtype=torch.int32)
+    counts = torch.zeros(job.requests, dtype=torch.int32)
+    for number in range(job.requests):
+        written = _Request.of(job, number).verified()
+        tokens[number, : len(written)] = torch.tensor(written, dtype=torch.int32)
+        counts[number] = len(written)
+    return Verified(tokens, counts)
+
+
+@dataclass
+class _Request:
+    """One request's share of a job. Placeholders, and what follows them, are gone."""
+
+    logits: list[Weights]  # of the place of each draft and of the one behind them
+    drafts: list[int]
+    proposals: list[Weights]  # what each draft was drawn from
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    random: list[list[float]]  # three a row
+    block: bool
+    tile: int
+
+    @classmethod
+    def of(cls, job: Job, number: int) -> _Request:
+        sampling, given = job.sampling, job.drafts
+        end = int(given.row_ends[number])
+        start = int(given.row_ends[number - 1]) if number else 0
+        slot = number if sampling.slots is None else int(sampling.slots[number])
+        rows = end - start
+        vocabulary = job.logits.shape[1]
+        first = start - number if job.packed else start + 1
+        drafts = [int(token) for token in given.tokens[first : first + rows - 1]]
+        valid = next((i for i, token in enumerate(drafts) if not 0 <= token < vocabulary), len(drafts))
+        temperature = float(sampling.temperature[slot])
+        if given.probs is not None:
+            proposals = given.probs[start - number : start - number + valid].double().tolist()
+        elif given.logits is not None and temperature:
+            rows_of_slot = given.logits[slot, :valid].double()
+            proposals = [_softmax(row, temperature) for row in rows_of_slot.tolist()]
+        else:
+            proposals = [[float(token == draft) for token in range(vocabulary)] for draft in drafts[:valid]]
+        numbers = torch.arange(rows)
+        positions = numbers if job.positions is None else job.positions[start:end].cpu()
+        return cls(
+            logits=[[_number(x) for x in row] for row in job.logits[start:end].double().tolist()],
+            drafts=drafts[:valid],
+            proposals=proposals,
+            temperature=temperature,
+            top_k=vocabulary if sampling.top_k is None else int(sampling.top_k[slot]),
+            top_p=1.0 if sampling.top_p is None else float(sampling.top_p[slot]),
+            min_p=0.0 if sampling.min_p is None else float(sampling.min_p[slot]),
+            random=uniforms(sampling.seeds[slot].cpu().expand(rows), positions, numbers).tolist(),
+            block=job.method == "block",
+            tile=job.tile,
+        )
+
+    def verified(self) -> list[int]:
+        """Accepted drafts and the token behind them."""
+        if self.temperature == 0:
+            return self._greedy()
+        targets = [self._target(row) for row in self.logits[: len(self.drafts) + 1]]
+        accepted, scale = (self._accept_block if self.block else self._accept)(targets)
+        weights = targets[accepted]
+        if accepted < len(self.drafts):
+            weights = _residual(scale, weights, self.proposals[accepted])
+        token = self._pick(weights, *self.random[accepted][1:])
+        if token is None:  # a draft was rejected by a rounding error: nothing is left but the target itself
+            token = _first_largest(self.logits[accepted])
+        return [*self.drafts[:accepted], token]
+
+    def _greedy(self) -> list[int]:
+        written = []
+        for row, draft in zip(self.logits, [*self.drafts, None], strict=False):
+            written.append(_first_largest(row))
+            if written[-1] != draft:
+                break
+        return written
+
+    def _target(self, row: Weights) -> Weights:
+        """What the request is sampled from: softmax, filtered in the order min-p, top-k, top-p."""
+        probabilities = _softmax(row, self.temperature)
+        # Of equal tokens the first in the vocabulary is kept.
+        order = sorted(range(len(row)), key=lambda token: (-row[token], token))
+        largest = probabilities[order[0]]
+        kept = [token for token in order if probabilities[token] >= self.min_p * largest]
+        if self.top_k > 0:
+            kept = kept[: self.top_k]
+        if self.top_p < 1:
+            total = math.fsum(probabilities[token] for token in kept)
+            before = [0.0, *accumulate(probabilities[token] for token in kept)]
+            kept = [token for token, mass in zip(kept, before, strict=False) if mass < self.top_p * total]
+        total = math.fsum(probabilities[token] for token in kept)
+        target = [0.0] * len(row)
+        for token in kept:
+            target[token] = probabilities[token] / total if total else 0.0
+        return target
+
+    def _accept(self, targets: list[Weights]) -> tuple[int, float]:
+        """How many drafts, and the scale of the target in the residual: Leviathan et al., algorithm 1."""
+        for place, draft in enumerate(self.drafts):
+            proposed = self.proposals[place][draft]
+            if not (proposed > 0 and self.random[place][0] * proposed < targets[place][draft]):
+                return place, 1.0
+        return len(self.drafts), 1.0
+
+    def _accept_block(self, targets: list[Weights]) -> tuple[int, float]:
+        """The same by Sun et al., algorithm 2: the longest block whose own test succeeds."""
+        accepted, scale, ratio = 0, 1.0, 1.0
+        for place, draft in enumerate(self.drafts):
+            proposed = self.proposals[place][draft]
+            ratio = min(ratio * targets[place][draft] / proposed, 1.0) if proposed > 0 else 0.0
+            chance = ratio
+            if place + 1 < len(self.drafts):
+                residual = math.fsum(_residual(ratio, targets[place + 1], self.proposals[place + 1]))
+                chance = residual / (residual + 1 - ratio) if residual + 1 - ratio > 0 else 1.0
+            if self.random[place][0] < chance:
+                accepted, scale = place + 1, ratio
+        return accepted, scale
+
+    def _pick(self, weights: Weights, for_tile: float, for_token: float) -> int | None:
+        """A tile by its weight, then a token of it; None where nothing has any."""
+        tiles = [weights[begin : begin + self.tile] for begin in range(0, len(weights), self.tile)]
+        tile = _first_beyond([math.fsum(one) for one in tiles], for_tile)
+        if tile is None:
+            return None
+        token = _first_beyond(tiles[tile], for_token)
+        return None if token is None else tile * self.tile + token
+
+
+def _number(logit: float) -> float:
+    return -math.inf if math.isnan(logit) else logit
+
+
+def _softmax(row: Weights, temperature: float) -> Weights:
+    top = max(row)
+    weights = [math.exp((logit - top) / temperature) if logit > -math.inf else 0.0 for logit in row]
+    total = math.fsum(weights)
+    return [weight / total if total else 0.0 for weight in weights]
+
+
+def _residual(scale: float, target: Weights, proposal: Weights) -> Weights:
+    """What the target wants of each token beyond what the drafts already give it."""
+    return [max(scale * p - q, 0.0) for p, q in zip(target, proposal, strict=True)]
+
+
+def _first_largest(row: Weights) -> int:
+    return max(range(len(row)), key=lambda token: (row[token], -token))
+
+
+def _first_beyond(weights: Weights, share: float) -> int | None:
+    """Inverse transform sampling: the first whose cumulative weight exceeds that share of the total."""
+    goal = share * math.fsum(weights)
+    for place, (weight, mass) in enumerate(zip(weights, accumulate(weights), strict=True)):
+        if weight > 0 and mass > goal:
+            return place
+    return max((place for place, weight in enumerate(weights) if weight > 0), default=None)
