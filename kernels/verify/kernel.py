@@ -18,7 +18,7 @@ from baton.kernels.verify.kernel_rows import stats_kernel
 from baton.kernels.verify.kernel_settle import accept_kernel, residual_kernel, settle_kernel
 
 ROOM = 8192  # candidates of a row that are kept for the bisection; a row with more is read again each time
-_CHUNK = 2048  # of these looked at in one go
+_CHUNK = 4096  # of these are held by a program, so that the bisection reads no memory
 _PROGRAMS_A_PROCESSOR = 16  # 4 warps each: what a multiprocessor of an H100 or H200 holds
 # Low bits that a logit has none of when it comes as float32.
 _SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
@@ -110,7 +110,7 @@ class _Launches:
         cut_kernel[job.requests * self.width,](
             *self._rows(), *filters, self.maxes, self.sums, self.found, values, places, *self._kept(),
             self.vocabulary, self.tiles, self.width, room,
-            CHUNK=min(_CHUNK, triton.next_power_of_2(self.vocabulary)), **self.constants,
+            CHUNK=min(_CHUNK, triton.next_power_of_2(self.vocabulary)), num_warps=8, **self.constants,
         )  # fmt: skip
 
     def _rows(self) -> tuple[Any, ...]:

@@ -103,19 +103,31 @@ def gather_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tally(  # type: ignore[no-untyped-def]
-    base, size, bound, least_key, inverse, top, CHUNK: tl.constexpr, SHIFT: tl.constexpr
+def _look_at(  # type: ignore[no-untyped-def]
+    base, size, begin, bound, inverse, top, CHUNK: tl.constexpr, SHIFT: tl.constexpr
 ):
-    """Of the candidates whose key is that or more: how many, and their mass."""
-    count = tl.zeros((), tl.int32)
-    mass = tl.zeros((), tl.int64)
-    for begin in range(0, size, CHUNK):
-        index = begin + tl.arange(0, CHUNK)
-        value = clean(tl.load(base + index, mask=index < size, other=float("-inf")))
-        scaled = value * inverse - top
-        hit = (index < size) & (scaled >= bound) & (key_of(value, SHIFT) >= least_key)
+    """Keys of [CHUNK] candidates, _ALL where there is none, and their weights."""
+    index = begin + tl.arange(0, CHUNK)
+    value = clean(tl.load(base + index, mask=index < size, other=float("-inf")))
+    scaled = value * inverse - top
+    hit = (index < size) & (scaled >= bound)
+    weights = tl.where(hit, (tl.exp(scaled) * _ONE).to(tl.int64), 0)
+    return tl.where(hit, key_of(value, SHIFT), _ALL), weights
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tally(  # type: ignore[no-untyped-def]
+    keys, weights, base, size, bound, least_key, inverse, top, CHUNK: tl.constexpr, SHIFT: tl.constexpr
+):
+    """Of the candidates whose key is that or more: how many, and their mass. The first CHUNK are at hand."""
+    hit = keys >= least_key
+    count = tl.sum(hit.to(tl.int32), axis=0)
+    mass = tl.sum(tl.where(hit, weights, 0), axis=0)
+    for begin in range(CHUNK, size, CHUNK):
+        further, heavy = _look_at(base, size, begin, bound, inverse, top, CHUNK, SHIFT)
+        hit = further >= least_key
         count += tl.sum(hit.to(tl.int32), axis=0)
-        mass += tl.sum(tl.where(hit, (tl.exp(scaled) * _ONE).to(tl.int64), 0), axis=0)
+        mass += tl.sum(tl.where(hit, heavy, 0), axis=0)
     return count, mass
 
 
@@ -183,7 +195,8 @@ def cut_kernel(  # type: ignore[no-untyped-def]
     else:
         base = logits + row * stride
         size = vocabulary
-    count, mass = _tally(base, size, bound, _ALL, inverse, top, CHUNK, SHIFT)
+    keys, weights = _look_at(base, size, 0, bound, inverse, top, CHUNK, SHIFT)
+    count, mass = _tally(keys, weights, base, size, bound, _ALL + 1, inverse, top, CHUNK, SHIFT)
     # low: the smallest key that is kept so far; ties: how many tokens of that key are.
     low = _ALL + tl.zeros((), tl.int64)
     ties = tl.zeros((), tl.int32)
@@ -196,13 +209,13 @@ def cut_kernel(  # type: ignore[no-untyped-def]
         high = (0x7F800000 >> SHIFT) + 1 + tl.zeros((), tl.int64)
         while low + 1 < high:
             middle = (low + high) >> 1
-            hits, _ = _tally(base, size, bound, middle, inverse, top, CHUNK, SHIFT)
+            hits, _ = _tally(keys, weights, base, size, bound, middle, inverse, top, CHUNK, SHIFT)
             if hits >= wanted:
                 low = middle
             else:
                 high = middle
-        more, mass = _tally(base, size, bound, low, inverse, top, CHUNK, SHIFT)
-        fewer, above = _tally(base, size, bound, low + 1, inverse, top, CHUNK, SHIFT)
+        more, mass = _tally(keys, weights, base, size, bound, low, inverse, top, CHUNK, SHIFT)
+        fewer, above = _tally(keys, weights, base, size, bound, low + 1, inverse, top, CHUNK, SHIFT)
         equal = more - fewer
         each = (mass - above) // tl.maximum(equal, 1)
         ties = wanted - fewer
@@ -215,13 +228,13 @@ def cut_kernel(  # type: ignore[no-untyped-def]
             high = (0x7F800000 >> SHIFT) + 1 + tl.zeros((), tl.int64)
             while low + 1 < high:
                 middle = (low + high) >> 1
-                _, heavier = _tally(base, size, bound, middle, inverse, top, CHUNK, SHIFT)
+                _, heavier = _tally(keys, weights, base, size, bound, middle, inverse, top, CHUNK, SHIFT)
                 if heavier >= goal:
                     low = middle
                 else:
                     high = middle
-            more, mass = _tally(base, size, bound, low, inverse, top, CHUNK, SHIFT)
-            fewer, above = _tally(base, size, bound, low + 1, inverse, top, CHUNK, SHIFT)
+            more, mass = _tally(keys, weights, base, size, bound, low, inverse, top, CHUNK, SHIFT)
+            fewer, above = _tally(keys, weights, base, size, bound, low + 1, inverse, top, CHUNK, SHIFT)
             equal = more - fewer
             each = (mass - above) // tl.maximum(equal, 1)
             ties = equal
