@@ -6,7 +6,17 @@ import importlib
 import sys
 
 # In the order in which `make bench` runs them.
-NAMES = ["scheduler", "handoff", "proposers", "path", "router", "disaggregation", "speculation", "startup"]
+NAMES = [
+    "scheduler",
+    "handoff",
+    "wire",
+    "proposers",
+    "path",
+    "router",
+    "disaggregation",
+    "speculation",
+    "startup",
+]
 
 
 def main() -> int:

@@ -72,8 +72,39 @@ def test_blocks_cut_into_pieces_by_a_kernel_are_whole_again() -> None:
         (torch.zeros(2, BLOCKS, 4), "first dimension is not 17"),
         ([torch.zeros(BLOCKS, 4)], "is a list"),
         (torch.zeros(BLOCKS, 4, 8)[:, :, ::2], "not one piece"),
+        (torch.zeros(BLOCKS, 3, dtype=torch.bfloat16), "multiples of 8 bytes"),
     ],
 )
 def test_other_layouts_are_refused_by_name(tensor: torch.Tensor, text: str) -> None:
     with pytest.raises(UnsupportedCache, match=text):
         block_cache({"layer.7": tensor}, BLOCKS)
+
+
+def test_rows_are_heads_wherever_tokens_and_heads_stand() -> None:
+    """Quantised records of heads-first and tokens-first caches hold the same rows, in the order of memory."""
+    heads_first = torch.randn(BLOCKS, 4, 32, 2 * 64)
+    tokens_first = heads_first.transpose(1, 2).contiguous().transpose(1, 2)
+    made = [
+        records(block_cache({"a": one}, BLOCKS, "int8", {"a": 64}), [5])[0]
+        for one in (heads_first, tokens_first)
+    ]
+    rows = 4 * 32 * 2
+    assert made[0].size == rows * (64 + 4)
+    left, right = (one[: rows * 64].reshape(rows // 2, 2, 64) for one in made)
+    assert np.array_equal(left.reshape(4, 32, 2, 64).swapaxes(0, 1).reshape(right.shape), right)
+
+
+def test_layers_of_bytes_stay_as_they_are() -> None:
+    given = {"fp8": torch.zeros(BLOCKS, 32, 656, dtype=torch.uint8), "wide": torch.zeros(BLOCKS, 2, 32, 64)}
+    layers = block_cache(given, BLOCKS, "fp8_e4m3", {"fp8": 576, "wide": 32}).layers
+    assert [layer.record_bytes for layer in layers] == [32 * 656, 2 * 32 * (64 + 2 * 4)]
+    assert [layer.block_bytes for layer in layers] == [32 * 656, 2 * 32 * 64 * 4]
+
+
+def test_heads_that_do_not_lie_side_by_side_are_refused() -> None:
+    with pytest.raises(
+        UnsupportedCache, match=r"8 elements are side by side.* Leave --kv-wire-dtype at auto"
+    ):
+        block_cache({"x": torch.zeros(BLOCKS, 4, 16, 32, 8)}, BLOCKS, "int8", {"x": 128})
+    with pytest.raises(UnsupportedCache, match=r"no int8 is made of torch\.int32"):
+        block_cache({"x": torch.zeros(BLOCKS, 4, 16, dtype=torch.int32)}, BLOCKS, "int8", {"x": 16})

@@ -16,7 +16,7 @@ from baton.handoff.saver import SaveJob
 from baton.handoff.transports.mock import Mock
 from baton.handoff.transports.shm import SharedMemory
 from baton.protos.handoff_pb2 import Manifest
-from tests.handoff.caches import Source, make_cache, puller, random_blocks, records, source
+from tests.handoff.caches import Source, make_cache, puller, random_blocks, records, source, tensors
 
 CACHE_BLOCKS = 25
 Eventually = Callable[[Callable[[], bool]], None]
@@ -48,9 +48,14 @@ class Pair:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = source(make_cache(CACHE_BLOCKS, seed=1))
-    cache = make_cache(CACHE_BLOCKS, seed=2)
+def wire_dtype() -> str:
+    return "auto"
+
+
+@pytest.fixture
+def pair(wire_dtype: str) -> Iterator[Pair]:
+    made = source(make_cache(CACHE_BLOCKS, 1, wire_dtype))
+    cache = make_cache(CACHE_BLOCKS, 2, wire_dtype)
     client = HandoffClient()
     Mock.sources[made.service.address] = made.staging
     loader = Loader(
@@ -88,6 +93,34 @@ def test_a_load_brings_the_missing_blocks_and_releases_the_source(
     assert np.array_equal(cache_of(pair, tuple(set(range(CACHE_BLOCKS)) - set(into))), before)
     eventually(lambda: pair.source.staging.held() == (0, 0))
     assert min(done.costs.wait_ms, done.costs.move_ms, done.costs.check_ms, done.costs.load_ms) >= 0
+
+
+@pytest.mark.parametrize("wire_dtype", ["fp8_e4m3", "int8"])
+def test_a_quantised_load_brings_about_what_was_saved(pair: Pair) -> None:
+    blocks, into = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10, 3)
+    manifest = pair.source.save("r", 310, blocks)
+    kv_bytes = sum(layer.block_bytes for layer in manifest.layers)
+    assert manifest.shards[0].record_bytes < 0.5 * kv_bytes  # the drafter's layer is of float32
+    pair.load(manifest, 0, into)
+    done = pair.finished()
+    assert done.problem is None
+    assert done.bytes == 10 * manifest.shards[0].record_bytes
+    given, got = tensors(CACHE_BLOCKS, 1), pair.loader._cache._table.blocks
+    for one, flat in zip(given.values(), got, strict=True):
+        was = one.as_strided((CACHE_BLOCKS, one.stride(0)), (one.stride(0), 1))[list(blocks)].float()
+        error = (flat[list(into)].float() - was).abs().max()
+        assert 0 < error < 0.3  # of a normal distribution: 4.5 at most, with a sixteenth of it
+
+
+def test_another_wire_dtype_is_refused_by_name(pair: Pair) -> None:
+    other = source(make_cache(CACHE_BLOCKS, 1, "int8"))
+    pair.load(other.save("r", 310, random_blocks(CACHE_BLOCKS, 10)), 0, random_blocks(CACHE_BLOCKS, 10))
+    problem = pair.finished().problem
+    other.close()
+    assert problem is not None
+    assert problem.name == "CompatibilityMismatch"
+    assert "wire dtype int8; worker 'puller' has auto: give both the same --kv-wire-dtype" in problem.text
+    assert pair.mock.pulls == []
 
 
 FAULTS = [

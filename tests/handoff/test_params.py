@@ -42,6 +42,7 @@ def test_the_configuration_is_checked() -> None:
         ({}, "worker_id is missing"),
         ({"worker_id": "w", "stagin_mib": 1}, "unknown stagin_mib; allowed: worker_id"),
         ({"worker_id": "w", "lease_s": 0}, "lease_s is 0"),
+        ({"worker_id": "w", "kv_wire_dtype": "fp8"}, "kv_wire_dtype is 'fp8'; allowed: auto, fp8_e4m3, int8"),
     ]:
         with pytest.raises(HandoffError, match=text):
             HandoffConfig.from_extra_config(extra)

@@ -352,3 +352,40 @@ def test_a_full_staging_is_told_and_the_answer_comes_all_the_same(model: Path) -
         client.close()
         (later,) = small.call(read_all, {"later": prompt_of(300)})
         assert later.problem is None
+
+
+def test_a_quantised_handoff_writes_about_the_same_and_other_formats_are_refused(
+    model: Path, reader: EngineProcess
+) -> None:
+    """Both ends are one engine here; `reader`, which sends KV as it is, is the other."""
+    wire = {"kv_wire_dtype": "int8"}
+    options = Options(model, "quantised", cores="1", handoff=wire, engine={"enable_prefix_caching": False})
+    with EngineProcess(options) as quantised:
+        for transport in ("shm", "grpc"):
+            quantised.call(prefer, transport)
+            prompt, name = prompt_of(300), f"quantised-{transport}"
+            as_it_is = read(reader, name, prompt)
+            HandoffClient().release(as_it_is)
+            manifest = read(quantised, name, prompt)
+            assert manifest.wire_dtype == manifest.facts["KV wire dtype"] == "int8"
+            assert manifest.shards[0].record_bytes * 64 * 4 == as_it_is.shards[0].record_bytes * (64 + 4)
+            answer = quantised.call(decode, name, prompt, WRITTEN, manifest)
+            assert answer.loaded is not None
+            assert answer.loaded.problem is None
+            assert (answer.loaded.transport, answer.loaded.blocks) == (transport, 10)
+            assert answer.loaded.bytes == 10 * manifest.shards[0].record_bytes
+            assert answer.finish_reason == "length"
+            # Random weights give flat distributions: some tokens may differ, the first is computed beside KV
+            # that is off by less than a hundredth.
+            expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
+            assert answer.tokens[0] == expected[0]
+        prompt = prompt_of(70)
+        ended, problem, lost = quantised.call(
+            failing, "mixed-up", prompt, read(reader, "mixed-up", prompt), 1
+        )
+        assert (ended, lost) == ("error []", 0)
+        assert problem == (
+            "CompatibilityMismatch: the manifest of worker 'prefill' has KV wire dtype auto; worker 'quantised'"
+            " has int8: give both the same --kv-wire-dtype"
+        )
+    until_nothing_is_held(reader)
