@@ -1,8 +1,8 @@
 """What a handoff costs: one prompt's KV from a cache in one process into a cache in another, by transport.
 
-    python -m bench handoff [--tokens 900] [--rounds 40] [--transports shm grpc] [--busy]
+    python -m bench handoff [--tokens 900] [--rounds 40] [--transports shm grpc] [--formats auto int8]
 
-No engine runs: two processes with caches of the model's shapes, random bytes, random blocks. A round saves
+No engine runs: two processes with caches of the model's shapes, random numbers, random blocks. A round saves
 (gather, digest, publish), pulls (move, digest, scatter) and compares every byte; one difference ends the run
 without figures.
 Defaults are the shapes of an 80 M model: 12 layers, 4 KV heads of 64, bfloat16, blocks of 32 tokens.
@@ -16,6 +16,7 @@ import multiprocessing
 import statistics
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 from baton.handoff.arena import Arena
-from baton.handoff.cache import BlockCache, block_cache
+from baton.handoff.cache import HostBlockCache, block_cache
 from baton.handoff.client import HandoffClient
 from baton.handoff.loader import Loader, LoadJob
 from baton.handoff.manifest import Puller, num_blocks
@@ -31,6 +32,7 @@ from baton.handoff.reports import ShardLoad, ShardSave
 from baton.handoff.saver import Origin, SaveJob, Saver
 from baton.handoff.service import HandoffService
 from baton.handoff.staging import Staging
+from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES
 from baton.protos.handoff_pb2 import Manifest, Shard
 from baton.rpc import host_id
 from bench.stats import save
@@ -48,26 +50,27 @@ class Shape:
     cache_blocks: int
     tokens: int
     chunk_mib: int
+    wire: str
 
     @property
     def blocks(self) -> int:
         return num_blocks(self.tokens, self.block_size)
 
-    def cache(self, seed: int) -> BlockCache:
+    def tensors(self, seed: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
         shape = (self.cache_blocks, self.heads, self.block_size, 2 * self.head_dim)
-        return block_cache(
-            {
-                f"layers.{i}": torch.randint(-30_000, 30_000, shape, dtype=torch.int16, generator=generator)
-                for i in range(self.layers)
-            },
-            self.cache_blocks,
-        )
+        return {f"layers.{i}": torch.randn(shape, generator=generator).bfloat16() for i in range(self.layers)}
+
+    def cache(self, tensors: dict[str, torch.Tensor], wire: str) -> HostBlockCache:
+        made = block_cache(tensors, self.cache_blocks, wire, dict.fromkeys(tensors, self.head_dim))
+        if not isinstance(made, HostBlockCache):
+            raise TypeError("tensors of the CPU make a cache of the CPU")
+        return made
 
 
 def source(connection: Connection, shape: Shape) -> None:
     """The prefill worker's side, in a process of its own: saves on request."""
-    cache = shape.cache(1)
+    cache = shape.cache(shape.tensors(1), shape.wire)
     staging = Staging(Arena(512 * MIB), lease_s=60)
     service = HandoffService(staging, 0, "127.0.0.1", shape.chunk_mib * MIB)
     saver = Saver(cache, staging, Origin(0, service.address, host_id(), shares_memory=True))
@@ -86,8 +89,12 @@ class Bench:
     def __init__(self, shape: Shape, connection: Connection) -> None:
         self.shape = shape
         self.connection = connection
-        self.cache = shape.cache(2)
-        self.puller = Puller("bench", 0, HASH, shape.block_size, self.cache.layers)
+        tensors = shape.tensors(2)
+        self.cache = shape.cache(tensors, shape.wire)
+        self.plain = shape.cache(tensors, AS_IS)  # the same blocks, byte by byte
+        self.puller = Puller(
+            "bench", 0, HASH, shape.block_size, self.cache.layers, wire_dtype=self.cache.wire_dtype
+        )
         self.client = HandoffClient()
         self.random = np.random.default_rng(0)
         self.count = 0
@@ -96,7 +103,8 @@ class Bench:
         """One handoff; its save, its load, and the pull's wall time in ms."""
         self.count += 1
         request_id = f"bench-{self.count}"
-        theirs, ours = (self._blocks() for _ in range(2))
+        theirs, both = self._blocks(1), self._blocks(2)
+        ours, mirror = both[: self.shape.blocks], both[self.shape.blocks :]
         self.connection.send((request_id, theirs))
         saved, expected = self.connection.recv()
         if saved.problem is not None:
@@ -119,17 +127,17 @@ class Bench:
         wall_ms = (time.monotonic() - start) * 1e3
         if done[0].problem is not None:
             raise SystemExit(f"load failed: {done[0].problem}")
-        found = np.empty_like(expected)
-        self.cache.gather(ours, found)
-        if not np.array_equal(found, expected):
+        self.cache.scatter(expected, mirror)
+        found, right = (np.empty((len(ours), self.plain.record_bytes), np.uint8) for _ in range(2))
+        self.plain.gather(ours, found)
+        self.plain.gather(mirror, right)
+        if not np.array_equal(found, right):
             raise SystemExit("the bytes that came are not the bytes that were saved: no figures")
         return saved, done[0], wall_ms
 
-    def _blocks(self) -> tuple[int, ...]:
-        return tuple(
-            int(i)
-            for i in self.random.permutation(np.arange(1, self.shape.cache_blocks))[: self.shape.blocks]
-        )
+    def _blocks(self, times: int) -> tuple[int, ...]:
+        blocks = self.random.permutation(np.arange(1, self.shape.cache_blocks))
+        return tuple(blocks[: times * self.shape.blocks].tolist())
 
     def run(self, transport: str, rounds: int) -> dict[str, float | str]:
         loader = Loader(
@@ -181,33 +189,43 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--chunk-mib", type=int, default=4)
     parser.add_argument("--transports", nargs="+", default=["shm", "grpc"])
+    parser.add_argument("--formats", nargs="+", default=[AS_IS], choices=WIRE_DTYPES, help="of KV on its way")
     parser.add_argument("--busy", action="store_true", help="the pulling process computes meanwhile")
     given = parser.parse_args(arguments)
     blocks = num_blocks(given.tokens, given.block_size)
-    shape = Shape(
-        given.layers,
-        given.heads,
-        given.head_dim,
-        given.block_size,
-        8 * blocks + 1,
-        given.tokens,
-        given.chunk_mib,
-    )
+    stop = threading.Event()
+    busy = threading.Thread(target=burn, args=(stop,), daemon=True)
+    if given.busy:
+        busy.start()
+    results = {}
+    for wire in given.formats:
+        shape = Shape(
+            given.layers,
+            given.heads,
+            given.head_dim,
+            given.block_size,
+            8 * blocks + 1,
+            given.tokens,
+            given.chunk_mib,
+            wire,
+        )
+        for transport, result in compare(shape, given.transports, given.rounds):
+            name = transport if wire == AS_IS else f"{transport}, {wire}"
+            results[name] = result
+            print(json.dumps({"wire": wire} | result), flush=True)
+    save("handoff", {"tokens": given.tokens, "busy": given.busy, "transports": results})
+    stop.set()
+
+
+def compare(shape: Shape, transports: list[str], rounds: int) -> Iterator[tuple[str, dict[str, float | str]]]:
+    """One transport after the other, with one source."""
     context = multiprocessing.get_context("spawn")
     connection, theirs = context.Pipe()
     process = context.Process(target=source, args=(theirs, shape), daemon=True)
     process.start()
     connection.recv()
-    stop = threading.Event()
-    busy = threading.Thread(target=burn, args=(stop,), daemon=True)
-    if given.busy:
-        busy.start()
     bench = Bench(shape, connection)
-    results = {}
-    for transport in given.transports:
-        results[transport] = bench.run(transport, given.rounds)
-        print(json.dumps(results[transport]), flush=True)
-    save("handoff", {"tokens": given.tokens, "busy": given.busy, "transports": results})
-    stop.set()
+    for transport in transports:
+        yield transport, bench.run(transport, rounds)
     connection.send(None)
     process.join(timeout=10)

@@ -385,7 +385,7 @@ def test_a_quantised_handoff_writes_about_the_same_and_other_formats_are_refused
         )
         assert (ended, lost) == ("error []", 0)
         assert problem == (
-            "CompatibilityMismatch: the manifest of worker 'prefill' has KV wire dtype auto; worker 'quantised'"
-            " has int8: give both the same --kv-wire-dtype"
+            "CompatibilityMismatch: the manifest of worker 'prefill' has KV wire dtype auto;"
+            " worker 'quantised' has int8: give both the same --kv-wire-dtype"
         )
     until_nothing_is_held(reader)

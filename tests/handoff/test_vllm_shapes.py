@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.handoff.reports import Loaded
+from tests.architectures.experts import deepseek_v3
 from tests.handoff import checkpoints
 from tests.handoff.engines import EngineProcess, Options, decode, generate, prefer, prefill
 
@@ -52,3 +53,31 @@ def test_each_rank_pulls_its_own_shard(tmp_path: Path) -> None:
     with EngineProcess(Options(model, "both", cores="0|1", engine=ALONE | ranks)) as engine:
         shards, loaded, _ = hand_over(engine, "both-ranks", 300)
         assert (shards, loaded.blocks, loaded.transport) == (2, 10, "shm")
+
+
+def test_a_quantised_latent_has_one_scale_a_token(tmp_path: Path) -> None:
+    """MLA, whose drafter keeps a latent too."""
+    model = tmp_path / "deepseek"
+    deepseek_v3(model)
+    width, element = 512 + 64, 4
+    own = ALONE | {
+        "block_size": 16,
+        "compilation_config": {"custom_ops": ["-rotary_embedding"]},  # the CPU's is wrong for this model
+        "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
+    }
+    options = Options(model, "both", handoff={"kv_wire_dtype": "int8"}, engine=own)
+    with EngineProcess(options) as engine:
+        prompt = random.Random(0).choices(range(2, 300), k=100)
+        expected = engine.call(generate, "alone", prompt, WRITTEN)
+        read = engine.call(prefill, "r", prompt)
+        assert read.saved is not None
+        assert read.saved.manifest is not None, read.saved.problem
+        layers = read.saved.manifest.layers
+        assert {layer.block_bytes for layer in layers} == {16 * width * element}
+        assert {layer.record_bytes for layer in layers} == {16 * (width + 4)}
+        assert any("layers.3" in layer.name for layer in layers)  # the drafter's
+        written = engine.call(decode, "r", prompt, WRITTEN, read.saved.manifest)
+        assert written.loaded is not None
+        assert written.loaded.problem is None
+        assert written.loaded.bytes == 7 * read.saved.manifest.shards[0].record_bytes
+        assert written.tokens[0] == expected[0]
