@@ -368,7 +368,7 @@ def test_a_quantised_handoff_writes_about_the_same_and_other_formats_are_refused
             HandoffClient().release(as_it_is)
             manifest = read(quantised, name, prompt)
             assert manifest.wire_dtype == manifest.facts["KV wire dtype"] == "int8"
-            assert manifest.shards[0].record_bytes * 64 * 4 == as_it_is.shards[0].record_bytes * (64 + 4)
+            assert manifest.shards[0].record_bytes * 64 * 2 == as_it_is.shards[0].record_bytes * (64 + 4)
             answer = quantised.call(decode, name, prompt, WRITTEN, manifest)
             assert answer.loaded is not None
             assert answer.loaded.problem is None

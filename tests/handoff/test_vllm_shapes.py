@@ -59,7 +59,7 @@ def test_a_quantised_latent_has_one_scale_a_token(tmp_path: Path) -> None:
     """MLA, whose drafter keeps a latent too."""
     model = tmp_path / "deepseek"
     deepseek_v3(model)
-    width, element = 512 + 64, 4
+    width, element = 512 + 64, 2
     own = ALONE | {
         "block_size": 16,
         "compilation_config": {"custom_ops": ["-rotary_embedding"]},  # the CPU's is wrong for this model
