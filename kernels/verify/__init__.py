@@ -26,11 +26,11 @@ def verify(
     for callers that give a new seed each time.
 
     `standard`: speculative sampling (Leviathan et al., 2023; Chen et al., 2023). `block`: block verification
-    (Sun et al., 2024), which accepts no fewer tokens on average. Temperature 0: accepted as far as the drafts are
-    the most likely tokens, of equals the first.
+    (Sun et al., 2024), which accepts no fewer tokens on average. Temperature 0: accepted as far as the drafts
+    are the most likely tokens, of equals the first.
 
-    On a GPU nothing waits for the host, and all of it may be captured into a CUDA graph. Raises ValueError for
-    shapes that do not go together.
+    On a GPU nothing waits for the host, and all of it may be captured into a CUDA graph. Raises ValueError
+    for shapes that do not go together.
     """
     job = Job(logits, drafts, sampling, method, positions)
     if logits.is_cuda:

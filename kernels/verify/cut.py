@@ -1,7 +1,7 @@
 """Where the filters cut a row of logits, found without sorting it, for the CPU.
 
-A cut is the smallest logit that is kept and the last place in the vocabulary where that logit is kept: of equal
-tokens the first ones stay, as in vLLM's GPU kernels.
+A cut is the smallest logit that is kept and the last place in the vocabulary where that logit is kept: of
+equal tokens the first ones stay, as in vLLM's GPU kernels.
 """
 
 from __future__ import annotations

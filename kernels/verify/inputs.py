@@ -69,12 +69,12 @@ class Job:
 
     @property
     def requests(self) -> int:
-        return self.drafts.row_ends.shape[0]
+        return int(self.drafts.row_ends.shape[0])
 
     @property
     def packed(self) -> bool:
         """Draft tokens stand without the tokens that they continue."""
-        return self.drafts.tokens.shape[0] != self.logits.shape[0]
+        return bool(self.drafts.tokens.shape[0] != self.logits.shape[0])
 
     @property
     def filtered(self) -> bool:
@@ -119,5 +119,7 @@ def _wrong_logits(drafts: Drafts, vocabulary: int) -> str | None:
     if logits is None:
         return None
     if logits.dim() != 3 or logits.shape[1] < drafts.most or logits.shape[2] != vocabulary:
-        return f"drafts.logits is {tuple(logits.shape)}: it must be [slots, {drafts.most} or more, {vocabulary}]"
+        return (
+            f"drafts.logits is {tuple(logits.shape)}: it must be [slots, {drafts.most} or more, {vocabulary}]"
+        )
     return "drafts.logits must be contiguous in the vocabulary" if logits.stride(2) != 1 else None

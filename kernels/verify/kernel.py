@@ -80,8 +80,9 @@ class _Launches:
                 self.vocabulary, self.tiles, each, width, TILE=job.tile, **self.constants,
             )  # fmt: skip
         settle_kernel[job.requests,](
-            *self._rows(), job.sampling.seeds, job.positions, self.maxes, self.bests, self.sums, *self._kept(),
-            *proposal, scales, chosen, residuals, written, counts, self.vocabulary, self.tiles, self.width,
+            *self._rows(), job.sampling.seeds, job.positions, self.maxes, self.bests, self.sums,
+            *self._kept(), *proposal, scales, chosen, residuals, written, counts,
+            self.vocabulary, self.tiles, self.width,
             TILE=job.tile, WIDTH=triton.next_power_of_2(self.width), **method, **self.constants,
         )  # fmt: skip
 
@@ -133,7 +134,7 @@ class _Launches:
         return (None, 0, *steps, _new(self.job, *shape), _new(self.job, *shape))
 
     def _grid(self, rows: int) -> tuple[tuple[int, int], int]:
-        """Programs, and how many tiles of a row each looks at: all processors are busy, and no more than that."""
+        """Programs, and how many tiles of a row each looks at: as many as keep all processors busy."""
         splits = max(1, min(self.tiles, _programs(self.job.logits.device) // rows))
         each = triton.cdiv(self.tiles, splits)
         return (rows, triton.cdiv(self.tiles, each)), each

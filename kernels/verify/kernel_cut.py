@@ -1,8 +1,12 @@
-"""Where the filters cut each row, in Triton: the candidates are gathered, then counted and weighed by bisection.
+"""Where the filters cut each row, in Triton: candidates are gathered, then counted and weighed by bisection.
 
 A cut is the key of the smallest logit that is kept, and the last place where that logit is kept. Arguments as
-in kernel_rows.py; `found` *[N] int32: candidates of a row; `room`: how many `values` and `places` *[N, room] hold.
+in kernel_rows.py; `found` *[N] int32: candidates of a row, of which `values` and `places` *[N, room] hold
+up to `room`.
 """
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+# ruff: noqa: PLR0912, PLR0915, PLR0917 (device code: a call costs; nan is not equal to itself)
 
 from __future__ import annotations
 
@@ -25,8 +29,8 @@ _ONE = tl.constexpr(float(1 << 40))
 _ALL = tl.constexpr(-(1 << 31))  # below every key
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def filters_of(top_k, top_p, min_p, slot, vocabulary):  # type: ignore[no-untyped-def]
+@triton.jit
+def filters_of(top_k, top_p, min_p, slot, vocabulary):
     k = vocabulary + tl.zeros((), tl.int32)
     if top_k is not None:
         k = tl.load(top_k + slot).to(tl.int32)
@@ -40,8 +44,8 @@ def filters_of(top_k, top_p, min_p, slot, vocabulary):  # type: ignore[no-untype
     return k, p, least
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _lowest(maxes, row, tiles, vocabulary, k, p, least, top, mass, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _lowest(maxes, row, tiles, vocabulary, k, p, least, top, mass, TILES: tl.constexpr):
     """No token whose scaled logit is further below the top is kept."""
     bound = tl.where(least > 0, tl.log(tl.maximum(least, 1e-30)), float("-inf"))
     if k < vocabulary:
@@ -66,8 +70,8 @@ def _lowest(maxes, row, tiles, vocabulary, k, p, least, top, mass, TILES: tl.con
     return bound
 
 
-@triton.jit(do_not_specialize=["each", "width"])  # type: ignore[untyped-decorator]
-def gather_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["each", "width"])
+def gather_kernel(
     logits, stride, tokens, row_ends, slots, temperature, top_k, top_p, min_p,
     maxes, sums, found, values, places,
     vocabulary, tiles, each, width, room,
@@ -102,10 +106,8 @@ def gather_kernel(  # type: ignore[no-untyped-def]
             tl.store(places + row * room + index, here, mask=fits)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _look_at(  # type: ignore[no-untyped-def]
-    base, size, begin, bound, inverse, top, CHUNK: tl.constexpr, SHIFT: tl.constexpr
-):
+@triton.jit
+def _look_at(base, size, begin, bound, inverse, top, CHUNK: tl.constexpr, SHIFT: tl.constexpr):
     """Keys of [CHUNK] candidates, _ALL where there is none, and their weights."""
     index = begin + tl.arange(0, CHUNK)
     value = clean(tl.load(base + index, mask=index < size, other=float("-inf")))
@@ -115,8 +117,8 @@ def _look_at(  # type: ignore[no-untyped-def]
     return tl.where(hit, key_of(value, SHIFT), _ALL), weights
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _tally(  # type: ignore[no-untyped-def]
+@triton.jit
+def _tally(
     keys, weights, base, size, bound, least_key, inverse, top, CHUNK: tl.constexpr, SHIFT: tl.constexpr
 ):
     """Of the candidates whose key is that or more: how many, and their mass. The first CHUNK are at hand."""
@@ -131,10 +133,8 @@ def _tally(  # type: ignore[no-untyped-def]
     return count, mass
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _last_of(  # type: ignore[no-untyped-def]
-    base, places, size, gathered, key, wanted, vocabulary, CHUNK: tl.constexpr, SHIFT: tl.constexpr
-):
+@triton.jit
+def _last_of(base, places, size, gathered, key, wanted, vocabulary, CHUNK: tl.constexpr, SHIFT: tl.constexpr):
     """The place of the `wanted`-th of the candidates that have this key, in the order of the vocabulary.
 
     `gathered` of them stand with their places; where that is 0, the candidates are a whole row.
@@ -157,8 +157,8 @@ def _last_of(  # type: ignore[no-untyped-def]
     return high
 
 
-@triton.jit(do_not_specialize=["width"])  # type: ignore[untyped-decorator]
-def cut_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["width"])
+def cut_kernel(
     logits, stride, tokens, row_ends, slots, temperature, top_k, top_p, min_p,
     maxes, sums, found, values, places,
     cuts, lasts,  # *[N] int32, written

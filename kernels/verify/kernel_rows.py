@@ -1,10 +1,14 @@
-"""What the Triton kernels of `verify` share, and the one that reads the logits. README.md says how they go together.
+"""What the Triton kernels of `verify` share, and the one that reads the logits; see README.md.
 
-Argument names: `logits` *[N, V] and `stride` of its rows; `tokens`, `row_ends`, `slots`, `temperature`, ... as in
-inputs.py; `maxes`, `bests`, `sums` *[N, tiles]: of each tile of a row the largest scaled logit, its first place,
-and the sum of exp(scaled logit - that) without the row's draft, which is added again where it is wanted: so
-what is left beside a draft is never a difference of two nearly equal numbers. TILES: `tiles`, up to a power of 2.
+Argument names: `logits` *[N, V] and `stride` of its rows; `tokens`, `row_ends`, `slots`, `temperature`, ...
+as in inputs.py; `maxes`, `bests`, `sums` *[N, tiles]: of each tile of a row the largest scaled logit, its
+first place, and the sum of exp(scaled logit - that) without the row's draft, which is added again where it is
+wanted: so what is left beside a draft is never a difference of two nearly equal numbers. TILES: `tiles`, up
+to a power of 2.
 """
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+# ruff: noqa: PLR0917, PLR0124 (device code: a call costs; nan is not equal to itself)
 
 from __future__ import annotations
 
@@ -16,22 +20,22 @@ from baton.kernels.verify.randomness import DOMAIN
 _DOMAIN = tl.constexpr(DOMAIN)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def span(row_ends, request):  # type: ignore[no-untyped-def]
+@triton.jit
+def span(row_ends, request):
     """Where a request's rows of logits start and end."""
     start = tl.load(row_ends + request - 1, mask=request > 0, other=0)
     return start.to(tl.int64), tl.load(row_ends + request).to(tl.int64)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def slot_of(slots, request):  # type: ignore[no-untyped-def]
+@triton.jit
+def slot_of(slots, request):
     if slots is None:
         return request
     return tl.maximum(tl.load(slots + request).to(tl.int64), 0)  # below 0: padding, whose answer nobody reads
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def draft_at(tokens, start, end, request, place, vocabulary, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def draft_at(tokens, start, end, request, place, vocabulary, PACKED: tl.constexpr):
     """The draft at that place of a request; -1: none, or a placeholder."""
     index = start + place + 1
     if PACKED:
@@ -40,25 +44,25 @@ def draft_at(tokens, start, end, request, place, vocabulary, PACKED: tl.constexp
     return tl.where((token >= 0) & (token < vocabulary), token, -1)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def clean(logits):  # type: ignore[no-untyped-def]
+@triton.jit
+def clean(logits):
     """Float32, and never nan."""
     logits = logits.to(tl.float32)
     return tl.where(logits == logits, logits, float("-inf"))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def inverse_of(temperature):  # type: ignore[no-untyped-def]
+@triton.jit
+def inverse_of(temperature):
     return 1.0 / tl.where(temperature > 0, temperature, 1.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _uniform(word):  # type: ignore[no-untyped-def]
+@triton.jit
+def _uniform(word):
     return ((word >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2 ** -23
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def uniforms(seeds, positions, slot, row, place):  # type: ignore[no-untyped-def]
+@triton.jit
+def uniforms(seeds, positions, slot, row, place):
     """Three numbers in (0, 1) for a row: see randomness.py."""
     seed = tl.load(seeds + slot).to(tl.int64)
     number = place.to(tl.int64)
@@ -72,15 +76,15 @@ def uniforms(seeds, positions, slot, row, place):  # type: ignore[no-untyped-def
     return _uniform(first), _uniform(second), _uniform(third)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def key_of(logits, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def key_of(logits, SHIFT: tl.constexpr):
     """Integers in the order of the logits; SHIFT: bits that a logit of the given dtype leaves 0."""
     bits = tl.where(logits == 0, 0.0, logits).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def merge(maxes, sums, row, tiles, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def merge(maxes, sums, row, tiles, TILES: tl.constexpr):
     """A row's largest scaled logit, and [TILES] masses: sums of exp(scaled logit - that), drafts left out."""
     which = tl.arange(0, TILES)
     some = tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf"))
@@ -90,11 +94,23 @@ def merge(maxes, sums, row, tiles, TILES: tl.constexpr):  # type: ignore[no-unty
     return top, tl.where(some == float("-inf"), 0.0, masses * tl.exp(some - top))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def weigh_draft(  # type: ignore[no-untyped-def]
-    logits, stride, maxes, sums, cuts, lasts, kept, row, draft, inverse, tiles, TILES: tl.constexpr, SHIFT: tl.constexpr
+@triton.jit
+def weigh_draft(
+    logits,
+    stride,
+    maxes,
+    sums,
+    cuts,
+    lasts,
+    kept,
+    row,
+    draft,
+    inverse,
+    tiles,
+    TILES: tl.constexpr,
+    SHIFT: tl.constexpr,
 ):
-    """A row's top, the draft's weight in the target, and that of all other tokens; filtered where `cuts` is given."""
+    """A row's top, and the weights of the draft and of all other tokens; filtered where `cuts` is given."""
     top, masses = merge(maxes, sums, row, tiles, TILES)
     logit = clean(tl.load(logits + row * stride + draft, mask=draft >= 0, other=float("-inf")))
     mine = tl.exp(logit * inverse - top)
@@ -105,22 +121,22 @@ def weigh_draft(  # type: ignore[no-untyped-def]
     return top, mine, others
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def is_kept(logits, places, cut, last, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def is_kept(logits, places, cut, last, SHIFT: tl.constexpr):
     key = key_of(logits, SHIFT)
     return (key > cut) | ((key == cut) & (places <= last))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def best_of(maxes, bests, row, tiles, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def best_of(maxes, bests, row, tiles, TILES: tl.constexpr):
     """The first of a row's largest logits."""
     which = tl.arange(0, TILES)
     some = tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf"))
     return tl.load(bests + row * tiles + tl.argmax(some, axis=0))
 
 
-@triton.jit(do_not_specialize=["each", "width"])  # type: ignore[untyped-decorator]
-def stats_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["each", "width"])
+def stats_kernel(
     logits, stride, tokens, row_ends, slots, temperature,
     maxes, bests, sums,
     found,  # *[N] int32, set to 0; or nothing

@@ -1,10 +1,13 @@
-"""Which drafts are accepted and what follows them, in Triton. Arguments as in kernel_rows.py and kernel_cut.py.
+"""Which drafts are accepted and what follows them, in Triton; arguments as in kernel_rows.py, kernel_cut.py.
 
-`probs` *[D, V] and its stride, or `proposal` *[slots, steps, V] and its strides: what drafts were drawn from; neither:
-one-hot. `scales` *[N] float32: of block verification, by what the target of a row counts in its residual.
-`chosen` *[R] int32: the place of a request's last token. `residuals` *[R or N, tiles] float32: masses of what that
-token is drawn from, of the chosen row, or of every row where a block's test needs them.
+`probs` *[D, V] and its stride, or `proposal` *[slots, steps, V] and its strides: what drafts were drawn from;
+neither: one-hot. `scales` *[N] float32: of block verification, by what the target of a row counts in its
+residual. `chosen` *[R] int32: the place of a request's last token. `residuals` *[R or N, tiles] float32:
+masses of what that token is drawn from, of the chosen row, or of every row where a block's test needs them.
 """
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+# ruff: noqa: PLR0917 (device code: a call costs; nan is not equal to itself)
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ from baton.kernels.verify.kernel_rows import (
 )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _proposed(  # type: ignore[no-untyped-def]
+@triton.jit
+def _proposed(
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
     start, request, slot, place, draft, inverse, tiles, TILES: tl.constexpr,
 ):  # fmt: skip
@@ -39,12 +42,12 @@ def _proposed(  # type: ignore[no-untyped-def]
         top, masses = merge(proposal_maxes, proposal_sums, start + place, tiles, TILES)
         given = proposal + slot * proposal_slot + place * proposal_step + draft
         logit = clean(tl.load(given, mask=draft >= 0, other=float("-inf")))
-        chance = tl.exp(logit * inverse - top) / tl.sum(masses, axis=0)
+        chance = tl.exp(logit * inverse - top) / tl.maximum(tl.sum(masses, axis=0), 1e-38)
     return chance
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _accept(  # type: ignore[no-untyped-def]
+@triton.jit
+def _accept(
     logits, stride, tokens, seeds, positions, maxes, sums, cuts, lasts, kept,
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums, scales,
     start, end, request, slot, inverse, vocabulary, tiles,
@@ -65,7 +68,7 @@ def _accept(  # type: ignore[no-untyped-def]
             probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
             start, request, slot, place, draft, inverse, tiles, TILES,
         )  # fmt: skip
-        wanted = mine / (mine + others)
+        wanted = mine / tl.maximum(mine + others, 1e-38)  # a row may have no weight at all
         chance, _, _ = uniforms(seeds, positions, slot, start + place, place)
         following = draft_at(tokens, start, end, request, place + 1, vocabulary, PACKED)
         if BLOCK:
@@ -77,7 +80,7 @@ def _accept(  # type: ignore[no-untyped-def]
             if scales is not None:
                 tl.store(scales + start + place + 1, ratio)
             else:
-                residual = ratio * others / (mine + others)
+                residual = ratio * others / tl.maximum(mine + others, 1e-38)
                 if chance < _block_chance(ratio, residual, following):
                     accepted = place + 1
         elif (proposed > 0) & (chance * proposed < wanted):
@@ -93,16 +96,16 @@ def _accept(  # type: ignore[no-untyped-def]
     return accepted
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _block_chance(ratio, residual, following):  # type: ignore[no-untyped-def]
-    """With what probability a block's test at this place succeeds; behind the last draft nothing is left over."""
+@triton.jit
+def _block_chance(ratio, residual, following):
+    """With what probability a block's test at this place succeeds; the last draft's has no residual."""
     below = residual + 1 - ratio
     chance = tl.where(below > 0, residual / tl.where(below > 0, below, 1.0), 1.0)
     return tl.where(following >= 0, chance, ratio)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _conclude(  # type: ignore[no-untyped-def]
+@triton.jit
+def _conclude(
     tokens, seeds, positions, scales, residuals, start, end, request, slot, vocabulary, tiles,
     PACKED: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
@@ -124,21 +127,23 @@ def _conclude(  # type: ignore[no-untyped-def]
     return accepted
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _weights(  # type: ignore[no-untyped-def]
+@triton.jit
+def _weights(
     logits, stride, cuts, lasts,
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
     start, request, slot, place, draft, inverse, tile, top, total, scale, vocabulary, tiles,
     TILE: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """[TILE]: of one tile of a row, by what its last token is drawn. draft -1: the row is sampled as it is."""
+    """[TILE]: of one tile of a row, by what its last token is drawn. draft -1: the row as it is."""
     row = start + place
     here = tile * TILE + tl.arange(0, TILE)
     inside = here < vocabulary
     value = clean(tl.load(logits + row * stride + here, mask=inside, other=float("-inf")))
     weights = tl.exp(value * inverse - top)
     if cuts is not None:
-        weights = tl.where(is_kept(value, here, tl.load(cuts + row), tl.load(lasts + row), SHIFT), weights, 0.0)
+        weights = tl.where(
+            is_kept(value, here, tl.load(cuts + row), tl.load(lasts + row), SHIFT), weights, 0.0
+        )
     if probs is not None:
         if draft >= 0:
             given = probs + (start - request + place) * probs_stride + here
@@ -149,14 +154,16 @@ def _weights(  # type: ignore[no-untyped-def]
             highest, masses = merge(proposal_maxes, proposal_sums, row, tiles, TILES)
             given = proposal + slot * proposal_slot + place * proposal_step + here
             share = tl.exp(clean(tl.load(given, mask=inside, other=float("-inf"))) * inverse - highest)
-            weights = tl.maximum(weights * (scale / total) - share / tl.sum(masses, axis=0), 0.0)
+            weights = tl.maximum(
+                weights * (scale / total) - share / tl.maximum(tl.sum(masses, axis=0), 1e-38), 0.0
+            )
     else:
         weights = tl.where(here == draft, 0.0, weights)
     return tl.where(inside, weights, 0.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _first_beyond(weights, share, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _first_beyond(weights, share, SIZE: tl.constexpr):
     """The first whose cumulative weight exceeds that share of the total; -1: all are 0."""
     order = tl.arange(0, SIZE)
     mass = tl.cumsum(weights, 0)
@@ -166,8 +173,8 @@ def _first_beyond(weights, share, SIZE: tl.constexpr):  # type: ignore[no-untype
     return tl.where(first < SIZE, first, last)
 
 
-@triton.jit(do_not_specialize=["width"])  # type: ignore[untyped-decorator]
-def accept_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["width"])
+def accept_kernel(
     logits, stride, tokens, row_ends, slots, temperature, seeds, positions, maxes, sums, cuts, lasts, kept,
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
     scales, chosen,
@@ -190,8 +197,8 @@ def accept_kernel(  # type: ignore[no-untyped-def]
         tl.store(chosen + request, accepted)
 
 
-@triton.jit(do_not_specialize=["each", "width"])  # type: ignore[untyped-decorator]
-def residual_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["each", "width"])
+def residual_kernel(
     logits, stride, tokens, row_ends, slots, temperature, maxes, sums, cuts, lasts, kept,
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
     scales, chosen, residuals,
@@ -225,14 +232,14 @@ def residual_kernel(  # type: ignore[no-untyped-def]
         weights = _weights(
             logits, stride, cuts, lasts,
             probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
-            start, request, slot, place, draft, inverse, tile, top, mine + others, scale, vocabulary, tiles,
-            TILE, TILES, SHIFT,
+            start, request, slot, place, draft, inverse, tile, top, tl.maximum(mine + others, 1e-38), scale,
+            vocabulary, tiles, TILE, TILES, SHIFT,
         )  # fmt: skip
         tl.store(residuals + into * tiles + tile, tl.sum(weights, axis=0))
 
 
-@triton.jit(do_not_specialize=["width"])  # type: ignore[untyped-decorator]
-def settle_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["width"])
+def settle_kernel(
     logits, stride, tokens, row_ends, slots, temperature, seeds, positions,
     maxes, bests, sums, cuts, lasts, kept,
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
@@ -260,8 +267,8 @@ def settle_kernel(  # type: ignore[no-untyped-def]
         if residuals is None:
             place = _accept(
                 logits, stride, tokens, seeds, positions, maxes, sums, cuts, lasts, kept,
-                probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums, None,
-                start, end, request, slot, inverse, vocabulary, tiles, BLOCK, PACKED, TILES, SHIFT,
+                probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
+                None, start, end, request, slot, inverse, vocabulary, tiles, BLOCK, PACKED, TILES, SHIFT,
             )  # fmt: skip
         elif scales is not None:
             place = _conclude(
@@ -285,14 +292,14 @@ def settle_kernel(  # type: ignore[no-untyped-def]
             _, mine, others = weigh_draft(
                 logits, stride, maxes, sums, cuts, lasts, kept, row, draft, inverse, tiles, TILES, SHIFT
             )
-            total = mine + others
+            total = tl.maximum(mine + others, 1e-38)
         _, for_tile, for_token = uniforms(seeds, positions, slot, row, place)
         tile = _first_beyond(masses, for_tile, TILES)
         weights = _weights(
             logits, stride, cuts, lasts,
             probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
-            start, request, slot, place, draft, inverse, tl.maximum(tile, 0), top, total, scale, vocabulary, tiles,
-            TILE, TILES, SHIFT,
+            start, request, slot, place, draft, inverse, tl.maximum(tile, 0), top, total, scale,
+            vocabulary, tiles, TILE, TILES, SHIFT,
         )  # fmt: skip
         within = _first_beyond(weights, for_token, TILE)
         token = tile * TILE + within
@@ -303,7 +310,5 @@ def settle_kernel(  # type: ignore[no-untyped-def]
     if PACKED:
         first -= request + 1
     accepted = tl.load(tokens + first + order, mask=order < place, other=-1).to(tl.int32)
-    tl.store(
-        written + request * width + order, tl.where(order == place, token, accepted), mask=order < width
-    )
+    tl.store(written + request * width + order, tl.where(order == place, token, accepted), mask=order < width)
     tl.store(counts + request, place + 1)

@@ -1,9 +1,9 @@
 """Random numbers as a function of (seed, position, number of the row): Philox 4x32-10 (Salmon et al., 2011).
 
 One evaluation gives what a row needs: a number for accepting its draft, one for a tile of the vocabulary, one
-for a token of the tile. The row's number in its request is part of the counter: a position is verified again in
-the next step when drafts before it were rejected, and block verification has by then learnt something about the
-numbers drawn for it (that they were too large), so that the same must not be drawn again.
+for a token of the tile. The row's number in its request is part of the counter: a position is verified again
+in the next step when drafts before it were rejected, and block verification has by then learnt something
+about the numbers drawn for it (that they were too large), so that the same must not be drawn again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ _WORD = 0xFFFFFFFF
 
 def uniforms(seeds: torch.Tensor, positions: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """[..., 3] float32 in (0, 1), multiples of 2**-24, from three int64 tensors of shape [...]."""
-    counter = [positions & _WORD, (positions >> 32) & _WORD, numbers & _WORD, torch.full_like(numbers, DOMAIN)]
+    counter = [
+        positions & _WORD,
+        (positions >> 32) & _WORD,
+        numbers & _WORD,
+        torch.full_like(numbers, DOMAIN),
+    ]
     keys = [seeds & _WORD, (seeds >> 32) & _WORD]
     for _ in range(10):
         high0, low0 = _product(counter[0], _MULTIPLIERS[0])

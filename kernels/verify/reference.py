@@ -68,7 +68,7 @@ class _Batch:
 
     @property
     def requests(self) -> int:
-        return self.starts.shape[0]
+        return int(self.starts.shape[0])
 
     def of_requests(self, which: torch.Tensor) -> _Batch:
         """Some of them."""
@@ -234,7 +234,9 @@ def _accept_block(
         which = (batch.drafted > place + 1).nonzero().flatten()
         if which.numel():
             some = ratio[which]
-            residual = _residual_mass(which, place + 1, some, wanted, targets, proposals)
+            residual = _residual_mass(
+                which, place + 1, some, wanted=wanted, targets=targets, proposals=proposals
+            )
             below = residual + 1 - some
             chance[which] = torch.where(below > 0, residual / below, 1.0)
         better = (batch.drafted > place) & (random[:, place] < chance)
@@ -246,6 +248,7 @@ def _residual_mass(
     which: torch.Tensor,
     place: int,
     ratio: torch.Tensor,
+    *,
     wanted: torch.Tensor,
     targets: _Targets,
     proposals: _Proposals,
@@ -259,9 +262,7 @@ def _residual_mass(
     return (targets.weights(rows).mul_(share) - proposal).clamp_(min=0).sum(1)
 
 
-def _pick(
-    weights: torch.Tensor, for_tile: torch.Tensor, for_token: torch.Tensor, size: int
-) -> torch.Tensor:
+def _pick(weights: torch.Tensor, for_tile: torch.Tensor, for_token: torch.Tensor, size: int) -> torch.Tensor:
     """[R]: a token by weights [R, V], by tile and then within the tile; -1 where nothing has any."""
     requests, vocabulary = weights.shape
     size = min(size, vocabulary)

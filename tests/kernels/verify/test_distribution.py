@@ -1,0 +1,227 @@
+"""What is written has the target's distribution, whoever drafts: chi-square against exact probabilities.
+
+The target is a table: what follows a token. Texts of LENGTH tokens are written in as many steps as it takes,
+each request with one seed and its positions, so that numbers used twice would show.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from baton.kernels.verify import Drafts, Job, Method, Sampling, Verified, naive, reference, verify
+
+SAMPLES = 20_000
+LENGTH = 4
+VOCABULARY = 5
+DRAFTED = 2
+CHANCE = 1e-5  # of right samples to be called wrong, in each of some 30 comparisons
+WAYS: dict[str, dict[str, Any]] = {
+    "all": {"temperature": 1.0},
+    "filtered": {"temperature": 0.7, "top_k": 4, "top_p": 0.85, "min_p": 0.05},
+}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Logits of what follows each token: the target's, and the drafter's; [V, V]."""
+
+    target: torch.Tensor
+    drafter: torch.Tensor
+
+    @classmethod
+    def random(cls, seed: int) -> Tables:
+        make = torch.Generator().manual_seed(seed)
+        target = 1.5 * torch.randn(VOCABULARY, VOCABULARY, generator=make)
+        return cls(target, target + torch.randn(VOCABULARY, VOCABULARY, generator=make))
+
+
+def sampling(way: dict[str, Any], requests: int, seed: int = 0) -> Sampling:
+    def each(name: str, dtype: torch.dtype) -> torch.Tensor | None:
+        return torch.full((requests,), way[name], dtype=dtype) if name in way else None
+
+    return Sampling(
+        torch.full((requests,), way["temperature"]),
+        torch.arange(requests) + (seed << 32),
+        top_k=each("top_k", torch.int32),
+        top_p=each("top_p", torch.float32),
+        min_p=each("min_p", torch.float32),
+    )
+
+
+def draft(
+    tables: Tables, text: torch.Tensor, temperature: float, proposal: str, make: torch.Generator
+) -> Any:
+    """[R, DRAFTED] tokens behind texts [R], drawn or the likeliest, and logits [R, DRAFTED, V]."""
+    tokens, logits = [text], []
+    for _ in range(DRAFTED):
+        logits.append(tables.drafter[tokens[-1]])
+        chances = (logits[-1] / temperature).softmax(1)
+        drawn = chances.multinomial(1, generator=make).squeeze(1)
+        tokens.append(logits[-1].argmax(1) if proposal == "one-hot" else drawn)
+    return torch.stack(tokens[1:], 1), torch.stack(logits, 1)
+
+
+def step(
+    tables: Tables, way: dict[str, Any], method: Method, proposal: str, last: torch.Tensor, at: torch.Tensor,
+    make: torch.Generator, seed: int = 0,
+) -> Job:  # fmt: skip
+    """A job that drafts behind the last tokens [R], which stand at these places; some less than others."""
+    requests = last.shape[0]
+    tokens, logits = draft(tables, last, way["temperature"], proposal, make)
+    count = torch.randint(0, DRAFTED + 1, (requests,), generator=make)
+    count = torch.where(torch.rand(requests, generator=make) < 0.6, DRAFTED, count)
+    places = torch.arange(DRAFTED + 1)
+    rows = places <= count.unsqueeze(1)  # [R, DRAFTED + 1]
+    drafted = places[1:] <= count.unsqueeze(1)
+    before = torch.cat([last.unsqueeze(1), tokens], 1)
+    return Job(
+        tables.target[before[rows]],
+        Drafts(
+            tokens[drafted].int(),
+            (count + 1).cumsum(0).int(),
+            DRAFTED,
+            probs=(logits / way["temperature"]).softmax(2)[drafted] if proposal == "probs" else None,
+            logits=logits if proposal == "logits" else None,
+        ),
+        sampling(way, requests, seed),
+        method,
+        (at.unsqueeze(1) + places)[rows],
+        tile=2,
+    )
+
+
+def written(
+    tables: Tables, way: dict[str, Any], method: Method, proposal: str, samples: int = SAMPLES
+) -> torch.Tensor:
+    """[samples, LENGTH] tokens behind token 0."""
+    make = torch.Generator().manual_seed(5)
+    text = torch.zeros(samples, LENGTH + DRAFTED + 1, dtype=torch.int64)
+    size = torch.ones(samples, dtype=torch.int64)
+    every = torch.arange(samples)
+    while int(size.min()) <= LENGTH:
+        job = step(tables, way, method, proposal, text[every, size - 1], size - 1, make)
+        found = reference.verify(job)
+        for place in range(DRAFTED + 1):
+            here = (size + place).clamp(max=text.shape[1] - 1)
+            more = (found.counts > place) & (size + place < text.shape[1])
+            text[every[more], here[more]] = found.tokens[more, place].long()
+        size = (size + found.counts).clamp(max=text.shape[1])
+        size = torch.where(
+            size > LENGTH, LENGTH + 1, size
+        )  # what is longer is written again, and not looked at
+    return text[:, 1 : LENGTH + 1]
+
+
+def chances(tables: Tables, way: dict[str, Any]) -> torch.Tensor:
+    """[V, V]: the probability of each token behind each, as the definition of the filters has it."""
+    rows = []
+    for row in tables.target.double():
+        values = (row / way["temperature"]).softmax(0)
+        ordered, order = values.sort(descending=True)
+        ordered[ordered < way.get("min_p", 0) * ordered[0]] = 0
+        ordered[way.get("top_k", VOCABULARY) :] = 0
+        ordered /= ordered.sum()
+        ordered[ordered.cumsum(0) - ordered >= way.get("top_p", 1.0)] = 0
+        rows.append(torch.zeros_like(values).scatter(0, order, ordered / ordered.sum()))
+    return torch.stack(rows)
+
+
+def chance_of_fit(texts: torch.Tensor, follows: torch.Tensor) -> float:
+    """How likely texts of the right distribution fit as badly as these [samples, n]."""
+    found = torch.zeros((VOCABULARY,) * texts.shape[1], dtype=torch.float64)
+    found.index_put_(tuple(texts.t()), found.new_ones(texts.shape[0]), accumulate=True)
+    wanted = torch.zeros_like(found)
+    for text in itertools.product(range(VOCABULARY), repeat=texts.shape[1]):
+        path = zip((0, *text), text, strict=False)
+        wanted[text] = texts.shape[0] * torch.stack([follows[one] for one in path]).prod()
+    assert not bool((found[wanted == 0] > 0).any()), "a filtered token was written"
+    often = wanted >= 5
+    cells = torch.stack([found[often], wanted[often]])
+    rest = torch.stack([found[~often].sum(), wanted[~often].sum()])
+    if rest[1] >= 5:
+        cells = torch.cat([cells, rest.unsqueeze(1)], 1)
+    square = ((cells[0] - cells[1]) ** 2 / cells[1]).sum()
+    freedom = torch.tensor((cells.shape[1] - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, square / 2))
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+@pytest.mark.parametrize("proposal", ["one-hot", "probs", "logits"])
+@pytest.mark.parametrize("way", WAYS)
+def test_texts_are_the_targets_own(method: Method, proposal: str, way: str) -> None:
+    tables = Tables.random(1)
+    texts = written(tables, WAYS[way], method, proposal)
+    follows = chances(tables, WAYS[way])
+    for length in (1, 2, LENGTH):
+        chance = chance_of_fit(texts[:, :length], follows)
+        print(f"{method}, {proposal}, {way}, {length} tokens: p = {chance:.2g}")
+        assert chance > CHANCE
+    assert chance_of_fit(texts[:, :2], chances(Tables.random(2), WAYS["all"])) < CHANCE, "it can fail"
+
+
+def test_numbers_that_are_drawn_twice_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block's test tells of numbers for places that are verified again next: they are drawn anew."""
+    drawn = reference.uniforms
+    monkeypatch.setattr(reference, "uniforms", lambda seeds, at, numbers: drawn(seeds, at, numbers * 0))
+    tables = Tables.random(1)
+    texts = written(tables, WAYS["all"], "block", "probs", 3 * SAMPLES)
+    assert chance_of_fit(texts[:, :2], chances(tables, WAYS["all"])) < CHANCE
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_drafts_too(way: str) -> None:
+    """Direct sampling by the same kernel, with a request for each sample."""
+    tables = Tables.random(3)
+    none = torch.zeros(0, dtype=torch.int32)
+    drafts = Drafts(none, torch.arange(1, SAMPLES + 1).int(), 0)
+    found = verify(tables.target[:1].expand(SAMPLES, -1), drafts, sampling(WAYS[way], SAMPLES))
+    assert chance_of_fit(found.tokens.long(), chances(tables, WAYS[way])) > CHANCE
+
+
+@pytest.mark.parametrize("proposal", ["one-hot", "probs"])
+def test_blocks_are_accepted_no_less_often(proposal: str) -> None:
+    """On random pairs of distributions: with drawn drafts more of some; with one-hot drafts equally many, as
+    the target's share of a draft is then never above the drafter's."""
+    gains = []
+    for seed in range(8):
+        tables, accepted = Tables.random(10 + seed), {}
+        for method in ("standard", "block"):
+            make = torch.Generator().manual_seed(seed)
+            last, at = torch.arange(SAMPLES) % VOCABULARY, torch.zeros(SAMPLES, dtype=torch.int64)
+            job = step(tables, WAYS["all"], method, proposal, last, at, make, seed)  # type: ignore[arg-type]
+            accepted[method] = reference.verify(job).counts.double()
+        difference = accepted["block"] - accepted["standard"]
+        error = float(difference.std()) / SAMPLES**0.5
+        assert float(difference.mean()) > -4 * error
+        gains.append(float(difference.mean()) / max(error, 1e-9))
+    assert (max(gains) > 4) == (proposal != "one-hot")
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Callable[[Job], Verified]:
+    pytest.importorskip("triton")
+    from baton.kernels.verify import kernel
+
+    return kernel.verify
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+@pytest.mark.parametrize("proposal", ["one-hot", "probs"])
+def test_the_kernel_writes_the_same_texts(
+    kernel: Callable[[Job], Verified], method: Method, proposal: str
+) -> None:
+    """What was found of the CPU's path holds for the kernel: the same tokens from the same seeds."""
+    if torch.cuda.is_available():
+        pytest.skip("test_verify.py compares them on the GPU")
+    make = torch.Generator().manual_seed(7)
+    last, at = torch.arange(24) % VOCABULARY, torch.zeros(24, dtype=torch.int64)
+    job = step(Tables.random(1), WAYS["all"], method, proposal, last, at, make)
+    wanted = reference.verify(job).tokens.tolist()
+    assert kernel(job).tokens.tolist() == wanted
+    assert naive.verify(job).tokens.tolist() == wanted

@@ -1,0 +1,205 @@
+"""The kernels and the CPU's path against the definition, token for token, on inputs made anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from baton.kernels.verify import Drafts, Job, Sampling, Verified, naive, reference, verify
+from tests.kernels.verify.cases import Shape, moved
+
+Verify = Callable[..., Verified]
+
+PROPOSALS = ["one-hot", "probs", "logits"]
+METHODS = ["standard", "block"]
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Verify:
+    """The Triton kernels: compiled on a GPU, interpreted without one."""
+    pytest.importorskip("triton")
+    from baton.kernels.verify import kernel
+
+    return kernel.verify
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody has written yet is nan, or a number that fits nothing."""
+    new = torch.empty
+
+    def poisoned(*args: object, **kwargs: object) -> torch.Tensor:
+        made = new(*args, **kwargs)  # type: ignore[call-overload]
+        return made.fill_(float("nan") if made.is_floating_point() else -77)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+def check(one: Verify, job: Job, device: str = "cpu", **more: int) -> Verified:
+    """One's answer, after it has been found to be the definition's; the inputs are as they were."""
+    wanted = naive.verify(job)
+    before = job.logits.clone()
+    found = one(moved(job, device), **more)
+    assert found.tokens.tolist() == wanted.tokens.tolist()
+    assert found.counts.tolist() == wanted.counts.tolist()
+    assert torch.equal(job.logits.nan_to_num(-7e4), before.nan_to_num(-7e4))
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("proposal", PROPOSALS)
+@pytest.mark.parametrize("filters", ["", "k", "p", "m", "kp", "kpm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_reference(method: str, proposal: str, filters: str, dtype: torch.dtype) -> None:
+    shape = Shape(requests=16, method=method, proposal=proposal, filters=filters, dtype=dtype)  # type: ignore[arg-type]
+    for seed, packed in enumerate((True, False)):
+        check(reference.verify, replace(shape, packed=packed).job(seed))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("proposal", PROPOSALS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_kernel(kernel: Verify, device: str, method: str, proposal: str, dtype: torch.dtype) -> None:
+    shape = Shape(method=method, proposal=proposal, dtype=dtype)  # type: ignore[arg-type]
+    for seed, packed in enumerate((True, False)):
+        check(kernel, replace(shape, packed=packed).job(10 + seed), device)
+
+
+@pytest.mark.parametrize(
+    ("filters", "dtype", "method", "proposal", "room"),
+    [
+        ("k", torch.float32, "standard", "one-hot", 1 << 13),
+        ("p", torch.float16, "block", "one-hot", 1 << 13),
+        ("m", torch.bfloat16, "standard", "probs", 1 << 13),
+        ("kp", torch.bfloat16, "block", "probs", 1 << 13),
+        ("kpm", torch.float32, "standard", "logits", 1 << 13),
+        ("kp", torch.float32, "block", "logits", 2),  # the candidates of most rows do not fit
+        ("p", torch.bfloat16, "standard", "one-hot", 2),
+    ],
+)
+def test_filtered(
+    kernel: Verify, device: str, filters: str, dtype: torch.dtype, method: str, proposal: str, room: int
+) -> None:
+    shape = Shape(
+        requests=2, most=2, filters=filters, dtype=dtype, method=method, proposal=proposal, greedy=0
+    )  # type: ignore[arg-type]
+    check(kernel, shape.job(20), device, room=room)
+
+
+@pytest.mark.parametrize("one", ["kernel", "reference"])
+def test_a_vocabulary_that_divides_by_nothing(one: str, device: str, request: pytest.FixtureRequest) -> None:
+    run = reference.verify if one == "reference" else request.getfixturevalue("kernel")
+    shape = Shape(requests=2, most=1, vocabulary=32_003, tile=1024, greedy=0)
+    check(run, shape.job(30), device if one == "kernel" else "cpu")
+    if one == "reference" or device == "cuda":  # the interpreter takes its time
+        check(run, replace(shape, filters="p", method="block").job(31), device if one == "kernel" else "cpu")
+
+
+@pytest.mark.parametrize("one", ["kernel", "reference"])
+@pytest.mark.parametrize("method", METHODS)
+class TestEdges:
+    """Shapes and values at which something else goes on."""
+
+    @pytest.fixture
+    def run(self, one: str, request: pytest.FixtureRequest) -> Verify:
+        return reference.verify if one == "reference" else request.getfixturevalue("kernel")  # type: ignore[no-any-return]
+
+    @pytest.fixture
+    def where(self, one: str, device: str) -> str:
+        return device if one == "kernel" else "cpu"
+
+    def test_one_request_without_drafts(self, run: Verify, where: str, method: str) -> None:
+        job = Shape(requests=1, most=0, method=method).job(40)  # type: ignore[arg-type]
+        assert check(run, job, where).counts.tolist() == [1]
+
+    def test_nobody_drafted(self, run: Verify, where: str, method: str) -> None:
+        job = Shape(requests=2, most=0, method=method).job(41)  # type: ignore[arg-type]
+        check(run, replace(job, drafts=replace(job.drafts, most=3)), where)
+
+    def test_positions_are_not_needed(self, run: Verify, where: str, method: str) -> None:
+        check(run, replace(Shape(method=method).job(42), positions=None), where)  # type: ignore[arg-type]
+
+    def test_greedy_accepts_what_is_most_likely(self, run: Verify, where: str, method: str) -> None:
+        """Of two equal logits the first, in different tiles and within one."""
+        logits = torch.zeros(4, 61)
+        logits[0, [3, 40]] = logits[1, [20, 21]] = logits[2, 60] = 2.0
+        drafts = Drafts(torch.tensor([3, 20, 59], dtype=torch.int32), torch.tensor([4], dtype=torch.int32), 3)
+        sampling = Sampling(torch.zeros(1), torch.zeros(1, dtype=torch.int64))
+        found = check(run, Job(logits, drafts, sampling, method, tile=16), where)  # type: ignore[arg-type]
+        assert found.tokens.tolist() == [[3, 20, 60, -1]]
+
+    def test_placeholders_end_what_is_verified(self, run: Verify, where: str, method: str) -> None:
+        """Their row is sampled as if nothing had been drafted: here it is certain."""
+        logits = torch.full((3, 61), -100.0)
+        logits[:, 7] = 100.0
+        ends = torch.tensor([3], dtype=torch.int32)
+        sampling = Sampling(torch.ones(1), torch.zeros(1, dtype=torch.int64))
+        for placeholder in (-1, 61, 1 << 30):
+            drafts = Drafts(torch.tensor([7, placeholder], dtype=torch.int32), ends, 2)
+            found = check(run, Job(logits, drafts, sampling, method, tile=16), where)  # type: ignore[arg-type]
+            assert found.tokens.tolist() == [[7, 7, -1]]
+
+    def test_equal_logits_are_cut_in_the_order_of_the_vocabulary(
+        self, run: Verify, where: str, method: str
+    ) -> None:
+        """top-k 3 and top-p 0.5 of 61 equal tokens leave the first 2."""
+        requests = 40
+        logits = torch.zeros(requests, 61)
+        drafts = Drafts(torch.zeros(0, dtype=torch.int32), torch.arange(1, requests + 1).int(), 0)
+        sampling = Sampling(
+            torch.ones(requests),
+            torch.arange(requests),
+            top_k=torch.full((requests,), 3, dtype=torch.int32),
+            top_p=torch.full((requests,), 0.5),
+        )
+        few = 4 if where == "cpu" and run is not reference.verify else requests
+        job = Job(logits, drafts, sampling, method, tile=16)  # type: ignore[arg-type]
+        found = check(run, _first(job, few), where)
+        assert set(found.tokens.flatten().tolist()) <= {0, 1}
+
+    def test_what_is_not_a_number_is_never_written(self, run: Verify, where: str, method: str) -> None:
+        job = Shape(requests=3, most=2, method=method).job(43)  # type: ignore[arg-type]
+        job.logits[:, ::3] = float("nan")
+        job.logits[0] = float("-inf")
+        found = check(run, job, where)
+        assert int(found.tokens.max()) < 61
+
+
+def _first(job: Job, requests: int) -> Job:
+    """A job without drafts of fewer requests."""
+    sampling, drafts = job.sampling, job.drafts
+    fewer = {name: getattr(sampling, name)[:requests] for name in ("temperature", "seeds", "top_k", "top_p")}
+    return replace(
+        job,
+        logits=job.logits[:requests],
+        drafts=replace(drafts, row_ends=drafts.row_ends[:requests]),
+        sampling=replace(sampling, **fewer),
+    )
+
+
+def test_no_requests(kernel: Verify, device: str) -> None:
+    none = torch.zeros(0, dtype=torch.int32)
+    job = Job(torch.zeros(0, 61), Drafts(none, none, 2), Sampling(torch.zeros(0), torch.zeros(0).long()))
+    for found in (kernel(moved(job, device)), reference.verify(job)):
+        assert found.tokens.shape == (0, 3)
+        assert found.counts.shape == (0,)
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    job = Shape(proposal="probs").job(50)
+    logits, drafts, sampling = job.logits, job.drafts, job.sampling
+    with pytest.raises(ValueError, match="contiguous"):
+        verify(logits.t().contiguous().t(), drafts, sampling)
+    with pytest.raises(ValueError, match="draft tokens"):
+        verify(logits, replace(drafts, tokens=drafts.tokens[:-1]), sampling)
+    with pytest.raises(ValueError, match="not both"):
+        verify(logits, replace(drafts, logits=torch.zeros(4, 3, 61)), sampling)
+    with pytest.raises(ValueError, match="temperature"):
+        verify(logits, drafts, replace(sampling, temperature=sampling.temperature[1:]))
+    with pytest.raises(ValueError, match=r"drafts\.probs"):
+        verify(logits, replace(drafts, probs=torch.zeros(1, 61)), sampling)
+    with pytest.raises(ValueError, match="say 'standard' or 'block'"):
+        verify(logits, drafts, sampling, method="typical")  # type: ignore[arg-type]
