@@ -27,7 +27,7 @@ from tests.handoff.engines import BLOCK_SIZE, Engine, EngineProcess, Options
 from tests.speculation.fleets import FLEETS, Outcome, measure, zygote
 
 SETTING = "BATON_HANDOFF__KV_WIRE_DTYPE"
-LONGEST = 700
+SHORTEST, LONGEST = 96, 700  # tokens of a prompt: in a shorter one little KV is handed over
 HEAD = 64  # elements of a head, in every layer of the demo model
 ENGINE: dict[str, Any] = {
     "model": str(FOLDER / "weights-mtp"),
@@ -48,7 +48,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--formats", nargs="+", default=list(WIRE_DTYPES), choices=WIRE_DTYPES)
     options = parser.parse_args(arguments)
-    prompts = held_out("chat", options.prompts, longest=LONGEST)
+    drawn = held_out("chat", 20 * options.prompts, longest=LONGEST)
+    prompts = [prompt for prompt in drawn if len(prompt) >= SHORTEST][: options.prompts]
+    if len(prompts) < options.prompts:
+        raise SystemExit(f"{len(prompts)} held-out prompts have {SHORTEST} tokens or more: ask for fewer")
     kept: dict[str, dict[str, Any]] = kv_errors(prompts, options.formats)
     alone = answers("aggregated", AS_IS, prompts, options.tokens, speculate=False)
     for name in options.formats:
@@ -113,9 +116,7 @@ def kv_errors(prompts: list[list[int]], formats: Sequence[str]) -> dict[str, dic
     options = Options(Path(ENGINE["model"]), "bench", engine={**engine, **spec})
     with EngineProcess(options) as process:
         parts = [
-            process.call(_read, f"kv-{number}", prompt, formats)
-            for number, prompt in enumerate(prompts)
-            if len(prompt) >= BLOCK_SIZE
+            process.call(_read, f"kv-{number}", prompt, formats) for number, prompt in enumerate(prompts)
         ]
     return {name: _sum([part[name] for part in parts]) for name in formats}
 

@@ -8,7 +8,7 @@
     load   pulling thread     host copy of 0 ─ of 1 ─ of 2 (when 0 left its slot) ─ …
            its queue                        └ copy 0, unpack 0 ─ copy 1, unpack 1 ─ …
 
-Slots (a chunk each) are made once and used again. A pack waits for the slot's last copy, on the device; the
+Slots (a chunk each) are made once and used again. A pack waits for its slot's last copy, on the device; the
 engine's thread waits for nothing. A request of no more than `_SAVE_SLOTS` chunks frees its blocks at the
 speed of the device's memory; a longer one at that of the bus. Loads compute digests while they unpack: a
 broken chunk is noticed when it is in the cache, and the load fails; the blocks were no other request's.
@@ -38,9 +38,10 @@ from baton.kernels.kv_pack import KVTable
 
 logger = logging.getLogger(__name__)
 
-CHUNK_BYTES = 4 << 20  # takes the bus some 80 us, a launch 10
-_SAVE_SLOTS = 16  # 64 MiB of the accelerator's memory a rank
-_LOAD_SLOTS = 2  # a pull: one is filled while the other one leaves
+# Of a save's chunk: the engine's thread queues some five things for each, so they are few.
+SAVE_BYTES, _SAVE_SLOTS = 16 << 20, 8
+# Of a load's: as much as the transports bring at once. One slot of a pull fills while the other one leaves.
+LOAD_BYTES, _LOAD_SLOTS = 4 << 20, 2
 
 
 @dataclass
@@ -69,21 +70,32 @@ class DeviceBlockCache(BlockCache):
         table: KVTable,
         *,
         device: streams.Device | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
+        save_bytes: int = SAVE_BYTES,
+        load_bytes: int = LOAD_BYTES,
     ) -> None:
         super().__init__(layers, table)
         self.device = device or streams.of(table.device)
-        self.chunk = max(1, chunk_bytes // table.record_bytes)  # records
+        self.load_chunk = max(1, load_bytes // table.record_bytes)  # records
+        self._save_chunk = max(1, save_bytes // table.record_bytes)
         self._packing, self._copying = self.device.queue(), self.device.queue()
-        self._slots = [_Slot(self.slot_records()) for _ in range(_SAVE_SLOTS)]
+        self._slots = [_Slot(self.room(self._save_chunk)) for _ in range(_SAVE_SLOTS)]
         self._next_slot = 0
         self._lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()  # of pulls that ended
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-save")
+        self._compile()
 
-    def slot_records(self) -> torch.Tensor:
-        """Device memory for a chunk."""
-        shape = (self.chunk, self.record_bytes)
-        return torch.empty(shape, dtype=torch.uint8, device=self._table.device)
+    def room(self, records: int) -> torch.Tensor:
+        """Device memory for so many records."""
+        return torch.empty((records, self.record_bytes), dtype=torch.uint8, device=self._table.device)
+
+    def _compile(self) -> None:
+        """Both kernels run once, to no effect: no request shall wait for the compiler."""
+        record, device = self._slots[0].records[:1], self._table.device
+        with self._packing.use():
+            digest = torch.empty(1, dtype=torch.int64, device=device)
+            kv_pack.pack(self._table, torch.zeros(1, dtype=torch.int64, device=device), record, digest)
+            kv_pack.unpack(self._table, record, torch.full((1,), -1, device=device), digest)
+        self._packing.mark().synchronize()
 
     def mark(self) -> Mark:
         return self.device.current().mark()
@@ -133,7 +145,7 @@ class DeviceBlockCache(BlockCache):
             ids = ids_host.to(device, non_blocking=True)
             found = torch.empty(count, dtype=torch.int64, device=device)
         target = torch.from_numpy(records)
-        for start, stop in pieces(count, self.chunk):
+        for start, stop in pieces(count, self._save_chunk):
             slot = self._slots[self._next_slot]
             self._next_slot = (self._next_slot + 1) % len(self._slots)
             packed = slot.records[: stop - start]
@@ -197,7 +209,7 @@ class _Lane:
         self.queue = self.cache.device.queue()
         self.slots = []
         for _ in range(_LOAD_SLOTS):
-            records = self.cache.slot_records()
+            records = self.cache.room(self.cache.load_chunk)
             self.slots.append(_LoadSlot(self.cache.device.pinned(tuple(records.shape), torch.uint8), records))
 
 
@@ -211,7 +223,7 @@ class _DeviceLanding(Landing):
 
     def take(self, first_block: int, records: Bytes, saved: Digests, block_ids: Sequence[int]) -> None:
         began = time.monotonic()
-        for start, stop in pieces(len(records), self._cache.chunk):
+        for start, stop in pieces(len(records), self._cache.load_chunk):
             self._queue(first_block + start, records[start:stop], saved[start:stop], block_ids[start:stop])
         self.load_s += time.monotonic() - began
 

@@ -26,6 +26,9 @@ _WARPS = 8
 # Of a tile: base, stride, offset in block, offset in record, words or rows, kind, width, offset of scales.
 _TILE = tl.constexpr(8)
 
+# One compiled kernel serves every chunk: it depends on nothing of these but what ALIGN says.
+_VARYING = ["num_tiles", "block_ids", "records", "record_bytes", "digests"]
+
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
 _SECOND = tl.constexpr(0x94D049BB133111EB)
@@ -167,7 +170,7 @@ def _decode(codes, FP8: tl.constexpr, NATIVE: tl.constexpr):
     return tl.where(wide < 128, value, -value)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_VARYING)
 def _pack(
     tiles, num_tiles, block_ids, records, record_bytes, digests,
     AS_IS: tl.constexpr, F32: tl.constexpr, F16: tl.constexpr, BF16: tl.constexpr,
@@ -206,7 +209,7 @@ def _pack(
             _add(digests, record, total + _digest_scales(scales, count, scales_at // 8, ROWS))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_VARYING)
 def _unpack(
     tiles, num_tiles, block_ids, records, record_bytes, digests,
     AS_IS: tl.constexpr, F32: tl.constexpr, F16: tl.constexpr, BF16: tl.constexpr,

@@ -40,7 +40,8 @@ def on_device(
         for tensor in tensors(BLOCKS, seed).values()
     ]
     table = KVTable(flat, list(ROW_WIDTHS.values()), wire)
-    return DeviceBlockCache(host.layers, table, device=device, chunk_bytes=chunk * table.record_bytes)
+    size = chunk * table.record_bytes
+    return DeviceBlockCache(host.layers, table, device=device, save_bytes=size, load_bytes=size)
 
 
 def land(cache: BlockCache, sent: Bytes, own: digests.Digests, ids: tuple[int, ...], step: int = 4) -> None:
@@ -204,7 +205,7 @@ class Gate(streams.Inline):
     """A device whose copies arrive when a test lets them."""
 
     def __init__(self) -> None:
-        self.arrived = threading.Semaphore(0)
+        self.arrived = threading.Semaphore(1)  # the kernels' first run
         self.broken = False
 
     def queue(self) -> streams.Queue:
