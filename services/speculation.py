@@ -65,6 +65,9 @@ class SpeculativeSettings(BaseModel):
     rejection_sample_method: Literal["standard", "block"] = Field(
         "standard", description="How drafts are verified at temperature > 0."
     )
+    verifier: Literal["vllm", "baton"] = Field(
+        "vllm", description="Whose kernels verify drafts; on CPU, block needs baton's."
+    )
     parameters: dict[str, Any] = Field(
         default_factory=dict, description="For a method from another package: what it wants to know."
     )

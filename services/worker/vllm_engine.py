@@ -161,7 +161,7 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
         return
     config = args["speculative_config"] = method.engine_config(spec)
     _draft(args, spec.limit if plan.writes else 0)
-    if spec.rejection_sample_method != "standard":
+    if spec.rejection_sample_method != "standard" and spec.verifier == "vllm":
         config["rejection_sample_method"] = spec.rejection_sample_method
     args.setdefault("per_request_spec_decode_metrics", "summary")
     if plan.writes:
@@ -211,7 +211,7 @@ def _check_verification(config: Any) -> None:
     ):
         raise ConfigError(
             "engine.speculative_config.rejection_sample_method (value 'block'): vLLM verifies blocks "
-            "in its model runner V2 alone, which needs a GPU; say 'standard'"
+            "in its model runner V2 alone, which needs a GPU; say 'standard', or verifier 'baton'"
         )
 
 

@@ -14,6 +14,7 @@ from baton.services.worker import (
     vllm_step_times,
     vllm_torchvision,
     vllm_undrafted,
+    vllm_verify,
 )
 
 
@@ -25,5 +26,6 @@ def register() -> None:
     vllm_idle_drafter.install()
     vllm_speculation.install()
     vllm_undrafted.install()
+    vllm_verify.install()
     vllm_step_times.install()
     process.follow_engine_process()

@@ -8,7 +8,9 @@ from baton.services.decode.proposers.checkpoint import config_of
 from baton.services.decode.proposers.method import MATCHING, SUFFIXES, Method, refuse
 from baton.services.speculation import SpeculativeSettings
 
-_ALWAYS = frozenset({"method", "num_speculative_tokens", "max_speculative_tokens", "rejection_sample_method"})
+_ALWAYS = frozenset(
+    {"method", "num_speculative_tokens", "max_speculative_tokens", "rejection_sample_method", "verifier"}
+)
 _BELONGS = {
     **dict.fromkeys(MATCHING, "it goes with ngram, or with mtp_strategy 'with_ngram'"),
     **dict.fromkeys(SUFFIXES, "it goes with suffix, or with mtp_strategy 'with_suffix'"),

@@ -1,0 +1,173 @@
+"""`verifier: baton` on vLLM's model runner V2, the GPU's default; see services/worker/vllm_verify.py for V1.
+
+V2's sampler keeps settings in arrays by slot, which the kernel reads as they are, and its seeds and positions
+are the kernel's. Its drafters keep logits, which the kernel takes: of a draft that was drawn no probabilities
+are written. V2 copies all logits to float32 as soon as one request has a temperature other than 1; here only
+where something changes single logits.
+
+Left to vLLM: watermarks, synthetic acceptance, log-probabilities of processed logits and sampling masks,
+which need what is never written here. None of this has run on a GPU: tests look whether the symbols are what
+they were.
+
+Leans on: vllm.v1.worker.gpu.model_runner.GPUModelRunner (`load_model` makes `sampler` and
+`rejection_sampler`); vllm.v1.worker.gpu.spec_decode.rejection_sampler.RejectionSampler (`_verify` and its
+parameters: logits [N, V], draft_logits [slots, steps, V], verify_draft_sampled [N]: at each row the token
+that was fed in there, the drafts behind their request's first; cu_num_logits [R + 1]; gives processed logits,
+tokens [R, steps + 1] int64 and how many, int32; watermark_key, synthetic_conditional_rates,
+num_speculative_steps); vllm.v1.worker.gpu.sample.sampler.Sampler (logits_processors, thinking_budget_state,
+sampling_states, logprobs_mode, return_sampling_mask); sample.states.SamplingStates (temperature, top_k,
+top_p, min_p, seeds: `.gpu` and `.np`, by slot); sample.logits_processor.interface.LogitsContext;
+sample.{penalties.PenaltiesState.use_penalty, logit_bias.LogitBiasState.use_logit_bias,
+bad_words.BadWordsState.num_bad_words, thinking_budget.ThinkingBudgetState.{enabled, use_thinking_budget}}.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from baton.kernels.verify import Drafts, Method, Sampling, verify
+from baton.services.worker import vllm_verify
+
+_MARK = "_baton_v2_verify"
+_VERIFY = (
+    *("logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping", "idx_mapping_np"),
+    *("expanded_idx_mapping", "expanded_local_pos", "seq_lens_upper_bound_np", "verify_draft_sampled"),
+)
+_CONTEXT = {
+    *("expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "expanded_local_pos", "input_ids", "pos"),
+    "seq_lens_upper_bound_np",
+}
+
+
+def install() -> None:
+    """Patch vLLM in this process; a second call does nothing."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    if not hasattr(GPUModelRunner.load_model, _MARK):
+        GPUModelRunner.load_model = _seating(GPUModelRunner.load_model)
+
+
+def check_symbols() -> None:
+    """Raises StartError when vLLM is not as this module leans on it."""
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+    vllm_verify.require(RejectionSampler, "_verify", *_VERIFY)
+    if {field.name for field in fields(LogitsContext)} != _CONTEXT:
+        raise vllm_verify.other_vllm(f"{LogitsContext.__name__} of {', '.join(sorted(_CONTEXT))}")
+
+
+def _seating(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(self, *args, **kwargs)
+        method = vllm_verify.method_of(self.vllm_config)
+        if method is not None and self.rejection_sampler is not None:
+            seat(self.rejection_sampler, method)
+        return done
+
+    setattr(load_model, _MARK, True)
+    return load_model
+
+
+def seat(shipped: Any, method: Method) -> None:
+    """Have this RejectionSampler verify with our kernel, where nothing is asked of it that the kernel has
+    not."""
+    from vllm.config.model import PROCESSED_LOGPROBS_MODES
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+    if type(shipped) is not RejectionSampler:
+        return  # a model's own
+    check_symbols()
+    sampler = shipped.sampler
+    if (
+        shipped.watermark_key is None
+        and shipped.synthetic_conditional_rates is None
+        and not sampler.return_sampling_mask
+        and sampler.logprobs_mode not in PROCESSED_LOGPROBS_MODES
+    ):
+        shipped._verify = functools.partial(_verify, shipped, method)
+
+
+def _verify(  # noqa: PLR0917 (as vLLM calls it)
+    shipped: Any,
+    method: Method,
+    logits: torch.Tensor,
+    draft_logits: torch.Tensor | None,
+    draft_sampled: torch.Tensor,
+    pos: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    idx_mapping_np: Any,
+    expanded_idx_mapping: torch.Tensor,
+    expanded_local_pos: torch.Tensor,
+    seq_lens_upper_bound_np: Any,
+    verify_draft_sampled: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    sampler = shipped.sampler
+    processed = logits
+    if _changes_logits(sampler, idx_mapping_np):
+        from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
+
+        context = LogitsContext(
+            expanded_idx_mapping=expanded_idx_mapping,
+            idx_mapping=idx_mapping,
+            idx_mapping_np=idx_mapping_np,
+            expanded_local_pos=expanded_local_pos,
+            input_ids=draft_sampled,
+            pos=pos,
+            seq_lens_upper_bound_np=seq_lens_upper_bound_np,
+        )
+        processed = logits.to(torch.float32, copy=True)
+        for processor in sampler.logits_processors:
+            processed = processor.apply(processed, context)
+        sampler.thinking_budget_state.apply(processed, context)
+    if draft_logits is not None:  # a target's vocabulary may be padded further than its drafter's
+        width = min(processed.shape[1], draft_logits.shape[2])
+        processed, draft_logits = processed[:, :width], draft_logits[:, :, :width]
+    found = verify(
+        processed,
+        Drafts(verify_draft_sampled, cu_num_logits[1:], shipped.num_speculative_steps, logits=draft_logits),
+        _sampling(sampler.sampling_states, idx_mapping, idx_mapping_np),
+        method=method,
+        positions=pos,
+    )
+    return processed, found.tokens.long(), found.counts
+
+
+def _sampling(states: Any, slots: torch.Tensor, slots_np: Any) -> Sampling:
+    """A filter that no request has is left out, so that its kernels are not launched."""
+
+    def where(one: Any, neutral: float) -> torch.Tensor | None:
+        needed: torch.Tensor | None = one.gpu if bool(np.any(one.np[slots_np] != neutral)) else None
+        return needed
+
+    return Sampling(
+        states.temperature.gpu,
+        states.seeds.gpu,
+        top_k=where(states.top_k, states.vocab_size),
+        top_p=where(states.top_p, 1.0),
+        min_p=where(states.min_p, 0.0),
+        slots=slots,
+    )
+
+
+# Of V2's logits processors: whether one changes any logit of these slots.
+_ACTIVE: dict[str, Callable[[Any, Any], bool]] = {
+    "PenaltiesState": lambda one, slots: bool(np.any(one.use_penalty[slots])),
+    "LogitBiasState": lambda one, slots: bool(np.any(one.use_logit_bias[slots])),
+    "BadWordsState": lambda one, slots: bool(np.any(one.num_bad_words.np[slots])),
+}
+
+
+def _changes_logits(sampler: Any, slots: Any) -> bool:
+    budgets = sampler.thinking_budget_state
+    return bool(budgets.enabled and np.any(budgets.use_thinking_budget[slots])) or any(
+        _ACTIVE.get(type(one).__name__, lambda *_: True)(one, slots) for one in sampler.logits_processors
+    )

@@ -1,0 +1,229 @@
+"""`verifier: baton`: drafts are verified by baton.kernels.verify in place of vLLM's rejection samplers.
+
+Here is model runner V1, the only one on CPU; services/worker/vllm_v2_verify.py is V2. vLLM applies what
+changes single logits (penalties, bad words, allowed tokens, biases, thinking budgets); where nothing does,
+the logits go into the kernel as the model wrote them. Temperature, min-p, top-k and top-p are the kernel's.
+All rows are sampled by it, the one behind the drafts too, which vLLM sampled separately.
+
+Some steps stay with vLLM, by its standard method, whose answers are distributed the same: with seeded
+requests (vLLM's generators give the same tokens with and without speculation beside them, and are to go on
+doing so), with log-probabilities of processed logits (they need what is never written here), with
+log-probabilities of given tokens, and with logits processors that are not vLLM's own.
+
+Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (`__init__` makes rejection_sampler where it drafts,
+and it is called with metadata, draft_probs, logits, sampling_metadata);
+vllm.v1.sample.rejection_sampler.RejectionSampler (apply_logits_processors gives target logits [drafts, V],
+and may write into what it got; _get_logprobs_tensors; is_processed_logprobs_mode, synthetic_mode, sampler);
+vllm.v1.sample.sampler.Sampler.apply_logits_processors (for the rows behind the drafts);
+vllm.v1.sample.metadata.SamplingMetadata and vllm.v1.spec_decode.metadata.SpecDecodeMetadata (their fields; a
+request's rows of logits lie together, the one behind its drafts last, and cu_num_sampled_tokens tells where
+they end); vllm.v1.sample.logits_processor.{MinPLogitsProcessor (min_p_count, min_p [R, 1]),
+LogitBiasLogitsProcessor (biases), MinTokensLogitsProcessor (min_toks)}, all of `logitsprocs`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from baton.kernels.verify import Drafts, Method, Sampling, verify
+from baton.services.errors import StartError
+from baton.services.worker.vllm_speculation import settings_of
+
+_MARK = "_baton_verify"
+_SEEDS = 1 << 62
+
+
+def install() -> None:
+    """Patch vLLM in this process; a second call does nothing.
+
+    An engine whose settings say so then verifies with our kernel; it raises StartError when it is made where
+    a symbol is not what we lean on: another vLLM.
+    """
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    if not hasattr(GPUModelRunner.__init__, _MARK):
+        GPUModelRunner.__init__ = _seating(GPUModelRunner.__init__)
+    if not current_platform.is_cpu():
+        from baton.services.worker import vllm_v2_verify
+
+        vllm_v2_verify.install()
+
+
+def method_of(vllm_config: Any) -> Method | None:
+    """How our kernel is to verify; None: vLLM does."""
+    spec = settings_of(vllm_config)
+    return None if spec is None or spec.verifier != "baton" else spec.rejection_sample_method
+
+
+def _seating(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, vllm_config: Any, device: Any) -> None:
+        original(self, vllm_config, device)
+        method = method_of(vllm_config)
+        if method is not None and hasattr(self, "rejection_sampler"):
+            check_symbols()
+            self.rejection_sampler = Verifier(self.rejection_sampler, method)
+
+    setattr(__init__, _MARK, True)
+    return __init__
+
+
+def check_symbols() -> None:
+    """Raises StartError when vLLM is not as this module leans on it."""
+    from vllm.v1.sample.logits_processor import builtin
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.rejection_sampler import RejectionSampler
+    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+    require(RejectionSampler, "forward", "metadata", "draft_probs", "logits", "sampling_metadata")
+    require(RejectionSampler, "apply_logits_processors", "logits", "sampling_metadata", "metadata")
+    require(
+        RejectionSampler,
+        "_get_logprobs_tensors",
+        *("max_num_logprobs", "metadata", "logits", "target_logits", "bonus_logits", "sampled_token_ids"),
+    )
+    require(Sampler, "apply_logits_processors", "logits", "sampling_metadata", "predict_bonus_token")
+    for name in ("MinPLogitsProcessor", "LogitBiasLogitsProcessor", "MinTokensLogitsProcessor"):
+        if not hasattr(builtin, name):
+            raise other_vllm(f"{builtin.__name__}.{name}")
+    for owner, names in (
+        (
+            SamplingMetadata,
+            "temperature all_greedy top_p top_k generators max_num_logprobs no_penalties logprob_token_ids "
+            "allowed_token_ids_mask bad_words_token_ids logitsprocs thinking_budget_state_holder",
+        ),
+        (
+            SpecDecodeMetadata,
+            "draft_token_ids num_draft_tokens cu_num_sampled_tokens target_logits_indices "
+            "bonus_logits_indices",
+        ),
+    ):
+        missing = set(names.split()) - {field.name for field in fields(owner)}
+        if missing:
+            raise other_vllm(f"{owner.__name__}.{', '.join(sorted(missing))}")
+
+
+def require(owner: Any, name: str, *parameters: str) -> None:
+    """Raises StartError unless that method takes these and no others."""
+    function = getattr(owner, name, None)
+    if function is None or tuple(inspect.signature(function).parameters) != ("self", *parameters):
+        raise other_vllm(f"{owner.__name__}.{name}({', '.join(parameters)})")
+
+
+def other_vllm(what: str) -> StartError:
+    return StartError(
+        f"verifier 'baton' leans on vLLM's {what}, which this vLLM does not have: install the vLLM version "
+        "that this Baton is made for, or say verifier 'vllm'"
+    )
+
+
+class Verifier:
+    """Stands where a V1 model runner keeps its RejectionSampler, and keeps that one for what is left to
+    it."""
+
+    def __init__(self, shipped: Any, method: Method) -> None:
+        self.shipped = shipped
+        self.method = method
+
+    def __call__(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
+        """One step: metadata tells the drafts, logits [sum(drafts + 1), V] what the target says of them."""
+        from vllm.v1.outputs import SamplerOutput
+
+        if self.shipped.synthetic_mode or self._left_to_vllm(sampling_metadata):
+            return self.shipped(metadata, draft_probs, logits, sampling_metadata)
+        drafts = Drafts(
+            metadata.draft_token_ids,
+            metadata.cu_num_sampled_tokens,
+            metadata.max_spec_len,
+            probs=draft_probs,
+        )
+        found = verify(
+            self._processed(metadata, logits, sampling_metadata),
+            drafts,
+            _sampling(sampling_metadata, len(metadata.num_draft_tokens), logits.device),
+            method=self.method,
+        )
+        logprobs = None
+        if sampling_metadata.max_num_logprobs is not None:
+            logprobs = self.shipped._get_logprobs_tensors(
+                sampling_metadata.max_num_logprobs,
+                metadata,
+                logits,
+                logits[metadata.target_logits_indices],
+                logits[metadata.bonus_logits_indices],
+                found.tokens,
+            )
+        return SamplerOutput(sampled_token_ids=found.tokens, logprobs_tensors=logprobs)
+
+    def _left_to_vllm(self, sampling_metadata: Any) -> bool:
+        processors = sampling_metadata.logitsprocs.all
+        return bool(
+            sampling_metadata.generators
+            or sampling_metadata.logprob_token_ids
+            or (sampling_metadata.max_num_logprobs is not None and self.shipped.is_processed_logprobs_mode)
+            or any(type(one).__name__ not in _ACTIVE for one in processors)
+        )
+
+    def _processed(self, metadata: Any, logits: torch.Tensor, sampling_metadata: Any) -> torch.Tensor:
+        """The logits after all that vLLM does to single ones: themselves where that is nothing."""
+        if not _changes_logits(sampling_metadata):
+            return logits
+        processed = logits.to(torch.float32, copy=True)
+        behind = self.shipped.sampler.apply_logits_processors(
+            processed[metadata.bonus_logits_indices], sampling_metadata, True
+        )
+        before = self.shipped.apply_logits_processors(
+            processed[metadata.target_logits_indices], sampling_metadata, metadata
+        )
+        processed[metadata.bonus_logits_indices] = behind
+        processed[metadata.target_logits_indices] = before
+        return processed
+
+
+# Of vLLM's own logits processors: whether one changes any logit now. min-p leaves those of what it keeps.
+_ACTIVE: dict[str, Callable[[Any], bool]] = {
+    "MinPLogitsProcessor": lambda _: False,
+    "LogitBiasLogitsProcessor": lambda one: bool(one.biases),
+    "MinTokensLogitsProcessor": lambda one: bool(one.min_toks),
+}
+
+
+def _changes_logits(sampling_metadata: Any) -> bool:
+    budgets = sampling_metadata.thinking_budget_state_holder
+    return bool(
+        not sampling_metadata.no_penalties
+        or sampling_metadata.bad_words_token_ids
+        or sampling_metadata.allowed_token_ids_mask is not None
+        or (budgets is not None and budgets.has_tracked_requests())
+        or any(_ACTIVE[type(one).__name__](one) for one in sampling_metadata.logitsprocs.all)
+    )
+
+
+def _sampling(sampling_metadata: Any, requests: int, device: torch.device) -> Sampling:
+    """vLLM's settings of a batch, with new seeds: those of V1 are generators, and steps with any are
+    vLLM's."""
+    temperature = sampling_metadata.temperature
+    if temperature is None:  # all are greedy
+        temperature = torch.zeros(requests, device=device)
+    return Sampling(
+        temperature,
+        torch.randint(_SEEDS, (requests,), dtype=torch.int64, device=device),
+        top_k=sampling_metadata.top_k,
+        top_p=sampling_metadata.top_p,
+        min_p=next(
+            (
+                one.min_p.flatten()
+                for one in sampling_metadata.logitsprocs.all
+                if type(one).__name__ == "MinPLogitsProcessor" and one.min_p_count
+            ),
+            None,
+        ),
+    )

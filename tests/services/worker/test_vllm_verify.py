@@ -1,0 +1,232 @@
+"""Our verifier where vLLM's stands: in vLLM's own objects, and in engines that are served with it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from baton.services.config import EngineSettings
+from baton.services.decode.proposers import validation
+from baton.services.errors import StartError
+from baton.services.speculation import SpeculativeSettings
+from baton.services.worker import vllm_mends, vllm_v2_verify, vllm_verify
+from tests.architectures import dense
+from tests.speculation.sampling import Engine, Order, Way, expected, fit, prompt, reference
+from tests.support import ROOT
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # vLLM's imports
+    from vllm.platforms import current_platform
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.rejection_sampler import RejectionSampler
+    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.worker.gpu import buffer_utils
+    from vllm.v1.worker.gpu.sample.states import SamplingStates
+
+VOCABULARY = 97
+DRAFTED = [[3, 4], [], [5], [6, 7, 8]]
+DEMO = ROOT / "deploy" / "demo-model" / "weights-mtp"
+SAMPLES = 3_000
+CHANCE = 1e-6  # of a right sample to be called wrong
+WAY = Way(0.8, top_k=5, top_p=0.9)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_in_a_worker() -> None:
+    """vLLM's sampler for CPU, which reads memory that nobody wrote as it is shipped."""
+    vllm_mends.install()
+    with warnings.catch_warnings():  # it looks into every module there is, deprecated names included
+        warnings.simplefilter("ignore")
+        current_platform.import_kernels()
+        current_platform.register_triton_kernel_overrides()
+
+
+def metadata(**more: Any) -> SamplingMetadata:
+    """Four greedy requests; `more` says otherwise."""
+    requests = len(DRAFTED)
+    plain: dict[str, Any] = {
+        "temperature": None,
+        "all_greedy": True,
+        "all_random": False,
+        "top_p": None,
+        "top_k": None,
+        "generators": {},
+        "max_num_logprobs": None,
+        "no_penalties": True,
+        "prompt_token_ids": torch.full((requests, 2), 9),
+        "frequency_penalties": torch.full((requests,), 1.5),
+        "presence_penalties": torch.zeros(requests),
+        "repetition_penalties": torch.ones(requests),
+        "output_token_ids": [[11], [12], [13], [14]],
+        "allowed_token_ids_mask": None,
+        "bad_words_token_ids": {},
+        "logitsprocs": LogitsProcessors(),
+        "spec_token_ids": DRAFTED,
+    }
+    return SamplingMetadata(**plain | more)
+
+
+def step() -> tuple[Any, torch.Tensor]:
+    """Which drafts there are, and logits under which some of them are the most likely tokens."""
+    drafts = SpecDecodeMetadata.make_dummy(DRAFTED, torch.device("cpu"))
+    ends = drafts.cu_num_sampled_tokens
+    rows = torch.arange(int(ends[-1]))
+    behind = ends.long() - 1
+    before = torch.ones(len(rows), dtype=torch.bool)
+    before[behind] = False
+    drafts.bonus_logits_indices, drafts.target_logits_indices = behind, rows[before]
+    logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(1))
+    likely = rows[before][[0, 1, 3, 4]]
+    logits[likely, drafts.draft_token_ids[[0, 1, 3, 4]].long()] = 9.0
+    return drafts, logits
+
+
+def verifier(method: Any = "block") -> vllm_verify.Verifier:
+    return vllm_verify.Verifier(RejectionSampler(Sampler()), method)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"no_penalties": False},
+        {"bad_words_token_ids": {0: [[4]], 3: [[6]]}},
+        {"allowed_token_ids_mask": torch.arange(VOCABULARY).expand(4, -1) % 3 == 0},
+        {"max_num_logprobs": 2},
+        {"temperature": torch.tensor([0.0, 0.7, 0.0, 0.0]), "all_greedy": False},
+    ],
+    ids=["plain", "penalties", "bad words", "allowed tokens", "log-probabilities", "one is sampled"],
+)
+def test_greedy_answers_are_vllms(more: dict[str, Any]) -> None:
+    """And so are their log-probabilities."""
+    drafts, logits = step()
+    one = verifier()
+    wanted = one.shipped(drafts, None, logits.clone(), metadata(**more))
+    found = one(drafts, None, logits, metadata(**more))
+    greedy = [0, 2, 3]
+    assert found.sampled_token_ids[greedy].tolist() == wanted.sampled_token_ids[greedy].tolist()
+    if found.logprobs_tensors is not None:
+        for ours, theirs in zip(found.logprobs_tensors[:3], wanted.logprobs_tensors[:3], strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"generators": {1: torch.Generator()}}, {"logprob_token_ids": {0: [3]}}],
+    ids=["seeds", "given tokens"],
+)
+def test_what_only_vllm_can_do_is_left_to_it(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts, logits = step()
+    one = verifier()
+    monkeypatch.setattr(vllm_verify, "verify", None)  # it would not be called in vain
+    sampled = {"temperature": torch.full((4,), 0.7), "all_greedy": False, "all_random": True}
+    found = one(drafts, None, logits, metadata(**sampled | more))
+    assert found.sampled_token_ids.shape == (4, 4)
+
+
+def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm_verify.check_symbols()
+    vllm_v2_verify.check_symbols()
+    monkeypatch.setattr(RejectionSampler, "forward", lambda logits: logits)
+    with pytest.raises(StartError, match=r"RejectionSampler\.forward.*say verifier 'vllm'"):
+        vllm_verify.check_symbols()
+
+
+def test_whose_verifier_is_a_setting() -> None:
+    spec = {
+        "method": "mtp",
+        "num_speculative_tokens": 2,
+        "verifier": "baton",
+        "rejection_sample_method": "block",
+    }
+    settings = EngineSettings(model=str(DEMO), speculative_config=spec)
+    assert validation.check(settings) is not None
+    told = SimpleNamespace(additional_config={"baton": {"speculative": spec}})
+    assert vllm_verify.method_of(told) == "block"
+    told.additional_config["baton"]["speculative"] = spec | {"verifier": "vllm"}
+    assert vllm_verify.method_of(told) is None
+    assert SpeculativeSettings(method="mtp").verifier == "vllm"
+
+
+def test_v2_hands_over_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With V2's own sampling states, on the CPU: one greedy request, one that its filter makes certain."""
+    monkeypatch.setattr(buffer_utils, "UvaBuffer", _Host)
+    states = SamplingStates(8, VOCABULARY)
+    states.temperature.np[[5, 2]] = 0.0, 0.8
+    states.top_k.np[2] = 1
+    states.seeds.np[[5, 2]] = 1, 2
+    states.apply_staged_writes()
+    for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
+        assert getattr(states, name).gpu.shape == (8,)
+    idle = SimpleNamespace(enabled=False)
+    sampler = SimpleNamespace(sampling_states=states, logits_processors=[], thinking_budget_state=idle)
+    shipped = SimpleNamespace(sampler=sampler, num_speculative_steps=3)
+    logits = torch.zeros(6, VOCABULARY)
+    logits[torch.arange(6), torch.tensor([1, 2, 3, 4, 5, 6])] = 5.0
+    slots = torch.tensor([5, 2])
+    fed = torch.tensor([90, 1, 2, 91, 4, 60])  # drafts 1, 2 are right; of 4, 60 the first is
+    processed, tokens, counts = vllm_v2_verify._verify(
+        shipped,
+        "standard",
+        logits,
+        torch.zeros(8, 3, VOCABULARY + 3),
+        fed,
+        torch.arange(6),
+        torch.tensor([0, 3, 6], dtype=torch.int32),
+        slots,
+        slots.numpy(),
+        slots.repeat_interleave(3),
+        torch.arange(6) % 3,
+        None,
+        fed,
+    )
+    assert processed.data_ptr() == logits.data_ptr()
+    assert tokens.tolist() == [[1, 2, 3, -1], [4, 5, -1, -1]]
+    assert tokens.dtype == torch.int64
+    assert counts.tolist() == [3, 2]
+
+
+class _Host:
+    """vLLM's UvaBuffer without pinned memory, which needs an accelerator."""
+
+    def __init__(self, size: Any, dtype: torch.dtype) -> None:
+        self.cpu = torch.zeros(size, dtype=dtype)
+        self.np = self.cpu.numpy()
+
+    def uva(self, size: int) -> torch.Tensor:
+        return self.cpu[:size]
+
+
+@pytest.mark.timeout(600)
+def test_blocks_are_verified_in_an_engine(tmp_path: Path) -> None:
+    """The demo model with its MTP head, and a draft model whose tokens are drawn."""
+    spec = {"num_speculative_tokens": 2, "rejection_sample_method": "block", "verifier": "baton"}
+    dense.qwen2(tmp_path / "target", layers=2, gain=1.2)
+    dense.small_qwen2(tmp_path / "small")
+    drawn = Order(
+        tmp_path / "target",
+        prompt(74),
+        (WAY,),
+        SAMPLES,
+        {"method": "draft_model", "model": str(tmp_path / "small"), **spec},
+        {"draft_sample_method": "probabilistic"},
+    )
+    demo = replace(
+        drawn, model=DEMO, prompt=tuple(range(300, 312)), speculative={"method": "mtp", **spec}, more={}
+    )
+    for order in (drawn, demo):
+        wanted = expected(reference(order.model), order.prompt, WAY)
+        sample = Engine(order).result()
+        for length in (1, 2, 3):
+            fitting = fit(sample.answers[WAY], wanted, length)
+            print(f"{order.model.name}, {length} tokens: {fitting}; {sample.accepted} of {sample.drafted}")
+            assert fitting.chance > CHANCE
+        assert 0 < sample.accepted < sample.drafted
