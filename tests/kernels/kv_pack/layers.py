@@ -21,7 +21,7 @@ class Layer:
     gap: int = 0  # elements between blocks that belong to somebody else
 
     def make(self, seed: int, device: str) -> torch.Tensor:
-        """Random; rows of very different magnitude, as KV has them; some are zero, tiny or one number alone."""
+        """Random; rows of very different magnitude, as KV has them; some zero, tiny or one number alone."""
         generator = torch.Generator().manual_seed(seed)
         elements = torch.Size(self.shape).numel()
         if self.dtype in _BYTES:
