@@ -20,4 +20,4 @@ def register() -> None:
 def _forgetting(self: HostBlockCache, records: Bytes, block_ids: Sequence[int]) -> None:
     """The drafter's layers come after the target's: the demo model's is the last one."""
     _scatter(self, records, block_ids)
-    self._parts[-1][list(block_ids)] = 0
+    self._table.blocks[-1][list(block_ids)] = 0
