@@ -1,0 +1,124 @@
+"""What kernels cost: time, against the device's own copy bandwidth, plain torch and vLLM's kernels.
+
+    python -m bench kernels [--only verify] [--device cuda | cpu]
+
+Each operation is checked first; where the check fails, nothing is measured and nothing is written. Medians of
+runs with cold caches: between two runs a buffer larger than the caches is written. On CUDA, times are those
+of events around a run that the host has submitted while that buffer was still being written. Needs torch and
+triton; vLLM only to be compared with, and of it only files (docs/kernels.md). Writes
+bench/results/kernels-DEVICE.json; operations that were not asked for keep the figures that they had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.kernel_case import Case
+from bench.stats import RESULTS, median, save
+
+OPERATIONS = ["kv_pack", "ngram_match", "verify"]
+MIB = 1 << 20
+BUFFER = {"cuda": 512 * MIB, "cpu": 64 * MIB}  # beyond an H200's L2 of 50 MiB, and most CPUs' caches
+RUNS = {"cuda": 50, "cpu": 7}
+
+
+class Device:
+    """Where it is measured, and how fast that copies."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.runs = RUNS[kind]
+        self._buffer = torch.zeros(BUFFER[kind], dtype=torch.uint8, device=kind)
+        self._other = torch.zeros_like(self._buffer)
+        self.name = torch.cuda.get_device_name() if kind == "cuda" else platform.processor() or "CPU"
+        copied = self.time(lambda: self._other.copy_(self._buffer))
+        self.copy_gb_s = 2 * len(self._buffer) / copied / 1e9
+
+    def time(self, run: Callable[[], object]) -> float:
+        """Seconds, median."""
+        for _ in range(3):
+            run()
+        return median([self._once(run) for _ in range(self.runs)])
+
+    def _once(self, run: Callable[[], object]) -> float:
+        self._buffer.fill_(1)
+        if self.kind == "cpu":
+            began = time.process_time()  # of all threads; a busy machine does not count
+            run()
+            return time.process_time() - began
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+
+def measure(device: Device, case: Case) -> dict[str, Any]:
+    """A row of the table."""
+    ours = device.time(case.run)
+    gb_s = case.bytes_moved / ours / 1e9
+    against = {name: device.time(run) for name, run in case.against.items()}
+    return {
+        "case": case.name,
+        "shape": case.shape,
+        "us": round(1e6 * ours, 2),
+        "bytes": case.bytes_moved,
+        "gb_s": round(gb_s, 2),
+        "of_copy": round(gb_s / device.copy_gb_s, 3),
+        "against": {
+            name: {"us": round(1e6 * one, 2), "ratio": round(one / ours, 2)} for name, one in against.items()
+        },
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    others = "; ".join(
+        f"{name} {one['us']:.1f} us ({one['ratio']:.2f} x)" for name, one in row["against"].items()
+    )
+    return f"{row['us']:>10.1f}  {row['gb_s']:>8.1f}  {row['of_copy']:>7.1%}  {row['case']:<44}  {others}"
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=OPERATIONS, action="append", help="may be given several times")
+    parser.add_argument(
+        "--device", choices=list(RUNS), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    options = parser.parse_args(arguments)
+    wanted = options.only or OPERATIONS
+    modules = {name: importlib.import_module(f"bench.kernels_{name}") for name in wanted}
+    for name, module in modules.items():
+        try:
+            module.check(options.device)
+        except AssertionError as error:
+            sys.exit(f"{name} is wrong on {options.device}; nothing is reported: {error}")
+    device = Device(options.device)
+    found = _kept(options.device)
+    for name, module in modules.items():
+        print(f"{name} on {device.name}, which copies {device.copy_gb_s:.0f} GB/s")
+        print(f"{'us':>10}  {'GB/s':>8}  {'of copy':>7}  {'case':<44}  against")
+        rows = []
+        for case in module.cases(options.device):
+            rows.append(measure(device, case))
+            print(line(rows[-1]), flush=True)
+        found[name] = {"device": device.name, "copy_gb_s": round(device.copy_gb_s, 1), "cases": rows}
+    print(f"written to {save(f'kernels-{options.device}', {'operations': found})}")
+
+
+def _kept(kind: str) -> dict[str, Any]:
+    """What was measured before."""
+    path = RESULTS / f"kernels-{kind}.json"
+    kept: dict[str, Any] = json.loads(path.read_text())["operations"] if path.exists() else {}
+    return kept

@@ -1,0 +1,65 @@
+"""Functions out of vLLM's Python files, without vLLM.
+
+Its Triton kernels need only torch and triton; the modules that they stand in need all of vLLM. The files are
+looked for in an installed vLLM, and in a folder `vllm` beside `bench` (docs/kernels.md: what to put there).
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+_TRITON = ("import torch", "import triton", "import triton.language as tl")
+
+
+def load(
+    name: str, paths: Sequence[str], prelude: Sequence[str] = (), only: Sequence[str] = ()
+) -> ModuleType | None:
+    """One module `name` of what these files of vLLM's define; None where one of them is not found.
+
+    Their imports from vllm are left out: `prelude`, lines of Python, stands for them. only: names of
+    functions, if not all that the files have is wanted.
+    """
+    made = ["from __future__ import annotations", *_TRITON, *prelude]
+    for path in paths:
+        file = find(path)
+        if file is None:
+            return None
+        text = file.read_text()
+        lines = text.splitlines()
+        for node in ast.parse(text).body:
+            if _wanted(node, only):
+                first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
+                made += ["", "", *lines[first - 1 : node.end_lineno]]
+    # Triton reads a kernel's source from its file, also later: the file stays as long as the process.
+    folder = tempfile.mkdtemp(prefix="baton-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = Path(folder, f"{name}.py")
+    file.write_text("\n".join(made) + "\n")
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load {file}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def find(path: str) -> Path | None:
+    """One of vLLM's files, by its path in the package."""
+    package = importlib.util.find_spec("vllm")
+    folders = [] if package is None else list(package.submodule_search_locations or [])
+    return next((file for folder in folders if (file := Path(folder, path)).is_file()), None)
+
+
+def _wanted(node: ast.stmt, only: Sequence[str]) -> bool:
+    if only:
+        return isinstance(node, ast.FunctionDef) and node.name in only
+    if isinstance(node, ast.ImportFrom):
+        return node.module not in (None, "__future__") and not str(node.module).startswith("vllm")
+    return not isinstance(node, ast.Import)
