@@ -26,6 +26,9 @@ from baton.kernels.verify.kernel_rows import (
 # Masses are summed as integers, so that the order in which candidates were gathered changes nothing. A weight
 # is at most 1, a sum of 2**20 of them below 2**60.
 _ONE = tl.constexpr(float(1 << 40))
+# By how much more candidates are gathered than needed: a product and a difference may be rounded together or
+# one after the other, and the k-th token must not be lost by that.
+_SLACK = tl.constexpr(1e-3)
 _ALL = tl.constexpr(-(1 << 31))  # below every key
 
 
@@ -62,11 +65,11 @@ def _lowest(maxes, row, tiles, vocabulary, k, p, least, top, mass, TILES: tl.con
                     high = middle
             key = low.to(tl.int32)
             value = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-            bound = tl.maximum(bound, value - top)
+            bound = tl.maximum(bound, value - top - _SLACK)
     elif p < 1:
         # All tokens below weigh less than 1 - p together. What min-p leaves weighs at least the 1 of the top.
         mass = tl.where(least > 0, 1.0, mass)
-        bound = tl.maximum(bound, tl.log((1 - p) * mass / vocabulary) - 1e-3)
+        bound = tl.maximum(bound, tl.log((1 - p) * mass / vocabulary) - _SLACK)
     return bound
 
 

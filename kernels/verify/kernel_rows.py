@@ -29,9 +29,10 @@ def span(row_ends, request):
 
 @triton.jit
 def slot_of(slots, request):
-    if slots is None:
-        return request
-    return tl.maximum(tl.load(slots + request).to(tl.int64), 0)  # below 0: padding, whose answer nobody reads
+    slot = request
+    if slots is not None:
+        slot = tl.maximum(tl.load(slots + request).to(tl.int64), 0)  # below 0: padding, not to be read
+    return slot
 
 
 @triton.jit

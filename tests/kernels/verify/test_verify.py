@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -203,3 +207,22 @@ def test_what_does_not_go_together_is_refused() -> None:
         verify(logits, replace(drafts, probs=torch.zeros(1, 61)), sampling)
     with pytest.raises(ValueError, match="say 'standard' or 'block'"):
         verify(logits, drafts, sampling, method="typical")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the tests above compile them")
+def test_kernels_compile_where_there_is_no_gpu() -> None:
+    """The interpreter is laxer than the compiler."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.verify.compile_all"]
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[3],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'cut_kernel': 1" in done.stdout
