@@ -1,7 +1,7 @@
 """One engine in a process of its own, for comparisons in turns: measures when told, idles otherwise.
 
-Prompts that were asked before come from the prefix cache, but for their last block: what is timed is the
-writing, as a decode worker does it.
+Requests come as they come to a decode worker: read to their end (here: in the prefix cache, after the first
+time), the first token written. So what is timed is the writing.
 
 Leans, beside what services/worker does, on vllm.v1.engine.core.EngineCore (preprocess_add_request,
 add_request, step_fn, post_step) and its scheduler (dynamic_sd_lookup).
@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
+
+from baton.services.worker.vllm_continuation import VOCABULARY_KEY, WRITTEN_KEY
 
 START_S = 180.0
 MEASURE_S = 120.0
@@ -34,6 +36,14 @@ class Failed:
     reason: str
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A prompt, and how its answer began."""
+
+    prompt: list[int]
+    written: list[int]
+
+
 @dataclass
 class Run:
     """One measurement."""
@@ -44,7 +54,7 @@ class Run:
     drafted: int = 0
     accepted: int = 0
     limits: Counter[int] = field(default_factory=Counter)  # steps by the limit on their drafts
-    answers: list[list[int]] = field(default_factory=list)  # in the order of the prompts
+    answers: list[list[int]] = field(default_factory=list)  # whole, in the order of the prompts
 
     @property
     def ms_per_token(self) -> float:
@@ -67,7 +77,7 @@ class EngineProcess:
         """Raises RuntimeError with the reason when the engine could not load."""
         self._answer(START_S)
 
-    def measure(self, prompts: Sequence[list[int]], streams: int, limit: int | str | None) -> Run:
+    def measure(self, prompts: Sequence[Asked], streams: int, limit: int | str | None) -> Run:
         """Answer the prompts, so many at a time. `limit`: a fixed length of drafts, "auto", None without."""
         self._pipe.send((prompts, streams, limit))
         run: Run = self._answer(MEASURE_S)
@@ -123,12 +133,12 @@ class _Engine:
         self._clock = CLOCKS[clock]
         self._count = 0
 
-    def measure(self, prompts: Sequence[list[int]], streams: int, limit: int | str | None) -> Run:
+    def measure(self, prompts: Sequence[Asked], streams: int, limit: int | str | None) -> Run:
         engine, scheduler, chooser = self._engine, self._engine.scheduler, self._chooser
         if limit is not None:
             slots = engine.vllm_config.scheduler_config.max_num_seqs + 1
             scheduler.dynamic_sd_lookup = chooser if limit == AUTO else [limit] * slots
-        run = Run(streams=streams, answers=[[] for _ in prompts])
+        run = Run(streams=streams, answers=[list(asked.written) for asked in prompts])
         waiting, numbers = list(enumerate(prompts)), dict[str, int]()
         while waiting or numbers:
             while waiting and len(numbers) < streams:
@@ -148,17 +158,21 @@ class _Engine:
                 run.tokens += written
         return run
 
-    def _add(self, prompt: list[int]) -> str:
+    def _add(self, asked: Asked) -> str:
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
+        config = self._engine.vllm_config.model_config
         self._count += 1
         name = f"request {self._count}"
-        eos = self._engine.vllm_config.model_config.hf_config.eos_token_id
-        sampling = SamplingParams(temperature=0.0, max_tokens=MAX_ANSWER, stop_token_ids=[eos])
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=MAX_ANSWER, stop_token_ids=[config.hf_config.eos_token_id]
+        )
+        if asked.written:
+            sampling.extra_args = {WRITTEN_KEY: len(asked.written), VOCABULARY_KEY: config.get_vocab_size()}
         core = EngineCoreRequest(
             request_id=name,
-            prompt_token_ids=prompt,
+            prompt_token_ids=asked.prompt,
             mm_features=None,
             sampling_params=sampling,
             pooling_params=None,
@@ -168,6 +182,9 @@ class _Engine:
             data_parallel_rank=None,
         )
         request, wave = self._engine.preprocess_add_request(core)
+        if asked.written:
+            request.append_output_token_ids(asked.written)
+            request.prefill_stats = None
         self._engine.add_request(request, wave)
         return name
 

@@ -178,8 +178,8 @@ def _speculation(result: dict[str, Any]) -> str:
             "## Speculative decoding: milliseconds a token, on the demo model\n",
             "Answers to prompts that the model was not trained on, greedy and equal to those without drafts: chat of all "
             "kinds, and tasks whose answers repeat much of the prompt (edits of code, extraction, copies). The engine "
-            f"with a method and the engine without took turns, a core each, {result['rounds']} rounds; prompts come from "
-            "the prefix cache but for their last block, as what is timed is the writing. The length is the number of drafted tokens a step; `auto` chooses it "
+            f"with a method and the engine without took turns, a core each, {result['rounds']} rounds; requests came as they "
+            "come to a decode worker, read to their end and with their first token. The length is the number of drafted tokens a step; `auto` chooses it "
             "step by step; it is compared with each fixed length, 0 and the engine without among them, round by round: the "
             "median of the ratios to whichever fared best. With a model this small a step is mostly vLLM's own Python, with drafts as without.",
             _where(result, "make bench-spec"),

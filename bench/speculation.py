@@ -13,9 +13,9 @@ import argparse
 from contextlib import ExitStack
 from typing import Any
 
-from bench.drafting_engine import AUTO, CLOCKS, EngineProcess, Run
-from bench.prompts import FOLDER, KINDS, held_out
-from bench.speculation_served import SHORTEST, Asked, serve
+from bench.drafting_engine import AUTO, CLOCKS, Asked, EngineProcess, Run
+from bench.prompts import FOLDER, KINDS, held_out, whole_blocks
+from bench.speculation_served import SHORTEST, Pairs, serve
 from bench.stats import median, save
 
 STREAMS = (1, 4, 16)
@@ -24,12 +24,15 @@ WARM_STEPS = 400  # of "auto", before a cell is measured: a few seconds of a ser
 LIMIT = 4
 MODEL_LIMIT = 6  # of the trained heads
 HYBRID_LIMIT = 10
+BLOCK = 32  # tokens
+PADDING = 0  # the token between the demo model's texts
 EQUAL = 0.95  # of the answers; float32 breaks ties of two tokens by the shape of the batch
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 2048,
     "max_num_seqs": 16,
     "kv_cache_gib": 1.0,
+    "block_size": BLOCK,
 }
 SERVED = {**ENGINE, "kv_cache_gib": 0.25, "enable_prefix_caching": False}
 PLAIN, MTP, EAGLE3 = (str(FOLDER / name) for name in ("weights", "weights-mtp", "eagle3"))
@@ -72,10 +75,8 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     prompts = {kind: held_out(kind, max(PROMPTS.values())) for kind in KINDS}
     with EngineSet(options.clock, prompts) as engines:
-        results = {
-            name: compare(engines, name, prompts, options.rounds, options.clock) for name in options.methods
-        }
-        lengths = {kind: [len(answer) for answer in answers] for kind, answers in engines.answers.items()}
+        results = {name: compare(engines, name, options.rounds, options.clock) for name in options.methods}
+        lengths = engines.lengths(prompts)
     print_goals(goals(results))
     served = {}
     if options.served_rounds:
@@ -99,7 +100,7 @@ def main(arguments: list[str]) -> None:
     )
 
 
-def lengthy(prompts: dict[str, list[list[int]]], lengths: dict[str, list[int]]) -> dict[str, Asked]:
+def lengthy(prompts: dict[str, list[list[int]]], lengths: dict[str, list[int]]) -> dict[str, Pairs]:
     """Prompts whose answers have SHORTEST tokens or more, with the answers' lengths."""
     return {
         kind: [pair for pair in zip(asked, lengths[kind], strict=True) if pair[1] >= SHORTEST]
@@ -113,32 +114,47 @@ class EngineSet(ExitStack):
     def __init__(self, clock: str, prompts: dict[str, list[list[int]]]) -> None:
         super().__init__()
         self._prompts = prompts
-        self.answers: dict[str, list[list[int]]] = {}  # without speculation, by kind
+        self.asked: dict[str, list[Asked]] = {}  # by kind
+        self.answers: dict[str, list[list[int]]] = {}  # to these, without speculation
         self.plain = EngineProcess({**ENGINE, "model": PLAIN}, 0, clock)
         self.callback(self.plain.close)
 
     def __enter__(self) -> EngineSet:
         super().__enter__()
         self.plain.ready()
-        for kind, asked in self._prompts.items():
-            self.answers[kind] = self.plain.measure(asked, 16, None).answers
+        for kind, prompts in self._prompts.items():
+            padded = [Asked(whole_blocks(prompt, BLOCK, PADDING), []) for prompt in prompts]
+            answers = self.plain.measure(padded, 16, None).answers
+            self.answers[kind] = [answer for answer in answers if len(answer) > 1]
+            self.asked[kind] = [
+                Asked(asked.prompt, answer[:1])
+                for asked, answer in zip(padded, answers, strict=True)
+                if len(answer) > 1
+            ]
         return self
 
+    def lengths(self, prompts: dict[str, list[list[int]]]) -> dict[str, list[int]]:
+        """Tokens of each answer, of prompts as they are."""
+        return {
+            kind: [
+                len(answer) for answer in self.plain.measure([Asked(p, []) for p in them], 16, None).answers
+            ]
+            for kind, them in prompts.items()
+        }
 
-def compare(
-    engines: EngineSet, name: str, prompts: dict[str, list[list[int]]], rounds: int, clock: str
-) -> dict[str, Any]:
+
+def compare(engines: EngineSet, name: str, rounds: int, clock: str) -> dict[str, Any]:
     """One method against none: kind -> streams -> milliseconds by length, and how much was accepted."""
     model, spec, lengths = METHODS[name]
     method = EngineProcess({**ENGINE, "model": model, "speculative_config": spec}, 1, clock)
     result: dict[str, Any] = {}
     try:
         method.ready()
-        for kind, asked in prompts.items():  # the first requests compile and allocate
+        for kind, asked in engines.asked.items():  # the first requests compile and allocate
             equal = _equal(method.measure(asked, 16, AUTO), engines.answers[kind])
             if equal < EQUAL:
                 raise RuntimeError(f"{name}: {equal:.0%} of the answers are those without speculation")
-        for kind, asked in prompts.items():
+        for kind, asked in engines.asked.items():
             for streams in STREAMS:
                 runs: dict[str, list[Run]] = {}
                 few = asked[: PROMPTS[streams]]

@@ -23,13 +23,13 @@ PLACEMENTS = {"1P1D": (1, 1, 0), "aggregated": (0, 0, 1)}
 PROMPTS = {1: 8, 4: 24, 16: 64}  # of a measurement, by streams
 SHORTEST = 32  # tokens of an answer: the first ones cost most, and are not what is measured
 
-Asked = list[tuple[list[int], int]]  # prompts, and the tokens of their answers
+Pairs = list[tuple[list[int], int]]  # prompts, and the tokens of their answers
 
 
 def serve(
     plain: dict[str, Any],
     methods: dict[str, dict[str, Any]],
-    asked: dict[str, Asked],
+    asked: dict[str, Pairs],
     streams: Sequence[int],
     rounds: int,
 ) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def serve(
     return results
 
 
-def _turns(urls: dict[str, str], asked: Asked, streams: int, rounds: int) -> dict[str, float]:
+def _turns(urls: dict[str, str], asked: Pairs, streams: int, rounds: int) -> dict[str, float]:
     found: dict[str, list[float]] = {name: [] for name in urls}
     for _ in range(rounds):
         for name, url in urls.items():
@@ -63,12 +63,12 @@ def _turns(urls: dict[str, str], asked: Asked, streams: int, rounds: int) -> dic
     return {name: round(median(values), 3) for name, values in found.items()}
 
 
-def _warm(url: str, asked: dict[str, Asked]) -> None:
+def _warm(url: str, asked: dict[str, Pairs]) -> None:
     for pairs in asked.values():
         asyncio.run(_drive(url, pairs[: max(PROMPTS.values())], 16))
 
 
-async def _drive(url: str, asked: Asked, streams: int) -> float:
+async def _drive(url: str, asked: Pairs, streams: int) -> float:
     """Answer the prompts, so many at a time; median milliseconds a token of a whole answer.
 
     From the question to the last token: drafted tokens arrive in bunches, and the first of them is no start.
