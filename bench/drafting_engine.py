@@ -4,7 +4,8 @@ Requests come as they come to a decode worker: read to their end (here: in the p
 time), the first token written. So what is timed is the writing.
 
 Leans, beside what services/worker does, on vllm.v1.engine.core.EngineCore (preprocess_add_request,
-add_request, step_fn, post_step) and its scheduler (dynamic_sd_lookup).
+add_request, step_fn, post_step) and its scheduler (dynamic_sd_lookup; kv_cache_manager.coordinator.
+eagle_group_ids).
 """
 
 from __future__ import annotations
@@ -130,6 +131,9 @@ class _Engine:
         plan = EnginePlan(settings=settings, worker_id="bench", fingerprint="", needs_handoffs=False)
         self._engine = build_engine(plan, lambda: None)
         self._chooser = vllm_draft_length.install(self._engine, plan)
+        # Where a drafter has KV, vLLM reads the last block of a cached prompt again, for its hidden states. A
+        # handed-over prompt is not read again, and with a token written none of it is wanted.
+        self._engine.scheduler.kv_cache_manager.coordinator.eagle_group_ids.clear()
         self._clock = CLOCKS[clock]
         self._count = 0
 
