@@ -24,7 +24,7 @@ _DOUBT = 0.2
 _PROBE_STEPS = 4  # of which the first still verifies what the limit before it drafted
 _PROBE_SHARE = 0.01  # of the time, lost to limits that are not the best
 _PROBE_CREDIT_AT_FIRST = 8.0  # steps
-_PROBE_CREDIT_NEW_BATCH = 3.0  # for a batch size that was not seen before
+_PROBE_CREDIT_NEW_BATCH = 8.0  # for a batch size that was not seen before
 _PROBE_CREDIT_MOST = 3.0
 _PROBE_COSTS_AT_LEAST = (
     0.15  # of a step: a limit that looks as good as the best is not looked at all the time
