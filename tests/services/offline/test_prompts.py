@@ -25,7 +25,7 @@ CHAT_PROMPT = [{"role": "user", "content": "Hello"}]
         (["Hello"], ["Hello"], False),
         ([[1, 2], "x"], [[1, 2], "x"], False),
         ([CHAT_PROMPT, CHAT_PROMPT], [CHAT_PROMPT, CHAT_PROMPT], False),
-        ((word for word in "ab"), ["a", "b"], False),
+        pytest.param((word for word in "ab"), ["a", "b"], False, id="a generator"),
     ],
     ids=str,
 )
