@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file's tests stay together, as they share engines; so do all deployments, which fill the machine."""
     for item in items:
