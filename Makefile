@@ -17,7 +17,7 @@ up: $(READY) ## Serve the demo model on this machine (ARGS="--prefill 2 --port 8
 	@exec $(BIN)/baton up --config $(CONFIG) $(ARGS)
 
 test: lint ## Lint, then run every test (ARGS="-k scheduler" for some)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 lint: $(READY) ## Ruff, mypy --strict, generated protocol up to date
 	@$(BIN)/ruff check .
