@@ -163,9 +163,10 @@ async def test_an_attempt_is_fenced_by_the_next(server: SchedulerServer, client:
     client.reporter.finished(first.attempt, "retried")
 
     async def counted() -> bool:
-        return figure(server, "stale_epochs_total") == 2
+        return figure(server, "stale_epochs_total", what="report") == 1
 
     await until(counted)
+    assert figure(server, "stale_epochs_total", what="placement") == 1
     assert [one.attempt.epoch for one in (await client.describe()).attempts] == [2]
 
 

@@ -80,6 +80,8 @@ async def members(site: Site, http: httpx.AsyncClient) -> AsyncIterator[Members]
     await eventually_unhealthy(http, "scheduler")  # what it heard of the last test's is forgotten
     async with site.scheduler() as members:
         yield members
+        await members.close()
+        await eventually_unhealthy(http, "worker")  # or the router would go on placing on them
 
 
 @pytest.fixture
