@@ -24,6 +24,11 @@ class RouterMetrics:
         self._placements = Counter(
             "baton_router_placements_total", "Placements got", ["prefill", "decode"], registry=registry
         )
+        self._alone = Counter(
+            "baton_router_placements_alone_total",
+            "Those among them that were made from a snapshot, without a scheduler",
+            registry=registry,
+        )
         self._rejections = Counter(
             "baton_router_rejections_total", "Placements refused, by why", ["code"], registry=registry
         )
@@ -77,6 +82,7 @@ class RouterMetrics:
     def placed(self, placement: Placement, took_s: float) -> None:
         reader = placement.prefill.worker_id if placement.prefill else "none"
         self._placements.labels(reader, placement.decode.worker_id).inc()
+        self._alone.inc(placement.alone)
         self._place.observe(took_s)
 
     def rejected(self, code: str) -> None:
