@@ -178,7 +178,13 @@ class RouterSettings(_Section):
     request_timeout_s: Seconds = Field(600.0, description="A request that takes longer ends with an error.")
     drain_timeout_s: Seconds = Field(10.0, description="After SIGTERM, streams that run may take this long.")
     max_attempts: int = Field(
-        3, ge=1, le=10, description="Placements tried for one request, the first included."
+        3,
+        ge=1,
+        le=10,
+        description="So many workers may fail under one request, then it ends with an error.",
+    )
+    journal_mib: int = Field(
+        256, ge=1, description="Kept of running requests, so that they can go on elsewhere; more is 503."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="Of the HTTP server; info writes a line a request: docs/observability.md."

@@ -64,6 +64,7 @@ def run_router(settings: Settings) -> None:
 async def _serve(settings: Settings, sock: socket.socket) -> None:
     from baton.services import vllm_wire
     from baton.services.router import vllm_frontend
+    from baton.services.router.journal import Journal
     from baton.services.router.metrics import RouterMetrics
     from baton.services.router.placement import Placements
     from baton.services.router.relay import Parts
@@ -76,13 +77,16 @@ async def _serve(settings: Settings, sock: socket.socket) -> None:
     hello = worker_pb2.HelloRequest(
         router_id=router_id, vllm_version=VLLM_VERSION, model=served_model_name(settings.engine)
     )
-    pool = WorkerPool(hello, vllm_wire.decode_outputs)
+    pool = WorkerPool(hello, vllm_wire.decode_outputs, settings.scheduler.worker_lease_s)
     cluster = ClusterView(scheduler)
     try:
         config = vllm_frontend.build_config(settings)
         args = vllm_frontend.build_arguments(settings, config)
         metrics = RouterMetrics()
-        parts = Parts(Placements(scheduler, metrics), pool, metrics, settings.router.max_attempts)
+        journal = Journal(settings.router.journal_mib << 20)
+        metrics.watch_journal(journal)
+        placements = Placements(scheduler, metrics)
+        parts = Parts(placements, pool, metrics, settings.router.max_attempts, journal)
         limits = RelayLimits(
             request_timeout_s=settings.router.request_timeout_s,
             max_model_len=config.model_config.max_model_len,

@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from baton.protos import handoff_pb2, worker_pb2
 from baton.scheduler.client import Placement
+from baton.services.router.journal import Journal
 from baton.services.router.state import RequestState
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -42,6 +43,9 @@ class RouterMetrics:
             "baton_router_requests_total", "Requests that are over, by how", ["outcome"], registry=registry
         )
         self._live = Gauge("baton_router_requests_live", "Requests placed and not over", registry=registry)
+        self._journal = Gauge(
+            "baton_router_journal_bytes", "Set aside so that requests can go on elsewhere", registry=registry
+        )
         self._place = Histogram(
             "baton_router_place_seconds",
             "Time to first token, part 1: the placement",
@@ -84,6 +88,9 @@ class RouterMetrics:
         self._placements.labels(reader, placement.decode.worker_id).inc()
         self._alone.inc(placement.alone)
         self._place.observe(took_s)
+
+    def watch_journal(self, journal: Journal) -> None:
+        self._journal.set_function(lambda: journal.size)
 
     def rejected(self, code: str) -> None:
         self._rejections.labels(code).inc()

@@ -127,21 +127,17 @@ class Placements:
 def cost_of(state: RequestState) -> pb.Cost:
     """What the last attempt took so far."""
     timings = state.timings
-    decode_from = timings.admitted or timings.first_token
+    spent = timings.spent()
     return pb.Cost(
-        queue_ms=_ms(timings.placed, timings.prefill_began),
-        prefill_ms=_ms(timings.placed, timings.first_token),
-        handoff_ms=_ms(timings.first_token, timings.admitted),
-        decode_ms=_ms(decode_from, timings.last_token),
+        queue_ms=spent.queue_ms,
+        prefill_ms=spent.prefill_ms,
+        handoff_ms=spent.handoff_ms,
+        decode_ms=spent.decode_ms,
         handoff_bytes=timings.handoff_bytes,
         transport=timings.transport,
         prompt_tokens=state.prompt_tokens,
         output_tokens=len(state.tokens),
-        drafted_tokens=timings.drafted_tokens,
-        accepted_tokens=sum(timings.accepted_by_position),
-        draft_steps=timings.draft_steps,
+        drafted_tokens=spent.drafted_tokens,
+        accepted_tokens=sum(spent.accepted_by_position),
+        draft_steps=spent.draft_steps,
     )
-
-
-def _ms(begin: float, end: float) -> float:
-    return max(0.0, 1e3 * (end - begin)) if begin and end else 0.0
