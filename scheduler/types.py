@@ -126,6 +126,7 @@ class View:
     workers: dict[str, WorkerRecord]
     live_attempts: int
     expired: int  # attempts whose lease had run out and that this reading removed
+    generation: str = ""  # of the store; see `Store.merge`
 
 
 @dataclass(frozen=True, slots=True)

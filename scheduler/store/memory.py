@@ -62,7 +62,7 @@ class MemoryStore(Store):
         now = self._clock()
         expired = self._sweep(now)
         workers = {key: self._record(worker, now) for key, worker in self._workers.items()}
-        return View(workers=workers, live_attempts=len(self._ledger.live), expired=expired)
+        return View(workers, len(self._ledger.live), expired, self.generation)
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         now = self._clock()

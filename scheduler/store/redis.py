@@ -18,7 +18,13 @@ from urllib.parse import urlsplit, urlunsplit
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, BusyLoadingError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    OutOfMemoryError,
+    RedisError,
+)
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
@@ -84,7 +90,8 @@ class RedisStore(Store):
 
     async def view(self) -> View:
         reply = await self._run("view", self._roster)
-        now, expired, live, roster, identities, states, loads, leases, draining, *booked = reply
+        now, expired, live, roster, identities, states, loads, leases, draining, *rest = reply
+        *booked, generation = rest
         if roster != self._roster:
             self._identities = wire.identities(identities)
             self._roster = roster
@@ -96,7 +103,7 @@ class RedisStore(Store):
             worker.reserved = Reserved(
                 int(tokens.get(key, 0)), int(requests.get(key, 0)), int(blocks.get(key, 0))
             )
-        return View(workers=workers, live_attempts=live, expired=expired)
+        return View(workers=workers, live_attempts=live, expired=expired, generation=generation.decode())
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         booking = claim.booking
@@ -257,6 +264,8 @@ def _explain(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, BusyLoadingError):
         return "still loads its data; it will answer when that is done"
+    if isinstance(error, OutOfMemoryError):
+        return f"is full ({text}); raise its maxmemory"
     if isinstance(error, AuthenticationError | AuthorizationError) or text.startswith(
         ("WRONGPASS", "NOAUTH")
     ):

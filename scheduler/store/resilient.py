@@ -56,24 +56,21 @@ class ResilientStore(Store):
 
     async def tend(self) -> None:
         try:
-            if self.problem:
-                began = time.monotonic()
-                await self._shared.export()
-                if time.monotonic() - began < QUICK_S:
-                    await self._write_back()
-                return
+            began = time.monotonic()
             state = await self._shared.export()
-            if state.generation == self.generation:
+            self._check(state.generation)
+            if not self.problem:
                 await self._memory.merge(state)
-            else:
-                log.warning("the store at %s has lost what it held", self.name)
+            elif time.monotonic() - began < QUICK_S:
                 await self._write_back()
         except StoreUnavailable as error:
             self._lose(error)
 
     async def view(self) -> View:
         view = await self._ask(self._shared.view)
-        return await self._memory.view() if view is None else view
+        if view is not None:
+            self._check(view.generation)
+        return await self._memory.view() if view is None or self.problem else view
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         result = await self._ask(lambda: self._shared.reserve(claim, lease_s))
@@ -148,21 +145,25 @@ class ResilientStore(Store):
             return None
 
     async def _write_back(self) -> None:
-        """Raises StoreUnavailable when it could not be finished; memory then decides (again)."""
-        # Most of it while requests go on, from memory or, before a loss was noticed, from the shared store.
+        """Raises StoreUnavailable when it could not be finished: memory goes on deciding."""
+        # Most of it while requests go on.
         await self._shared.merge(await self._exported())
         self._decided.clear()
         try:
             self.generation = await self._shared.merge(await self._exported())
-            if self.problem:
-                log.warning("the store at %s is back, and knows what happened meanwhile", self.name)
             self.problem = ""
         finally:
             self._decided.set()
+        log.warning("the store at %s is back, and knows what happened meanwhile", self.name)
 
     async def _exported(self) -> State:
         # Without a generation: an empty store takes a new one, by which other schedulers see what happened.
         return replace(await self._memory.export(), generation="")
+
+    def _check(self, generation: str) -> None:
+        """A store that came back empty answers all calls, and knows nothing."""
+        if generation != self.generation and not self.problem:
+            self._lose(StoreUnavailable(f"{self.name} has lost what it held"))
 
     def _lose(self, error: StoreUnavailable) -> None:
         if not self.problem:
