@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
 from tests.e2e.prompts import prompts
-from tests.support import eventually, free_port, redis_server
+from tests.support import eventually
 
 LONG = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 
@@ -215,7 +215,8 @@ async def test_the_only_decode_worker_may_die(tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.timeout(120)
-def test_without_a_scheduler_503_and_back_to_work(two_pairs: Deployment) -> None:
+def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
+    """Hung, then killed, then another one: pairs are placed from the router's snapshot meanwhile."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": True}
 
@@ -229,35 +230,17 @@ def test_without_a_scheduler_503_and_back_to_work(two_pairs: Deployment) -> None
     scheduler = two_pairs.scheduler_process()
     scheduler.suspend()  # a hung scheduler is as away as a killed one
     try:
-        code, text = status()
-        assert code == 503, text
-        assert "scheduler" in text
+        for _ in range(4):
+            code, text = status()
+            assert code == 200, text
+        assert two_pairs.healthy()
     finally:
         scheduler.kill()
-    eventually(lambda: status()[0] == 200, 30, "a new scheduler serves")
-
-
-@pytest.mark.timeout(200)
-def test_without_redis_503_and_back_to_work(tmp_path_factory: pytest.TempPathFactory) -> None:
-    port = free_port()
-    config: dict[str, Any] = {
-        "scheduler": {"store": f"redis://127.0.0.1:{port}/0", "worker_lease_s": 2.0, "heartbeat_s": 0.5}
-    }
-    with deployment(tmp_path_factory.mktemp("redis"), **config) as one:
-
-        def answer() -> httpx.Response:
-            body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": True}
-            return httpx.post(f"{one.url}/v1/completions", json=body, timeout=20)
-
-        with redis_server(port):
-            one.up(0, 0, mixed=1)
-            assert answer().status_code == 200
-        gone = answer()
-        assert gone.status_code == 503
-        assert int(gone.headers["retry-after"]) >= 1
-        assert "store" in gone.json()["error"]["message"] or "redis" in gone.json()["error"]["message"]
-        with redis_server(port):  # an empty one: the worker registers again by itself
-            eventually(lambda: answer().status_code == 200, 30, "it serves again")
+    for _ in range(20):  # through the new one's start, while workers come back to it
+        code, text = status()
+        assert code == 200, text
+    eventually(lambda: whole(two_pairs), 30, "the new scheduler knows all workers")
+    eventually(lambda: idle(two_pairs), 30, "and holds nothing for what is over")
 
 
 @pytest.mark.timeout(100)

@@ -408,15 +408,17 @@ class Failed:
 
 
 async def test_a_young_schedulers_no_is_not_the_last_word() -> None:
-    async with SchedulerServer(Options(worker_lease_s=0.5)) as server:
-        async with SchedulerClient(server.address) as client:
-            no_workers = pb.Rejection.CODE_NO_WORKERS
-            assert await failed(client) == Failed(no_workers, settling=True)
+    async with (
+        SchedulerServer(Options(worker_lease_s=0.5)) as server,
+        SchedulerClient(server.address) as client,
+    ):
+        no_workers = pb.Rejection.CODE_NO_WORKERS
+        assert await failed(client) == Failed(no_workers, settling=True)
 
-            async def settled() -> bool:
-                return await failed(client) == Failed(no_workers, settling=False)
+        async def settled() -> bool:
+            return await failed(client) == Failed(no_workers, settling=False)
 
-            await until(settled)
+        await until(settled)
 
 
 async def test_a_snapshot_tells_what_others_hold(server: SchedulerServer, client: SchedulerClient) -> None:
