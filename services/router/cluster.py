@@ -13,7 +13,8 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 
 FRESH_S = 0.5  # a snapshot is good for this long: health checks must not load the scheduler
-POLL_S = 1.0  # s between snapshots; also how soon a scheduler that is back is asked again
+POLL_S = 1.0  # s between snapshots
+POLL_AWAY_S = 0.25  # while nobody answers: how soon a scheduler that is back is asked again
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +37,10 @@ class ClusterView:
         self._asking = asyncio.Lock()
 
     async def watch(self) -> None:
-        """Take a snapshot every `POLL_S`. For a task of its own: it never ends."""
+        """Take snapshots, again and again. For a task of its own: it never ends."""
         while True:
             await self._ask(oldest=time.monotonic())
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_S if self._client.answering else POLL_AWAY_S)
 
     async def health(self) -> Health:
         """Good while a decode or mixed worker is ready: a decode worker reads prompts too where it must.

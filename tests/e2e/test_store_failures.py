@@ -21,10 +21,11 @@ from tests.scheduler.support import RedisServer
 from tests.support import eventually
 
 LEASE_S = 3.0  # of placements
-CLIENTS = 3  # that ask without a pause
-ANSWERS = 6  # in every phase of a failure
+CLIENTS = 2  # that ask without a pause
+ANSWERS = 4  # in every phase of a failure
 WITHIN_S = 60.0  # for these
-TOKENS = 8
+TOKENS = 4
+LONG_TOKENS = 100
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 
 
@@ -179,8 +180,8 @@ async def test_requests_go_on(
 ) -> None:
     async with site.deployment.async_client() as client:
         expected = [await ask(client, prompt, TOKENS) for prompt in prompts()[:CLIENTS]]
-        long = await ask(client, prompts()[4], 600)
-        running = asyncio.create_task(ask(client, prompts()[4], 600))  # it is not to be killed either
+        long = await ask(client, prompts()[4], LONG_TOKENS)
+        running = asyncio.create_task(ask(client, prompts()[4], LONG_TOKENS))  # not to be killed either
         load = Load(client, expected)
         try:
             await load.more()
