@@ -92,7 +92,8 @@ class SchedulerSettings(_Section):
     """The scheduler's own settings, and how others reach it."""
 
     address: str = Field(
-        "127.0.0.1:7400", description="host:port on which it listens and where others find it."
+        "127.0.0.1:7400",
+        description="host:port on which it listens. Where others find it: one, or several with commas between.",
     )
     store: str = Field(
         "memory", description="memory, redis://[:password@]host:port/db, or rediss:// for TLS."
