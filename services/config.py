@@ -93,7 +93,7 @@ class SchedulerSettings(_Section):
 
     address: str = Field(
         "127.0.0.1:7400",
-        description="host:port on which it listens. Where others find it: one, or several with commas between.",
+        description="host:port where it listens. Where others find it: one, or several with commas between.",
     )
     store: str = Field(
         "memory", description="memory, redis://[:password@]host:port/db, or rediss:// for TLS."
