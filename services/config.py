@@ -182,7 +182,7 @@ class RouterSettings(_Section):
         3,
         ge=1,
         le=10,
-        description="So many workers may fail under one request, then it ends with an error.",
+        description="So many workers may fail under one request before it gets on; then it is an error.",
     )
     journal_mib: int = Field(
         256, ge=1, description="Kept of running requests, so that they can go on elsewhere; more is 503."

@@ -14,6 +14,9 @@ from random import uniform
 # Up to here reading the text again on the decode worker is cheaper than another placement, prefill and
 # handoff: it is about one step of an engine's usual token budget, so its running requests wait for one step.
 SHORT_PROMPT_TOKENS = 512
+# An attempt that wrote so much was no failure of the request's: one that kills its workers does so at the
+# same token again, and a long answer may well outlive more workers than the budget has.
+PROGRESS_TOKENS = 16
 # Seconds between two placements of one request; the first retry does not wait, as somebody else may be free.
 BACKOFF_S = 0.05
 MOST_BACKOFF_S = 1.0

@@ -26,7 +26,7 @@ from baton.services.router.journal import Journal
 from baton.services.router.leg import Leg
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
-from baton.services.router.recovery import Failure, Step, Trouble, backoff_s, next_step
+from baton.services.router.recovery import PROGRESS_TOKENS, Failure, Step, Trouble, backoff_s, next_step
 from baton.services.router.state import RequestState
 from baton.services.router.usage import log_request
 from baton.services.router.workers import WorkerPool, WorkerStream
@@ -60,7 +60,7 @@ class Parts:
     placements: Placements
     pool: WorkerPool
     metrics: RouterMetrics
-    max_attempts: int  # that workers began and lost, until a request is given up
+    max_attempts: int  # that workers began and lost in a row, until a request is given up
     journal: Journal = field(default_factory=Journal)
 
 
@@ -154,9 +154,12 @@ class Relay:
             log.info("request %s, epoch %d: %s", state.request_id, state.epoch, failure.message)
             if self._finish_if_complete():
                 return
+            wrote = len(state.tokens) - had
+            if wrote >= PROGRESS_TOKENS:
+                state.failures = 0
             state.failures += failure.counts
             # One token is the reader's: it says nothing of who was to go on.
-            self._retries = 1 if len(state.tokens) > had + 1 else self._retries + 1
+            self._retries = 1 if wrote > 1 else self._retries + 1
             self._last_failure = failure.message
             await self._recover(failure)
 
@@ -185,8 +188,11 @@ class Relay:
             tokens_to_read=state.tokens_to_read,
         )
         if step is Step.GIVE_UP:
-            count = f"attempt {state.attempts} failed, {state.failures} of {self._max_attempts} under way"
-            raise AttemptsExhausted(f"{count}: {failure.message}", retry_after_s=1.0)
+            raise AttemptsExhausted(
+                f"{state.failures} workers of at most {self._max_attempts} failed under the request: "
+                f"{failure.message}",
+                retry_after_s=1.0,
+            )
         if step is Step.PLACE_AGAIN:
             state.excluded.add(failure.worker_id)
             if not failure.decode_side_is_fine:

@@ -97,7 +97,7 @@ class RequestState:
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
     attempts: int = 0  # placements tried
-    failures: int = 0  # attempts that a worker had begun, and lost
+    failures: int = 0  # attempts in a row that a worker had begun, and lost without getting far
     excluded: set[str] = field(default_factory=set)  # workers that failed it
     readers: list[str] = field(default_factory=list)  # workers that were to read the prompt, each once
     writers: list[str] = field(default_factory=list)  # and those that were to write the answer

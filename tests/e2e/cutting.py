@@ -15,6 +15,7 @@ from __future__ import annotations
 import queue
 import re
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,10 @@ import grpc
 from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
 from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS, SERVER_OPTIONS
-from baton.services import vllm_wire
+
+with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
+    warnings.simplefilter("ignore")
+    from baton.services import vllm_wire
 
 _WISH = re.compile(r"cut-(\d+)([rp]?)-[a-z0-9-]*(?=\.)")
 _STREAMS = 8

@@ -1,4 +1,4 @@
-"""A worker fails at every token of an answer, whatever its client asked for: nothing of it changes."""
+"""A worker fails in the middle of an answer, whatever its client asked for: nothing of it changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 from tests.e2e.continuation import Asker, Site, site
 from tests.e2e.features import FEATURES, Feature
 
-ANSWERS = 1  # of each feature; `python -m tests.e2e.continuation` takes twenty
+# `python -m tests.e2e.continuation` takes twenty answers of each feature, and every position.
+ANSWERS = 1
+EVERY = 4
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +23,9 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
-async def test_at_every_token(where: Site, feature: Feature) -> None:
+async def test_goes_on(where: Site, feature: Feature) -> None:
     async with httpx.AsyncClient(base_url=where.url, timeout=60) as client:
-        score = await Asker(where, client).score(feature, range(ANSWERS))
+        score = await Asker(where, client, EVERY).score(feature, range(ANSWERS))
     print(score)
     assert not score.wrong, score
-    assert score.equal == score.asked > 5
+    assert score.equal == score.asked > 2

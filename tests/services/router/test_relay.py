@@ -12,7 +12,7 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Phase
-from baton.services.router.recovery import SHORT_PROMPT_TOKENS
+from baton.services.router.recovery import PROGRESS_TOKENS, SHORT_PROMPT_TOKENS
 from baton.services.router.usage import usage_of
 from baton.services.router.vllm_engine_client import RefusedByRouter
 from tests.services.router.fakes import EOS, FakeWorker, Fault, answer, until
@@ -342,9 +342,18 @@ async def test_attempts_run_out(cluster: Cluster) -> None:
     for worker in workers[1:]:
         worker.faults.append(Fault(PHASE_DECODE, 1, failed=Failed.CODE_ENGINE))
     got = await cluster.ask(PROMPT, 20)
-    assert "2 of 2" in str(got.error)
+    assert "2 workers of at most 2 failed" in str(got.error)
     assert got.tokens == answer(PROMPT, len(got.tokens))
     await cluster.settled()
+
+
+async def test_an_answer_that_gets_on_outlives_more_workers(cluster: Cluster) -> None:
+    cluster.remake(max_attempts=2)
+    *_, first, second = await cluster.pair(decode=2)
+    faults = deque(Fault(PHASE_DECODE, PROGRESS_TOKENS, failed=Failed.CODE_ENGINE) for _ in range(5))
+    first.faults = second.faults = faults
+    right(await cluster.ask(PROMPT, 200), PROMPT, 200)
+    assert not faults
 
 
 async def test_what_a_worker_cannot_read_is_not_tried_elsewhere(cluster: Cluster) -> None:
