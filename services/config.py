@@ -184,6 +184,9 @@ class RouterSettings(_Section):
         le=10,
         description="So many workers may fail under one request before it gets on; then it is an error.",
     )
+    replace_wait_s: Seconds = Field(
+        60.0, description="A request whose worker failed waits this long for another, then it is an error."
+    )
     journal_mib: int = Field(
         256, ge=1, description="Kept of running requests, so that they can go on elsewhere; more is 503."
     )

@@ -86,7 +86,14 @@ async def _serve(settings: Settings, sock: socket.socket) -> None:
         journal = Journal(settings.router.journal_mib << 20)
         metrics.watch_journal(journal)
         placements = Placements(scheduler, metrics)
-        parts = Parts(placements, pool, metrics, settings.router.max_attempts, journal)
+        parts = Parts(
+            placements,
+            pool,
+            metrics,
+            settings.router.max_attempts,
+            settings.router.replace_wait_s,
+            journal,
+        )
         limits = RelayLimits(
             request_timeout_s=settings.router.request_timeout_s,
             max_model_len=config.model_config.max_model_len,

@@ -61,6 +61,7 @@ class Parts:
     pool: WorkerPool
     metrics: RouterMetrics
     max_attempts: int  # that workers began and lost in a row, until a request is given up
+    replace_wait_s: float = 60.0  # from a failure until somebody goes on
     journal: Journal = field(default_factory=Journal)
 
 
@@ -80,11 +81,13 @@ class Relay:
         self._metrics = parts.metrics
         self._journal = parts.journal
         self._max_attempts = parts.max_attempts
+        self._replace_wait_s = parts.replace_wait_s
         self._on_over = on_over
         self._placement: Placement | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_failure = ""
-        self._retries = 0  # placements that came to nothing, since one brought a token
+        self._retries = 0  # placements that came to nothing, since one brought tokens
+        self._give_up = 0.0  # time.monotonic, of these
         self._closed = False
 
     async def admit(self) -> None:
@@ -158,8 +161,10 @@ class Relay:
             if wrote >= PROGRESS_TOKENS:
                 state.failures = 0
             state.failures += failure.counts
-            # One token is the reader's: it says nothing of who was to go on.
-            self._retries = 1 if wrote > 1 else self._retries + 1
+            if wrote > 1 or not self._retries:  # one token is the reader's: nobody has gone on yet
+                self._retries = 0
+                self._give_up = time.monotonic() + self._replace_wait_s
+            self._retries += 1
             self._last_failure = failure.message
             await self._recover(failure)
 
@@ -216,24 +221,26 @@ class Relay:
             self._placement = replace(placement, prefill=None)
 
     async def _place_again(self) -> None:
-        """The next epoch. Waits for room, and for workers that come back, until the request's deadline.
+        """The next epoch. Waits for room, and for workers that come back.
 
-        Raises AttemptsExhausted where none of those that are there could ever take it.
+        Raises AttemptsExhausted when that takes too long, or none of those that are there could ever take it.
         """
         state = self.state
         self._abort_workers()
-        while True:
+        because = self._last_failure
+        while time.monotonic() <= self._give_up:
             await asyncio.sleep(backoff_s(self._retries))
             try:
                 return await self._place()
             except NotAdmitted as error:
-                if error.never:
-                    raise AttemptsExhausted(f"{self._last_failure}; and {error.message}") from None
                 self._retries = max(self._retries, 1) + 1
-                self._last_failure = f"{self._last_failure.partition('; and')[0]}; and {error.message}"
+                self._last_failure = f"{because}; and {error.message}"
+                if error.never:
+                    break
                 if not error.waiting_helps:
                     # Nobody else is there. Who failed it may be well by now: a connection can break alone.
                     state.excluded.clear()
+        raise AttemptsExhausted(f"nobody can take over: {self._last_failure}", retry_after_s=1.0)
 
     def _report(self, outcome: str) -> None:
         self._placements.finished(self.state, self.placement.attempt, outcome)

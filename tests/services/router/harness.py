@@ -99,7 +99,13 @@ class Cluster:
         await self._stack.aclose()
 
     def remake(
-        self, *, max_attempts: int = 3, silence_s: float = 5.0, journal: int = DEFAULT_BYTES, **limits: Any
+        self,
+        *,
+        max_attempts: int = 3,
+        silence_s: float = 5.0,
+        replace_wait_s: float = 60.0,
+        journal: int = DEFAULT_BYTES,
+        **limits: Any,
     ) -> None:
         """The router's part anew, before anything was sent."""
         hello = worker_pb2.HelloRequest(router_id="r1", vllm_version=VLLM_VERSION, model=MODEL)
@@ -107,7 +113,8 @@ class Cluster:
         metrics = RouterMetrics(self.registry)
         self.pool = WorkerPool(hello, vllm_wire.decode_outputs, silence_s)
         self.journal = Journal(journal)
-        parts = Parts(Placements(self.scheduler, metrics), self.pool, metrics, max_attempts, self.journal)
+        placements = Placements(self.scheduler, metrics)
+        parts = Parts(placements, self.pool, metrics, max_attempts, replace_wait_s, self.journal)
         self.client = RelayClient(parts, RelayLimits(**{**self._limits, **limits}))
         self.client.on_failure = self._failed
         if self._taking is not None:

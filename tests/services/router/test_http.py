@@ -72,7 +72,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(zygote: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return Site(zygote, model, tmp_path_factory.mktemp("router"))
+    return Site(zygote, model, tmp_path_factory.mktemp("router"), replace_wait_s=1.0)
 
 
 @pytest.fixture

@@ -203,15 +203,18 @@ async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how
     await cluster.settled()
 
 
-async def test_nobody_else_can_write(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("limits", "status"), [({"request_timeout_s": 0.7}, 504), ({"replace_wait_s": 0.7}, 503)], ids=str
+)
+async def test_nobody_else_can_write(cluster: Cluster, limits: dict[str, float], status: int) -> None:
     """It waits for as long as it may, and then tells what happened."""
-    cluster.remake(request_timeout_s=0.7)
+    cluster.remake(**limits)  # type: ignore[arg-type]
     prefill, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, 3, die=True))
     got = await cluster.ask(PROMPT, 20)
     assert got.tokens == answer(PROMPT, 4)
     assert isinstance(got.error, RefusedByRouter)
-    assert got.error.http_status == 504
+    assert got.error.http_status == status
     assert "worker d0" in str(got.error)
     assert len(prefill.seen.starts) == 1  # nobody reads for a worker that is not there
     await cluster.settled()
