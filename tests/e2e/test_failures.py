@@ -207,7 +207,7 @@ async def test_the_only_decode_worker_may_die(tmp_path_factory: pytest.TempPathF
         async with one.async_client() as client:
             asked = prompts()[:6]
             running = [asyncio.create_task(ask(client, prompt)) for prompt in asked]
-            eventually(lambda: not idle(one), 5, "they run")
+            await asyncio.to_thread(eventually, lambda: not idle(one), 20, "they run")
             victim.kill()
             got = await asyncio.gather(*running)
             assert got == [await ask(client, prompt) for prompt in asked]
