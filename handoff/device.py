@@ -106,12 +106,12 @@ class DeviceBlockCache(BlockCache):
     def fill(self, block_ids: Sequence[int], fill: Fill) -> None:
         try:
             coming = list(self._send_down(block_ids, fill.records))
+            self._thread.submit(_bring, coming, fill)
         except BaseException:
             for each in (self._packing, self._copying):
                 each.mark().synchronize()  # nothing may write the place that is given up now
             fill.close()
             raise
-        self._thread.submit(_bring, coming, fill)
 
     def gather(self, block_ids: Sequence[int], records: Bytes) -> Digests:
         coming = list(self._send_down(block_ids, records))
