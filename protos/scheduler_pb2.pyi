@@ -30,7 +30,7 @@ WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 
 class WorkerIdentity(_message.Message):
-    __slots__ = ("worker_id", "role", "address", "host", "model", "model_fingerprint", "vllm_version", "capacity")
+    __slots__ = ("worker_id", "role", "address", "host", "model", "model_fingerprint", "vllm_version", "capacity", "epoch")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class WorkerIdentity(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     address: str
@@ -47,7 +48,8 @@ class WorkerIdentity(_message.Message):
     model_fingerprint: str
     vllm_version: str
     capacity: Capacity
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., vllm_version: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., vllm_version: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Capacity(_message.Message):
     __slots__ = ("compatibility_hash", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "lookahead_tokens", "transports", "speculative_method", "facts")
@@ -121,24 +123,28 @@ class RegisterRequest(_message.Message):
     def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("refusal", "heartbeat_s", "lease_s")
+    __slots__ = ("refusal", "heartbeat_s", "lease_s", "epoch")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     heartbeat_s: float
     lease_s: float
-    def __init__(self, refusal: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    epoch: int
+    def __init__(self, refusal: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "state", "load")
+    __slots__ = ("worker_id", "state", "load", "epoch")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     state: WorkerState
     load: WorkerLoad
-    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("known", "drain", "peer_reference")
@@ -151,10 +157,12 @@ class HeartbeatReply(_message.Message):
     def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., peer_reference: _Optional[float] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
-    __slots__ = ("worker_id",)
+    __slots__ = ("worker_id", "epoch")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
-    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+    epoch: int
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class DeregisterReply(_message.Message):
     __slots__ = ()
@@ -179,18 +187,20 @@ class PlaceRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., exclude_workers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("request_id", "epoch", "prefill", "decode", "lease_s")
+    __slots__ = ("request_id", "epoch", "prefill", "decode", "lease_s", "blocks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     prefill: Worker
     decode: Worker
     lease_s: float
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prefill: _Optional[_Union[Worker, _Mapping]] = ..., decode: _Optional[_Union[Worker, _Mapping]] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prefill: _Optional[_Union[Worker, _Mapping]] = ..., decode: _Optional[_Union[Worker, _Mapping]] = ..., lease_s: _Optional[float] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
     __slots__ = ("worker_id", "address", "role")
@@ -203,7 +213,7 @@ class Worker(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class Rejection(_message.Message):
-    __slots__ = ("code", "message", "retry_after_s")
+    __slots__ = ("code", "message", "retry_after_s", "settling")
     class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CODE_UNSPECIFIED: _ClassVar[Rejection.Code]
@@ -211,20 +221,20 @@ class Rejection(_message.Message):
         CODE_FULL: _ClassVar[Rejection.Code]
         CODE_TOO_LARGE: _ClassVar[Rejection.Code]
         CODE_STALE_EPOCH: _ClassVar[Rejection.Code]
-        CODE_STORE_AWAY: _ClassVar[Rejection.Code]
     CODE_UNSPECIFIED: Rejection.Code
     CODE_NO_WORKERS: Rejection.Code
     CODE_FULL: Rejection.Code
     CODE_TOO_LARGE: Rejection.Code
     CODE_STALE_EPOCH: Rejection.Code
-    CODE_STORE_AWAY: Rejection.Code
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    SETTLING_FIELD_NUMBER: _ClassVar[int]
     code: Rejection.Code
     message: str
     retry_after_s: float
-    def __init__(self, code: _Optional[_Union[Rejection.Code, str]] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+    settling: bool
+    def __init__(self, code: _Optional[_Union[Rejection.Code, str]] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., settling: _Optional[bool] = ...) -> None: ...
 
 class PlaceReply(_message.Message):
     __slots__ = ("placement", "rejection")
@@ -235,16 +245,34 @@ class PlaceReply(_message.Message):
     def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("router_id", "prefilled", "finished", "renewed")
+    __slots__ = ("router_id", "prefilled", "finished", "renewed", "placed")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     prefilled: _containers.RepeatedCompositeFieldContainer[Attempt]
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     renewed: _containers.RepeatedCompositeFieldContainer[Attempt]
-    def __init__(self, router_id: _Optional[str] = ..., prefilled: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., renewed: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+    placed: _containers.RepeatedCompositeFieldContainer[Booking]
+    def __init__(self, router_id: _Optional[str] = ..., prefilled: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., renewed: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., placed: _Optional[_Iterable[_Union[Booking, _Mapping]]] = ...) -> None: ...
+
+class Booking(_message.Message):
+    __slots__ = ("attempt", "prefill_worker_id", "decode_worker_id", "prompt_tokens", "blocks", "read")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    attempt: Attempt
+    prefill_worker_id: str
+    decode_worker_id: str
+    prompt_tokens: int
+    blocks: int
+    read: bool
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., read: _Optional[bool] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("request_id", "epoch")
@@ -291,28 +319,62 @@ class Cost(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., handoff_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., handoff_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., draft_steps: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("lost",)
+    __slots__ = ("lost", "fenced", "generation")
     LOST_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     lost: _containers.RepeatedCompositeFieldContainer[Attempt]
-    def __init__(self, lost: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+    fenced: _containers.RepeatedCompositeFieldContainer[Attempt]
+    generation: str
+    def __init__(self, lost: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., fenced: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., generation: _Optional[str] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("router_id",)
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    def __init__(self, router_id: _Optional[str] = ...) -> None: ...
+
+class SnapshotReply(_message.Message):
+    __slots__ = ("workers", "generation", "settling", "worker_lease_s", "placement_lease_s", "max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "left")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SETTLING_FIELD_NUMBER: _ClassVar[int]
+    WORKER_LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    generation: str
+    settling: bool
+    worker_lease_s: float
+    placement_lease_s: float
+    max_queued_prompt_tokens: int
+    max_queue_factor: float
+    handoff_min_tokens: int
+    left: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., generation: _Optional[str] = ..., settling: _Optional[bool] = ..., worker_lease_s: _Optional[float] = ..., placement_lease_s: _Optional[float] = ..., max_queued_prompt_tokens: _Optional[int] = ..., max_queue_factor: _Optional[float] = ..., handoff_min_tokens: _Optional[int] = ..., left: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("topic", "store", "workers", "attempts", "handoffs")
+    __slots__ = ("topic", "store", "workers", "attempts", "handoffs", "store_problem")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     HANDOFFS_FIELD_NUMBER: _ClassVar[int]
+    STORE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     topic: str
     store: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     attempts: _containers.RepeatedCompositeFieldContainer[LiveAttempt]
     handoffs: _containers.RepeatedCompositeFieldContainer[PastHandoff]
-    def __init__(self, topic: _Optional[str] = ..., store: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[LiveAttempt, _Mapping]]] = ..., handoffs: _Optional[_Iterable[_Union[PastHandoff, _Mapping]]] = ...) -> None: ...
+    store_problem: str
+    def __init__(self, topic: _Optional[str] = ..., store: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[LiveAttempt, _Mapping]]] = ..., handoffs: _Optional[_Iterable[_Union[PastHandoff, _Mapping]]] = ..., store_problem: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("identity", "state", "load", "heartbeat_age_s", "reserved_prompt_tokens", "reserved_requests", "reserved_blocks")

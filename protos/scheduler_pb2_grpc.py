@@ -59,6 +59,11 @@ class SchedulerStub:
                 request_serializer=baton_dot_protos_dot_scheduler__pb2.ReportRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_scheduler__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.Snapshot = channel.unary_unary(
+                '/baton.scheduler.v1.Scheduler/Snapshot',
+                request_serializer=baton_dot_protos_dot_scheduler__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_scheduler__pb2.SnapshotReply.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/baton.scheduler.v1.Scheduler/Describe',
                 request_serializer=baton_dot_protos_dot_scheduler__pb2.DescribeRequest.SerializeToString,
@@ -104,6 +109,12 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Snapshot(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -143,6 +154,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=baton_dot_protos_dot_scheduler__pb2.ReportRequest.FromString,
                     response_serializer=baton_dot_protos_dot_scheduler__pb2.ReportReply.SerializeToString,
+            ),
+            'Snapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=baton_dot_protos_dot_scheduler__pb2.SnapshotRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_scheduler__pb2.SnapshotReply.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -290,6 +306,33 @@ class Scheduler:
             '/baton.scheduler.v1.Scheduler/Report',
             baton_dot_protos_dot_scheduler__pb2.ReportRequest.SerializeToString,
             baton_dot_protos_dot_scheduler__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Snapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.scheduler.v1.Scheduler/Snapshot',
+            baton_dot_protos_dot_scheduler__pb2.SnapshotRequest.SerializeToString,
+            baton_dot_protos_dot_scheduler__pb2.SnapshotReply.FromString,
             options,
             channel_credentials,
             insecure,

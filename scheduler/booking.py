@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.types import Claim, Need, SchedulerOptions, WorkerRecord
+from baton.scheduler.types import Booking, Claim, Need, SchedulerOptions, WorkerRecord
 
 ANSWER_TOKENS_BOOKED = 256  # tokens
 
@@ -78,13 +78,16 @@ def may_write(need: Need, worker: WorkerRecord, limits: Limits) -> bool:
 
 def claim(need: Need, prefill: WorkerRecord | None, decode: WorkerRecord, limits: Limits) -> Claim:
     """What to book for `need` on these workers. They must have passed `could_read` and `could_write`."""
-    return Claim(
+    booking = Booking(
         attempt=need.attempt,
         router_id=need.router_id,
         prefill_id=prefill.worker_id if prefill else "",
         decode_id=decode.worker_id,
         prompt_tokens=need.prompt_tokens,
         blocks=blocks_for(need, decode.capacity),
+    )
+    return Claim(
+        booking,
         max_prompt_tokens=limits.max_queued_prompt_tokens,
         max_requests=limits.max_requests(decode.capacity),
         max_blocks=usable_blocks(decode.capacity),

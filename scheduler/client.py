@@ -1,6 +1,6 @@
 """How routers, workers and the command line talk to the scheduler.
 
-    router         SchedulerClient.place, .reporter (baton.scheduler.reporter)
+    router         SchedulerClient.place, .place_alone, .refresh, .reporter (baton.scheduler.reporter)
     worker         WorkerSession (baton.scheduler.session), over .register, .heartbeat, .deregister
     command line   SchedulerClient.describe, .drain
 
@@ -10,24 +10,24 @@ caller knows whether it may be (a placement is asked for again with the next epo
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import grpc
-import grpc.aio
+from typing import Self
 
 from baton.protos import scheduler_pb2 as pb
-from baton.protos import scheduler_pb2_grpc as rpc
-from baton.rpc import CALL_TIMEOUT_S, aio_channel
-from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
+from baton.rpc import CALL_TIMEOUT_S
+from baton.scheduler.endpoints import Endpoints
+from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable, StaleWorker
+from baton.scheduler.policy import NoChoice, PolicyConfig
 from baton.scheduler.reporter import Reporter
-from baton.scheduler.types import Attempt
+from baton.scheduler.standby import Standby
+from baton.scheduler.types import Attempt, Booking, Known, Need, WorkerRecord
 
 PLACE_TIMEOUT_S = 3.0  # a client waits for this one; the scheduler itself gives up on its store after 0.9 s
-
-Reply = TypeVar("Reply")
+SNAPSHOT_TIMEOUT_S = 1.0
+HEARTBEAT_TIMEOUT_S = 1.5  # the next one, perhaps to another scheduler, must still find the lease
+ALONE_RETRY_S = 1.0  # when asking again may help, while no scheduler answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +38,25 @@ class Placement:
     prefill: pb.Worker | None
     decode: pb.Worker
     lease_s: float
+    alone: bool = False  # chosen here, from a snapshot
 
 
 class SchedulerClient:
-    """One connection to one scheduler, made on first use and again by itself. Make it inside the event loop.
+    """One connection to each scheduler, made on first use and again by itself. Make it inside the event loop.
 
     All calls raise SchedulerUnavailable when nobody answers in time, and Refused for a malformed call.
     """
 
-    def __init__(
-        self, address: str, *, router_id: str = "", on_lost: Callable[[Attempt], None] | None = None
-    ) -> None:
-        """`on_lost` hears of an attempt whose reservation ran out though it was still renewed."""
+    def __init__(self, address: str, *, router_id: str = "", policy: PolicyConfig | None = None) -> None:
+        """`address`: host:port, or several with commas between: the first that answers is asked.
+
+        `policy` is that of `place_alone`. Raises BadPolicy at the first snapshot.
+        """
         self.address = address
         self._router_id = router_id
-        self._channel = aio_channel(address)
-        self._stub: Any = rpc.SchedulerStub(self._channel)  # type: ignore[no-untyped-call]
-        self.reporter = Reporter(self.report, on_lost)
+        self._schedulers = Endpoints(address)
+        self.standby = Standby(policy)
+        self.reporter = Reporter(self.report)
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,6 +65,16 @@ class SchedulerClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def schedulers(self) -> int:
+        """How many there are to be asked."""
+        return len(self._schedulers)
+
+    @property
+    def answering(self) -> bool:
+        """There is a scheduler that answered the last call to it."""
+        return self._schedulers.answering
 
     async def place(
         self,
@@ -77,8 +89,7 @@ class SchedulerClient:
         """Reserve workers for one attempt, and hold them until `reporter.finished`.
 
         `prompt_tokens` counts what is to be read: the prompt, and on a later attempt the answer so far.
-        Epochs of one request count up from 1. Raises NoCapacity with code and retry_after_s; it raises
-        SchedulerUnavailable also when the scheduler's store is away.
+        Epochs of one request count up from 1. Raises NoCapacity with code and retry_after_s.
         """
         request = pb.PlaceRequest(
             request_id=request_id,
@@ -89,12 +100,10 @@ class SchedulerClient:
             prefix_hashes=prefix_hashes,
             exclude_workers=exclude,
         )
-        reply: pb.PlaceReply = await self._answer(self._stub.Place(request, timeout=PLACE_TIMEOUT_S))
+        reply: pb.PlaceReply = await self._schedulers.call("Place", request, PLACE_TIMEOUT_S)
         if reply.HasField("rejection"):
             no = reply.rejection
-            if no.code == pb.Rejection.CODE_STORE_AWAY:
-                raise SchedulerUnavailable(f"scheduler at {self.address}: {no.message}", no.retry_after_s)
-            raise NoCapacity(no.code, no.message, no.retry_after_s)
+            raise NoCapacity(no.code, no.message, no.retry_after_s, settling=no.settling)
         placed = reply.placement
         placement = Placement(
             attempt=Attempt(placed.request_id, placed.epoch),
@@ -102,54 +111,100 @@ class SchedulerClient:
             decode=placed.decode,
             lease_s=placed.lease_s,
         )
-        self.reporter.hold(placement.attempt, placement.lease_s)
+        booking = Booking(
+            attempt=placement.attempt,
+            router_id=self._router_id,
+            prefill_id=placed.prefill.worker_id,
+            decode_id=placed.decode.worker_id,
+            prompt_tokens=prompt_tokens,
+            blocks=placed.blocks,
+        )
+        self.reporter.hold(Known(placement.attempt, booking), placement.lease_s)
         return placement
+
+    def place_alone(
+        self,
+        request_id: str,
+        epoch: int,
+        *,
+        prompt_tokens: int,
+        max_new_tokens: int,
+        exclude: Iterable[str] = (),
+    ) -> Placement:
+        """The same without a scheduler, from the last snapshot; the scheduler is told when one answers.
+
+        Raises NoCapacity, and SchedulerUnavailable where there is no snapshot, or only too old a one.
+        """
+        need = Need(
+            Attempt(request_id, epoch),
+            self._router_id,
+            prompt_tokens,
+            max_new_tokens,
+            exclude=frozenset(exclude),
+        )
+        picked = self.standby.place(need, self.reporter.holding)
+        if picked is None:
+            raise SchedulerUnavailable(f"scheduler at {self.address} does not answer, and no worker is known")
+        if isinstance(picked, NoChoice):
+            raise NoCapacity(picked.code, picked.message, ALONE_RETRY_S)
+        self.reporter.hold(Known(need.attempt, picked.booking), self.standby.lease_s, tell=True)
+        return Placement(
+            attempt=need.attempt,
+            prefill=_worker(picked.prefill) if picked.prefill else None,
+            decode=_worker(picked.decode),
+            lease_s=self.standby.lease_s,
+            alone=True,
+        )
+
+    async def refresh(self) -> None:
+        """Get a new snapshot for `place_alone`. To be called every second or so."""
+        request = pb.SnapshotRequest(router_id=self._router_id)
+        snapshot: pb.SnapshotReply = await self._schedulers.call("Snapshot", request, SNAPSHOT_TIMEOUT_S)
+        self.standby.learn(snapshot)
+        self.reporter.saw_generation(snapshot.generation)
 
     async def report(self, request: pb.ReportRequest) -> pb.ReportReply:
         """Send one batch. Routers use `reporter` instead."""
         request.router_id = self._router_id
-        return await self._answer(self._stub.Report(request, timeout=CALL_TIMEOUT_S))
+        reply: pb.ReportReply = await self._schedulers.call("Report", request, CALL_TIMEOUT_S)
+        return reply
 
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState) -> pb.RegisterReply:
-        """Raises Refused when the worker does not fit into the deployment."""
+        """Raises Refused when the worker does not fit into the deployment, StaleWorker for an older epoch."""
         request = pb.RegisterRequest(identity=identity, state=state)
-        reply: pb.RegisterReply = await self._answer(self._stub.Register(request, timeout=CALL_TIMEOUT_S))
+        reply: pb.RegisterReply = await self._schedulers.call("Register", request, CALL_TIMEOUT_S)
+        if reply.epoch:
+            raise StaleWorker(identity.worker_id, identity.epoch, reply.epoch)
         if reply.refusal:
             raise Refused(reply.refusal)
         return reply
 
     async def heartbeat(
-        self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad
+        self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, epoch: int = 0
     ) -> pb.HeartbeatReply:
-        request = pb.HeartbeatRequest(worker_id=worker_id, state=state, load=load)
-        return await self._answer(self._stub.Heartbeat(request, timeout=CALL_TIMEOUT_S))
+        request = pb.HeartbeatRequest(worker_id=worker_id, state=state, load=load, epoch=epoch)
+        reply: pb.HeartbeatReply = await self._schedulers.call("Heartbeat", request, HEARTBEAT_TIMEOUT_S)
+        return reply
 
-    async def deregister(self, worker_id: str) -> None:
-        await self._answer(
-            self._stub.Deregister(pb.DeregisterRequest(worker_id=worker_id), timeout=CALL_TIMEOUT_S)
-        )
+    async def deregister(self, worker_id: str, epoch: int = 0) -> None:
+        request = pb.DeregisterRequest(worker_id=worker_id, epoch=epoch)
+        await self._schedulers.call("Deregister", request, CALL_TIMEOUT_S)
 
     async def describe(self) -> pb.Description:
-        return await self._answer(self._stub.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S))
+        reply: pb.Description = await self._schedulers.call("Describe", pb.DescribeRequest(), CALL_TIMEOUT_S)
+        return reply
 
     async def drain(self, worker_id: str) -> pb.DrainReply:
         """Ask a worker to drain; a unique beginning of its id is enough. The reply may name a problem."""
-        return await self._answer(
-            self._stub.Drain(pb.DrainRequest(worker_id=worker_id), timeout=CALL_TIMEOUT_S)
-        )
+        request = pb.DrainRequest(worker_id=worker_id)
+        reply: pb.DrainReply = await self._schedulers.call("Drain", request, CALL_TIMEOUT_S)
+        return reply
 
     async def close(self) -> None:
         """Send what is still to be reported, within a second, and hang up."""
         await self.reporter.close()
-        await self._channel.close(None)
+        await self._schedulers.close()
 
-    async def _answer(self, call: Awaitable[Reply]) -> Reply:
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            details = " ".join((error.details() or error.code().name).split())
-            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
-                raise Refused(details) from None
-            raise SchedulerUnavailable(
-                f"scheduler at {self.address} does not answer ({details}); is it up, is the address right?"
-            ) from None
+
+def _worker(record: WorkerRecord) -> pb.Worker:
+    return pb.Worker(worker_id=record.worker_id, address=record.identity.address, role=record.role)

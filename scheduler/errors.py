@@ -5,6 +5,7 @@ BatonError
     ├── NoCapacity            a router: no placement now; carries the code and when to come back
     ├── SchedulerUnavailable  a router, a worker, the command line: nobody answers who could place
     ├── Refused               a worker: it does not fit into this deployment, or asked something impossible
+    ├── StaleWorker           the scheduler: a worker's message is older than its last one
     ├── StoreUnavailable      the scheduler: its store does not answer, or refuses it
     ├── ListenFailed          the scheduler: its port is taken
     └── BadPolicy             the scheduler: a policy names what does not exist, or a name is taken twice
@@ -22,18 +23,21 @@ class NoCapacity(SchedulerError):
     """The scheduler answered, and the answer is no.
 
     `code` says why (NO_WORKERS, FULL, TOO_LARGE, STALE_EPOCH); `retry_after_s` is when asking again may
-    help, 0 when it never will.
+    help, 0 when it never will. `settling`: who says so began a moment ago and may not know all workers yet.
     """
 
-    def __init__(self, code: pb.Rejection.Code, message: str, retry_after_s: float) -> None:
+    def __init__(
+        self, code: pb.Rejection.Code, message: str, retry_after_s: float, *, settling: bool = False
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s
+        self.settling = settling
 
 
 class SchedulerUnavailable(SchedulerError):
-    """The scheduler, or the store behind it, does not answer. It may be back after `retry_after_s`."""
+    """No scheduler answers. It may be back after `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -43,6 +47,14 @@ class SchedulerUnavailable(SchedulerError):
 
 class Refused(SchedulerError):
     """The scheduler refuses what it was sent: another model or vLLM than the topic's, a malformed call."""
+
+
+class StaleWorker(SchedulerError):
+    """A registration carries an epoch below `last`, the last one that the worker was heard with."""
+
+    def __init__(self, worker_id: str, epoch: int, last: int) -> None:
+        super().__init__(f"epoch {epoch} of worker {worker_id} is late: {last} was seen")
+        self.last = last
 
 
 class StoreUnavailable(SchedulerError):

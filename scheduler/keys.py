@@ -14,6 +14,11 @@ KEYS: dict[str, tuple[str, str]] = {
     "LOADS": ("worker:loads", "HASH worker id -> WorkerLoad, serialized; absent before the first heartbeat"),
     "WORKER_LEASES": ("worker:leases", "ZSET worker id by the time at which it counts as dead"),
     "DRAINING": ("worker:draining", "SET worker ids that an operator asked to drain"),
+    "WORKER_EPOCHS": ("worker:epochs", "HASH worker id -> epoch of its last message"),
+    "WORKER_EPOCH_LEASES": (
+        "worker:epoch:leases",
+        "ZSET id of a worker that is gone, by the time at which its last epoch is forgotten",
+    ),
     "ROSTER": ("worker:roster", "STRING changes with each registration: unequal means read identities anew"),
     "DEPLOYMENT": ("deployment", "HASH model, fingerprint, vllm, worker: what the first worker alive runs"),
     "TOKENS": ("reserved:tokens", "HASH worker id -> prompt tokens placed there and not yet read"),
@@ -21,8 +26,9 @@ KEYS: dict[str, tuple[str, str]] = {
     "BLOCKS": ("reserved:blocks", "HASH worker id -> KV blocks booked there"),
     "ATTEMPTS": ("attempts", "HASH request id -> live attempt, JSON"),
     "ATTEMPT_LEASES": ("attempt:leases", "ZSET request id by the time at which its reservation is gone"),
-    "EPOCHS": ("epochs", "HASH request id -> last epoch placed"),
+    "EPOCHS": ("epochs", "HASH request id -> last epoch placed, with a ! behind it when that one is over"),
     "EPOCH_LEASES": ("epoch:leases", "ZSET request id by the time at which its last epoch is forgotten"),
+    "GENERATION": ("generation", "STRING unequal to what it was: the server has lost what it held"),
     "HANDOFFS": ("handoffs", "LIST of finished attempts, newest first, JSON"),
 }
 

@@ -35,7 +35,13 @@ class Metrics:
         )
         self.stale_epochs = Counter(
             "baton_scheduler_stale_epochs",
-            "Placements and reported events with an older epoch, ignored",
+            "Late messages: an older epoch than the last one of the request, or of the worker; refused",
+            ["what"],
+            registry=self.registry,
+        )
+        self.adopted = Counter(
+            "baton_scheduler_adopted",
+            "Attempts booked as routers told: placed without a scheduler, or lost by it",
             registry=self.registry,
         )
         self.leases_expired = Counter(
@@ -47,7 +53,15 @@ class Metrics:
         self.workers = Gauge(
             "baton_scheduler_workers", "Workers alive", ["role", "state"], registry=self.registry
         )
-        self.store_up = Gauge("baton_scheduler_store_up", "1 while the store answers", registry=self.registry)
+        self.store_up = Gauge(
+            "baton_scheduler_store_up",
+            "1 while the store answers, 0 while memory stands in for it",
+            registry=self.registry,
+        )
+
+    def stale(self, what: str, count: int = 1) -> None:
+        """`what`: placement, report or worker."""
+        self.stale_epochs.labels(what).inc(count)
 
     def rejected(self, code: pb.Rejection.Code) -> None:
         self.rejections.labels(short_name(pb.Rejection.Code.Name(code), "CODE_")).inc()

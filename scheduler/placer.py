@@ -17,7 +17,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Limits, claim
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.store import Store
-from baton.scheduler.types import Claim, Need, ReserveOutcome, ReserveResult, View, WorkerRecord
+from baton.scheduler.types import Booking, Need, ReserveOutcome, ReserveResult, View, WorkerRecord
 
 VIEW_AGE_S = 0.02  # s; a view older than this is read again before anything is chosen on it
 MAX_TRIES = 4  # bookings tried for one placement
@@ -53,7 +53,7 @@ class Placer:
         self._reading = asyncio.Lock()
 
     async def place(self, need: Need) -> Placed | NoChoice:
-        """Choose and book, or say why not. Raises StoreUnavailable."""
+        """Choose and book, or say why not."""
         asked_at = time.monotonic()
         oldest = asked_at - VIEW_AGE_S
         for _ in range(MAX_TRIES):
@@ -69,7 +69,7 @@ class Placer:
             if result.expired:
                 self._on_expired(result.expired)
             if result.outcome is ReserveOutcome.BOOKED:
-                self._remember(booked)
+                self._remember(booked.booking)
                 return Placed(choice.prefill, choice.decode)
             if result.outcome is ReserveOutcome.STALE:
                 return _stale(need, result)
@@ -79,10 +79,7 @@ class Placer:
         )
 
     async def view(self, oldest: float) -> View:
-        """A view read no earlier than `oldest` (time.monotonic()). Callers that wait share one reading.
-
-        Raises StoreUnavailable.
-        """
+        """A view read no earlier than `oldest` (time.monotonic()). Callers that wait share one reading."""
         if self._view is not None and self._read_at >= oldest:
             return self._view
         async with self._reading:
@@ -94,14 +91,14 @@ class Placer:
                     self._on_expired(self._view.expired)
             return self._view
 
-    def _remember(self, booked: Claim) -> None:
+    def _remember(self, booked: Booking) -> None:
         """Count our own booking in the view for the next placement; twice in a view read since: harmless."""
         if self._view is None:
             return
         for worker_id in booked.worker_ids:
             worker = self._view.workers.get(worker_id)
             if worker:
-                booked.book(worker_id, worker.reserved)
+                worker.reserved.add(booked.share(worker_id))
 
 
 def _stale(need: Need, result: ReserveResult) -> NoChoice:

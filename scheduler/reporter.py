@@ -1,8 +1,8 @@
 """What happened to a router's attempts, told to the scheduler in batches.
 
 Calls of `prefilled` and `finished` only write into a queue; one task sends it every few milliseconds, and
-renews all attempts held while they run. What cannot be sent is tried again a few times and then dropped: an
-attempt that is over is no longer renewed, so its reservation runs out with its lease at the latest.
+renews all attempts held while they run. While nobody answers, the queue is kept, within bounds of length and
+age. A scheduler that lost bookings, or never heard of them, is told what is held.
 """
 
 from __future__ import annotations
@@ -12,22 +12,24 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from itertools import islice
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.tasks import spawn, stop
-from baton.scheduler.types import Attempt, attempt_from_wire, attempt_to_wire
+from baton.scheduler.types import Attempt, Known, attempt_from_wire, attempt_to_wire, known_to_wire
 
 FLUSH_S = 0.005  # s; events wait this long for company
-RETRY_S = 0.2  # s between tries of one batch
-BATCH_TRIES = 5
+RETRY_S = 0.2  # s between tries while nobody answers
+KEEP_S = 60.0  # s; older events are of no use any more: the leases they speak of have run out
 BATCH_EVENTS = 512
 QUEUED_EVENTS = 16_384  # more are dropped
 RENEWALS_PER_LEASE = 3
 CLOSE_S = 1.0  # s; for the last batches
 
-Event = pb.Attempt | pb.Finished  # an attempt alone: its prompt was read
+Event = pb.Booking | pb.Attempt | pb.Finished  # placed; the prompt was read; over
 Send = Callable[[pb.ReportRequest], Awaitable[pb.ReportReply]]
 
 log = logging.getLogger(__name__)
@@ -36,13 +38,14 @@ log = logging.getLogger(__name__)
 class Reporter:
     """Belongs to one router's client. Not shared between event loops."""
 
-    def __init__(self, send: Send, on_lost: Callable[[Attempt], None] | None = None) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._on_lost = on_lost
-        self._events: deque[Event] = deque()
-        self._held: dict[str, Attempt] = {}  # by request id; renewed while they are here
+        self._events: deque[tuple[float, Event]] = deque()  # with time.monotonic() when they came
+        self._held: dict[str, Known] = {}  # by request id; renewed while they are here
         self._renew_every_s = 0.0
         self._renew_at = 0.0  # time.monotonic()
+        self._answered = True  # the last call was
+        self._generation = ""  # of the scheduler's state
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.dropped = 0  # events that were never told
@@ -52,26 +55,46 @@ class Reporter:
         """Attempts being renewed."""
         return len(self._held)
 
-    def hold(self, attempt: Attempt, lease_s: float) -> None:
-        """Renew `attempt` from now on; an earlier one at the same request no longer."""
+    @property
+    def holding(self) -> Iterable[Known]:
+        """The same, with what they hold of workers."""
+        return self._held.values()
+
+    def hold(self, known: Known, lease_s: float, *, tell: bool = False) -> None:
+        """Renew a live attempt from now on; an earlier one at the same request no longer.
+
+        `tell` what it holds, where the scheduler did not place it.
+        """
         if not self._held:
             self._renew_at = time.monotonic() + lease_s / RENEWALS_PER_LEASE
-        self._held[attempt.request_id] = attempt
+        self._held[known.attempt.request_id] = known
         self._renew_every_s = lease_s / RENEWALS_PER_LEASE
-        if self._task is None:
+        if tell:
+            self._add(known_to_wire(known))
+        elif self._task is None:
             self._task = spawn(self._run(), "scheduler-reporter")
         elif self.held == 1:
             self._wake.set()  # it may sleep without a time to renew
 
     def prefilled(self, attempt: Attempt) -> None:
         """The prompt was read."""
+        known = self._held.get(attempt.request_id)
+        if known and known.attempt == attempt:
+            self._held[attempt.request_id] = replace(known, read=True)
         self._add(attempt_to_wire(attempt))
 
     def finished(self, attempt: Attempt, outcome: str, cost: pb.Cost | None = None) -> None:
         """The attempt is over: stop, length, abort, error, or retried. Telling it twice does no harm."""
-        if self._held.get(attempt.request_id) == attempt:
-            del self._held[attempt.request_id]
+        self._drop(attempt)
         self._add(pb.Finished(attempt=attempt_to_wire(attempt), outcome=outcome, cost=cost))
+
+    def saw_generation(self, generation: str) -> None:
+        """Of the state that answers; when it is another than before, all that is held is told again."""
+        if generation and self._generation and generation != self._generation:
+            log.warning("the scheduler's bookings may be lost: telling it %d again", self.held)
+            for known in self._held.values():
+                self._add(known_to_wire(known))
+        self._generation = generation or self._generation
 
     async def close(self) -> None:
         """Send what is queued, within `CLOSE_S`, and stop renewing."""
@@ -88,7 +111,7 @@ class Reporter:
         if len(self._events) >= QUEUED_EVENTS:
             self.dropped += 1
             return
-        self._events.append(event)
+        self._events.append((time.monotonic(), event))
         self._wake.set()
         if self._task is None:
             self._task = spawn(self._run(), "scheduler-reporter")
@@ -99,57 +122,73 @@ class Reporter:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._wake.wait()
-            await asyncio.sleep(FLUSH_S)
+            await asyncio.sleep(FLUSH_S if self._answered else RETRY_S)
             self._wake.clear()
             await self._flush()
             if self._held and time.monotonic() >= self._renew_at:
-                self._renew_at = time.monotonic() + self._renew_every_s
                 await self._renew()
 
     async def _flush(self) -> None:
-        """Send what is queued. Stops at a batch that had to be dropped, so that renewals get their turn."""
-        told = True
-        while self._events and told:
+        """Send what is queued, until somebody does not answer."""
+        while self._events:
             # Events leave the queue only when they were told: what a cancelled call carried is sent at close.
-            batch = [self._events[index] for index in range(min(BATCH_EVENTS, len(self._events)))]
+            batch = [event for _, event in islice(self._events, BATCH_EVENTS)]
             request = pb.ReportRequest(
+                placed=[event for event in batch if isinstance(event, pb.Booking)],
                 prefilled=[event for event in batch if isinstance(event, pb.Attempt)],
                 finished=[event for event in batch if isinstance(event, pb.Finished)],
             )
-            told = await self._tell(request) is not None
-            self.dropped += 0 if told else len(batch)
-            for _ in batch:
-                self._events.popleft()
-        if self._events:
-            self._wake.set()
-
-    async def _renew(self) -> None:
-        held = list(self._held.values())
-        for begin in range(0, len(held), BATCH_EVENTS):
-            batch = [attempt_to_wire(attempt) for attempt in held[begin : begin + BATCH_EVENTS]]
-            reply = await self._tell(pb.ReportRequest(renewed=batch))
-            for message in reply.lost if reply else ():
-                self._lose(attempt_from_wire(message))
-
-    def _lose(self, attempt: Attempt) -> None:
-        if self._held.get(attempt.request_id) != attempt:
-            return  # it ended, or a later one took its place, while we asked
-        del self._held[attempt.request_id]
-        log.warning("reservation of %s, epoch %d, ran out", attempt.request_id, attempt.epoch)
-        if self._on_lost:
-            self._on_lost(attempt)
-
-    async def _tell(self, request: pb.ReportRequest) -> pb.ReportReply | None:
-        """None when the batch was refused, or could not be sent after `BATCH_TRIES` tries."""
-        for tries_left in reversed(range(BATCH_TRIES)):
             try:
-                return await self._send(request)
+                await self._tell(request)
+            except SchedulerUnavailable:
+                self._drop_old()
+                if self._events:
+                    self._wake.set()
+                return
             except Refused as error:
                 log.warning("a report was refused: %s", error)
-                return None
-            except SchedulerUnavailable as error:
-                if not tries_left:
-                    log.warning("a report was dropped: %s", error)
-                    return None
-                await asyncio.sleep(RETRY_S)
-        return None
+                self.dropped += len(batch)
+            for _ in batch:
+                self._events.popleft()
+
+    def _drop_old(self) -> None:
+        oldest = time.monotonic() - KEEP_S
+        while self._events and self._events[0][0] < oldest:
+            self._events.popleft()
+            self.dropped += 1
+
+    async def _renew(self) -> None:
+        held = [known.attempt for known in self._held.values()]
+        self._renew_at = time.monotonic() + self._renew_every_s
+        for begin in range(0, len(held), BATCH_EVENTS):
+            batch = [attempt_to_wire(attempt) for attempt in held[begin : begin + BATCH_EVENTS]]
+            try:
+                await self._tell(pb.ReportRequest(renewed=batch))
+            except SchedulerUnavailable:
+                self._renew_at = time.monotonic() + RETRY_S
+                return
+            except Refused as error:
+                log.warning("a renewal was refused: %s", error)
+
+    async def _tell(self, request: pb.ReportRequest) -> None:
+        """Raises SchedulerUnavailable and Refused."""
+        self._answered = False
+        reply = await self._send(request)
+        self._answered = True
+        self.saw_generation(reply.generation)
+        for message in reply.lost:
+            known = self._held.get(message.request_id)
+            if known and known.attempt == attempt_from_wire(message):
+                log.info("the booking of %s was lost: telling it again", message.request_id)
+                self._add(known_to_wire(known))
+        for message in reply.fenced:
+            if self._drop(attempt_from_wire(message)):
+                log.warning("%s, epoch %d, is over for the scheduler", message.request_id, message.epoch)
+
+    def _drop(self, attempt: Attempt) -> bool:
+        """Renew it no longer; False when it is not held, or another attempt at the request is."""
+        known = self._held.get(attempt.request_id)
+        if known is None or known.attempt != attempt:
+            return False
+        del self._held[attempt.request_id]
+        return True

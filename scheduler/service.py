@@ -23,15 +23,16 @@ from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import SERVER_OPTIONS
 from baton.scheduler import tasks
 from baton.scheduler.booking import Limits
-from baton.scheduler.errors import ListenFailed, StoreUnavailable
+from baton.scheduler.errors import ListenFailed
 from baton.scheduler.metrics import Metrics, MetricsServer
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import Policy, PolicyConfig
 from baton.scheduler.servicer import SchedulerServicer
+from baton.scheduler.settling import Settling
 from baton.scheduler.store import open_store
 from baton.scheduler.types import SchedulerOptions
 
-WATCH_S = 0.5  # s; how often the store is asked whether it answers, and swept
+WATCH_S = 0.5  # s; how often the store is tended and swept
 STOP_GRACE_S = 2.0  # s; for calls under way when the server stops
 HEALTH_NAMES = ("", pb.DESCRIPTOR.services_by_name["Scheduler"].full_name)
 
@@ -42,8 +43,8 @@ class SchedulerServer:
     """Serves while entered.
 
     Raises on entry ListenFailed (the port is taken) and StoreUnavailable (no answer, wrong password), and
-    BadPolicy when made with a policy that names what is not there. Later the store may come and go:
-    placements are then rejected with STORE_AWAY, and all goes on by itself when it is back.
+    BadPolicy when made with a policy that names what is not there. Later the store may come and go: memory
+    stands in for it, and is written back.
     """
 
     def __init__(self, options: SchedulerOptions, policy: PolicyConfig | None = None) -> None:
@@ -53,11 +54,11 @@ class SchedulerServer:
         self._store = open_store(options.store, options.topic)
         expired = self.metrics.leases_expired.inc
         self._placer = Placer(self._store, Policy(limits, policy), limits, options.placement_lease_s, expired)
-        self._servicer = SchedulerServicer(options, self._store, self._placer, self.metrics)
+        self._settling = Settling(options.worker_lease_s)
+        self._servicer = SchedulerServicer(options, self._store, self._placer, self._settling, self.metrics)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._store_answers = True
 
     @property
     def store_name(self) -> str:
@@ -65,6 +66,7 @@ class SchedulerServer:
 
     async def __aenter__(self) -> Self:
         try:
+            await self._store.open()
             await self._look()
             self._server = grpc.aio.server(options=SERVER_OPTIONS)
             rpc.add_SchedulerServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
@@ -74,7 +76,8 @@ class SchedulerServer:
         except BaseException:
             await self._store.close()
             raise
-        await self._set_health(True)
+        for name in HEALTH_NAMES:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._watch = tasks.spawn(self._watch_store(), "scheduler-watch-store")
         return self
 
@@ -91,29 +94,14 @@ class SchedulerServer:
     async def _watch_store(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            try:
-                await self._look()
-            except StoreUnavailable as error:
-                if self._store_answers:
-                    log.warning("the store is away, no placements: %s", error)
-                await self._set_health(False)
-            else:
-                if not self._store_answers:
-                    log.warning("the store is back: %s", self._store.name)
-                await self._set_health(True)
+            self._settling.tick()
+            await self._store.tend()
+            await self._look()
 
     async def _look(self) -> None:
-        """A fresh view: sweeps what ran out of time though nobody places. Raises StoreUnavailable."""
+        """A fresh view: sweeps what ran out of time though nobody places."""
         self.metrics.seen(await self._placer.view(time.monotonic()))
-
-    async def _set_health(self, serving: bool) -> None:
-        self._store_answers = serving
-        self.metrics.store_up.set(serving)
-        status = (
-            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
-        for name in HEALTH_NAMES:
-            await self._health.set(name, status)
+        self.metrics.store_up.set(not self._store.problem)
 
 
 async def serve(

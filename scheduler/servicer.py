@@ -5,9 +5,8 @@ Nothing of the state is kept here: a scheduler that starts again, or a second on
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import grpc
@@ -15,13 +14,23 @@ import grpc.aio
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
-from baton.scheduler.errors import StoreUnavailable
+from baton.scheduler.booking import blocks_for
+from baton.scheduler.errors import StaleWorker
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.placer import Placed, Placer
-from baton.scheduler.policy import NoChoice
+from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
-from baton.scheduler.types import Need, Report, SchedulerOptions, WorkerRecord, attempt_from_wire
+from baton.scheduler.types import (
+    Need,
+    Report,
+    Reserved,
+    SchedulerOptions,
+    WorkerRecord,
+    attempt_from_wire,
+    attempt_to_wire,
+)
 
+SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when nobody answers any more
 PEERS_AGE_S = 5.0  # what workers have learned of their drafts moves slowly
 SHOWN_ATTEMPTS = 256  # in a description, and as many finished ones as the store keeps
 RETRY_AFTER_S = {  # when asking again may help; 0: never
@@ -29,19 +38,26 @@ RETRY_AFTER_S = {  # when asking again may help; 0: never
     pb.Rejection.CODE_FULL: 1.0,
     pb.Rejection.CODE_TOO_LARGE: 0.0,
     pb.Rejection.CODE_STALE_EPOCH: 0.0,
-    pb.Rejection.CODE_STORE_AWAY: 1.0,
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SchedulerServicer(rpc.SchedulerServicer):
-    """Malformed calls end with INVALID_ARGUMENT, all but Place with UNAVAILABLE while the store is away."""
+    """Malformed calls end with INVALID_ARGUMENT."""
 
-    def __init__(self, options: SchedulerOptions, store: Store, placer: Placer, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        store: Store,
+        placer: Placer,
+        settling: Settling,
+        metrics: Metrics,
+    ) -> None:
         self._options = options
         self._store = store
         self._placer = placer
+        self._settling = settling
         self._metrics = metrics
 
     async def Place(self, request: pb.PlaceRequest, context: Context) -> pb.PlaceReply:
@@ -50,19 +66,20 @@ class SchedulerServicer(rpc.SchedulerServicer):
         except ValueError as error:
             await _refuse(context, str(error))
         began = time.perf_counter()
-        try:
-            outcome = await self._placer.place(need)
-        except StoreUnavailable as error:
-            outcome = NoChoice(pb.Rejection.CODE_STORE_AWAY, str(error))
+        settling = bool(self._settling)  # before: leases may run out in what follows
+        outcome = await self._placer.place(need)
         self._metrics.place_seconds.observe(time.perf_counter() - began)
         if isinstance(outcome, Placed):
             self._metrics.placements.labels("pair" if outcome.prefill else "alone").inc()
             return pb.PlaceReply(placement=self._placement(need, outcome))
         self._metrics.rejected(outcome.code)
         if outcome.code == pb.Rejection.CODE_STALE_EPOCH:
-            self._metrics.stale_epochs.inc()
+            self._metrics.stale("placement")
         rejection = pb.Rejection(
-            code=outcome.code, message=outcome.message, retry_after_s=RETRY_AFTER_S[outcome.code]
+            code=outcome.code,
+            message=outcome.message,
+            retry_after_s=RETRY_AFTER_S[outcome.code],
+            settling=settling,
         )
         return pb.PlaceReply(rejection=rejection)
 
@@ -71,44 +88,72 @@ class SchedulerServicer(rpc.SchedulerServicer):
             report = Report.from_wire(request)
         except ValueError as error:
             await _refuse(context, str(error))
-        async with _store_needed(context):
-            result = await self._store.report(report, self._options.placement_lease_s)
-        self._metrics.stale_epochs.inc(result.stale)
-        lost = [pb.Attempt(request_id=one.request_id, epoch=one.epoch) for one in result.lost]
-        return pb.ReportReply(lost=lost)
+        result = await self._store.report(report, self._options.placement_lease_s)
+        self._metrics.stale("report", result.stale)
+        fenced = set(result.fenced)
+        self._metrics.adopted.inc(sum(known.attempt not in fenced for known in report.placed))
+        return pb.ReportReply(
+            lost=[attempt_to_wire(one) for one in result.lost],
+            fenced=[attempt_to_wire(one) for one in result.fenced],
+            generation=self._store.generation,
+        )
+
+    async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotReply:
+        del context
+        options = self._options
+        settling = bool(self._settling)
+        view = await self._placer.view(time.monotonic() - SNAPSHOT_AGE_S)
+        theirs = await self._store.booked_by(request.router_id)
+        workers = []
+        for worker in view.workers.values():
+            others = replace(worker.reserved)
+            others.take(theirs.get(worker.worker_id, Reserved()))
+            workers.append(_status(replace(worker, reserved=others), options.worker_lease_s))
+        return pb.SnapshotReply(
+            workers=workers,
+            generation=self._store.generation,
+            settling=settling,
+            worker_lease_s=options.worker_lease_s,
+            placement_lease_s=options.placement_lease_s,
+            max_queued_prompt_tokens=options.max_queued_prompt_tokens,
+            max_queue_factor=options.max_queue_factor,
+            handoff_min_tokens=options.handoff_min_tokens,
+            left=await self._store.left(),
+        )
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterReply:
+        del context
         problem = _problem_of(request)
         if problem:
             return pb.RegisterReply(refusal=problem)
-        async with _store_needed(context):
-            refusal = await self._store.register(
-                request.identity, request.state, self._options.worker_lease_s
-            )
-        return pb.RegisterReply(
-            refusal=refusal, heartbeat_s=self._options.heartbeat_s, lease_s=self._options.worker_lease_s
-        )
+        lease_s = self._options.worker_lease_s
+        try:
+            refusal = await self._store.register(request.identity, request.state, lease_s)
+        except StaleWorker as error:
+            self._metrics.stale("worker")
+            return pb.RegisterReply(refusal=str(error), epoch=error.last)
+        return pb.RegisterReply(refusal=refusal, heartbeat_s=self._options.heartbeat_s, lease_s=lease_s)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         if request.state == pb.WORKER_STATE_UNSPECIFIED:
             await _refuse(context, f"worker {request.worker_id!r} sent no state")
-        async with _store_needed(context):
-            heard = await self._store.heartbeat(
-                request.worker_id, request.state, request.load, self._options.worker_lease_s
-            )
-            peers = await self._peer_reference(request)
+        heard = await self._store.heartbeat(
+            request.worker_id, request.state, request.load, self._options.worker_lease_s, request.epoch
+        )
+        self._metrics.stale("worker", heard.stale)
+        peers = await self._peer_reference(request)
         return pb.HeartbeatReply(known=heard.known, drain=heard.drain, peer_reference=peers)
 
     async def Deregister(self, request: pb.DeregisterRequest, context: Context) -> pb.DeregisterReply:
-        async with _store_needed(context):
-            await self._store.deregister(request.worker_id)
+        del context
+        if not await self._store.deregister(request.worker_id, request.epoch):
+            self._metrics.stale("worker")
         return pb.DeregisterReply()
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
-        del request
-        async with _store_needed(context):
-            view = await self._placer.view(time.monotonic())
-            history = await self._store.history(SHOWN_ATTEMPTS)
+        del request, context
+        view = await self._placer.view(time.monotonic())
+        history = await self._store.history(SHOWN_ATTEMPTS)
         lease_s = self._options.worker_lease_s
         ordered = sorted(view.workers.values(), key=lambda worker: (worker.role, worker.worker_id))
         return pb.Description(
@@ -117,16 +162,17 @@ class SchedulerServicer(rpc.SchedulerServicer):
             workers=[_status(worker, lease_s) for worker in ordered],
             attempts=history.attempts,
             handoffs=history.handoffs,
+            store_problem=self._store.problem,
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
-        async with _store_needed(context):
-            view = await self._placer.view(time.monotonic())
-            matches = sorted(key for key in view.workers if key.startswith(request.worker_id))
-            if request.worker_id in view.workers:
-                matches = [request.worker_id]
-            if len(matches) == 1 and await self._store.drain(matches[0]):
-                return pb.DrainReply(worker_id=matches[0])
+        del context
+        view = await self._placer.view(time.monotonic())
+        matches = sorted(key for key in view.workers if key.startswith(request.worker_id))
+        if request.worker_id in view.workers:
+            matches = [request.worker_id]
+        if len(matches) == 1 and await self._store.drain(matches[0]):
+            return pb.DrainReply(worker_id=matches[0])
         return pb.DrainReply(problem=_mismatch(request.worker_id, matches, sorted(view.workers)))
 
     async def _peer_reference(self, request: pb.HeartbeatRequest) -> float:
@@ -155,15 +201,8 @@ class SchedulerServicer(rpc.SchedulerServicer):
             prefill=_worker(placed.prefill) if placed.prefill else None,
             decode=_worker(placed.decode),
             lease_s=self._options.placement_lease_s,
+            blocks=blocks_for(need, placed.decode.capacity),
         )
-
-
-@contextlib.asynccontextmanager
-async def _store_needed(context: Context) -> AsyncIterator[None]:
-    try:
-        yield
-    except StoreUnavailable as error:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
 
 async def _refuse(context: Context, why: str) -> NoReturn:

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable
+from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable, StaleWorker
 from baton.scheduler.tasks import spawn, stop
 
 RETRY_S = 0.5  # s between tries to register at start
 CLOSE_S = 1.0  # s; for the last word
+EPOCH_TRIES = 3  # registrations in a row that may meet a later epoch
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ class WorkerSession:
     """Registered between `start` and `close`. When the scheduler or its store forgot the worker, it registers
     again.
 
+    Each registration and change of state takes the next epoch: what of an older one still travels is refused.
     `draining` is set when an operator asked for it, or by `drain`; from then on nothing new is placed here.
     """
 
@@ -90,6 +92,7 @@ class WorkerSession:
     def drain(self) -> None:
         """Tell the scheduler, with the next heartbeat, sent at once, to place nothing more here."""
         self._state = pb.WORKER_STATE_DRAINING
+        self._identity.epoch += 1
         self.draining.set()
         self._wake.set()
 
@@ -101,7 +104,7 @@ class WorkerSession:
         if self._registered:
             with contextlib.suppress(SchedulerError, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
-                    await self._client.deregister(self.worker_id)
+                    await self._client.deregister(self.worker_id, self._identity.epoch + 1)
         self._registered = False
 
     async def _beat(self) -> None:
@@ -120,12 +123,25 @@ class WorkerSession:
                 log.debug("no heartbeat: %s", error)
 
     async def _register(self) -> None:
-        reply = await self._client.register(self._identity, self._state)
-        self._heartbeat_s = reply.heartbeat_s
-        self._registered = True
+        for _ in range(EPOCH_TRIES):
+            self._identity.epoch += 1
+            try:
+                reply = await self._client.register(self._identity, self._state)
+            except StaleWorker as error:  # an earlier life of this name: go on above it
+                self._identity.epoch = error.last
+                continue
+            self._heartbeat_s = reply.heartbeat_s
+            self._registered = True
+            return
+        raise Refused(
+            f"another process registers as worker {self.worker_id} at the same time: name it otherwise"
+        )
 
     async def _heartbeat(self) -> None:
-        reply = await self._client.heartbeat(self.worker_id, self._state, self._load())
+        epoch = self._identity.epoch
+        reply = await self._client.heartbeat(self.worker_id, self._state, self._load(), epoch)
+        if epoch != self._identity.epoch:
+            return  # a registration overtook it: its answer says nothing of that
         if not reply.known:
             log.warning("the scheduler has forgotten this worker: registering again")
             self._registered = False

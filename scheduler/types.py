@@ -2,7 +2,8 @@
 
 Wire messages (`baton.protos.scheduler_pb2`) stay what they are where the scheduler only carries them: a
 worker's identity and load, an attempt's cost. What it reasons about is here: who needs what (`Need`), who is
-there (`WorkerRecord`, `View`), what is to be booked (`Claim`), and what came of it.
+there (`WorkerRecord`, `View`), what is to be booked (`Claim`) and what is (`Booking`), what came of it, and
+all of it together (`Known`, `State`), as it passes from one store to another.
 """
 
 from __future__ import annotations
@@ -75,6 +76,17 @@ class Reserved:
     def empty(self) -> bool:
         return not (self.prompt_tokens or self.requests or self.blocks)
 
+    def add(self, other: Reserved) -> None:
+        self.prompt_tokens += other.prompt_tokens
+        self.requests += other.requests
+        self.blocks += other.blocks
+
+    def take(self, other: Reserved) -> None:
+        """The opposite of `add`; what would be below zero is zero: two views may be of different moments."""
+        self.prompt_tokens = max(0, self.prompt_tokens - other.prompt_tokens)
+        self.requests = max(0, self.requests - other.requests)
+        self.blocks = max(0, self.blocks - other.blocks)
+
 
 @dataclass(slots=True)
 class WorkerRecord:
@@ -86,6 +98,7 @@ class WorkerRecord:
     reserved: Reserved
     drain_asked: bool
     lease_left_s: float
+    epoch: int = 0  # of its last message
 
     @property
     def worker_id(self) -> str:
@@ -113,11 +126,12 @@ class View:
     workers: dict[str, WorkerRecord]
     live_attempts: int
     expired: int  # attempts whose lease had run out and that this reading removed
+    generation: str = ""  # of the store; see `Store.merge`
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A placement to be booked, with the limits that must still hold when it is.
+class Booking:
+    """What one attempt holds.
 
     The reader (the prefill worker, or the decode worker where there is none) gets the prompt's tokens, the
     decode worker the blocks; each of them gets one request.
@@ -129,17 +143,12 @@ class Claim:
     decode_id: str
     prompt_tokens: int
     blocks: int
-    max_prompt_tokens: int  # on the reader; a reader with nothing queued takes any prompt
-    max_requests: int  # on the decode worker
-    max_blocks: int  # on the decode worker
 
     def __post_init__(self) -> None:
         if not self.decode_id or self.decode_id == self.prefill_id:
             raise ValueError(
-                f"a claim needs a decode worker beside {self.prefill_id!r}, got {self.decode_id!r}"
+                f"a booking needs a decode worker beside {self.prefill_id!r}, got {self.decode_id!r}"
             )
-        if self.blocks > self.max_blocks:
-            raise ValueError(f"{self.blocks} blocks never fit into {self.max_blocks}")
 
     @property
     def reader_id(self) -> str:
@@ -149,13 +158,33 @@ class Claim:
     def worker_ids(self) -> tuple[str, ...]:
         return (self.prefill_id, self.decode_id) if self.prefill_id else (self.decode_id,)
 
-    def book(self, worker_id: str, reserved: Reserved) -> None:
-        """Add this claim's share of `worker_id` to `reserved`."""
-        reserved.requests += 1
-        if worker_id == self.reader_id:
-            reserved.prompt_tokens += self.prompt_tokens
-        if worker_id == self.decode_id:
-            reserved.blocks += self.blocks
+    def share(self, worker_id: str, *, read: bool = False) -> Reserved:
+        """What it holds of `worker_id`; less once the prompt is `read`."""
+        reads = worker_id == self.reader_id and not read
+        writes = worker_id == self.decode_id
+        return Reserved(
+            prompt_tokens=self.prompt_tokens if reads else 0,
+            requests=1 if reads or writes else 0,
+            blocks=self.blocks if writes else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A booking to be made, with the limits that must still hold when it is."""
+
+    booking: Booking
+    max_prompt_tokens: int  # on the reader; a reader with nothing queued takes any prompt
+    max_requests: int  # on the decode worker
+    max_blocks: int  # on the decode worker
+
+    def __post_init__(self) -> None:
+        if self.booking.blocks > self.max_blocks:
+            raise ValueError(f"{self.booking.blocks} blocks never fit into {self.max_blocks}")
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.booking.attempt
 
 
 class ReserveOutcome(Enum):
@@ -180,6 +209,7 @@ class ReserveResult:
 class Report:
     """What happened to attempts since the last report; applied in the order of the fields."""
 
+    placed: tuple[Known, ...] = ()  # by the router itself, or told again
     prefilled: tuple[Attempt, ...] = ()
     finished: tuple[tuple[Attempt, pb.Finished], ...] = ()
     renewed: tuple[Attempt, ...] = ()
@@ -188,6 +218,7 @@ class Report:
     def from_wire(cls, request: pb.ReportRequest) -> Report:
         """Raises ValueError for an event without request id or epoch."""
         return cls(
+            placed=tuple(known_from_wire(booking, request.router_id) for booking in request.placed),
             prefilled=attempts_from_wire(request.prefilled),
             finished=tuple((attempt_from_wire(event.attempt), event) for event in request.finished),
             renewed=attempts_from_wire(request.renewed),
@@ -198,7 +229,8 @@ class Report:
 class ReportResult:
     """What a report met."""
 
-    lost: list[Attempt] = field(default_factory=list)  # renewed, but the reservation is gone
+    lost: list[Attempt] = field(default_factory=list)  # renewed, but not booked (any more)
+    fenced: list[Attempt] = field(default_factory=list)  # renewed or placed, but no longer theirs
     stale: int = 0  # events that carried an older epoch than the last one placed: ignored
 
 
@@ -234,6 +266,39 @@ class Heard:
 
     known: bool
     drain: bool
+    stale: bool = False  # it carried an older epoch than the worker's last message: ignored
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a store knows of one request: its last attempt, and how far that one is.
+
+    Merged by rising epoch, and within one epoch by rising stage: placed, live, live and read, over.
+    `over` was said by its router. Without it, and without a booking, a lease ran out somewhere: another
+    store may know better.
+    """
+
+    attempt: Attempt
+    booking: Booking | None = None  # while it is live
+    read: bool = False
+    over: bool = False
+    lease_s: float = 0.0  # left, while it is live
+
+    @property
+    def router_id(self) -> str:
+        return self.booking.router_id if self.booking else ""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A store's whole state, to be merged into another's; what is booked follows from `requests`.
+
+    Merging is commutative and idempotent: it does not matter who knew first.
+    """
+
+    generation: str = ""  # of the store that it was read from; empty: one that holds nothing yet
+    workers: tuple[WorkerRecord, ...] = ()
+    requests: tuple[Known, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +307,18 @@ class History:
 
     attempts: list[pb.LiveAttempt]
     handoffs: list[pb.PastHandoff]
+
+
+def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
+    """By worker id, what these attempts hold in all."""
+    total: dict[str, Reserved] = {}
+    for known in attempts:
+        booking = known.booking
+        if booking is None:
+            continue
+        for worker_id in booking.worker_ids:
+            total.setdefault(worker_id, Reserved()).add(booking.share(worker_id, read=known.read))
+    return total
 
 
 def attempt_from_wire(message: pb.Attempt) -> Attempt:
@@ -256,3 +333,32 @@ def attempts_from_wire(messages: Iterable[pb.Attempt]) -> tuple[Attempt, ...]:
 
 def attempt_to_wire(attempt: Attempt) -> pb.Attempt:
     return pb.Attempt(request_id=attempt.request_id, epoch=attempt.epoch)
+
+
+def known_from_wire(message: pb.Booking, router_id: str) -> Known:
+    """Raises ValueError when it makes no sense."""
+    attempt = attempt_from_wire(message.attempt)
+    booking = Booking(
+        attempt=attempt,
+        router_id=router_id,
+        prefill_id=message.prefill_worker_id,
+        decode_id=message.decode_worker_id,
+        prompt_tokens=message.prompt_tokens,
+        blocks=message.blocks,
+    )
+    return Known(attempt, booking, read=message.read)
+
+
+def known_to_wire(known: Known) -> pb.Booking:
+    """Of a live attempt. Raises ValueError for another."""
+    booking = known.booking
+    if booking is None:
+        raise ValueError(f"request {known.attempt.request_id!r} holds nothing")
+    return pb.Booking(
+        attempt=attempt_to_wire(known.attempt),
+        prefill_worker_id=booking.prefill_id,
+        decode_worker_id=booking.decode_id,
+        prompt_tokens=booking.prompt_tokens,
+        blocks=booking.blocks,
+        read=known.read,
+    )

@@ -92,7 +92,8 @@ class SchedulerSettings(_Section):
     """The scheduler's own settings, and how others reach it."""
 
     address: str = Field(
-        "127.0.0.1:7400", description="host:port on which it listens and where others find it."
+        "127.0.0.1:7400",
+        description="host:port where it listens. Where others find it: one, or several with commas between.",
     )
     store: str = Field(
         "memory", description="memory, redis://[:password@]host:port/db, or rediss:// for TLS."
@@ -178,7 +179,16 @@ class RouterSettings(_Section):
     request_timeout_s: Seconds = Field(600.0, description="A request that takes longer ends with an error.")
     drain_timeout_s: Seconds = Field(10.0, description="After SIGTERM, streams that run may take this long.")
     max_attempts: int = Field(
-        3, ge=1, le=10, description="Placements tried for one request, the first included."
+        3,
+        ge=1,
+        le=10,
+        description="So many workers may fail under one request before it gets on; then it is an error.",
+    )
+    replace_wait_s: Seconds = Field(
+        60.0, description="A request whose worker failed waits this long for another, then it is an error."
+    )
+    journal_mib: int = Field(
+        256, ge=1, description="Kept of running requests, so that they can go on elsewhere; more is 503."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="Of the HTTP server; info writes a line a request: docs/observability.md."

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from baton.scheduler.errors import BadPolicy
 from baton.scheduler.policy.base import Filter, PairFilter, Picker, Scorer
@@ -76,6 +76,15 @@ _SCORERS: Mapping[str, float] = MappingProxyType(
 )
 
 
+class PolicyOptions(Protocol):
+    """What is read of the settings; `PolicySettings` of the configuration tree is one."""
+
+    filters: list[str]
+    pair_filters: list[str]
+    scorers: dict[str, float]
+    picker: str
+
+
 @dataclass(frozen=True)
 class PolicyConfig:
     """Which classes decide, by name. Filters are asked in this order; scores are averaged by weight."""
@@ -85,6 +94,15 @@ class PolicyConfig:
     scorers: Mapping[str, float] = field(default_factory=lambda: _SCORERS)  # name -> weight
     picker: str = "power_of_two"
     seed: int | None = None  # of the picker's draws; None: another one in each process
+
+    @classmethod
+    def of(cls, settings: PolicyOptions) -> PolicyConfig:
+        return cls(
+            filters=tuple(settings.filters),
+            pair_filters=tuple(settings.pair_filters),
+            scorers=settings.scorers,
+            picker=settings.picker,
+        )
 
     def __post_init__(self) -> None:
         for name, weight in self.scorers.items():

@@ -7,6 +7,7 @@ atomic step: no other call sees half of it. Time is the store's own, never the c
     by routers      report
     by workers      register, heartbeat, deregister
     by operators    history, drain
+    by other stores export, merge
 """
 
 from __future__ import annotations
@@ -14,17 +15,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.types import Claim, Heard, History, Report, ReportResult, ReserveResult, View
+from baton.scheduler.types import (
+    Claim,
+    Heard,
+    History,
+    Report,
+    ReportResult,
+    Reserved,
+    ReserveResult,
+    State,
+    View,
+    held,
+)
 
 
 class Store(ABC):
-    """A topic's state. Every method raises StoreUnavailable, within a second, when the store is away.
+    """A topic's state. Every method raises StoreUnavailable, within a second, when the store is away; those
+    that `open_store` gives raise it in `open` alone.
 
     What ran out of time (attempts not renewed, workers not heard of, epochs long past) is swept by `view`,
     `reserve` and `register`: whoever decides on the state sees it without the dead.
     """
 
     name: str  # memory, or the URL without its password
+    generation: str = ""  # set by `merge`: the same for as long as the store has lost nothing
+    problem: str = ""  # why it works without the database that it is named after; empty while it has that
 
     @abstractmethod
     async def view(self) -> View:
@@ -42,7 +57,8 @@ class Store(ABC):
     async def report(self, report: Report, lease_s: float) -> ReportResult:
         """Apply what routers tell. Events with an older epoch, or of an attempt that is gone, change nothing.
 
-        Prefilled releases the prompt's tokens (and the prefill worker), finished releases all and is
+        Placed books what runs already, whatever the limits say. Prefilled releases the prompt's tokens (and
+        the prefill worker), finished releases all and is
         remembered in the history, renewed holds the attempt for another `lease_s`. Called some 100 times a
         second a router.
         """
@@ -52,21 +68,27 @@ class Store(ABC):
         """Add or replace a worker; empty when accepted, else why not, in one line.
 
         The first worker alive says what the topic runs (model, fingerprint, vLLM's version); others must run
-        the same. Sweeps first. Called once or twice in a worker's life, and again when the state was lost.
+        the same. Sweeps first. Raises StaleWorker when `identity.epoch` is below the worker's last one.
+        Called once or twice in a worker's life, and again when the state was lost.
         """
 
     @abstractmethod
     async def heartbeat(
-        self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, lease_s: float
+        self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, lease_s: float, epoch: int = 0
     ) -> Heard:
         """Hold a worker for another `lease_s` and remember its load. An unknown one changes nothing.
+
+        Neither does a heartbeat whose `epoch` is below the worker's last one.
 
         Called about once a second a worker.
         """
 
     @abstractmethod
-    async def deregister(self, worker_id: str) -> None:
-        """Forget a worker, if it is known. What is booked on it stays until its requests are over."""
+    async def deregister(self, worker_id: str, epoch: int = 0) -> bool:
+        """Forget a worker, if it is known. What is booked on it stays until its requests are over.
+
+        False, and nothing is changed, when `epoch` is below the worker's last one.
+        """
 
     @abstractmethod
     async def drain(self, worker_id: str) -> bool:
@@ -75,6 +97,32 @@ class Store(ABC):
     @abstractmethod
     async def history(self, limit: int) -> History:
         """At most `limit` attempts under way and as many finished ones, newest first. Changes nothing."""
+
+    @abstractmethod
+    async def export(self) -> State:
+        """All that is known. Called some two times a second."""
+
+    @abstractmethod
+    async def merge(self, state: State) -> str:
+        """Learn what another store knows; a worker or an epoch known better here stays as it is.
+
+        Returns `generation`; a store that holds nothing yet takes that of `state`, if it has one.
+        """
+
+    async def open(self) -> None:
+        """To be called once, before all others. Raises StoreUnavailable: it is away, or refuses us."""
+        await self.merge(State())
+
+    async def tend(self) -> None:  # noqa: B027 (most stores need none)
+        """Upkeep, called about twice a second. Does not raise."""
+
+    async def left(self) -> tuple[str, ...]:
+        """Workers that said goodbye a short while ago, as far as is known. Called once a second a router."""
+        return ()
+
+    async def booked_by(self, router_id: str) -> dict[str, Reserved]:
+        """By worker id, what the attempts of one router hold. Called once a second a router."""
+        return held(known for known in (await self.export()).requests if known.router_id == router_id)
 
     @abstractmethod
     async def close(self) -> None:

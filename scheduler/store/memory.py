@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.keys import EPOCH_KEEP_MS, HANDOFFS_KEPT
+from baton.scheduler.errors import StaleWorker
+from baton.scheduler.keys import HANDOFFS_KEPT
 from baton.scheduler.store.base import Store
+from baton.scheduler.store.ledger import KEEP_S, Ledger, Live, Past, forget
 from baton.scheduler.types import (
     Attempt,
+    Booking,
     Claim,
     Deployment,
     Heard,
@@ -21,9 +25,11 @@ from baton.scheduler.types import (
     Reserved,
     ReserveOutcome,
     ReserveResult,
+    State,
     View,
     WorkerRecord,
     attempt_to_wire,
+    held,
 )
 
 Clock = Callable[[], float]  # seconds, never going back
@@ -35,14 +41,8 @@ class _Worker:
     state: pb.WorkerState
     load: pb.WorkerLoad | None
     lease_until: float
+    epoch: int  # of its last message
     drain_asked: bool = False
-
-
-@dataclass(slots=True)
-class _Live:
-    claim: Claim
-    lease_until: float
-    read: bool = False  # the prompt is
 
 
 class MemoryStore(Store):
@@ -53,70 +53,73 @@ class MemoryStore(Store):
         self._topic = topic
         self._clock = clock
         self._workers: dict[str, _Worker] = {}
+        self._gone: dict[str, Past] = {}  # by worker id; none of them is registered
         self._deployment: Deployment | None = None
-        self._reserved: dict[str, Reserved] = {}  # by worker id; no empty ones
-        self._live: dict[str, _Live] = {}  # by request id
-        self._epochs: dict[str, int] = {}  # by request id
-        # Past requests whose epoch is still known -> when to forget it. The time kept is always the same, so
-        # that insertion order is order of time.
-        self._past: dict[str, float] = {}
+        self._ledger = Ledger()
         self._handoffs: deque[tuple[pb.PastHandoff, float]] = deque(maxlen=HANDOFFS_KEPT)
 
     async def view(self) -> View:
         now = self._clock()
         expired = self._sweep(now)
         workers = {key: self._record(worker, now) for key, worker in self._workers.items()}
-        return View(workers=workers, live_attempts=len(self._live), expired=expired)
+        return View(workers, len(self._ledger.live), expired, self.generation)
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         now = self._clock()
         expired = self._sweep(now)
-        request_id = claim.attempt.request_id
-        last = self._epochs.get(request_id, 0)
-        if claim.attempt.epoch <= last:
+        booking = claim.booking
+        request_id = booking.attempt.request_id
+        last, _ = self._ledger.last(request_id)
+        if booking.attempt.epoch <= last:
             return ReserveResult(ReserveOutcome.STALE, str(last), expired)
-        if request_id in self._live:
-            self._release(request_id, now)
-        for worker_id in claim.worker_ids:
+        if request_id in self._ledger.live:
+            self._ledger.release(request_id, now, over=True)
+        for worker_id in booking.worker_ids:
             worker = self._workers.get(worker_id)
             if worker is None or not self._record(worker, now).placeable:
                 return ReserveResult(ReserveOutcome.GONE, worker_id, expired)
-        queued = self._reserved.get(claim.reader_id, Reserved()).prompt_tokens
-        if queued and queued + claim.prompt_tokens > claim.max_prompt_tokens:
-            return ReserveResult(ReserveOutcome.FULL, claim.reader_id, expired)
-        writer = self._reserved.get(claim.decode_id, Reserved())
-        if writer.requests >= claim.max_requests or writer.blocks + claim.blocks > claim.max_blocks:
-            return ReserveResult(ReserveOutcome.FULL, claim.decode_id, expired)
-        for worker_id in claim.worker_ids:
-            claim.book(worker_id, self._reserved.setdefault(worker_id, Reserved()))
-        self._live[request_id] = _Live(claim, now + lease_s)
-        self._epochs[request_id] = claim.attempt.epoch
-        self._past.pop(request_id, None)
+        queued = self._ledger.reserved(booking.reader_id).prompt_tokens
+        if queued and queued + booking.prompt_tokens > claim.max_prompt_tokens:
+            return ReserveResult(ReserveOutcome.FULL, booking.reader_id, expired)
+        writer = self._ledger.reserved(booking.decode_id)
+        if writer.requests >= claim.max_requests or writer.blocks + booking.blocks > claim.max_blocks:
+            return ReserveResult(ReserveOutcome.FULL, booking.decode_id, expired)
+        self._ledger.book(booking, now + lease_s)
         return ReserveResult(ReserveOutcome.BOOKED, expired=expired)
 
     async def report(self, report: Report, lease_s: float) -> ReportResult:
         now = self._clock()
         result = ReportResult()
+        for known in report.placed:
+            self._count_stale(known.attempt, result)
+            if not self._ledger.adopt(known, now + lease_s, now):
+                result.fenced.append(known.attempt)
         for attempt in report.prefilled:
-            live = self._find(attempt, result)
-            if live and not live.read:
-                self._release_reading(live)
-        for attempt, event in report.finished:
-            live = self._find(attempt, result)
+            self._count_stale(attempt, result)
+            live = self._ledger.find(attempt)
             if live:
-                self._release(attempt.request_id, now)
-                self._handoffs.appendleft((_past(live.claim, event), now))
+                self._ledger.read(live)
+        for attempt, event in report.finished:
+            self._count_stale(attempt, result)
+            live = self._ledger.find(attempt)
+            if live:
+                self._ledger.release(attempt.request_id, now, over=True)
+                self._handoffs.appendleft((_past(live.booking, event), now))
         for attempt in report.renewed:
-            live = self._find(attempt, result)
+            self._count_stale(attempt, result)
+            live = self._ledger.find(attempt)
             if live:
                 live.lease_until = now + lease_s
             else:
-                result.lost.append(attempt)
+                (result.fenced if self._ledger.fenced(attempt) else result.lost).append(attempt)
         return result
 
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
         now = self._clock()
         self._sweep(now)
+        last = self._epoch_of(identity.worker_id)
+        if identity.epoch < last:
+            raise StaleWorker(identity.worker_id, identity.epoch, last)
         newcomer = Deployment.of(identity)
         others = self._workers.keys() - {identity.worker_id}
         if self._deployment and others:
@@ -131,22 +134,30 @@ class MemoryStore(Store):
             state=state,
             load=known.load if known else None,
             lease_until=now + lease_s,
+            epoch=identity.epoch,
             drain_asked=bool(known and known.drain_asked),
         )
+        self._gone.pop(identity.worker_id, None)
         return ""
 
     async def heartbeat(
-        self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, lease_s: float
+        self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, lease_s: float, epoch: int = 0
     ) -> Heard:
         now = self._clock()
+        if epoch < self._epoch_of(worker_id):
+            return Heard(known=False, drain=False, stale=True)
         worker = self._workers.get(worker_id)
         if worker is None or worker.lease_until <= now:
             return Heard(known=False, drain=False)
-        worker.state, worker.load, worker.lease_until = state, load, now + lease_s
+        worker.state, worker.load, worker.lease_until, worker.epoch = state, load, now + lease_s, epoch
         return Heard(known=True, drain=worker.drain_asked)
 
-    async def deregister(self, worker_id: str) -> None:
-        self._workers.pop(worker_id, None)
+    async def deregister(self, worker_id: str, epoch: int = 0) -> bool:
+        if epoch < self._epoch_of(worker_id):
+            return False
+        if self._workers.pop(worker_id, None):
+            self._gone[worker_id] = Past(epoch, self._clock() + KEEP_S, over=True)
+        return True
 
     async def drain(self, worker_id: str) -> bool:
         worker = self._workers.get(worker_id)
@@ -157,7 +168,7 @@ class MemoryStore(Store):
 
     async def history(self, limit: int) -> History:
         now = self._clock()
-        newest = sorted(self._live.values(), key=lambda live: live.lease_until, reverse=True)[:limit]
+        newest = sorted(self._ledger.live.values(), key=lambda live: live.lease_until, reverse=True)[:limit]
         handoffs: list[pb.PastHandoff] = []
         for past, ended in list(self._handoffs)[:limit]:
             aged = pb.PastHandoff()
@@ -166,79 +177,96 @@ class MemoryStore(Store):
             handoffs.append(aged)
         return History([_live_message(live, now) for live in newest], handoffs)
 
+    async def export(self) -> State:
+        now = self._clock()
+        self._sweep(now)
+        workers = tuple(self._record(worker, now) for worker in self._workers.values())
+        return State(self.generation, workers, tuple(self._ledger.export(now)))
+
+    async def merge(self, state: State) -> str:
+        now = self._clock()
+        self._sweep(now)
+        self.generation = self.generation or state.generation or uuid.uuid4().hex
+        for record in state.workers:
+            self._merge_worker(record, now)
+        for known in state.requests:
+            if known.booking:
+                self._ledger.adopt(known, now + known.lease_s, now)
+            else:
+                self._ledger.conclude(known, now)
+        return self.generation
+
+    async def left(self) -> tuple[str, ...]:
+        return tuple(worker_id for worker_id, gone in self._gone.items() if gone.over)
+
+    async def booked_by(self, router_id: str) -> dict[str, Reserved]:
+        return held(known for known in self._ledger.running(0.0) if known.router_id == router_id)
+
     async def close(self) -> None:
         return None
+
+    def _merge_worker(self, record: WorkerRecord, now: float) -> None:
+        """The later epoch counts, within it the longer lease. Who runs something else has to register."""
+        lease_until = now + record.lease_left_s
+        known = self._workers.get(record.worker_id)
+        here = (known.epoch, known.lease_until) if known else (self._epoch_of(record.worker_id), now)
+        newcomer = Deployment.of(record.identity)
+        if (record.epoch, lease_until) <= here:
+            return
+        if self._workers and self._deployment:
+            if self._deployment.refusal(self._topic, newcomer):
+                return
+        else:
+            self._deployment = newcomer
+        asked = record.drain_asked or bool(known and known.drain_asked)
+        self._workers[record.worker_id] = _Worker(
+            record.identity, record.state, record.load, lease_until, record.epoch, asked
+        )
+        self._gone.pop(record.worker_id, None)
 
     def _record(self, worker: _Worker, now: float) -> WorkerRecord:
         return WorkerRecord(
             identity=worker.identity,
             state=worker.state,
             load=worker.load,
-            reserved=replace(self._reserved.get(worker.identity.worker_id, Reserved())),
+            reserved=self._ledger.reserved(worker.identity.worker_id),
             drain_asked=worker.drain_asked,
             lease_left_s=worker.lease_until - now,
+            epoch=worker.epoch,
         )
 
     def _sweep(self, now: float) -> int:
         for worker_id in [key for key, worker in self._workers.items() if worker.lease_until <= now]:
-            del self._workers[worker_id]
-        gone = [key for key, live in self._live.items() if live.lease_until <= now]
-        for request_id in gone:
-            self._release(request_id, now)
-        while self._past:
-            request_id, forget_at = next(iter(self._past.items()))
-            if forget_at > now:
-                break
-            del self._past[request_id]
-            del self._epochs[request_id]
-        return len(gone)
+            self._gone[worker_id] = Past(self._workers.pop(worker_id).epoch, now + KEEP_S)
+        forget(self._gone, now)
+        return self._ledger.sweep(now)
 
-    def _find(self, attempt: Attempt, result: ReportResult) -> _Live | None:
-        """The live attempt that is meant; counts events of older epochs."""
-        if attempt.epoch < self._epochs.get(attempt.request_id, 0):
-            result.stale += 1
-            return None
-        live = self._live.get(attempt.request_id)
-        return live if live and live.claim.attempt == attempt else None
+    def _epoch_of(self, worker_id: str) -> int:
+        worker = self._workers.get(worker_id)
+        if worker:
+            return worker.epoch
+        gone = self._gone.get(worker_id)
+        return gone.epoch if gone else 0
 
-    def _release(self, request_id: str, now: float) -> None:
-        live = self._live.pop(request_id)
-        if not live.read:
-            self._release_reading(live)
-        self._give_back(live.claim.decode_id, requests=1, blocks=live.claim.blocks)
-        self._past[request_id] = now + EPOCH_KEEP_MS / 1_000
-
-    def _release_reading(self, live: _Live) -> None:
-        live.read = True
-        alone = not live.claim.prefill_id
-        self._give_back(
-            live.claim.reader_id, prompt_tokens=live.claim.prompt_tokens, requests=0 if alone else 1
-        )
-
-    def _give_back(self, worker_id: str, prompt_tokens: int = 0, requests: int = 0, blocks: int = 0) -> None:
-        reserved = self._reserved[worker_id]
-        reserved.prompt_tokens -= prompt_tokens
-        reserved.requests -= requests
-        reserved.blocks -= blocks
-        if reserved.empty:
-            del self._reserved[worker_id]
+    def _count_stale(self, attempt: Attempt, result: ReportResult) -> None:
+        result.stale += attempt.epoch < self._ledger.last(attempt.request_id)[0]
 
 
-def _live_message(live: _Live, now: float) -> pb.LiveAttempt:
+def _live_message(live: Live, now: float) -> pb.LiveAttempt:
     return pb.LiveAttempt(
-        attempt=attempt_to_wire(live.claim.attempt),
-        prefill_worker_id=live.claim.prefill_id,
-        decode_worker_id=live.claim.decode_id,
+        attempt=attempt_to_wire(live.booking.attempt),
+        prefill_worker_id=live.booking.prefill_id,
+        decode_worker_id=live.booking.decode_id,
         prefilled=live.read,
         lease_left_s=max(0.0, live.lease_until - now),
     )
 
 
-def _past(claim: Claim, event: pb.Finished) -> pb.PastHandoff:
+def _past(booking: Booking, event: pb.Finished) -> pb.PastHandoff:
     return pb.PastHandoff(
         attempt=event.attempt,
-        prefill_worker_id=claim.prefill_id,
-        decode_worker_id=claim.decode_id,
+        prefill_worker_id=booking.prefill_id,
+        decode_worker_id=booking.decode_id,
         outcome=event.outcome,
         cost=event.cost,
     )

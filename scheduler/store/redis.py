@@ -9,21 +9,29 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Coroutine, Iterator
+import uuid
+from collections.abc import Coroutine
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, BusyLoadingError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    OutOfMemoryError,
+    RedisError,
+)
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.errors import StoreUnavailable
+from baton.scheduler.errors import StaleWorker, StoreUnavailable
 from baton.scheduler.keys import lua_header, topic_keys
+from baton.scheduler.store import redis_wire as wire
 from baton.scheduler.store.base import Store
 from baton.scheduler.types import (
     Attempt,
@@ -36,8 +44,8 @@ from baton.scheduler.types import (
     Reserved,
     ReserveOutcome,
     ReserveResult,
+    State,
     View,
-    WorkerRecord,
 )
 
 MAX_CONNECTIONS = 16  # Redis runs one script at a time: more would only wait there
@@ -45,9 +53,11 @@ CALL_TIMEOUT_S = 0.9  # of a whole call: a free connection, connecting, the scri
 # A call is given up after so many looks at it, not after one timer: where this process itself was held up
 # (0.4 s was seen on a machine with five busy processes a core), timer and reply come due at the same moment.
 LOOKS = 4
-SCRIPTS = ("view", "reserve", "report", "register", "heartbeat", "deregister", "drain", "history")
-
-Pairs = list[bytes]  # flat: key, value, key, value
+MERGE_ITEMS = 512  # workers, and as many requests, in one call of `merge`
+SCRIPTS = (
+    *("view", "reserve", "report", "register", "heartbeat", "deregister", "drain", "history"),
+    *("export", "merge"),
+)
 
 
 class RedisStore(Store):
@@ -80,41 +90,33 @@ class RedisStore(Store):
 
     async def view(self) -> View:
         reply = await self._run("view", self._roster)
-        now, expired, live, roster, identities, states, loads, leases, draining, *booked = reply
+        now, expired, live, roster, identities, states, loads, leases, draining, *rest = reply
+        *booked, generation = rest
         if roster != self._roster:
-            self._identities = {key: pb.WorkerIdentity.FromString(raw) for key, raw in _pairs(identities)}
+            self._identities = wire.identities(identities)
             self._roster = roster
-        state_of, load_of = dict(_pairs(states)), dict(_pairs(loads))
-        tokens, requests, blocks = (dict(_pairs(counters)) for counters in booked)
-        asked = {key.decode() for key in draining}
-        workers = {}
-        for key, until in _pairs(leases):
-            if key not in self._identities or key not in state_of:
-                continue  # evicted: its next heartbeat mends it
-            load = load_of.get(key)
-            workers[key] = WorkerRecord(
-                identity=self._identities[key],
-                state=cast(pb.WorkerState, int(state_of[key])),
-                load=None if load is None else pb.WorkerLoad.FromString(load),
-                reserved=Reserved(
-                    int(tokens.get(key, 0)), int(requests.get(key, 0)), int(blocks.get(key, 0))
-                ),
-                drain_asked=key in asked,
-                lease_left_s=(float(until) - now) / 1_000,
+        workers = wire.workers(
+            now, self._identities, states=states, loads=loads, leases=leases, draining=draining
+        )
+        tokens, requests, blocks = (dict(wire.pairs(counters)) for counters in booked)
+        for key, worker in workers.items():
+            worker.reserved = Reserved(
+                int(tokens.get(key, 0)), int(requests.get(key, 0)), int(blocks.get(key, 0))
             )
-        return View(workers=workers, live_attempts=live, expired=expired)
+        return View(workers=workers, live_attempts=live, expired=expired, generation=generation.decode())
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
+        booking = claim.booking
         outcome, detail, expired = await self._run(
             "reserve",
-            claim.attempt.request_id,
-            claim.attempt.epoch,
-            _milliseconds(lease_s),
-            claim.router_id,
-            claim.prefill_id,
-            claim.decode_id,
-            claim.prompt_tokens,
-            claim.blocks,
+            booking.attempt.request_id,
+            booking.attempt.epoch,
+            wire.milliseconds(lease_s),
+            booking.router_id,
+            booking.prefill_id,
+            booking.decode_id,
+            booking.prompt_tokens,
+            booking.blocks,
             claim.max_prompt_tokens,
             claim.max_requests,
             claim.max_blocks,
@@ -124,6 +126,7 @@ class RedisStore(Store):
 
     async def report(self, report: Report, lease_s: float) -> ReportResult:
         events: list[tuple[str, Attempt, bytes]] = [
+            *(("placed", known.attempt, wire.attempt(known)) for known in report.placed),
             *(("prefilled", attempt, b"") for attempt in report.prefilled),
             *(
                 ("finished", attempt, base64.b64encode(event.SerializeToString()))
@@ -133,11 +136,15 @@ class RedisStore(Store):
         ]
         if not events:
             return ReportResult()
-        arguments: list[str | int | bytes] = [_milliseconds(lease_s)]
+        arguments: list[str | int | bytes] = [wire.milliseconds(lease_s)]
         for kind, attempt, raw in events:
             arguments += (kind, attempt.request_id, attempt.epoch, raw)
-        stale, lost = await self._run("report", *arguments)
-        return ReportResult(lost=[events[index][1] for index in lost], stale=stale)
+        stale, lost, fenced = await self._run("report", *arguments)
+        return ReportResult(
+            lost=[events[index][1] for index in lost],
+            fenced=[events[index][1] for index in fenced],
+            stale=stale,
+        )
 
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
         newcomer = Deployment.of(identity)
@@ -146,23 +153,26 @@ class RedisStore(Store):
             identity.worker_id,
             identity.SerializeToString(),
             int(state),
-            _milliseconds(lease_s),
+            wire.milliseconds(lease_s),
             newcomer.model,
             newcomer.model_fingerprint,
             newcomer.vllm_version,
+            identity.epoch,
         )
+        if isinstance(runs, int):
+            raise StaleWorker(identity.worker_id, identity.epoch, runs)
         return Deployment(*(part.decode() for part in runs)).refusal(self._topic, newcomer) if runs else ""
 
     async def heartbeat(
-        self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, lease_s: float
+        self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, lease_s: float, epoch: int = 0
     ) -> Heard:
-        known, drain = await self._run(
-            "heartbeat", worker_id, int(state), load.SerializeToString(), _milliseconds(lease_s)
+        known, drain, stale = await self._run(
+            "heartbeat", worker_id, int(state), load.SerializeToString(), wire.milliseconds(lease_s), epoch
         )
-        return Heard(known=bool(known), drain=bool(drain))
+        return Heard(known=bool(known), drain=bool(drain), stale=bool(stale))
 
-    async def deregister(self, worker_id: str) -> None:
-        await self._run("deregister", worker_id)
+    async def deregister(self, worker_id: str, epoch: int = 0) -> bool:
+        return bool(await self._run("deregister", worker_id, epoch))
 
     async def drain(self, worker_id: str) -> bool:
         return bool(await self._run("drain", worker_id))
@@ -170,10 +180,38 @@ class RedisStore(Store):
     async def history(self, limit: int) -> History:
         now, leases, attempts, handoffs = await self._run("history", limit)
         live = [
-            _live_message(key, json.loads(text), (float(until) - now) / 1_000)
-            for (key, until), text in zip(_pairs(leases), attempts, strict=True)
+            wire.live_message(key, json.loads(text), (float(until) - now) / 1_000)
+            for (key, until), text in zip(wire.pairs(leases), attempts, strict=True)
         ]
-        return History(live, [_past(json.loads(text), now) for text in handoffs])
+        return History(live, [wire.past(json.loads(text), now) for text in handoffs])
+
+    async def export(self) -> State:
+        now, generation, identities, *rest = await self._run("export")
+        states, loads, worker_epochs, worker_leases, draining, attempts, leases, epochs = rest
+        workers = wire.workers(
+            now,
+            wire.identities(identities),
+            states=states,
+            loads=loads,
+            leases=worker_leases,
+            draining=draining,
+        )
+        for key, epoch in wire.pairs(worker_epochs):
+            if key in workers:
+                workers[key].epoch = int(epoch)
+        requests = wire.requests(now, attempts, leases, epochs)
+        return State(generation.decode(), tuple(workers.values()), tuple(requests))
+
+    async def merge(self, state: State) -> str:
+        """In pieces, each of them atomic."""
+        candidate = state.generation or uuid.uuid4().hex
+        last = max(len(state.workers), len(state.requests), 1)
+        for begin in range(0, last, MERGE_ITEMS):
+            end = begin + MERGE_ITEMS
+            piece = wire.merge_arguments(state.workers[begin:end], state.requests[begin:end])
+            generation = await self._run("merge", candidate, *piece)
+            self.generation = generation.decode()
+        return self.generation
 
     async def close(self) -> None:
         try:
@@ -226,6 +264,8 @@ def _explain(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, BusyLoadingError):
         return "still loads its data; it will answer when that is done"
+    if isinstance(error, OutOfMemoryError):
+        return f"is full ({text}); raise its maxmemory"
     if isinstance(error, AuthenticationError | AuthorizationError) or text.startswith(
         ("WRONGPASS", "NOAUTH")
     ):
@@ -235,35 +275,3 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, ConnectionError | OSError) or type(error).__name__ == "ConnectionError":
         return f"does not answer ({text}); is it up, and is this the right address?"
     return f"refused a command: {text}"
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1_000))
-
-
-def _pairs(flat: Pairs) -> Iterator[tuple[str, bytes]]:
-    """Key and value of each entry of a flat reply."""
-    items = iter(flat)
-    return ((key.decode(), value) for key, value in zip(items, items, strict=True))
-
-
-def _live_message(request_id: str, entry: dict[str, Any], lease_left_s: float) -> pb.LiveAttempt:
-    return pb.LiveAttempt(
-        attempt=pb.Attempt(request_id=request_id, epoch=entry["epoch"]),
-        prefill_worker_id=entry["prefill"],
-        decode_worker_id=entry["decode"],
-        prefilled=entry["read"],
-        lease_left_s=max(0.0, lease_left_s),
-    )
-
-
-def _past(entry: dict[str, Any], now: int) -> pb.PastHandoff:
-    event = pb.Finished.FromString(base64.b64decode(entry["finished"]))
-    return pb.PastHandoff(
-        attempt=event.attempt,
-        prefill_worker_id=entry["prefill"],
-        decode_worker_id=entry["decode"],
-        outcome=event.outcome,
-        cost=event.cost,
-        age_s=(now - entry["ended"]) / 1_000,
-    )

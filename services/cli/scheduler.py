@@ -17,10 +17,4 @@ def run_scheduler(settings: Settings) -> None:
     """
     logs.configure(settings.log_format, "scheduler")
     own = settings.scheduler
-    policy = PolicyConfig(
-        filters=tuple(own.policy.filters),
-        pair_filters=tuple(own.policy.pair_filters),
-        scorers=own.policy.scorers,
-        picker=own.policy.picker,
-    )
-    asyncio.run(serve(own, policy=policy, metrics_port=own.metrics_port))
+    asyncio.run(serve(own, policy=PolicyConfig.of(own.policy), metrics_port=own.metrics_port))

@@ -15,6 +15,8 @@ from typing import Any
 
 from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
+from baton.scheduler.policy import PolicyConfig
+from baton.scheduler.tasks import spawn, stop
 from baton.services import logs
 from baton.services.config import Settings
 from baton.services.errors import StartError
@@ -42,7 +44,7 @@ def run_router(settings: Settings) -> None:
     """Serve OpenAI's API until SIGTERM or SIGINT.
 
     Raises ConfigError or StartError with one line: the port is taken, the model is missing, vLLM is another
-    one. A scheduler that is away is no reason not to start: requests get 503 until it is there.
+    one. A scheduler that is away is no reason not to start: requests get 503 until it was there once.
     """
     level = settings.router.log_level.upper()
     # At its default the router shows vLLM's errors alone: it warns of a device that is not used here.
@@ -62,6 +64,7 @@ def run_router(settings: Settings) -> None:
 async def _serve(settings: Settings, sock: socket.socket) -> None:
     from baton.services import vllm_wire
     from baton.services.router import vllm_frontend
+    from baton.services.router.journal import Journal
     from baton.services.router.metrics import RouterMetrics
     from baton.services.router.placement import Placements
     from baton.services.router.relay import Parts
@@ -69,28 +72,41 @@ async def _serve(settings: Settings, sock: socket.socket) -> None:
     from baton.services.router.workers import WorkerPool
 
     router_id = f"router-{uuid.uuid4().hex[:12]}"
-    scheduler = SchedulerClient(settings.scheduler.address, router_id=router_id)
+    own = settings.scheduler
+    scheduler = SchedulerClient(own.address, router_id=router_id, policy=PolicyConfig.of(own.policy))
     hello = worker_pb2.HelloRequest(
         router_id=router_id, vllm_version=VLLM_VERSION, model=served_model_name(settings.engine)
     )
-    pool = WorkerPool(hello, vllm_wire.decode_outputs)
+    pool = WorkerPool(hello, vllm_wire.decode_outputs, settings.scheduler.worker_lease_s)
     cluster = ClusterView(scheduler)
     try:
         config = vllm_frontend.build_config(settings)
         args = vllm_frontend.build_arguments(settings, config)
         metrics = RouterMetrics()
-        parts = Parts(Placements(scheduler, metrics), pool, metrics, settings.router.max_attempts)
+        journal = Journal(settings.router.journal_mib << 20)
+        metrics.watch_journal(journal)
+        placements = Placements(scheduler, metrics)
+        parts = Parts(
+            placements,
+            pool,
+            metrics,
+            settings.router.max_attempts,
+            settings.router.replace_wait_s,
+            journal,
+        )
         limits = RelayLimits(
             request_timeout_s=settings.router.request_timeout_s,
             max_model_len=config.model_config.max_model_len,
             block_size=settings.engine.block_size or 0,
         )
         llm = vllm_frontend.RelayLLM(config, RelayClient(parts, limits), cluster, settings.engine)
+        watching = spawn(cluster.watch(), "snapshots of the cluster")
         learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
         try:
             await _serve_http(await vllm_frontend.build_http_app(llm, args), sock, settings)
         finally:
             learning.cancel()
+            await stop(watching)
             llm.shutdown()
     finally:
         await pool.close()

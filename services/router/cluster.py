@@ -1,8 +1,9 @@
-"""What the router knows of the cluster as a whole: for /health, and for the model's limits at start."""
+"""What the router knows of the cluster as a whole: for placing alone, for /health, for the model's limits."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,8 +12,11 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 
-FRESH_S = 0.5  # a description is good for this long: health checks must not load the scheduler
-POLL_S = 0.5
+FRESH_S = 0.5  # a snapshot is good for this long: health checks must not load the scheduler
+POLL_S = 1.0  # s between snapshots
+POLL_AWAY_S = 0.25  # while nobody answers: how soon a scheduler that is back is asked again
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,50 +28,61 @@ class Health:
 
 
 class ClusterView:
-    """Asks the scheduler who is there, seldom."""
+    """Keeps the client's snapshot of the cluster young, and reads it."""
 
     def __init__(self, client: SchedulerClient) -> None:
         self._client = client
-        self._health = Health(ok=False, reason="the scheduler was not asked yet")
-        self._known_until = 0.0  # time.monotonic
+        self._problem = "the scheduler was not asked yet"  # empty: it answered the last time
+        self._asked_at = 0.0  # time.monotonic
         self._asking = asyncio.Lock()
+
+    async def watch(self) -> None:
+        """Take snapshots, again and again. For a task of its own: it never ends."""
+        while True:
+            await self._ask(oldest=time.monotonic())
+            await asyncio.sleep(POLL_S if self._client.answering else POLL_AWAY_S)
 
     async def health(self) -> Health:
         """Good while a decode or mixed worker is ready: a decode worker reads prompts too where it must.
 
-        Bounded by the deadline of one call.
+        With the scheduler away the last snapshot counts, as for placements. Bounded by one call's deadline.
         """
-        async with self._asking:
-            if time.monotonic() >= self._known_until:
-                self._health = await self._ask()
-                self._known_until = time.monotonic() + FRESH_S
-            return self._health
+        if self._client.answering:
+            await self._ask(oldest=time.monotonic() - FRESH_S)
+        if _writers(self._client.standby.workers):
+            return Health(ok=True)
+        return Health(
+            ok=False, reason=self._problem or "no worker that writes answers (decode or mixed) is ready"
+        )
 
-    async def capacity(self) -> pb.Capacity | None:
-        """That of a ready worker that writes answers; None when there is none, or nobody to ask."""
-        try:
-            workers = _ready((await self._client.describe()).workers)
-        except SchedulerError:
-            return None
-        writers = [worker for worker in workers if worker.identity.role != pb.ROLE_PREFILL]
+    def capacity(self) -> pb.Capacity | None:
+        """That of a ready worker that writes answers; None when none is known."""
+        writers = _writers(self._client.standby.workers)
         return writers[0].identity.capacity if writers else None
 
     async def first_capacity(self) -> pb.Capacity:
         """The same, as soon as there is one. For a task of its own: it waits for as long as it takes."""
         while True:
-            if capacity := await self.capacity():
+            if capacity := self.capacity():
                 return capacity
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(FRESH_S)
 
-    async def _ask(self) -> Health:
-        try:
-            description = await self._client.describe()
-        except SchedulerError as error:
-            return Health(ok=False, reason=str(error))
-        if any(worker.identity.role != pb.ROLE_PREFILL for worker in _ready(description.workers)):
-            return Health(ok=True)
-        return Health(ok=False, reason="no worker that writes answers (decode or mixed) is ready")
+    async def _ask(self, *, oldest: float) -> None:
+        async with self._asking:
+            if self._asked_at >= oldest:
+                return
+            try:
+                await self._client.refresh()
+            except SchedulerError as error:
+                if not self._problem:
+                    log.warning("placing from the last snapshot: %s", error)
+                self._problem = str(error)
+            else:
+                self._problem = ""
+            self._asked_at = time.monotonic()
 
 
-def _ready(workers: Iterable[pb.WorkerStatus]) -> list[pb.WorkerStatus]:
-    return [one for one in workers if one.state == pb.WORKER_STATE_READY]
+def _writers(workers: Iterable[pb.WorkerStatus]) -> list[pb.WorkerStatus]:
+    return [
+        one for one in workers if one.state == pb.WORKER_STATE_READY and one.identity.role != pb.ROLE_PREFILL
+    ]

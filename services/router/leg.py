@@ -82,14 +82,14 @@ class Leg:
             self._fresh = False
             self._relay.adapt(output, clock_offset_s)
         if output.spec_decode_metrics is not None:
-            self._note_drafts(output.spec_decode_metrics)
+            state.timings.drafts = output.spec_decode_metrics  # with every output: there may be no other
             output.spec_decode_metrics = None  # vLLM's front end would show it to every client
         tokens = output.new_token_ids
         if tokens:
             now = state.timings.last_token = time.monotonic()
             if not state.timings.first_token:
                 self._first_token(now)
-            state.tokens += tokens
+            state.tokens.extend(tokens)
         if output.finish_reason is None:
             self._relay.deliver(output)
         else:
@@ -153,18 +153,10 @@ class Leg:
         self._end(None)
 
     def _take_part(self, method: str, *, reads: bool) -> None:
-        state, worker = self._state, self._worker.worker_id
-        if reads:
-            state.read_by = worker
-        if self._phase == worker_pb2.PHASE_DECODE:
-            state.written_by, state.method = worker, method
-
-    def _note_drafts(self, metrics: Any) -> None:
-        """The engine's count of this attempt so far: histogram[j] steps accepted j drafted tokens."""
-        timings, histogram = self._state.timings, metrics.histogram
-        timings.draft_steps = sum(histogram)
-        timings.drafted_tokens = metrics.num_draft_tokens
-        timings.accepted_by_position = tuple(sum(histogram[at:]) for at in range(1, len(histogram)))
+        writes = self._phase == worker_pb2.PHASE_DECODE
+        self._state.taken_by(self._worker.worker_id, reads=reads, writes=writes)
+        if writes:
+            self._state.method = method
 
     def _failure(self, trouble: Trouble, message: str) -> Failure:
         worker = self._worker.worker_id

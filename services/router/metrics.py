@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from baton.protos import handoff_pb2, worker_pb2
 from baton.scheduler.client import Placement
+from baton.services.router.journal import Journal
 from baton.services.router.state import RequestState
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -23,6 +24,11 @@ class RouterMetrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._placements = Counter(
             "baton_router_placements_total", "Placements got", ["prefill", "decode"], registry=registry
+        )
+        self._alone = Counter(
+            "baton_router_placements_alone_total",
+            "Those among them that were made from a snapshot, without a scheduler",
+            registry=registry,
         )
         self._rejections = Counter(
             "baton_router_rejections_total", "Placements refused, by why", ["code"], registry=registry
@@ -37,6 +43,9 @@ class RouterMetrics:
             "baton_router_requests_total", "Requests that are over, by how", ["outcome"], registry=registry
         )
         self._live = Gauge("baton_router_requests_live", "Requests placed and not over", registry=registry)
+        self._journal = Gauge(
+            "baton_router_journal_bytes", "Set aside so that requests can go on elsewhere", registry=registry
+        )
         self._place = Histogram(
             "baton_router_place_seconds",
             "Time to first token, part 1: the placement",
@@ -77,7 +86,11 @@ class RouterMetrics:
     def placed(self, placement: Placement, took_s: float) -> None:
         reader = placement.prefill.worker_id if placement.prefill else "none"
         self._placements.labels(reader, placement.decode.worker_id).inc()
+        self._alone.inc(placement.alone)
         self._place.observe(took_s)
+
+    def watch_journal(self, journal: Journal) -> None:
+        self._journal.set_function(lambda: journal.size)
 
     def rejected(self, code: str) -> None:
         self._rejections.labels(code).inc()

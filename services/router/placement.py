@@ -1,4 +1,4 @@
-"""Placements from the scheduler, and what it is told of them afterwards."""
+"""Placements, from the scheduler or without one, and what it is told of them afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNAVAILABLE = "UNAVAILABLE"  # beside the scheduler's own codes, in the metric
 
 
 class Placements:
-    """Asks the scheduler on behalf of requests, and tells it the end of every epoch that it was asked for."""
+    """Places on behalf of requests, and tells the scheduler the end of every epoch that was used."""
 
     def __init__(self, client: SchedulerClient, metrics: RouterMetrics) -> None:
         self._client = client
@@ -50,26 +50,64 @@ class Placements:
         self._client.reporter.finished(attempt, outcome, cost_of(state))
 
     async def _ask(self, state: RequestState, exclude: set[str]) -> Placement:
-        state.epoch += 1  # also one that came to nothing is used up: it may have been booked
+        """The scheduler's placement, or with no scheduler at hand one from the last snapshot.
+
+        Raises NoCapacity and NotAdmitted.
+        """
         try:
-            return await self._client.place(
-                state.request_id,
-                state.epoch,
-                prompt_tokens=state.tokens_to_read,
-                max_new_tokens=state.tokens_to_write,
-                prefix_hashes=state.prefix_hashes,
-                exclude=exclude,
-            )
+            return await self._ask_scheduler(state, exclude)
+        except NoCapacity as no:
+            if not no.settling or no.code == pb.Rejection.CODE_STALE_EPOCH:
+                raise
+            try:
+                return self._place_alone(state, exclude)
+            except SchedulerUnavailable:
+                raise no from None
         except SchedulerUnavailable as error:
-            self._unknown(state)
-            self._metrics.rejected(_UNAVAILABLE)
-            raise NotAdmitted(error.message, error.retry_after_s, waiting_helps=True) from None
+            try:
+                return self._place_alone(state, exclude)
+            except SchedulerUnavailable:
+                self._metrics.rejected(_UNAVAILABLE)
+                raise NotAdmitted(error.message, error.retry_after_s, waiting_helps=True) from None
         except Refused as error:
             self._metrics.rejected("REFUSED")
             raise NotAdmitted(f"the scheduler refuses the request: {error}", never=True) from None
-        except asyncio.CancelledError:
-            self._unknown(state)
-            raise
+
+    async def _ask_scheduler(self, state: RequestState, exclude: set[str]) -> Placement:
+        """Raises NoCapacity, Refused, SchedulerUnavailable."""
+        client = self._client
+        if not client.answering and client.standby.workers:
+            raise SchedulerUnavailable("no scheduler answers")  # its return is not waited for here
+        for others in reversed(range(client.schedulers)):
+            state.epoch += 1  # also one that came to nothing is used up: it may have been booked
+            try:
+                return await client.place(
+                    state.request_id,
+                    state.epoch,
+                    prompt_tokens=state.tokens_to_read,
+                    max_new_tokens=state.tokens_to_write,
+                    prefix_hashes=state.prefix_hashes,
+                    exclude=exclude,
+                )
+            except SchedulerUnavailable:
+                self._unknown(state)
+                if not others:
+                    raise
+            except asyncio.CancelledError:
+                self._unknown(state)
+                raise
+        raise AssertionError("there is at least one scheduler")
+
+    def _place_alone(self, state: RequestState, exclude: set[str]) -> Placement:
+        """Raises NoCapacity, SchedulerUnavailable."""
+        state.epoch += 1
+        return self._client.place_alone(
+            state.request_id,
+            state.epoch,
+            prompt_tokens=state.tokens_to_read,
+            max_new_tokens=state.tokens_to_write,
+            exclude=exclude,
+        )
 
     def _unknown(self, state: RequestState) -> None:
         """The scheduler may have booked what we never heard of."""
@@ -89,21 +127,17 @@ class Placements:
 def cost_of(state: RequestState) -> pb.Cost:
     """What the last attempt took so far."""
     timings = state.timings
-    decode_from = timings.admitted or timings.first_token
+    spent = timings.spent()
     return pb.Cost(
-        queue_ms=_ms(timings.placed, timings.prefill_began),
-        prefill_ms=_ms(timings.placed, timings.first_token),
-        handoff_ms=_ms(timings.first_token, timings.admitted),
-        decode_ms=_ms(decode_from, timings.last_token),
+        queue_ms=spent.queue_ms,
+        prefill_ms=spent.prefill_ms,
+        handoff_ms=spent.handoff_ms,
+        decode_ms=spent.decode_ms,
         handoff_bytes=timings.handoff_bytes,
         transport=timings.transport,
         prompt_tokens=state.prompt_tokens,
         output_tokens=len(state.tokens),
-        drafted_tokens=timings.drafted_tokens,
-        accepted_tokens=sum(timings.accepted_by_position),
-        draft_steps=timings.draft_steps,
+        drafted_tokens=spent.drafted_tokens,
+        accepted_tokens=sum(spent.accepted_by_position),
+        draft_steps=spent.draft_steps,
     )
-
-
-def _ms(begin: float, end: float) -> float:
-    return max(0.0, 1e3 * (end - begin)) if begin and end else 0.0

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from baton.protos import scheduler_pb2, worker_pb2
@@ -20,18 +20,18 @@ from baton.services.router.errors import (
     NotAdmitted,
     RequestFailed,
     TimedOut,
+    WorkerUnreachable,
 )
+from baton.services.router.journal import Journal
 from baton.services.router.leg import Leg
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
-from baton.services.router.recovery import Failure, Step, next_step
+from baton.services.router.recovery import PROGRESS_TOKENS, Failure, Step, Trouble, backoff_s, next_step
 from baton.services.router.state import RequestState
 from baton.services.router.usage import log_request
 from baton.services.router.workers import WorkerPool, WorkerStream
 
 log = logging.getLogger(__name__)
-
-REPLACE_WAIT_S = 5.0  # an answer that has begun waits this long for somebody who goes on with it
 
 
 class FrontEnd(Protocol):
@@ -60,7 +60,9 @@ class Parts:
     placements: Placements
     pool: WorkerPool
     metrics: RouterMetrics
-    max_attempts: int  # placements tried for one request, the first included
+    max_attempts: int  # that workers began and lost in a row, until a request is given up
+    replace_wait_s: float = 60.0  # from a failure until somebody goes on
+    journal: Journal = field(default_factory=Journal)
 
 
 class Relay:
@@ -77,15 +79,28 @@ class Relay:
         self._placements = parts.placements
         self._pool = parts.pool
         self._metrics = parts.metrics
+        self._journal = parts.journal
         self._max_attempts = parts.max_attempts
+        self._replace_wait_s = parts.replace_wait_s
         self._on_over = on_over
         self._placement: Placement | None = None
         self._task: asyncio.Task[None] | None = None
+        self._last_failure = ""
+        self._retries = 0  # placements that came to nothing, since one brought tokens
+        self._give_up = 0.0  # time.monotonic, of these
         self._closed = False
 
     async def admit(self) -> None:
-        """Get the first placement. Raises NotAdmitted; nothing is reserved then, nor when it is cancelled."""
-        await self._place()
+        """Get room in the journal and the first placement.
+
+        Raises NotAdmitted; nothing is reserved then, nor when it is cancelled.
+        """
+        self._journal.enter(self.state)
+        try:
+            await self._place()
+        except BaseException:
+            self._journal.leave(self.state)
+            raise
 
     def start(self) -> None:
         self._metrics.began()
@@ -107,7 +122,9 @@ class Relay:
             async with asyncio.timeout_at(self._loop_deadline()):
                 await self._until_over()
         except TimeoutError:
-            self._fail(TimedOut(f"the request took longer than {state.deadline - state.arrived:.0f} s"))
+            because = f"; {self._last_failure}" if self._last_failure else ""
+            took_s = state.deadline - state.arrived
+            self._fail(TimedOut(f"the request took longer than {took_s:.0f} s{because}"))
         except RequestFailed as error:
             self._fail(error)
         except asyncio.CancelledError:
@@ -123,20 +140,32 @@ class Relay:
         if self._closed:
             return
         self._closed = True
+        self._journal.leave(self.state)
         self._report(self.state.outcome)
         self._metrics.over(self.state)
         log_request(self.state)
         self._on_over(self)
 
     async def _until_over(self) -> None:
+        state = self.state
         while True:
+            had = len(state.tokens)
             failure = await self._attempt()
             if failure is None:
                 return
             self._metrics.retried(failure.trouble.value, failure.worker_id)
-            log.info("request %s, epoch %d: %s", self.state.request_id, self.state.epoch, failure.message)
+            log.info("request %s, epoch %d: %s", state.request_id, state.epoch, failure.message)
             if self._finish_if_complete():
                 return
+            wrote = len(state.tokens) - had
+            if wrote >= PROGRESS_TOKENS:
+                state.failures = 0
+            state.failures += failure.counts
+            if wrote > 1 or not self._retries:  # one token is the reader's: nobody has gone on yet
+                self._retries = 0
+                self._give_up = time.monotonic() + self._replace_wait_s
+            self._retries += 1
+            self._last_failure = failure.message
             await self._recover(failure)
 
     # -- placements
@@ -160,21 +189,24 @@ class Relay:
         state = self.state
         step = next_step(
             failure,
-            attempts_left=self._max_attempts - state.attempts,
+            failures_left=self._max_attempts - state.failures,
             tokens_to_read=state.tokens_to_read,
         )
         if step is Step.GIVE_UP:
-            count = f"attempt {state.attempts} of {self._max_attempts}"
-            raise AttemptsExhausted(f"{count} failed: {failure.message}", retry_after_s=1.0)
+            raise AttemptsExhausted(
+                f"{state.failures} workers of at most {self._max_attempts} failed under the request: "
+                f"{failure.message}",
+                retry_after_s=1.0,
+            )
         if step is Step.PLACE_AGAIN:
             state.excluded.add(failure.worker_id)
+            if not failure.decode_side_is_fine:
+                await self._place_again()
+                return
             try:
-                await self._place_again(patient=bool(state.tokens) and not failure.decode_side_is_fine)
-            except NotAdmitted as error:
-                if not failure.decode_side_is_fine:
-                    raise AttemptsExhausted(
-                        f"{failure.message}; and nobody can take over: {error.message}", error.retry_after_s
-                    ) from None
+                await self._place()
+            except NotAdmitted:
+                pass  # nobody else reads it now: the decode worker can
             else:
                 return
         self._compute_here()
@@ -188,22 +220,27 @@ class Relay:
             self._pool.abort(placement.prefill.worker_id, self.state.request_id)
             self._placement = replace(placement, prefill=None)
 
-    async def _place_again(self, *, patient: bool) -> None:
-        """The next epoch. Waits for room; if `patient` also for a worker that comes back.
+    async def _place_again(self) -> None:
+        """The next epoch. Waits for room, and for workers that come back.
 
-        A client that has a part of its answer can only wait: for another it is better to know soon.
+        Raises AttemptsExhausted when that takes too long, or none of those that are there could ever take it.
         """
+        state = self.state
         self._abort_workers()
-        give_up = min(time.monotonic() + REPLACE_WAIT_S, self.state.deadline)
-        while True:
+        because = self._last_failure
+        while time.monotonic() <= self._give_up:
+            await asyncio.sleep(backoff_s(self._retries))
             try:
                 return await self._place()
             except NotAdmitted as error:
-                wait_s = min(max(error.retry_after_s, 0.05), 0.5)
-                hopeful = error.waiting_helps or (patient and not error.never)
-                if not hopeful or time.monotonic() + wait_s > give_up:
-                    raise
-            await asyncio.sleep(wait_s)
+                self._retries = max(self._retries, 1) + 1
+                self._last_failure = f"{because}; and {error.message}"
+                if error.never:
+                    break
+                if not error.waiting_helps:
+                    # Nobody else is there. Who failed it may be well by now: a connection can break alone.
+                    state.excluded.clear()
+        raise AttemptsExhausted(f"nobody can take over: {self._last_failure}", retry_after_s=1.0)
 
     def _report(self, outcome: str) -> None:
         self._placements.finished(self.state, self.placement.attempt, outcome)
@@ -215,7 +252,10 @@ class Relay:
         manifest = None
         placement = self.placement
         if placement.prefill is not None:
-            self._pool.warm(placement.decode)
+            if self._retries == 0:
+                self._pool.warm(placement.decode)
+            elif failure := await self._unreachable(placement.decode):
+                return failure  # before somebody reads the whole text for nothing
             read = Leg(self, placement.prefill, worker_pb2.PHASE_PREFILL)
             failure = await read.run(None)
             if failure is not None or self.state.over or self._finish_if_complete():
@@ -226,6 +266,13 @@ class Relay:
                 self._metrics.saved(manifest)
         write = Leg(self, placement.decode, worker_pb2.PHASE_DECODE)
         return await write.run(manifest)
+
+    async def _unreachable(self, worker: scheduler_pb2.Worker) -> Failure | None:
+        try:
+            await self._pool.stream(worker)
+        except WorkerUnreachable as error:
+            return Failure(Trouble.UNREACHABLE, worker.worker_id, str(error))
+        return None
 
     def _finish_if_complete(self) -> bool:
         """An engine must not be asked for more than there may be: what is complete ends here."""

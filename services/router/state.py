@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import time
+from array import array
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Protocol
+
+TOKEN_BYTES = 5  # of a journal: array("I") has 4 a token, and grows by an eighth at a time
+REQUEST_BYTES = 4096  # of a journal: the objects around a request's bytes and tokens
 
 
 class TokenOutput(Protocol):
@@ -30,18 +35,55 @@ class Timings:
     last_token: float = 0.0
     handoff_bytes: int = 0
     transport: str = ""
+    drafts: Any = None  # the engine's count of this attempt so far (vLLM's RequestSpecDecodeMetrics)
+
+    def spent(self) -> Spent:
+        """What the attempt took so far."""
+        drafted = self.drafts.num_draft_tokens if self.drafts is not None else 0
+        histogram = self.drafts.histogram if self.drafts is not None else []  # [j]: steps that accepted j
+        return Spent(
+            queue_ms=_ms(self.placed, self.prefill_began),
+            prefill_ms=_ms(self.placed, self.first_token),
+            handoff_ms=_ms(self.first_token, self.admitted),
+            decode_ms=_ms(self.admitted or self.first_token, self.last_token),
+            draft_steps=sum(histogram),
+            drafted_tokens=drafted,
+            accepted_by_position=tuple(sum(histogram[at:]) for at in range(1, len(histogram))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one attempt took, or several in sum."""
+
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    handoff_ms: float = 0.0
+    decode_ms: float = 0.0
     draft_steps: int = 0  # that verified a draft
     drafted_tokens: int = 0
     accepted_by_position: tuple[int, ...] = ()  # drafted tokens that were accepted
 
+    def __add__(self, other: Spent) -> Spent:
+        positions = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
+        return Spent(
+            self.queue_ms + other.queue_ms,
+            self.prefill_ms + other.prefill_ms,
+            self.handoff_ms + other.handoff_ms,
+            self.decode_ms + other.decode_ms,
+            self.draft_steps + other.draft_steps,
+            self.drafted_tokens + other.drafted_tokens,
+            tuple(one + more for one, more in positions),
+        )
+
 
 @dataclass(slots=True)
 class RequestState:
-    """One request, over all of its attempts.
+    """One request, over all of its attempts: what the journal keeps, so that any worker can go on with it.
 
     Invariants: `tokens` only grows, and every token in it was handed to the front end exactly once. `epoch`
-    only grows, and no two Starts of one phase carry the same one. `len(tokens) <= budget`. Once `outcome` is
-    set nothing changes any more.
+    only grows, and no two Starts of one phase carry the same one. `len(tokens) <= budget`. Its memory stays
+    below `journal_bytes`, which never changes. Once `outcome` is set nothing changes any more.
     """
 
     request_id: str  # on the wire: what workers and scheduler call it
@@ -52,15 +94,17 @@ class RequestState:
     max_model_len: int
     deadline: float  # time.monotonic, seconds
     prefix_hashes: tuple[bytes, ...] = ()
-    tokens: list[int] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
     attempts: int = 0  # placements tried
+    failures: int = 0  # attempts in a row that a worker had begun, and lost without getting far
     excluded: set[str] = field(default_factory=set)  # workers that failed it
-    read_by: str = ""  # the worker of the last attempt that read the prompt
-    written_by: str = ""  # and the one that writes the answer
-    method: str = ""  # by which that one drafts
+    readers: list[str] = field(default_factory=list)  # workers that were to read the prompt, each once
+    writers: list[str] = field(default_factory=list)  # and those that were to write the answer
+    method: str = ""  # by which the last one drafts
     outcome: str = ""  # stop, length, repetition, abort or error once it is over
-    timings: Timings = field(default_factory=Timings)
+    timings: Timings = field(default_factory=Timings)  # of the current attempt
+    spent_before: Spent = field(default_factory=Spent)  # by the attempts before it
     arrived: float = field(default_factory=time.monotonic)
 
     @property
@@ -86,8 +130,29 @@ class RequestState:
     def tokens_to_write(self) -> int:
         return max(0, self.budget - len(self.tokens))
 
+    @property
+    def journal_bytes(self) -> int:
+        """The most memory that it will take."""
+        hashes = sum(map(len, self.prefix_hashes))
+        return REQUEST_BYTES + len(self.engine_request) + hashes + TOKEN_BYTES * max(0, self.budget)
+
+    @property
+    def spent(self) -> Spent:
+        """By all attempts so far."""
+        return self.spent_before + self.timings.spent()
+
     def placed(self) -> None:
         """Another attempt begins."""
         self.attempts += 1
-        self.read_by = self.written_by = ""
+        self.spent_before = self.spent
         self.timings = Timings(placed=time.monotonic())
+
+    def taken_by(self, worker_id: str, *, reads: bool, writes: bool) -> None:
+        """A worker was given a part of it."""
+        for one, takes_part in ((self.readers, reads), (self.writers, writes)):
+            if takes_part and worker_id not in one:
+                one.append(worker_id)
+
+
+def _ms(begin: float, end: float) -> float:
+    return max(0.0, 1e3 * (end - begin)) if begin and end else 0.0

@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
-from itertools import zip_longest
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from baton.services.router.errors import Unsupported
-from baton.services.router.placement import cost_of
-from baton.services.router.state import RequestState
+from baton.services.router.state import RequestState, Spent
 
 FIELD = "baton"
 _MARK = b'"baton"'
@@ -38,7 +36,8 @@ class Options(BaseModel):
 class Usage(BaseModel):
     """What an answer took. Of several sequences (n, several prompts): counts are sums, durations the longest.
 
-    Counts and durations are of the last attempt, where a worker failed under an earlier one.
+    Where a worker failed under it, counts and durations are sums over all attempts, as far as the lost ones
+    were heard of.
     """
 
     method: str | None = Field(description="Who drafted; null without speculation.")
@@ -65,32 +64,30 @@ class Usage(BaseModel):
 def usage_of(states: Iterable[RequestState]) -> Usage:
     """The figures of one answer's sequences, at least one."""
     states = list(states)
-    costs = [cost_of(state) for state in states]
-    steps = sum(cost.draft_steps for cost in costs)
-    accepted = sum(cost.accepted_tokens for cost in costs)
-    at_position = [
-        sum(counts) for counts in zip_longest(*(s.timings.accepted_by_position for s in states), fillvalue=0)
-    ]
+    each = [state.spent for state in states]
+    drafts = sum(each, Spent())
+    steps, at_position = drafts.draft_steps, drafts.accepted_by_position
+    accepted = sum(at_position)
     return Usage(
         method=_names(state.method for state in states),
         draft_steps=steps,
-        drafted_tokens=sum(cost.drafted_tokens for cost in costs),
+        drafted_tokens=drafts.drafted_tokens,
         accepted_tokens=accepted,
         mean_accepted_length=round(1 + accepted / steps, 4) if steps else None,
         acceptance_by_position=[round(count / steps, 4) for count in at_position] if steps else [],
-        prefill_worker=_names(state.read_by for state in states),
-        decode_worker=_names(state.written_by for state in states),
+        prefill_worker=_names(worker for state in states for worker in state.readers),
+        decode_worker=_names(worker for state in states for worker in state.writers),
         attempts=max(state.attempts for state in states),
-        queue_ms=max(round(cost.queue_ms, 3) for cost in costs),
-        prefill_ms=max(round(cost.prefill_ms, 3) for cost in costs),
-        handoff_ms=max(round(cost.handoff_ms, 3) for cost in costs),
-        decode_ms=max(round(cost.decode_ms, 3) for cost in costs),
+        queue_ms=max(round(spent.queue_ms, 3) for spent in each),
+        prefill_ms=max(round(spent.prefill_ms, 3) for spent in each),
+        handoff_ms=max(round(spent.handoff_ms, 3) for spent in each),
+        decode_ms=max(round(spent.decode_ms, 3) for spent in each),
     )
 
 
 def _names(values: Iterable[str]) -> str | None:
-    """Usually one; where sequences went to different workers, all, with commas."""
-    return ", ".join(sorted({value for value in values if value})) or None
+    """Usually one; where sequences or attempts went to different workers, all, with commas, in this order."""
+    return ", ".join(dict.fromkeys(value for value in values if value)) or None
 
 
 def log_request(state: RequestState) -> None:

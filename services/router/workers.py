@@ -1,5 +1,8 @@
 """The streams to the workers: one a worker, opened when it is first needed, closed when idle or lost.
 
+A stream is lost when it breaks, and when nothing comes for too long: workers send a sign of life where they
+have nothing else to say, so that one that hangs, or a network that drops, is noticed as a death is.
+
 Per token nothing here awaits and no task is woken but the stream's one reader: it hands each output to the
 request's leg by a direct call. One writer task a stream, as concurrent writes end a grpc.aio stream.
 """
@@ -29,6 +32,8 @@ CLOCK_DRIFT = 1e-4  # seconds a second: more than two hosts' clocks differ by
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs forget it
 IDLE_CLOSE_S = 60.0  # a stream without requests is closed after this
 SUSPECT_S = 5.0  # a lost worker is avoided this long: until then the scheduler has noticed too
+SILENCE_S = 5.0  # unless told otherwise: a stream that is silent for this long is lost
+LOOKS = 5  # at each stream, within that time
 
 
 class Leg(Protocol):
@@ -75,6 +80,8 @@ class WorkerStream:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._least_offset_s = math.inf  # from the worker's clock to ours, of the quickest message
         self._last_sent_at = 0.0  # the worker's clock
+        self._heard = True  # since the last look
+        self._silent_looks = 0
         self.ended = False
         self.speculative_method = ""  # by which it drafts, if it does
         self.lag_s = 0.0  # how much later than the quickest one the last message was read
@@ -138,6 +145,18 @@ class WorkerStream:
         if not self.ended:
             self._send(worker_pb2.RunRequest(abort=worker_pb2.Abort(request_ids=[request_id])))
 
+    def look(self, silence_s: float) -> None:
+        """Called LOOKS times in `silence_s`: give the stream up when it was silent all the time.
+
+        Looks are counted, not seconds: those that this process slept through, with the messages unread, are
+        no fault of the worker's.
+        """
+        self._silent_looks = 0 if self._heard else self._silent_looks + 1
+        self._heard = False
+        if self._silent_looks >= LOOKS and not self.ended:
+            self._end(f"it was not heard of for {silence_s:g} s", lost=True)
+            _detached(self.close())
+
     async def close(self) -> None:
         """End the stream; legs that are left are lost."""
         self._end("the router closes the connection", lost=False)
@@ -168,6 +187,7 @@ class WorkerStream:
         message = "the router failed to read its stream"
         try:
             while (reply := await call.read()) is not _EOF:
+                self._heard = True
                 self._dispatch(reply)
             code, details = await call.code(), await call.details()
             message = "it ended the stream" if code is grpc.StatusCode.OK else f"{code.name}: {details}"
@@ -240,9 +260,19 @@ class WorkerStream:
 class WorkerPool:
     """The streams by worker. A worker's new life has a new id, and so a new stream."""
 
-    def __init__(self, hello: worker_pb2.HelloRequest, decode_outputs: Callable[[bytes], Any]) -> None:
+    def __init__(
+        self,
+        hello: worker_pb2.HelloRequest,
+        decode_outputs: Callable[[bytes], Any],
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        """A worker whose stream is silent for `silence_s` is lost: several times what lies between its signs
+        of life (scheduler.heartbeat_s).
+        """
         self._hello = hello
         self._decode_outputs = decode_outputs
+        self._silence_s = silence_s
+        self._looking: asyncio.Task[None] | None = None
         self._streams: dict[str, WorkerStream] = {}
         self._opening: dict[str, asyncio.Task[WorkerStream]] = {}
         self._suspects: dict[str, float] = {}  # worker id -> until when, time.monotonic
@@ -285,6 +315,8 @@ class WorkerPool:
     async def close(self) -> None:
         """End all streams. Bounded by the connect deadline."""
         self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
         for task in list(self._opening.values()):
             task.cancel()
         await asyncio.gather(*(stream.close() for stream in list(self._streams.values())))
@@ -298,7 +330,15 @@ class WorkerPool:
             raise
         self._suspects.pop(worker.worker_id, None)
         self._streams[worker.worker_id] = stream
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name="look after silent workers")
         return stream
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(self._silence_s / LOOKS)
+            for stream in list(self._streams.values()):
+                stream.look(self._silence_s)
 
     def _opened(self, worker_id: str, task: asyncio.Task[WorkerStream]) -> None:
         self._opening.pop(worker_id, None)

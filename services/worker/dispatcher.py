@@ -156,8 +156,9 @@ class Dispatcher:
         if self._closed_because or self._limits is None:
             raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
         if start.phase not in self._role.phases:
+            # Not INVALID: another worker can, and this one could when it was placed.
             raise RequestRefused(
-                Failed.CODE_INVALID,
+                Failed.CODE_DRAINING,
                 f"this is a {self._role.name} worker: it does not run phase {start.phase}",
             )
         if len(self._attempts) >= self._max_requests:

@@ -119,7 +119,7 @@ class Node:
         dispatcher = self._dispatcher = Dispatcher(
             self._role, self._role.max_requests(self._settings), host, metrics, self._drafting
         )
-        servicer = WorkerServicer(self._identity, dispatcher)
+        servicer = WorkerServicer(self._identity, dispatcher, self._settings.scheduler.heartbeat_s)
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._set_health(_NOT_SERVING)

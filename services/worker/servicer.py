@@ -17,9 +17,13 @@ from baton.services.worker.session import Session
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """Spoken to by routers; all requests and replies go through the dispatcher."""
 
-    def __init__(self, identity: scheduler_pb2.WorkerIdentity, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, identity: scheduler_pb2.WorkerIdentity, dispatcher: Dispatcher, heartbeat_s: float
+    ) -> None:
+        """`heartbeat_s`: the most seconds between two messages on a stream."""
         self._identity = identity
         self._dispatcher = dispatcher
+        self._heartbeat_s = heartbeat_s
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: Any) -> worker_pb2.HelloReply:
         """Whether this router and this worker may talk: the same vLLM, the same model."""
@@ -32,6 +36,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         tasks = [
             asyncio.create_task(self._read(session, requests)),
             asyncio.create_task(session.write(context)),
+            asyncio.create_task(session.stay_alive(self._heartbeat_s / 2)),
             asyncio.create_task(session.wait_over()),
         ]
         try:

@@ -1,4 +1,8 @@
-"""One router's stream: what is to be sent to it, bounded, and one task that sends it."""
+"""One router's stream: what is to be sent to it, bounded, and one task that sends it.
+
+A router takes a stream that is silent for a dead worker's, so one that has nothing to say sends an empty
+reply now and then. It is made in the loop that serves all requests: where that hangs, silence is right.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ class Session:
         self._over = asyncio.Event()
         self.is_cut = False  # its router did not read
         self._sending = False
+        self._spoke = False  # since the last sign of life
 
     @property
     def flushed(self) -> bool:
@@ -49,9 +54,18 @@ class Session:
         """Send until cancelled. Raises what gRPC raises when the stream is gone."""
         while True:
             reply = await self._queue.get()
+            self._spoke = True
             self._sending = True
             await context.write(reply)
             self._sending = False
+
+    async def stay_alive(self, every_s: float) -> None:
+        """Send a sign of life whenever nothing else was sent for `every_s`. Until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            if not self._spoke and self.flushed:
+                self.send(RunReply())
+            self._spoke = False
 
     async def wait_over(self) -> None:
         """Returns when this side has ended the stream."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
 from tests.e2e.prompts import prompts
-from tests.support import eventually, free_port, redis_server
+from tests.support import eventually
 
 LONG = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 
@@ -54,10 +57,14 @@ async def test_a_client_that_leaves_frees_both_workers_within_a_second(one_pair:
     print(f"free after {time.monotonic() - left:.2f} s, heartbeat of 0.1 s included")
 
 
+LEASE_S = 3.0  # of workers: one that hangs is found by then
+LONGEST_PAUSE_S = 15.0  # on a machine with other work; alone it is a lease and a fraction of a second
+
+
 @pytest.fixture(scope="module")
 def two_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """2P2D whose processes these tests kill; `baton up` starts them again."""
-    config: dict[str, Any] = {"scheduler": {"worker_lease_s": 2.0, "heartbeat_s": 0.5}}
+    config: dict[str, Any] = {"scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5}}
     with deployment(tmp_path_factory.mktemp("two-pairs"), **config) as one:
         yield one.up(2, 2)
 
@@ -72,75 +79,144 @@ async def ask(client: openai.AsyncOpenAI, prompt: list[int], **options: Any) -> 
     return ids
 
 
+@contextlib.contextmanager
+def dead(victim: psutil.Process, how: str) -> Iterator[None]:
+    """Killed, or stopped until the end of the block: then it has to find its way back."""
+    if how == "killed":
+        victim.kill()
+        yield
+        return
+    victim.suspend()
+    try:
+        yield
+    finally:
+        victim.resume()
+
+
 @pytest.mark.timeout(200)
-async def test_a_killed_prefill_worker_loses_nothing(two_pairs: Deployment) -> None:
-    """One of two prefill workers is killed in the middle of reading: all answers come, all right."""
+@pytest.mark.parametrize("how", ["killed", "hung"])
+async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: str) -> None:
+    """One of two prefill workers dies in the middle of reading: all answers come, all right."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
-    async with two_pairs.async_client() as client:
-        await _kill_while_reading(two_pairs, client)
-
-
-async def _kill_while_reading(two_pairs: Deployment, client: openai.AsyncOpenAI) -> None:
     asked = prompts()[-16:]
-    expected = await asyncio.gather(*(ask(client, prompt, max_tokens=16) for prompt in asked))
+    if how == "hung":
+        asked = [prompt[3:] for prompt in asked]  # of the others the beginnings are cached
     victim = two_pairs.worker_process(two_pairs.workers("prefill")[0]["identity"]["worker_id"])
-    # Other prompts, as the first ones are cached by now: their beginning is cut off.
-    again = [prompt[1:] for prompt in asked]
-    running = [asyncio.create_task(ask(client, prompt, max_tokens=16)) for prompt in again]
-    await asyncio.sleep(0)
-    await asyncio.wait(running, timeout=0.05)
-    victim.kill()
-    got = await asyncio.gather(*running)
-    undisturbed = [await ask(client, prompt, max_tokens=16) for prompt in again]
-    assert got == undisturbed
-    assert await asyncio.gather(*(ask(client, prompt, max_tokens=16) for prompt in asked)) == expected
-    eventually(lambda: whole(two_pairs), 60, "the killed worker is back")
+    async with two_pairs.async_client() as client:
+        running = [asyncio.create_task(ask(client, prompt, max_tokens=16)) for prompt in asked]
+        await asyncio.wait(running, timeout=0.05)
+        with dead(victim, how):
+            got = await asyncio.gather(*running)
+        assert got == [await ask(client, prompt, max_tokens=16) for prompt in asked]
+    eventually(lambda: whole(two_pairs) and idle(two_pairs), 60, "the worker is back, nothing is left")
+
+
+@dataclass
+class Read:
+    """A stream, read to its end: choice -> token ids, and the longest pause in it."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
+    text: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, str] = field(default_factory=dict)
+    usage: Any = None
+    pause_s: float = 0.0
+
+    def take(self, chunk: Any) -> None:
+        self.usage = chunk.usage or self.usage
+        for choice in chunk.choices:
+            at = choice.index
+            self.tokens.setdefault(at, []).extend((choice.model_extra or {}).get("token_ids") or [])
+            self.text[at] = self.text.get(at, "") + choice.text
+            if choice.logprobs is not None:
+                self.logprobs.setdefault(at, []).extend(choice.logprobs.token_logprobs)
+            if choice.finish_reason:
+                self.ends[at] = choice.finish_reason
+
+    def differs(self, other: Read) -> str:
+        """How from an undisturbed one; empty if in nothing that a client sees."""
+        for name in ("tokens", "text", "ends", "usage"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                return f"{name}: {mine} is not {theirs}"
+        for at, values in self.logprobs.items():
+            if values != pytest.approx(other.logprobs[at], abs=1e-3):
+                return f"log-probabilities of choice {at}"
+        return ""
+
+
+async def read(stream: Any, into: Read) -> Read:
+    last = time.monotonic()
+    async for chunk in stream:
+        now = time.monotonic()
+        into.pause_s = max(into.pause_s, now - last)
+        last = now
+        into.take(chunk)
+    return into
+
+
+STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+KINDS: list[dict[str, Any]] = [  # of long answers: none may have ended when the worker dies
+    {},
+    {"logprobs": 2},
+    {"frequency_penalty": 0.7, "presence_penalty": 0.4},
+    {"n": 3, "temperature": 1.0, "seed": 7},
+    {"temperature": 0.9, "seed": 11, "top_p": 0.9},
+    {"stop": ["\x00 never \x00"]},
+    {"logit_bias": {"300": 3.0}},
+    {"structured_outputs": {"regex": "[a-m]{100}[0-9]{600}x{50}"}, "max_tokens": 700},
+]
 
 
 @pytest.mark.timeout(200)
-async def test_a_killed_decode_worker_is_an_error_or_the_right_answer_never_a_hang(
-    two_pairs: Deployment,
-) -> None:
+@pytest.mark.parametrize("how", ["killed", "hung"])
+async def test_a_dead_decode_worker_is_a_pause(two_pairs: Deployment, how: str) -> None:
+    """Of streams of all kinds, half of them on the worker that dies, each goes on to the right end."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
-    async with two_pairs.async_client() as client:
-        await _kill_while_writing(two_pairs, client)
-
-
-async def _kill_while_writing(two_pairs: Deployment, client: openai.AsyncOpenAI) -> None:
-    asked = prompts()[:8]
-    expected = await asyncio.gather(*(ask(client, prompt) for prompt in asked))
     victim = two_pairs.worker_process(two_pairs.workers("decode")[0]["identity"]["worker_id"])
+    asked = list(zip(prompts()[:8], KINDS, strict=True))
 
-    streams = await asyncio.gather(
-        *(client.completions.create(model=MODEL_NAME, prompt=prompt, stream=True, **LONG) for prompt in asked)
-    )
-    written: list[list[int]] = [[] for _ in asked]
-    errors: list[str] = []
+    async def begin(client: openai.AsyncOpenAI, prompt: list[int], kind: dict[str, Any]) -> Any:
+        extra = {**LONG["extra_body"], **{key: kind[key] for key in kind if key == "structured_outputs"}}
+        plain = {key: kind[key] for key in kind if key not in extra}
+        body = {**LONG, **STREAM, **plain, "extra_body": extra}
+        return await client.completions.create(model=MODEL_NAME, prompt=prompt, **body)
 
-    async def read(number: int) -> None:
-        try:
-            async for chunk in streams[number]:
-                written[number] += (chunk.choices[0].model_extra or {}).get("token_ids") or []
-        except openai.APIError as error:
-            errors.append(error.message)
+    async with two_pairs.async_client() as client:
+        streams = [await begin(client, *one) for one in asked]
+        got = [Read() for _ in streams]
+        for stream, one in zip(streams, got, strict=True):
+            one.take(await anext(stream))  # each answer has begun
+        with dead(victim, how):
+            await asyncio.gather(*(read(stream, one) for stream, one in zip(streams, got, strict=True)))
+        for (prompt, kind), one in zip(asked, got, strict=True):
+            assert one.differs(await read(await begin(client, prompt, kind), Read())) == "", kind
+    pause_s = max(one.pause_s for one in got)
+    print(f"{how}: {len(got)} of {len(got)} answers whole, the longest pause {pause_s:.2f} s")
+    assert pause_s < LONGEST_PAUSE_S
+    eventually(lambda: whole(two_pairs) and idle(two_pairs), 60, "the worker is back, nothing is left")
 
-    # Every answer has begun, none can have ended: the whole takes seconds.
-    killed = time.monotonic()
-    victim.kill()
-    await asyncio.wait_for(asyncio.gather(*(read(number) for number in range(len(asked)))), 30)
-    took = time.monotonic() - killed
-    right = sum(got == want for got, want in zip(written, expected, strict=True))
-    print(
-        f"{right} of {len(asked)} answers whole, {len(errors)} errors, all ended {took:.1f} s after the kill"
-    )
-    for got, want in zip(written, expected, strict=True):
-        assert got == want[: len(got)], "a wrong token was sent"
-    assert right + len(errors) == len(asked)
-    eventually(lambda: whole(two_pairs), 60, "the killed worker is back")
+
+@pytest.mark.timeout(200)
+async def test_the_only_decode_worker_may_die(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """1P1D: answers that have begun, and those that only wait, go on when the worker is back."""
+    config: dict[str, Any] = {"scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5}}
+    with deployment(tmp_path_factory.mktemp("only"), **config) as one:
+        one.up()
+        victim = one.worker_process(one.workers("decode")[0]["identity"]["worker_id"])
+        async with one.async_client() as client:
+            asked = prompts()[:6]
+            running = [asyncio.create_task(ask(client, prompt)) for prompt in asked]
+            await asyncio.to_thread(eventually, lambda: not idle(one), 20, "they run")
+            victim.kill()
+            got = await asyncio.gather(*running)
+            assert got == [await ask(client, prompt) for prompt in asked]
+        eventually(lambda: idle(one), 20, "nothing is left")
 
 
 @pytest.mark.timeout(120)
-def test_without_a_scheduler_503_and_back_to_work(two_pairs: Deployment) -> None:
+def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
+    """Hung, then killed, then another one: pairs are placed from the router's snapshot meanwhile."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": True}
 
@@ -154,35 +230,17 @@ def test_without_a_scheduler_503_and_back_to_work(two_pairs: Deployment) -> None
     scheduler = two_pairs.scheduler_process()
     scheduler.suspend()  # a hung scheduler is as away as a killed one
     try:
-        code, text = status()
-        assert code == 503, text
-        assert "scheduler" in text
+        for _ in range(4):
+            code, text = status()
+            assert code == 200, text
+        assert two_pairs.healthy()
     finally:
         scheduler.kill()
-    eventually(lambda: status()[0] == 200, 30, "a new scheduler serves")
-
-
-@pytest.mark.timeout(200)
-def test_without_redis_503_and_back_to_work(tmp_path_factory: pytest.TempPathFactory) -> None:
-    port = free_port()
-    config: dict[str, Any] = {
-        "scheduler": {"store": f"redis://127.0.0.1:{port}/0", "worker_lease_s": 2.0, "heartbeat_s": 0.5}
-    }
-    with deployment(tmp_path_factory.mktemp("redis"), **config) as one:
-
-        def answer() -> httpx.Response:
-            body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": True}
-            return httpx.post(f"{one.url}/v1/completions", json=body, timeout=20)
-
-        with redis_server(port):
-            one.up(0, 0, mixed=1)
-            assert answer().status_code == 200
-        gone = answer()
-        assert gone.status_code == 503
-        assert int(gone.headers["retry-after"]) >= 1
-        assert "store" in gone.json()["error"]["message"] or "redis" in gone.json()["error"]["message"]
-        with redis_server(port):  # an empty one: the worker registers again by itself
-            eventually(lambda: answer().status_code == 200, 30, "it serves again")
+    for _ in range(20):  # through the new one's start, while workers come back to it
+        code, text = status()
+        assert code == 200, text
+    eventually(lambda: whole(two_pairs), 30, "the new scheduler knows all workers")
+    eventually(lambda: idle(two_pairs), 30, "and holds nothing for what is over")
 
 
 @pytest.mark.timeout(100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import subprocess
 import time
@@ -151,6 +152,17 @@ class RedisServer:
             self._process.kill()
             self._process.wait(timeout=10)
             self._process = None
+
+    def hang(self) -> None:
+        """Answer nothing any more, with all connections open, until `wake`."""
+        self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self._process, "it does not run"
+        self._process.send_signal(number)
 
     def _listens(self) -> bool:
         with socket.socket() as probe:

@@ -13,7 +13,7 @@ from baton.scheduler.booking import (
     may_write,
     usable_blocks,
 )
-from baton.scheduler.types import Attempt, Claim, Need, Reserved, WorkerRecord
+from baton.scheduler.types import Attempt, Booking, Claim, Need, Reserved, WorkerRecord
 from tests.scheduler.support import LIMITS, capacity, identity, need
 
 
@@ -76,9 +76,9 @@ def test_at_least_one_request_is_always_allowed() -> None:
         lambda: Attempt("r", 2**31),
         lambda: Need(Attempt("r", 1), "", 0, 1),
         lambda: Need(Attempt("r", 1), "", 1, -1),
-        lambda: Claim(Attempt("r", 1), "", "w", "w", 1, 1, 1, 1, 1),
-        lambda: Claim(Attempt("r", 1), "", "p", "", 1, 1, 1, 1, 1),
-        lambda: Claim(Attempt("r", 1), "", "p", "d", 1, 2, 1, 1, 1),
+        lambda: Booking(Attempt("r", 1), "", "w", "w", 1, 1),
+        lambda: Booking(Attempt("r", 1), "", "p", "", 1, 1),
+        lambda: Claim(Booking(Attempt("r", 1), "", "p", "d", 1, 2), 1, 1, 1),
     ],
 )
 def test_impossible_objects_cannot_be_made(make: object) -> None:

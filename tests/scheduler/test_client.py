@@ -15,7 +15,7 @@ from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
 from baton.scheduler.reporter import BATCH_EVENTS, QUEUED_EVENTS, Reporter
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
-from baton.scheduler.types import Attempt
+from baton.scheduler.types import Attempt, Booking, Known
 from tests.scheduler.support import Options, capacity, free_port, identity, until
 
 
@@ -28,6 +28,8 @@ class Wire:
         self.sent: list[pb.ReportRequest] = []
         self.calls = 0
         self.lost: list[pb.Attempt] = []
+        self.fenced: list[pb.Attempt] = []
+        self.generation = ""
         self._failures = failures
         self._error = error
 
@@ -36,7 +38,16 @@ class Wire:
         if self.calls <= self._failures:
             raise self._error("nobody there")
         self.sent.append(request)
-        return pb.ReportReply(lost=[one for one in self.lost if one in request.renewed])
+        return pb.ReportReply(
+            lost=[one for one in self.lost if one in request.renewed],
+            fenced=[one for one in self.fenced if one in request.renewed],
+            generation=self.generation,
+        )
+
+
+def live(request_id: str, epoch: int = 1) -> Known:
+    attempt = Attempt(request_id, epoch)
+    return Known(attempt, Booking(attempt, "router", "p", "d", prompt_tokens=100, blocks=7))
 
 
 @pytest.fixture(autouse=True)
@@ -85,9 +96,8 @@ async def test_a_batch_is_tried_again() -> None:
     await reporter.close()
 
 
-@pytest.mark.parametrize(("error", "calls"), [(SchedulerUnavailable, 5), (Refused, 1)])
-async def test_a_batch_is_dropped_in_the_end(error: type[SchedulerUnavailable | Refused], calls: int) -> None:
-    wire = Wire(failures=calls, error=error)
+async def test_a_refused_batch_is_dropped() -> None:
+    wire = Wire(failures=1, error=Refused)
     reporter = Reporter(wire)
     reporter.finished(Attempt("r", 1), "stop")
 
@@ -95,7 +105,7 @@ async def test_a_batch_is_dropped_in_the_end(error: type[SchedulerUnavailable | 
         return reporter.dropped == 1
 
     await until(dropped)
-    assert wire.calls == calls
+    assert wire.calls == 1
     reporter.finished(Attempt("next", 1), "stop")
 
     async def sent() -> bool:
@@ -105,18 +115,47 @@ async def test_a_batch_is_dropped_in_the_end(error: type[SchedulerUnavailable | 
     await reporter.close()
 
 
-async def test_renewals_go_on_while_events_cannot_be_sent() -> None:
+async def test_events_are_kept_while_nobody_answers_and_told_in_order() -> None:
+    wire = Wire(failures=10)
+    reporter = Reporter(wire)
+    for number in range(3):
+        reporter.hold(live(f"r{number}"), 30.0, tell=True)
+        reporter.finished(Attempt(f"r{number}", 1), "stop")
+
+    async def sent() -> bool:
+        return bool(wire.sent)
+
+    await until(sent)
+    assert reporter.dropped == 0
+    names = ["r0", "r1", "r2"]
+    assert [one.attempt.request_id for one in wire.sent[0].placed] == names
+    assert [one.attempt.request_id for one in wire.sent[0].finished] == names
+    await reporter.close()
+
+
+async def test_old_events_are_dropped_while_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "KEEP_S", 0.05)
+    wire = Wire(failures=1_000_000)
+    reporter = Reporter(wire)
+    reporter.finished(Attempt("r", 1), "stop")
+
+    async def dropped() -> bool:
+        return reporter.dropped == 1
+
+    await until(dropped)
+    await reporter.close()
+
+
+async def test_renewals_go_on_as_soon_as_somebody_answers() -> None:
     wire = Wire(failures=5)
     reporter = Reporter(wire)
-    reporter.hold(Attempt("held", 1), 0.03)
-    for _ in range(BATCH_EVENTS * 3):
-        reporter.prefilled(Attempt("r", 1))
+    reporter.hold(live("held"), 0.03)
+    reporter.prefilled(Attempt("r", 1))
 
     async def renewed() -> bool:
         return any(one.renewed for one in wire.sent)
 
     await until(renewed)
-    assert wire.sent[0].renewed  # the first batch was dropped; then the renewal, before the others
     await reporter.close()
 
 
@@ -138,9 +177,9 @@ async def test_what_is_held_is_renewed_thrice_a_lease_until_it_is_finished() -> 
     wire = Wire()
     reporter = Reporter(wire)
     began = time.monotonic()
-    reporter.hold(Attempt("a", 1), 0.3)
-    reporter.hold(Attempt("b", 1), 0.3)
-    reporter.hold(Attempt("a", 2), 0.3)  # takes the first one's place
+    reporter.hold(live("a"), 0.3)
+    reporter.hold(live("b"), 0.3)
+    reporter.hold(live("a", 2), 0.3)  # takes the first one's place
 
     async def renewed() -> bool:
         return sum(bool(one.renewed) for one in wire.sent) >= 3
@@ -157,21 +196,51 @@ async def test_what_is_held_is_renewed_thrice_a_lease_until_it_is_finished() -> 
     await reporter.close()
 
 
-async def test_a_lost_reservation_is_told_once() -> None:
+async def test_a_lost_booking_is_told_again_and_a_fenced_one_dropped() -> None:
     wire = Wire()
     wire.lost = [pb.Attempt(request_id="a", epoch=1)]
-    lost: list[Attempt] = []
-    reporter = Reporter(wire, lost.append)
-    reporter.hold(Attempt("a", 1), 0.03)
-    reporter.hold(Attempt("b", 1), 0.03)
+    wire.fenced = [pb.Attempt(request_id="b", epoch=1)]
+    reporter = Reporter(wire)
+    reporter.hold(live("a"), 0.03)
+    reporter.hold(live("b"), 0.03)
+    reporter.prefilled(Attempt("a", 1))
 
     async def told() -> bool:
-        return bool(lost) and len(wire.sent) >= 2
+        return any(one.placed for one in wire.sent)
 
     await until(told)
-    assert lost == [Attempt("a", 1)]
-    assert [one.request_id for one in wire.sent[-1].renewed] == ["b"]
+    again = next(one.placed for one in wire.sent if one.placed)
+    assert [(one.attempt.request_id, one.read, one.blocks) for one in again] == [("a", True, 7)]
+    assert reporter.held == 1
     await reporter.close()
+
+
+async def test_another_generation_is_told_all_that_is_held() -> None:
+    wire = Wire()
+    wire.generation = "one"
+    reporter = Reporter(wire)
+    reporter.hold(live("a"), 30.0, tell=True)
+    reporter.hold(live("b"), 30.0)
+
+    async def placed() -> list[list[str]]:
+        return [[one.attempt.request_id for one in sent.placed] for sent in wire.sent if sent.placed]
+
+    async def first() -> bool:
+        return await placed() == [["a"]]
+
+    await until(first)
+    wire.generation = "two"
+    reporter.finished(Attempt("other", 1), "stop")
+
+    async def all_told() -> bool:
+        return await placed() == [["a"], ["a", "b"]]
+
+    await until(all_told)
+    reporter.saw_generation("")  # of one that knows none
+    reporter.saw_generation("two")
+    reporter.finished(Attempt("other", 1), "stop")
+    await reporter.close()
+    assert await all_told()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from baton.scheduler.booking import claim, usable_blocks
 from baton.scheduler.store import Store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import RedisStore
-from baton.scheduler.types import Attempt, Claim, Reserved, ReserveOutcome
+from baton.scheduler.types import Attempt, Booking, Reserved, ReserveOutcome
 from tests.scheduler.support import LEASE_S, LIMITS, RedisServer, identity, need, register, report, until
 
 T = TypeVar("T")
@@ -37,9 +37,10 @@ class Lives(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         topic = uuid.uuid4().hex
         self.store: Store = RedisStore(self.url, topic) if self.url else MemoryStore(topic)
-        self.live: dict[str, Claim] = {}
+        self.live: dict[str, Booking] = {}
         self.unread: set[str] = set()
         self.epochs: dict[str, int] = {}
+        self.over: set[Attempt] = set()  # told by a router, or taken over by a later epoch
         for name, role in WORKERS.items():
             self.run(register(self.store, name, role))
 
@@ -59,6 +60,12 @@ class Lives(RuleBasedStateMachine):
         self.live.pop(request_id, None)
         self.unread.discard(request_id)
 
+    def end(self, request_id: str) -> None:
+        """Not for want of a lease."""
+        if request_id in self.live:
+            self.over.add(self.live[request_id].attempt)
+        self.forget(request_id)
+
     @rule(
         request=REQUESTS,
         epoch=EPOCHS,
@@ -72,20 +79,20 @@ class Lives(RuleBasedStateMachine):
         if not {decode, prefill or decode} <= view.workers.keys():
             return
         what = need(request, epoch, prompt, 100)
-        booked = claim(what, view.workers[prefill] if prefill else None, view.workers[decode], LIMITS)
+        wanted = claim(what, view.workers[prefill] if prefill else None, view.workers[decode], LIMITS)
         # A short lease stands for a router that died: swept before the next rule.
-        result = self.run(self.store.reserve(booked, 0.001 if short else LEASE_S))
+        result = self.run(self.store.reserve(wanted, 0.001 if short else LEASE_S))
         if epoch <= self.epochs.get(request, 0):
             assert result.outcome is ReserveOutcome.STALE
             return
         assert result.outcome in (ReserveOutcome.BOOKED, ReserveOutcome.FULL)
-        self.forget(request)
+        self.end(request)
         if result.outcome is ReserveOutcome.BOOKED:
             self.epochs[request] = epoch
             if short:
                 self.run(self.swept())
             else:
-                self.live[request] = booked
+                self.live[request] = wanted.booking
                 self.unread.add(request)
 
     async def swept(self) -> None:
@@ -108,14 +115,15 @@ class Lives(RuleBasedStateMachine):
         result = self.run(self.store.report(report(finished=[attempt]), LEASE_S))
         assert result.stale == (epoch < self.epochs.get(request, 0))
         if request in self.live and self.live[request].attempt == attempt:
-            self.forget(request)
+            self.end(request)
 
     @rule(request=REQUESTS, epoch=EPOCHS)
     def renewed(self, request: str, epoch: int) -> None:
         attempt = Attempt(request, epoch)
-        lost = self.run(self.store.report(report(renewed=[attempt]), LEASE_S)).lost
+        result = self.run(self.store.report(report(renewed=[attempt]), LEASE_S))
         held = request in self.live and self.live[request].attempt == attempt
-        assert lost == ([] if held else [attempt])
+        assert result.lost + result.fenced == ([] if held else [attempt])
+        assert bool(result.fenced) == (attempt in self.over or epoch < self.epochs.get(request, 0))
 
     @rule(worker=st.sampled_from(sorted(WORKERS)))
     def leaves(self, worker: str) -> None:

@@ -14,7 +14,7 @@ from baton.scheduler.placer import Placed, Placer
 from baton.scheduler.policy import NoChoice, Policy, PolicyConfig
 from baton.scheduler.store import Store
 from baton.scheduler.store.redis import RedisStore
-from baton.scheduler.types import Attempt, Claim, Report, ReportResult, Reserved, ReserveResult, View
+from baton.scheduler.types import Attempt, Claim, Report, ReportResult, Reserved, ReserveResult, State, View
 from tests.scheduler.support import LEASE_S, LIMITS, RedisServer, need, register, report, until
 
 
@@ -44,17 +44,23 @@ class Counting(Store):
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
         return await self.inner.register(identity, state, lease_s)
 
-    async def heartbeat(self, worker_id, state, load, lease_s):  # type: ignore[no-untyped-def]
-        return await self.inner.heartbeat(worker_id, state, load, lease_s)
+    async def heartbeat(self, worker_id, state, load, lease_s, epoch=0):  # type: ignore[no-untyped-def]
+        return await self.inner.heartbeat(worker_id, state, load, lease_s, epoch)
 
-    async def deregister(self, worker_id: str) -> None:
-        await self.inner.deregister(worker_id)
+    async def deregister(self, worker_id: str, epoch: int = 0) -> bool:
+        return await self.inner.deregister(worker_id, epoch)
 
     async def drain(self, worker_id: str) -> bool:
         return await self.inner.drain(worker_id)
 
     async def history(self, limit):  # type: ignore[no-untyped-def]
         return await self.inner.history(limit)
+
+    async def export(self) -> State:
+        return await self.inner.export()
+
+    async def merge(self, state: State) -> str:
+        return await self.inner.merge(state)
 
     async def close(self) -> None:
         await self.inner.close()

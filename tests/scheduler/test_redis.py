@@ -16,7 +16,7 @@ from baton.scheduler.errors import StoreUnavailable
 from baton.scheduler.keys import EPOCH_KEEP_MS, TOPIC_TTL_MS, topic_keys
 from baton.scheduler.store import open_store
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore, without_password
-from baton.scheduler.types import Attempt, Reserved, ReserveOutcome
+from baton.scheduler.types import Attempt, Reserved, ReserveOutcome, State
 from tests.scheduler.support import LEASE_S, RedisServer, claim_on, free_port, need, register, report, until
 
 
@@ -124,6 +124,8 @@ async def test_every_key_has_the_prefix_and_a_time_to_live(own_redis: RedisServe
         await store.reserve(claim_on(view, need(name), "d", "p"), LEASE_S)
     await store.report(report(finished=[Attempt("one", 1)]), LEASE_S)
     await store.drain("d")
+    await store.deregister("p")
+    await store.merge(State())
     admin = Redis.from_url(own_redis.url)
     keys = {key.decode() for key in await admin.keys("*")}
     assert keys == set(topic_keys("t"))

@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,13 @@ from baton.scheduler.errors import (
     NoCapacity,
     Refused,
     SchedulerUnavailable,
+    StaleWorker,
     StoreUnavailable,
 )
 from baton.scheduler.policy import PolicyConfig
 from baton.scheduler.service import SchedulerServer, serve
 from baton.scheduler.session import WorkerSession
-from baton.scheduler.types import SchedulerOptions
+from baton.scheduler.types import Attempt, SchedulerOptions
 from baton.services.config import SchedulerSettings
 from tests.scheduler.support import Options, RedisServer, capacity, free_port, identity, until
 
@@ -163,9 +165,10 @@ async def test_an_attempt_is_fenced_by_the_next(server: SchedulerServer, client:
     client.reporter.finished(first.attempt, "retried")
 
     async def counted() -> bool:
-        return figure(server, "stale_epochs_total") == 2
+        return figure(server, "stale_epochs_total", what="report") == 1
 
     await until(counted)
+    assert figure(server, "stale_epochs_total", what="placement") == 1
     assert [one.attempt.epoch for one in (await client.describe()).attempts] == [2]
 
 
@@ -279,55 +282,205 @@ async def test_a_wrong_policy_stops_the_start() -> None:
 
 
 async def test_redis_goes_and_comes_back_empty(own_redis: RedisServer) -> None:
-    """Placements end quickly and clearly; afterwards all goes on by itself: workers register again."""
+    """Placements go on, from memory; afterwards the bookings are in Redis, as if nothing had happened."""
     async with (
         SchedulerServer(Options(store=own_redis.url)) as server,
-        SchedulerClient(server.address) as client,
+        SchedulerClient(server.address, router_id="router") as client,
     ):
-        sessions = [
-            WorkerSession(client, identity(name, role), pb.WorkerLoad) for name, role in (("p", P), ("d", D))
-        ]
-        for session in sessions:
-            await session.start(2)
-            await session.ready(capacity())
-        before = await client.place("before", 1, prompt_tokens=10, max_new_tokens=1)
+        await add(client, ("p", P), ("d", D))
+        await client.place("before", 1, prompt_tokens=10, max_new_tokens=1)
         own_redis.stop()
-        began = time.monotonic()
-        with pytest.raises(
-            SchedulerUnavailable, match=r"redis at 127\.0\.0\.1:\d+ does not answer"
-        ) as caught:
-            await client.place("during", 1, prompt_tokens=10, max_new_tokens=1)
-        assert time.monotonic() - began < 1.0
-        assert caught.value.retry_after_s == 1.0
-        assert figure(server, "rejections_total", code="store_away") == 1
-        with pytest.raises(SchedulerUnavailable, match="redis at"):
-            await client.describe()
+        await client.place("during", 1, prompt_tokens=10, max_new_tokens=1)
+        told = await client.describe()
+        assert {one.attempt.request_id for one in told.attempts} == {"before", "during"}
+        assert "does not answer" in told.store_problem
 
-        async def unhealthy() -> bool:
-            return await health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
+        async def away() -> bool:
+            return figure(server, "store_up") == 0
 
-        await until(unhealthy)
-        assert figure(server, "store_up") == 0
+        await until(away)
+        assert await health(server.address) == health_pb2.HealthCheckResponse.SERVING
         own_redis.start()
 
-        async def placeable() -> bool:
+        async def back() -> bool:
+            return figure(server, "store_up") == 1
+
+        await until(back)
+        told = await client.describe()
+        assert {one.attempt.request_id for one in told.attempts} == {"before", "during"}
+        assert told.store_problem == ""
+        assert figure(server, "leases_expired_total") == 0
+
+
+async def test_late_messages_of_a_worker_are_counted(
+    server: SchedulerServer, client: SchedulerClient
+) -> None:
+    """A worker that starts again under its name goes on above the earlier life's epoch."""
+    first = WorkerSession(client, identity("w"), pb.WorkerLoad)
+    await first.start(2)
+    await first.ready(capacity())
+    late = identity("w")
+    late.epoch = 1
+    with pytest.raises(StaleWorker, match="epoch 1 of worker w is late: 2 was seen"):
+        await client.register(late, pb.WORKER_STATE_READY)
+    assert not (await client.heartbeat("w", pb.WORKER_STATE_READY, pb.WorkerLoad(), 1)).known
+    await client.deregister("w", 1)
+    assert figure(server, "stale_epochs_total", what="worker") == 3
+    assert len((await client.describe()).workers) == 1
+    second = WorkerSession(client, identity("w"), pb.WorkerLoad)
+    await second.start(2)
+    assert (await client.describe()).workers[0].identity.epoch == 3
+    await second.close()
+    await first.close()
+    assert not (await client.describe()).workers
+
+
+async def test_a_router_goes_on_without_a_scheduler_and_tells_it_later() -> None:
+    """The scheduler forgets all: its workers register again, its routers tell what they hold."""
+    address = f"127.0.0.1:{free_port()}"
+    options = Options(address=address, placement_lease_s=2.0)
+    async with SchedulerClient(address, router_id="r1") as client, SchedulerClient(address) as workers:
+        sessions = [
+            WorkerSession(workers, identity(name, role), pb.WorkerLoad) for name, role in (("p", P), ("d", D))
+        ]
+        async with SchedulerServer(options):
+            for session in sessions:
+                await session.start(2)
+                await session.ready(capacity())
+            kept = await client.place("kept", 1, prompt_tokens=10, max_new_tokens=1)
+            client.reporter.prefilled(kept.attempt)
+            ended = await client.place("ended", 1, prompt_tokens=10, max_new_tokens=1)
+            await client.refresh()
+        assert (await failed(client)).code is None
+        alone = client.place_alone("alone", 1, prompt_tokens=10, max_new_tokens=1)
+        assert alone.alone
+        assert (alone.prefill or alone.decode).worker_id == "p"
+        client.reporter.finished(ended.attempt, "stop")
+        short = client.place_alone("short", 1, prompt_tokens=10, max_new_tokens=1)
+        client.reporter.finished(short.attempt, "stop", pb.Cost(output_tokens=3))
+        async with SchedulerServer(options) as server:
+
+            async def told() -> bool:
+                try:
+                    description = await client.describe()
+                except SchedulerUnavailable:
+                    return False
+                return {one.attempt.request_id for one in description.attempts} == {"kept", "alone"}
+
+            await until(told)
+
+            async def counted() -> bool:
+                return figure(server, "adopted_total") >= 3
+
+            await until(counted)
+            told_of = await client.describe()
+            assert [one.attempt.request_id for one in told_of.handoffs] == ["short"]
+            assert {one.attempt.request_id: one.prefilled for one in told_of.attempts} == {
+                "kept": True,
+                "alone": False,
+            }
+
+            async def registered() -> bool:
+                return len((await client.describe()).workers) == 2
+
+            await until(registered)
+            reserved = {one.identity.worker_id: one.reserved_requests for one in told_of.workers}
+            assert reserved.get("d", 2) == 2
+            for session in sessions:
+                await session.close()
+
+
+async def failed(client: SchedulerClient) -> Failed:
+    """What comes of asking for a placement now."""
+    try:
+        await client.place("probe", 1, prompt_tokens=1, max_new_tokens=1)
+    except NoCapacity as no:
+        return Failed(no.code, no.settling)
+    except SchedulerUnavailable:
+        return Failed(None, False)
+    raise AssertionError("it was placed")
+
+
+@dataclass(frozen=True)
+class Failed:
+    code: pb.Rejection.Code | None  # None: nobody answered
+    settling: bool
+
+
+async def test_a_young_schedulers_no_is_not_the_last_word() -> None:
+    async with (
+        SchedulerServer(Options(worker_lease_s=0.5)) as server,
+        SchedulerClient(server.address) as client,
+    ):
+        no_workers = pb.Rejection.CODE_NO_WORKERS
+        assert await failed(client) == Failed(no_workers, settling=True)
+
+        async def settled() -> bool:
+            return await failed(client) == Failed(no_workers, settling=False)
+
+        await until(settled)
+
+
+async def test_a_snapshot_tells_what_others_hold(server: SchedulerServer, client: SchedulerClient) -> None:
+    await add(client, ("p", P), ("d", D))
+    await client.place("mine", 1, prompt_tokens=10, max_new_tokens=1)
+    async with SchedulerClient(server.address, router_id="other") as other:
+        await other.refresh()
+        held = {one.identity.worker_id: one.reserved_requests for one in other.standby.workers}
+        assert held == {"p": 1, "d": 1}
+
+        async def mine() -> dict[str, int]:
+            await client.refresh()
+            return {one.identity.worker_id: one.reserved_requests for one in client.standby.workers}
+
+        async def nothing_of_my_own() -> bool:
+            return await mine() == {"p": 0, "d": 0}
+
+        await until(nothing_of_my_own)
+        await client.deregister("d")
+
+        async def gone() -> bool:
+            await client.refresh()
+            return len(client.standby.workers) == 1  # though this scheduler has begun just now
+
+        await until(gone)
+
+
+async def test_several_schedulers_stand_in_for_each_other(redis_server: RedisServer, topic: str) -> None:
+    first = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
+    second = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
+    both = f"{first.address},{second.address}"
+    async with SchedulerServer(second) as standing, SchedulerClient(both, router_id="router") as client:
+        session = WorkerSession(client, identity("m"), pb.WorkerLoad)
+        async with SchedulerServer(first) as preferred:
+            await session.start(2)
+            await session.ready(capacity())
+            await client.place("a", 1, prompt_tokens=1, max_new_tokens=1)
+            assert figure(preferred, "placements_total", kind="alone") == 1
+
+        async def placed(request_id: str) -> bool:
             try:
-                await client.place("after", 1, prompt_tokens=10, max_new_tokens=1)
-            except (NoCapacity, SchedulerUnavailable):
+                await client.place(request_id, 1, prompt_tokens=1, max_new_tokens=1)
+            except SchedulerUnavailable:
                 return False
             return True
 
-        await until(placeable)
+        async def at_the_second() -> bool:
+            return await placed("b")
 
-        async def healthy() -> bool:
-            return await health(server.address) == health_pb2.HealthCheckResponse.SERVING
+        await until(at_the_second)
+        assert figure(standing, "placements_total", kind="alone") == 1
+        assert len((await client.describe()).attempts) == 2
+        async with SchedulerServer(first) as preferred:
+            names = iter(range(1_000))
 
-        await until(healthy)
-        reply = await client.report(
-            pb.ReportRequest(renewed=[pb.Attempt(request_id="before", epoch=before.attempt.epoch)])
-        )
-        assert len(reply.lost) == 1
-        for session in sessions:
+            async def at_the_first_again() -> bool:
+                name = f"c{next(names)}"
+                assert await placed(name)
+                client.reporter.finished(Attempt(name, 1), "stop")
+                return figure(preferred, "placements_total", kind="alone") > 0
+
+            await until(at_the_first_again, 10)
             await session.close()
 
 

@@ -33,8 +33,30 @@ local function release_reading(attempt)
   if attempt.prefill ~= '' then add(REQUESTS, attempt.prefill, -1) end
 end
 
--- The attempt is over: all it booked is free. Its epoch is remembered a while.
-local function release(request, attempt)
+-- The last epoch of a request (0: unknown), and whether that attempt is over.
+local function last_epoch(request)
+  local text = redis.call('HGET', EPOCHS, request) or '0'
+  return number(text:match('^%d+')), text:sub(-1) == '!'
+end
+
+-- Count what an attempt holds, whatever the limits. Its request must not be live.
+local function book(request, attempt, lease)
+  if not attempt.read then
+    add(TOKENS, reader(attempt), attempt.tokens)
+    if attempt.prefill ~= '' then add(REQUESTS, attempt.prefill, 1) end
+  end
+  add(BLOCKS, attempt.decode, attempt.blocks)
+  add(REQUESTS, attempt.decode, 1)
+  redis.call('HSET', ATTEMPTS, request, cjson.encode(attempt))
+  redis.call('ZADD', ATTEMPT_LEASES, NOW + lease, request)
+  redis.call('HSET', EPOCHS, request, attempt.epoch)
+  redis.call('ZREM', EPOCH_LEASES, request)
+end
+
+-- All that an attempt holds is free. Its epoch is remembered a while; so is that it is over, and not only out
+-- of lease.
+local function release(request, attempt, over)
+  if over then redis.call('HSET', EPOCHS, request, attempt.epoch .. '!') end
   if not attempt.read then release_reading(attempt) end
   add(REQUESTS, attempt.decode, -1)
   add(BLOCKS, attempt.decode, -attempt.blocks)
@@ -43,12 +65,47 @@ local function release(request, attempt)
   redis.call('ZADD', EPOCH_LEASES, NOW + EPOCH_KEEP_MS, request)
 end
 
+-- An attempt that was placed elsewhere: book it, if it is not. False when it is fenced: a later one was placed,
+-- or it is over.
+local function adopt(request, attempt, lease)
+  local last, over = last_epoch(request)
+  if attempt.epoch < last or (attempt.epoch == last and over) then return false end
+  local text = redis.call('HGET', ATTEMPTS, request)
+  local held = text and cjson.decode(text)
+  if not held or held.epoch ~= attempt.epoch then
+    if held then release(request, held, true) end
+    book(request, attempt, lease)
+    return true
+  end
+  if attempt.read and not held.read then
+    release_reading(held)
+    held.read = true
+    redis.call('HSET', ATTEMPTS, request, cjson.encode(held))
+  end
+  redis.call('ZADD', ATTEMPT_LEASES, math.max(NOW + lease, number(redis.call('ZSCORE', ATTEMPT_LEASES, request))), request)
+  return true
+end
+
+local function worker_epoch(worker) return number(redis.call('HGET', WORKER_EPOCHS, worker)) end
+
+local function hear_worker(worker, epoch)
+  redis.call('HSET', WORKER_EPOCHS, worker, epoch)
+  redis.call('ZREM', WORKER_EPOCH_LEASES, worker)
+end
+
 local function forget_worker(worker)
+  redis.call('ZADD', WORKER_EPOCH_LEASES, NOW + EPOCH_KEEP_MS, worker)
   redis.call('HDEL', IDENTITIES, worker)
   redis.call('HDEL', STATES, worker)
   redis.call('HDEL', LOADS, worker)
   redis.call('SREM', DRAINING, worker)
   redis.call('ZREM', WORKER_LEASES, worker)
+end
+
+-- The time, not a count: a count would begin anew with an empty store, and old identities would be believed.
+local function new_roster(worker)
+  local time = redis.call('TIME')
+  redis.call('SET', ROSTER, time[1] .. '.' .. time[2] .. '.' .. worker)
 end
 
 local function run_out(key) return redis.call('ZRANGEBYSCORE', key, '-inf', NOW, 'LIMIT', 0, SWEEP_LIMIT) end
@@ -59,11 +116,15 @@ local function sweep()
   local expired = run_out(ATTEMPT_LEASES)
   for _, request in ipairs(expired) do
     local text = redis.call('HGET', ATTEMPTS, request)
-    if text then release(request, cjson.decode(text)) else redis.call('ZREM', ATTEMPT_LEASES, request) end
+    if text then release(request, cjson.decode(text), false) else redis.call('ZREM', ATTEMPT_LEASES, request) end
   end
   for _, request in ipairs(run_out(EPOCH_LEASES)) do
     redis.call('HDEL', EPOCHS, request)
     redis.call('ZREM', EPOCH_LEASES, request)
+  end
+  for _, worker in ipairs(run_out(WORKER_EPOCH_LEASES)) do
+    redis.call('HDEL', WORKER_EPOCHS, worker)
+    redis.call('ZREM', WORKER_EPOCH_LEASES, worker)
   end
   return #expired
 end

@@ -1,16 +1,13 @@
 -- Apply a batch of events, in order.
--- ARGV: 1 lease ms, then four for each event: kind (prefilled, finished, renewed), request id, epoch,
---       the Finished message in base64 or empty
--- Reply: {stale events, indices (from 0) of renewed events whose attempt is gone}
+-- ARGV: 1 lease ms, then four for each event: kind (placed, prefilled, finished, renewed), request id, epoch,
+--       what belongs to it: of placed the attempt as JSON, of finished the message in base64
+-- Reply: {stale events, indices (from 0) of renewed events whose attempt is not booked, indices of placed and
+--         renewed events that are fenced}
 
 local lease = number(ARGV[1])
-local stale, lost = 0, {}
+local stale, lost, fenced = 0, {}, {}
 
 local function find(request, epoch)
-  if epoch < number(redis.call('HGET', EPOCHS, request)) then
-    stale = stale + 1
-    return nil
-  end
   local text = redis.call('HGET', ATTEMPTS, request)
   if not text then return nil end
   local attempt = cjson.decode(text)
@@ -20,12 +17,19 @@ end
 
 for index = 2, #ARGV, 4 do
   local kind, request = ARGV[index], ARGV[index + 1]
-  local attempt = find(request, number(ARGV[index + 2]))
-  if kind == 'renewed' then
+  local epoch, place = number(ARGV[index + 2]), (index - 2) / 4
+  local last, over = last_epoch(request)
+  if epoch < last then stale = stale + 1 end
+  local attempt = find(request, epoch)
+  if kind == 'placed' then
+    if not adopt(request, cjson.decode(ARGV[index + 3]), lease) then fenced[#fenced + 1] = place end
+  elseif kind == 'renewed' then
     if attempt then
       redis.call('ZADD', ATTEMPT_LEASES, NOW + lease, request)
+    elseif epoch < last or (epoch == last and over) then
+      fenced[#fenced + 1] = place
     else
-      lost[#lost + 1] = (index - 2) / 4
+      lost[#lost + 1] = place
     end
   elseif attempt and kind == 'prefilled' then
     if not attempt.read then
@@ -34,7 +38,7 @@ for index = 2, #ARGV, 4 do
       redis.call('HSET', ATTEMPTS, request, cjson.encode(attempt))
     end
   elseif attempt then
-    release(request, attempt)
+    release(request, attempt, true)
     redis.call('LPUSH', HANDOFFS, cjson.encode({
       prefill = attempt.prefill, decode = attempt.decode, ended = NOW, finished = ARGV[index + 3],
     }))
@@ -42,4 +46,4 @@ for index = 2, #ARGV, 4 do
   end
 end
 touch()
-return {stale, lost}
+return {stale, lost, fenced}

@@ -11,10 +11,10 @@ local attempt = {
 }
 local expired = sweep()
 
-local last = number(redis.call('HGET', EPOCHS, request))
+local last = last_epoch(request)
 if epoch <= last then return {'stale', tostring(last), expired} end
 local older = redis.call('HGET', ATTEMPTS, request)
-if older then release(request, cjson.decode(older)) end
+if older then release(request, cjson.decode(older), true) end
 
 local function placeable(worker)
   return alive(worker) and redis.call('HGET', STATES, worker) == ARGV[12]
@@ -31,13 +31,6 @@ if booked(REQUESTS, attempt.decode) >= number(ARGV[10])
   return {'full', attempt.decode, expired}
 end
 
-add(TOKENS, reader(attempt), attempt.tokens)
-add(BLOCKS, attempt.decode, attempt.blocks)
-add(REQUESTS, attempt.decode, 1)
-if attempt.prefill ~= '' then add(REQUESTS, attempt.prefill, 1) end
-redis.call('HSET', ATTEMPTS, request, cjson.encode(attempt))
-redis.call('ZADD', ATTEMPT_LEASES, NOW + number(ARGV[3]), request)
-redis.call('HSET', EPOCHS, request, epoch)
-redis.call('ZREM', EPOCH_LEASES, request)
+book(request, attempt, number(ARGV[3]))
 touch()
 return {'booked', '', expired}

@@ -22,6 +22,7 @@ from baton.rpc import SERVER_OPTIONS
 from baton.services import vllm_wire
 from baton.services.vllm_args import VLLM_VERSION
 
+HEARTBEAT_S = 0.05
 MODEL = "tiny"
 BLOCK_SIZE = 16
 
@@ -45,6 +46,7 @@ class Fault:
     end_with: FinishReason | None = None  # the engine ends the request by itself
     not_kept: bool = False  # PREFILL: Saved without a manifest
     silent: bool = False  # nothing more is heard of this request
+    hang: bool = False  # nothing more is heard of the worker; its connections stay
 
 
 @dataclass
@@ -86,12 +88,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.seen = Seen()
         self.faults: deque[Fault] = deque()
         self.speculative_method = ""
-        self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, told with each answer's last output
+        self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, told with each output
         self.eos_at: int | None = None  # position in the answer of an end-of-sequence token
         self.before_step: Callable[[], None] = lambda: None
         self._server: grpc.aio.Server | None = None
         self._running: dict[str, Running] = {}
         self._work = asyncio.Event()
+        self.hangs = False
 
     @property
     def identity(self) -> scheduler_pb2.WorkerIdentity:
@@ -182,13 +185,21 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     async def _engine(self, context: Any) -> None:
         while True:
-            await self._work.wait()
+            try:
+                await asyncio.wait_for(self._work.wait(), HEARTBEAT_S)
+            except TimeoutError:
+                if not self.hangs:
+                    await context.write(worker_pb2.RunReply())
+                continue
             if not any(not one.silent for one in self._running.values()):
                 self._work.clear()
                 continue
             began = time.monotonic()
             self.before_step()
             reply, dies = self._step()
+            if self.hangs:
+                self._work.clear()
+                continue
             if dies:
                 asyncio.get_running_loop().create_task(self.die())
                 return
@@ -226,13 +237,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             reason = FinishReason.STOP
         elif reading or one.written >= one.max_tokens:
             reason = FinishReason.LENGTH
-        drafts = self.drafts if reason is not None else None
         outputs.append(
             EngineCoreOutput(
                 request_id=request_id,
                 new_token_ids=[token],
                 finish_reason=reason,
-                spec_decode_metrics=drafts,
+                spec_decode_metrics=self.drafts,  # as real ones do: with every output
             )
         )
         if reason is not None:
@@ -257,6 +267,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         """True when the worker dies of it."""
         if fault.not_kept:
             self._write(request_id, one, outputs, reply)
+            return False
+        if fault.hang:
+            self.hangs = True
             return False
         if fault.silent:
             one.silent = True

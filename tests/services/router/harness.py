@@ -19,6 +19,7 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.services import vllm_wire
 from baton.services.config import SchedulerSettings
+from baton.services.router.journal import DEFAULT_BYTES, Journal
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
 from baton.services.router.relay import Parts
@@ -87,7 +88,7 @@ class Cluster:
         self._stack.push_async_callback(self.scheduler.close)
         self.members = Members(self.server.address)
         self._stack.push_async_callback(self.members.close)
-        self.remake(max_attempts=3)
+        self.remake()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -97,13 +98,23 @@ class Cluster:
         await self.pool.close()
         await self._stack.aclose()
 
-    def remake(self, *, max_attempts: int, **limits: Any) -> None:
+    def remake(
+        self,
+        *,
+        max_attempts: int = 3,
+        silence_s: float = 5.0,
+        replace_wait_s: float = 60.0,
+        journal: int = DEFAULT_BYTES,
+        **limits: Any,
+    ) -> None:
         """The router's part anew, before anything was sent."""
         hello = worker_pb2.HelloRequest(router_id="r1", vllm_version=VLLM_VERSION, model=MODEL)
         self.registry = CollectorRegistry()
         metrics = RouterMetrics(self.registry)
-        self.pool = WorkerPool(hello, vllm_wire.decode_outputs)
-        parts = Parts(Placements(self.scheduler, metrics), self.pool, metrics, max_attempts)
+        self.pool = WorkerPool(hello, vllm_wire.decode_outputs, silence_s)
+        self.journal = Journal(journal)
+        placements = Placements(self.scheduler, metrics)
+        parts = Parts(placements, self.pool, metrics, max_attempts, replace_wait_s, self.journal)
         self.client = RelayClient(parts, RelayLimits(**{**self._limits, **limits}))
         self.client.on_failure = self._failed
         if self._taking is not None:
@@ -135,6 +146,7 @@ class Cluster:
     async def settled(self) -> None:
         """Nothing is live here, and the scheduler holds nothing any more."""
         await until(lambda: self.client.live == 0, "no request is live")
+        assert (len(self.journal), self.journal.size) == (0, 0)
         for _ in range(200):
             description = await self.scheduler.describe()
             if not description.attempts and not any(one.reserved_requests for one in description.workers):

@@ -72,7 +72,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(zygote: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return Site(zygote, model, tmp_path_factory.mktemp("router"))
+    return Site(zygote, model, tmp_path_factory.mktemp("router"), replace_wait_s=1.0)
 
 
 @pytest.fixture
@@ -80,6 +80,8 @@ async def members(site: Site, http: httpx.AsyncClient) -> AsyncIterator[Members]
     await eventually_unhealthy(http, "scheduler")  # what it heard of the last test's is forgotten
     async with site.scheduler() as members:
         yield members
+        await members.close()
+        await eventually_unhealthy(http, "worker")  # or the router would go on placing on them
 
 
 @pytest.fixture

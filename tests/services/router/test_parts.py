@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,19 @@ from vllm.v1.outputs import LogprobsLists
 from baton.services.router import vllm_outputs
 from baton.services.router.admission import AdmissionMiddleware, current_admission
 from baton.services.router.errors import NotAdmitted, TimedOut
+from baton.services.router.journal import Journal
 from baton.services.router.prefix import MAX_BLOCKS, prefix_hashes
-from baton.services.router.recovery import SHORT_PROMPT_TOKENS, Failure, Step, Trouble, next_step
+from baton.services.router.recovery import (
+    BACKOFF_S,
+    MOST_BACKOFF_S,
+    SHORT_PROMPT_TOKENS,
+    Failure,
+    Step,
+    Trouble,
+    backoff_s,
+    next_step,
+)
+from baton.services.router.state import RequestState
 from baton.services.router.vllm_engine_client import RefusedByRouter, RelayClient, without_reserved
 from tests.services.router.harness import Cluster, engine_request
 
@@ -98,7 +110,7 @@ def test_times_of_another_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "left", "tokens", "step"),
+    ("trouble", "failures_left", "tokens", "step"),
     [
         (Trouble.LOST, 2, 10, Step.PLACE_AGAIN),
         (Trouble.LOST, 0, 10, Step.GIVE_UP),
@@ -107,11 +119,71 @@ def test_times_of_another_host() -> None:
         (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS + 1, Step.PLACE_AGAIN),
         (Trouble.HANDOFF, 0, 10**6, Step.COMPUTE_HERE),
         (Trouble.NOT_KEPT, 0, 10**6, Step.COMPUTE_HERE),
-        (Trouble.REFUSED, 1, 10**6, Step.PLACE_AGAIN),
+        (Trouble.REFUSED, 0, 10**6, Step.PLACE_AGAIN),  # it had not begun
+        (Trouble.UNREACHABLE, 0, 10**6, Step.PLACE_AGAIN),
     ],
 )
-def test_next_step(trouble: Trouble, left: int, tokens: int, step: Step) -> None:
-    assert next_step(Failure(trouble, "w", ""), attempts_left=left, tokens_to_read=tokens) is step
+def test_next_step(trouble: Trouble, failures_left: int, tokens: int, step: Step) -> None:
+    failure = Failure(trouble, "w", "")
+    assert next_step(failure, failures_left=failures_left, tokens_to_read=tokens) is step
+
+
+def test_backoff_doubles_up_to_a_limit() -> None:
+    assert backoff_s(0) == backoff_s(1) == 0
+    waits = [backoff_s(retries) for retries in range(2, 30)]
+    assert 0.75 * BACKOFF_S <= waits[0] <= 1.25 * BACKOFF_S
+    assert all(wait <= 1.25 * MOST_BACKOFF_S for wait in waits)
+    assert waits[-1] >= 0.75 * MOST_BACKOFF_S
+    assert sum(waits[:4]) < MOST_BACKOFF_S
+
+
+# -- the journal
+
+
+def request_state(name: str, prompt: int = 100, max_tokens: int = 1000) -> RequestState:
+    return RequestState(
+        request_id=name,
+        frontend_id=name,
+        engine_request=bytes(prompt),
+        prompt_tokens=prompt,
+        max_tokens=max_tokens,
+        max_model_len=2048,
+        deadline=0.0,
+    )
+
+
+def test_the_journal_is_bounded_in_bytes() -> None:
+    each = request_state("a").journal_bytes
+    journal = Journal(3 * each)
+    states = [request_state(str(number)) for number in range(4)]
+    for state in states[:3]:
+        journal.enter(state)
+    assert (len(journal), journal.size) == (3, 3 * each)
+    with pytest.raises(NotAdmitted, match="journal_mib") as full:
+        journal.enter(states[3])
+    assert (full.value.status, full.value.never) == (503, False)
+    assert full.value.retry_after_s > 0
+    journal.leave(states[0])
+    journal.leave(states[0])
+    journal.enter(states[3])
+    for state in states:
+        journal.leave(state)
+    assert (len(journal), journal.size) == (0, 0)
+
+
+def test_what_never_fits_into_the_journal_is_refused_for_good() -> None:
+    journal = Journal(request_state("a").journal_bytes)
+    with pytest.raises(NotAdmitted) as refused:
+        journal.enter(request_state("b", prompt=101))
+    assert (refused.value.status, refused.value.never, journal.size) == (400, True, 0)
+
+
+def test_a_request_stays_within_its_place_in_the_journal() -> None:
+    state = request_state("a", max_tokens=1900)
+    for token in range(1900):
+        state.tokens.append(token)
+    held = sys.getsizeof(state.tokens) + sys.getsizeof(state.engine_request)
+    assert held < state.journal_bytes
 
 
 # -- prefixes

@@ -8,11 +8,12 @@ from collections import deque
 
 import pytest
 from vllm.v1.engine import FinishReason
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from baton.protos import scheduler_pb2 as pb
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
-from baton.services.router import relay
-from baton.services.router.recovery import SHORT_PROMPT_TOKENS
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Phase
+from baton.services.router.recovery import PROGRESS_TOKENS, SHORT_PROMPT_TOKENS
+from baton.services.router.usage import usage_of
 from baton.services.router.vllm_engine_client import RefusedByRouter
 from tests.services.router.fakes import EOS, FakeWorker, Fault, answer, until
 from tests.services.router.harness import Answer, Cluster
@@ -202,15 +203,20 @@ async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how
     await cluster.settled()
 
 
-async def test_nobody_else_can_write(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "REPLACE_WAIT_S", 0.3)
-    _, decode = await cluster.pair()
+@pytest.mark.parametrize(
+    ("limits", "status"), [({"request_timeout_s": 0.7}, 504), ({"replace_wait_s": 0.7}, 503)], ids=str
+)
+async def test_nobody_else_can_write(cluster: Cluster, limits: dict[str, float], status: int) -> None:
+    """It waits for as long as it may, and then tells what happened."""
+    cluster.remake(**limits)  # type: ignore[arg-type]
+    prefill, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, 3, die=True))
     got = await cluster.ask(PROMPT, 20)
     assert got.tokens == answer(PROMPT, 4)
     assert isinstance(got.error, RefusedByRouter)
-    assert got.error.http_status == 503
-    assert "d0" in str(got.error)
+    assert got.error.http_status == status
+    assert "worker d0" in str(got.error)
+    assert len(prefill.seen.starts) == 1  # nobody reads for a worker that is not there
     await cluster.settled()
 
 
@@ -225,13 +231,112 @@ async def test_an_answer_that_has_begun_waits_for_a_worker_that_comes_back(clust
     assert len(again.seen.starts) == 1
 
 
-async def test_a_request_without_a_token_does_not_wait(cluster: Cluster) -> None:
+async def test_a_request_without_a_token_waits_too(cluster: Cluster) -> None:
+    """It was admitted: whoever sent it shall not have to know that a worker died."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, die=True))
-    started = time.monotonic()
-    got = await cluster.ask(PROMPT)
-    assert isinstance(got.error, RefusedByRouter)
-    assert time.monotonic() - started < 2
+    asking = asyncio.create_task(cluster.ask(PROMPT))
+    await until(lambda: cluster.count("rejections_total", code="NO_WORKERS"), "nobody is there")
+    await cluster.members.add(FakeWorker("m0-again", pb.ROLE_MIXED))
+    right(await asking, PROMPT, 8)
+
+
+async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
+    """Its stream broke, it did not: the scheduler still hears of it, and nobody else is there."""
+    mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    mixed.faults.append(Fault(PHASE_DECODE, 3, failed=Failed.CODE_ENGINE))
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    assert [list(start.output_token_ids) for start in mixed.seen.starts] == [[], answer(PROMPT, 3)]
+    await cluster.settled()
+
+
+@pytest.mark.parametrize("code", [Failed.CODE_FULL, Failed.CODE_DRAINING])
+async def test_closed_doors_use_up_no_attempt(cluster: Cluster, code: Failed.Code) -> None:
+    cluster.remake(max_attempts=1)
+    mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    mixed.faults += [Fault(PHASE_DECODE, failed=code) for _ in range(4)]
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert len(mixed.seen.starts) == 5
+    assert cluster.count("retries_total", trouble="refused", worker="m0") == 4
+
+
+@pytest.mark.parametrize(("phase", "after"), [(PHASE_PREFILL, 0), (PHASE_DECODE, 0), (PHASE_DECODE, 4)])
+async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(
+    cluster: Cluster, phase: Phase, after: int
+) -> None:
+    """Its connections stand, its lease may still run: only the silence on its stream tells."""
+    cluster.remake(silence_s=0.4)
+    workers = await cluster.pair(prefill=2, decode=2)
+    shared = deque([Fault(phase, after, hang=True)])
+    for worker in workers:
+        worker.faults = shared
+    began = time.monotonic()
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    assert time.monotonic() - began < 2
+    [hung] = [worker for worker in workers if worker.hangs]
+    assert cluster.count("retries_total", trouble="lost", worker=hung.worker_id) == 1
+    right(await cluster.ask(PROMPT), PROMPT, 8)  # and left alone from now on
+    assert len(hung.seen.starts) == 1
+
+
+async def test_a_router_that_was_away_does_not_blame_its_workers(cluster: Cluster) -> None:
+    cluster.remake(silence_s=0.3)
+    _, decode = await cluster.pair(step_s=0.01)
+    await cluster.send("q", PROMPT, 200)
+    await until(lambda: len(cluster.got["q"].tokens) > 3, "it writes")
+    time.sleep(1.0)  # noqa: ASYNC251 (as a stopped process would)
+    right(await cluster.answer("q"), PROMPT, 200)
+    assert len(decode.seen.starts) == 1
+
+
+async def test_an_idle_worker_stays_connected(cluster: Cluster) -> None:
+    cluster.remake(silence_s=0.2)
+    prefill, decode = await cluster.pair()
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    streams = dict(cluster.pool._streams)
+    await asyncio.sleep(0.6)
+    assert cluster.pool._streams == streams
+    assert not cluster.pool.suspects()
+    del prefill, decode
+
+
+async def test_a_full_journal_refuses_early(cluster: Cluster) -> None:
+    cluster.remake(journal=6000)
+    prefill, decode = await cluster.pair(step_s=0.01)
+    await cluster.send("first", PROMPT, 50)
+    with pytest.raises(RefusedByRouter, match="journal_mib") as refused:
+        await cluster.send("second", PROMPT, 50)
+    assert refused.value.http_status == 503
+    right(await cluster.answer("first"), PROMPT, 50)
+    await cluster.settled()
+    right(await cluster.ask(PROMPT, 50), PROMPT, 50)
+    with pytest.raises(RefusedByRouter) as never:
+        await cluster.send("large", PROMPT, 1500)
+    assert never.value.http_status == 400
+    assert len(prefill.seen.starts) == len(decode.seen.starts) == 2
+
+
+async def test_what_is_not_placed_leaves_the_journal(cluster: Cluster) -> None:
+    with pytest.raises(RefusedByRouter):
+        await cluster.send("q", PROMPT)
+    assert (len(cluster.journal), cluster.journal.size) == (0, 0)
+
+
+async def test_usage_is_of_all_attempts(cluster: Cluster) -> None:
+    *_, first, second = await cluster.pair(decode=2, step_s=0.002)
+    first.faults = second.faults = deque([Fault(PHASE_DECODE, 5, failed=Failed.CODE_ENGINE)])
+    for worker in (first, second):
+        worker.speculative_method = "mtp"
+        worker.drafts = RequestSpecDecodeMetrics(num_spec_tokens=2, histogram=[4, 3, 2], num_draft_tokens=18)
+    await cluster.send("q", PROMPT, 20)
+    state = cluster.client._relays["q"].state
+    right(await cluster.answer("q"), PROMPT, 20)
+    used = usage_of([state])
+    assert (used.draft_steps, used.drafted_tokens, used.accepted_tokens) == (18, 36, 14)
+    assert used.acceptance_by_position == [round(10 / 18, 4), round(4 / 18, 4)]
+    assert sorted((used.decode_worker or "").split(", ")) == ["d0", "d1"]
+    assert used.attempts == 2
+    assert used.decode_ms > 30  # 20 steps of 2 ms, of both
 
 
 async def test_attempts_run_out(cluster: Cluster) -> None:
@@ -240,9 +345,18 @@ async def test_attempts_run_out(cluster: Cluster) -> None:
     for worker in workers[1:]:
         worker.faults.append(Fault(PHASE_DECODE, 1, failed=Failed.CODE_ENGINE))
     got = await cluster.ask(PROMPT, 20)
-    assert "attempt 2 of 2" in str(got.error)
+    assert "2 workers of at most 2 failed" in str(got.error)
     assert got.tokens == answer(PROMPT, len(got.tokens))
     await cluster.settled()
+
+
+async def test_an_answer_that_gets_on_outlives_more_workers(cluster: Cluster) -> None:
+    cluster.remake(max_attempts=2)
+    *_, first, second = await cluster.pair(decode=2)
+    faults = deque(Fault(PHASE_DECODE, PROGRESS_TOKENS, failed=Failed.CODE_ENGINE) for _ in range(5))
+    first.faults = second.faults = faults
+    right(await cluster.ask(PROMPT, 200), PROMPT, 200)
+    assert not faults
 
 
 async def test_what_a_worker_cannot_read_is_not_tried_elsewhere(cluster: Cluster) -> None:

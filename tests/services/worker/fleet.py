@@ -9,9 +9,10 @@ import os
 import signal
 import subprocess
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ from tests.support import BATON, PYTHON, ROOT, eventually, free_port
 
 START_TIMEOUT_S = 60.0
 _names = itertools.count()
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(eq=False)
@@ -141,15 +143,16 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def fleet(model: Path, log_dir: Path) -> Iterator[Fleet]:
+def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _NONE) -> Iterator[Fleet]:
     """A scheduler and a zygote; all that they started is gone at the end."""
     address = f"127.0.0.1:{free_port()}"
+    chosen = {f"BATON_SCHEDULER__{name.upper()}": str(value) for name, value in scheduler_settings.items()}
     with (
         (log_dir / "scheduler.log").open("wb") as log,
         (log_dir / "zygote.log").open("wb") as errors,
         subprocess.Popen(
             [BATON, "scheduler"],
-            env={**os.environ, "BATON_SCHEDULER__ADDRESS": address},
+            env={**os.environ, **chosen, "BATON_SCHEDULER__ADDRESS": address},
             stdout=log,
             stderr=log,
         ) as scheduler,

@@ -1,4 +1,4 @@
-"""A router that does not read is cut off; one that reads gets all, in order."""
+"""A router that does not read is cut off; one that reads gets all, in order, and hears that we live."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ class Sink:
         self.open = asyncio.Event()
         self.taken = asyncio.Event()
         self.got: list[str] = []
+        self.signs_of_life = 0
 
     async def write(self, reply: RunReply) -> None:
         await self.open.wait()
         self.got += [failed.request_id for failed in reply.failed]
+        self.signs_of_life += reply == RunReply()
         self.taken.set()
 
 
@@ -54,3 +56,28 @@ async def test_a_router_that_does_not_read_is_cut_off() -> None:
     session.send(reply("ignored"))
     assert session.flushed  # a drain does not wait for it
     writing.cancel()
+
+
+async def test_a_stream_without_news_has_signs_of_life() -> None:
+    session, sink = Session(1, "peer"), Sink()
+    sink.open.set()
+    tasks = [asyncio.create_task(session.write(sink)), asyncio.create_task(session.stay_alive(0.01))]
+    async with asyncio.timeout(5):
+        while sink.signs_of_life < 3:
+            sink.taken.clear()
+            await sink.taken.wait()
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_router_that_does_not_read_is_sent_no_signs_of_life() -> None:
+    session, sink = Session(1, "peer"), Sink()
+    tasks = [asyncio.create_task(session.write(sink)), asyncio.create_task(session.stay_alive(0.001))]
+    session.send(reply("stuck"))
+    for _ in range(QUEUE_LIMIT + 1):
+        await asyncio.sleep(0.001)
+        if session.is_cut:
+            break
+    assert not session.is_cut
+    for task in tasks:
+        task.cancel()

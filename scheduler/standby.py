@@ -1,0 +1,116 @@
+"""Placing without a scheduler: from the last snapshot that it gave.
+
+A router uses this while no scheduler answers, and while one that has just begun may not know all workers.
+What holds then:
+
+- Only workers of a snapshot are chosen, by the scheduler's own policy and limits. Those that died since are
+  known by their broken streams (`exclude`).
+- What others had booked when the snapshot was taken counts until their leases are over; what this router
+  holds counts as it is. Several routers do not see each other's bookings: at worst each of them fills the
+  room that all of them saw.
+- A worker that no scheduler has named for `KEPT_S` is not chosen any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import Limits, claim
+from baton.scheduler.policy import NoChoice, Policy, PolicyConfig
+from baton.scheduler.types import Booking, Known, Need, Reserved, View, WorkerRecord, held
+
+KEPT_S = 600.0  # s; the longest absence of a scheduler that an operator may sleep through
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    status: pb.WorkerStatus
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Who shall take it; `prefill` is None where `decode` does it all."""
+
+    prefill: WorkerRecord | None
+    decode: WorkerRecord
+    booking: Booking
+
+
+class Standby:
+    """The last snapshot, and placements from it. Used in one event loop."""
+
+    def __init__(
+        self, policy: PolicyConfig | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._config = policy
+        self._clock = clock
+        self._limits: Limits | None = None
+        self._policy: Policy | None = None
+        self._seen: dict[str, _Seen] = {}  # by worker id
+        self.lease_s = 0.0  # of a placement
+
+    def learn(self, snapshot: pb.SnapshotReply) -> None:
+        """From now on this one counts. While a scheduler settles, only who left is taken away."""
+        now = self._clock()
+        seen = {status.identity.worker_id: _Seen(status, now) for status in snapshot.workers}
+        before = {key: value for key, value in self._seen.items() if key not in snapshot.left}
+        self._seen = {**before, **seen} if snapshot.settling else seen
+        self.lease_s = snapshot.placement_lease_s
+        limits = Limits(
+            max_queued_prompt_tokens=snapshot.max_queued_prompt_tokens,
+            max_queue_factor=snapshot.max_queue_factor,
+            handoff_min_tokens=snapshot.handoff_min_tokens,
+        )
+        if limits != self._limits:
+            self._limits = limits
+            self._policy = Policy(limits, self._config)
+
+    @property
+    def workers(self) -> list[pb.WorkerStatus]:
+        """Those that may be chosen; none before the first snapshot."""
+        oldest = self._clock() - KEPT_S
+        return [seen.status for seen in self._seen.values() if seen.at >= oldest]
+
+    def place(self, need: Need, mine: Iterable[Known]) -> Picked | NoChoice | None:
+        """Choose, beside what this router holds already (`mine`); None when nobody is known."""
+        workers = self._workers(mine)
+        if self._policy is None or self._limits is None or not workers:
+            return None
+        view = View(workers, live_attempts=0, expired=0)
+        choice = self._policy.choose(view, need)
+        if isinstance(choice, NoChoice):
+            return choice
+        booked = claim(need, choice.prefill, choice.decode, self._limits).booking
+        return Picked(choice.prefill, choice.decode, booked)
+
+    def _workers(self, mine: Iterable[Known]) -> dict[str, WorkerRecord]:
+        now = self._clock()
+        own = held(mine)
+        found = {}
+        for worker_id, seen in self._seen.items():
+            age_s = now - seen.at
+            if age_s > KEPT_S:
+                continue
+            status = seen.status
+            valid = age_s <= self.lease_s  # others' bookings: nobody can have renewed them
+            reserved = Reserved()
+            if valid:
+                reserved.add(_booked(status))
+            reserved.add(own.get(worker_id, Reserved()))
+            found[worker_id] = WorkerRecord(
+                identity=status.identity,
+                state=status.state,
+                load=status.load if valid and status.HasField("load") else None,
+                reserved=reserved,
+                drain_asked=False,  # its state says so
+                lease_left_s=KEPT_S - age_s,
+            )
+        return found
+
+
+def _booked(status: pb.WorkerStatus) -> Reserved:
+    return Reserved(status.reserved_prompt_tokens, status.reserved_requests, status.reserved_blocks)

@@ -1,0 +1,148 @@
+"""Attempts and what they hold, in this process's memory: the part of the memory store that counts.
+
+Invariants: what is booked on a worker is the sum of what live attempts hold of it, and never below zero; a
+request is live or past, never both; its epoch never falls while it is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from baton.scheduler.keys import EPOCH_KEEP_MS
+from baton.scheduler.types import Attempt, Booking, Known, Reserved
+
+KEEP_S = EPOCH_KEEP_MS / 1_000  # s
+
+
+@dataclass(slots=True)
+class Live:
+    """An attempt under way. Times are those of the caller's clock, seconds."""
+
+    booking: Booking
+    lease_until: float
+    read: bool = False  # the prompt is
+
+
+@dataclass(slots=True)
+class Past:
+    """Who is there no more: the epoch is remembered for a while."""
+
+    epoch: int
+    forget_at: float
+    over: bool = False  # as in `Known`; of a worker: it said goodbye
+
+
+class Ledger:
+    """Every method is one step; none gives up the event loop."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, Live] = {}  # by request id
+        self._past: dict[str, Past] = {}  # by request id; see `forget`
+        self._reserved: dict[str, Reserved] = {}  # by worker id; no empty ones
+
+    def reserved(self, worker_id: str) -> Reserved:
+        """What is booked on a worker; a copy."""
+        return replace(self._reserved.get(worker_id, Reserved()))
+
+    def last(self, request_id: str) -> tuple[int, bool]:
+        """The last epoch of a request, 0 if it is unknown, and whether that attempt is over."""
+        live = self.live.get(request_id)
+        if live:
+            return live.booking.attempt.epoch, False
+        past = self._past.get(request_id)
+        return (past.epoch, past.over) if past else (0, False)
+
+    def find(self, attempt: Attempt) -> Live | None:
+        """The attempt, if it is the live one."""
+        live = self.live.get(attempt.request_id)
+        return live if live and live.booking.attempt == attempt else None
+
+    def fenced(self, attempt: Attempt) -> bool:
+        """A later epoch was placed, or this one is over: nothing brings it back."""
+        last, over = self.last(attempt.request_id)
+        return attempt.epoch < last or (attempt.epoch == last and over)
+
+    def book(self, booking: Booking, lease_until: float) -> Live:
+        """Count `booking`, whatever the limits. Its request must not be live."""
+        for worker_id in booking.worker_ids:
+            self._reserved.setdefault(worker_id, Reserved()).add(booking.share(worker_id))
+        live = self.live[booking.attempt.request_id] = Live(booking, lease_until)
+        self._past.pop(booking.attempt.request_id, None)
+        return live
+
+    def adopt(self, known: Known, lease_until: float, now: float) -> bool:
+        """Book what runs already, if it is not; False when it is fenced, or holds nothing."""
+        booking = known.booking
+        if booking is None or self.fenced(known.attempt):
+            return False
+        live = self.find(known.attempt)
+        if live is None:
+            if known.attempt.request_id in self.live:
+                self.release(known.attempt.request_id, now, over=True)
+            live = self.book(booking, lease_until)
+        live.lease_until = max(live.lease_until, lease_until)
+        if known.read:
+            self.read(live)
+        return True
+
+    def conclude(self, known: Known, now: float) -> None:
+        """Learn that an attempt is over, or at least that its epoch was placed."""
+        request_id = known.attempt.request_id
+        if (known.attempt.epoch, known.over) <= self.last(request_id):
+            return
+        if request_id in self.live:
+            self.release(request_id, now, over=True)
+        self._past.pop(request_id, None)
+        self._past[request_id] = Past(known.attempt.epoch, now + KEEP_S, known.over)
+
+    def read(self, live: Live) -> None:
+        """The prompt is read: what was held for that is free. Twice is once."""
+        if live.read:
+            return
+        live.read = True
+        booking = live.booking
+        requests = 1 if booking.prefill_id else 0
+        self._give_back(booking.reader_id, Reserved(booking.prompt_tokens, requests, 0))
+
+    def release(self, request_id: str, now: float, *, over: bool) -> None:
+        """All that a live request holds is free."""
+        live = self.live.pop(request_id)
+        self.read(live)
+        booking = live.booking
+        self._give_back(booking.decode_id, Reserved(0, 1, booking.blocks))
+        self._past[request_id] = Past(booking.attempt.epoch, now + KEEP_S, over)
+
+    def sweep(self, now: float) -> int:
+        """Release what ran out of lease; the number of attempts."""
+        expired = [key for key, live in self.live.items() if live.lease_until <= now]
+        for request_id in expired:
+            self.release(request_id, now, over=False)
+        forget(self._past, now)
+        return len(expired)
+
+    def running(self, now: float) -> Iterator[Known]:
+        """The live attempts."""
+        for live in self.live.values():
+            yield Known(live.booking.attempt, live.booking, live.read, lease_s=live.lease_until - now)
+
+    def export(self, now: float) -> Iterator[Known]:
+        """All that is known."""
+        yield from self.running(now)
+        for request_id, past in self._past.items():
+            yield Known(Attempt(request_id, past.epoch), over=past.over)
+
+    def _give_back(self, worker_id: str, share: Reserved) -> None:
+        reserved = self._reserved[worker_id]
+        reserved.take(share)
+        if reserved.empty:
+            del self._reserved[worker_id]
+
+
+def forget(past: dict[str, Past], now: float) -> None:
+    """Drop entries whose time has come. All are kept equally long: insertion order is order of time."""
+    while past:
+        oldest = next(iter(past))
+        if past[oldest].forget_at > now:
+            return
+        del past[oldest]

@@ -1,0 +1,135 @@
+"""What the Redis store's scripts take and answer, from and into the scheduler's objects.
+
+Replies are flat: key, value, key, value.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.types import Attempt, Booking, Deployment, Known, Reserved, WorkerRecord
+
+Flat = list[bytes]
+
+
+def milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1_000))
+
+
+def pairs(flat: Flat) -> Iterator[tuple[str, bytes]]:
+    """Key and value of each entry of a flat reply."""
+    items = iter(flat)
+    return ((key.decode(), value) for key, value in zip(items, items, strict=True))
+
+
+def identities(flat: Flat) -> dict[str, pb.WorkerIdentity]:
+    """By worker id."""
+    return {key: pb.WorkerIdentity.FromString(raw) for key, raw in pairs(flat)}
+
+
+def workers(
+    now: int, known: dict[str, pb.WorkerIdentity], *, states: Flat, loads: Flat, leases: Flat, draining: Flat
+) -> dict[str, WorkerRecord]:
+    """By id, without bookings. Times are milliseconds of the server's clock."""
+    state_of, load_of = dict(pairs(states)), dict(pairs(loads))
+    asked = {key.decode() for key in draining}
+    found = {}
+    for key, until in pairs(leases):
+        if key not in known or key not in state_of:
+            continue  # evicted: its next heartbeat mends it
+        load = load_of.get(key)
+        found[key] = WorkerRecord(
+            identity=known[key],
+            state=cast(pb.WorkerState, int(state_of[key])),
+            load=None if load is None else pb.WorkerLoad.FromString(load),
+            reserved=Reserved(),
+            drain_asked=key in asked,
+            lease_left_s=(float(until) - now) / 1_000,
+        )
+    return found
+
+
+def requests(now: int, attempts: Flat, leases: Flat, epochs: Flat) -> Iterator[Known]:
+    """All requests known, live and past."""
+    left = {key: (float(until) - now) / 1_000 for key, until in pairs(leases)}
+    live = set()
+    for key, text in pairs(attempts):
+        entry = json.loads(text)
+        if left.get(key, 0.0) > 0:
+            live.add(key)
+            yield _live(Attempt(key, entry["epoch"]), entry, left[key])
+    for key, text in pairs(epochs):
+        if key not in live:
+            yield Known(Attempt(key, int(text.rstrip(b"!"))), over=text.endswith(b"!"))
+
+
+def attempt(known: Known) -> bytes:
+    """A live attempt as the scripts keep it."""
+    booking = known.booking
+    if booking is None:
+        return b""
+    entry = {
+        "epoch": booking.attempt.epoch,
+        "router": booking.router_id,
+        "prefill": booking.prefill_id,
+        "decode": booking.decode_id,
+        "tokens": booking.prompt_tokens,
+        "blocks": booking.blocks,
+        "read": known.read,
+    }
+    return json.dumps(entry).encode()
+
+
+def merge_arguments(workers: Sequence[WorkerRecord], requests: Sequence[Known]) -> list[str | int | bytes]:
+    """Of `merge.lua`, but the first."""
+    runs = Deployment.of(workers[0].identity) if workers else Deployment("", "", "", "")
+    arguments: list[str | int | bytes] = [len(workers), runs.model, runs.model_fingerprint, runs.vllm_version]
+    for worker in workers:
+        load = worker.load.SerializeToString() if worker.load is not None else b""
+        arguments += (worker.worker_id, worker.epoch, worker.identity.SerializeToString(), int(worker.state))
+        arguments += (load, milliseconds(worker.lease_left_s), int(worker.drain_asked))
+    for known in requests:
+        stage = "live" if known.booking else "over" if known.over else "placed"
+        lease_ms = milliseconds(known.lease_s) if known.booking else 0
+        arguments += (known.attempt.request_id, known.attempt.epoch, stage, lease_ms, attempt(known))
+    return arguments
+
+
+def live_message(request_id: str, entry: dict[str, Any], lease_left_s: float) -> pb.LiveAttempt:
+    """For operators."""
+    return pb.LiveAttempt(
+        attempt=pb.Attempt(request_id=request_id, epoch=entry["epoch"]),
+        prefill_worker_id=entry["prefill"],
+        decode_worker_id=entry["decode"],
+        prefilled=entry["read"],
+        lease_left_s=max(0.0, lease_left_s),
+    )
+
+
+def past(entry: dict[str, Any], now: int) -> pb.PastHandoff:
+    """For operators."""
+    event = pb.Finished.FromString(base64.b64decode(entry["finished"]))
+    return pb.PastHandoff(
+        attempt=event.attempt,
+        prefill_worker_id=entry["prefill"],
+        decode_worker_id=entry["decode"],
+        outcome=event.outcome,
+        cost=event.cost,
+        age_s=(now - entry["ended"]) / 1_000,
+    )
+
+
+def _live(of: Attempt, entry: dict[str, Any], lease_s: float) -> Known:
+    booking = Booking(
+        attempt=of,
+        router_id=entry["router"],
+        prefill_id=entry["prefill"],
+        decode_id=entry["decode"],
+        prompt_tokens=entry["tokens"],
+        blocks=entry["blocks"],
+    )
+    return Known(of, booking, entry["read"], lease_s=lease_s)

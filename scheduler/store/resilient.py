@@ -1,0 +1,171 @@
+"""A store that others share (Redis), and this process's memory for the time that it is away.
+
+While the shared store answers, it decides; memory follows: at once with what goes through this process, and
+twice a second with what other schedulers did. When a call fails, memory decides. It is written back, with
+what is over by now, before the shared store decides again: when that answers quickly and takes writes. One
+that came back empty without having been missed is known by its generation, and filled the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.errors import StoreUnavailable
+from baton.scheduler.store.base import Store
+from baton.scheduler.types import (
+    Claim,
+    Heard,
+    History,
+    Known,
+    Report,
+    ReportResult,
+    Reserved,
+    ReserveOutcome,
+    ReserveResult,
+    State,
+    View,
+)
+
+QUICK_S = 0.25  # s; a store that needs longer for one answer is not back
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class ResilientStore(Store):
+    """Raises StoreUnavailable in `open` alone. `problem` says why memory decides, while it does."""
+
+    def __init__(self, shared: Store, memory: Store) -> None:
+        self.name = shared.name
+        self._shared = shared
+        self._memory = memory
+        self._decided = asyncio.Event()  # who decides; clear for the moment in which that changes
+        self._decided.set()
+
+    async def open(self) -> None:
+        state = await self._shared.export()
+        self.generation = await self._shared.merge(State())
+        await self._memory.merge(state)
+
+    async def tend(self) -> None:
+        try:
+            began = time.monotonic()
+            state = await self._shared.export()
+            self._check(state.generation)
+            if not self.problem:
+                await self._memory.merge(state)
+            elif time.monotonic() - began < QUICK_S:
+                await self._write_back()
+        except StoreUnavailable as error:
+            self._lose(error)
+
+    async def view(self) -> View:
+        view = await self._ask(self._shared.view)
+        if view is not None:
+            self._check(view.generation)
+        return await self._memory.view() if view is None or self.problem else view
+
+    async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
+        result = await self._ask(lambda: self._shared.reserve(claim, lease_s))
+        if result is None:
+            return await self._memory.reserve(claim, lease_s)
+        if result.outcome is ReserveOutcome.BOOKED:
+            known = Known(claim.attempt, claim.booking, lease_s=lease_s)
+            await self._memory.merge(State(requests=(known,)))
+        return result
+
+    async def report(self, report: Report, lease_s: float) -> ReportResult:
+        result = await self._ask(lambda: self._shared.report(report, lease_s))
+        mine = await self._memory.report(report, lease_s)
+        return mine if result is None else result
+
+    async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
+        refusal = await self._ask(lambda: self._shared.register(identity, state, lease_s))
+        if refusal:
+            return refusal
+        mine = await self._memory.register(identity, state, lease_s)
+        return mine if refusal is None else refusal
+
+    async def heartbeat(
+        self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, lease_s: float, epoch: int = 0
+    ) -> Heard:
+        heard = await self._ask(lambda: self._shared.heartbeat(worker_id, state, load, lease_s, epoch))
+        mine = await self._memory.heartbeat(worker_id, state, load, lease_s, epoch)
+        return mine if heard is None else heard
+
+    async def deregister(self, worker_id: str, epoch: int = 0) -> bool:
+        done = await self._ask(lambda: self._shared.deregister(worker_id, epoch))
+        mine = await self._memory.deregister(worker_id, epoch)
+        return mine if done is None else done
+
+    async def drain(self, worker_id: str) -> bool:
+        done = await self._ask(lambda: self._shared.drain(worker_id))
+        mine = await self._memory.drain(worker_id)
+        return mine if done is None else done
+
+    async def history(self, limit: int) -> History:
+        history = await self._ask(lambda: self._shared.history(limit))
+        return await self._memory.history(limit) if history is None else history
+
+    async def export(self) -> State:
+        """What memory knows: it is near, and hardly behind."""
+        return replace(await self._memory.export(), generation=self.generation)
+
+    async def merge(self, state: State) -> str:
+        await self._ask(lambda: self._shared.merge(state))
+        await self._memory.merge(state)
+        return self.generation
+
+    async def left(self) -> tuple[str, ...]:
+        return await self._memory.left()
+
+    async def booked_by(self, router_id: str) -> dict[str, Reserved]:
+        return await self._memory.booked_by(router_id)
+
+    async def close(self) -> None:
+        await self._shared.close()
+        await self._memory.close()
+
+    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T | None:
+        """The shared store's answer; None while it is away."""
+        await self._decided.wait()  # as long as a write-back takes at most: each of its calls has a deadline
+        if self.problem:
+            return None
+        try:
+            return await call()
+        except StoreUnavailable as error:
+            self._lose(error)
+            return None
+
+    async def _write_back(self) -> None:
+        """Raises StoreUnavailable when it could not be finished: memory goes on deciding."""
+        # Most of it while requests go on.
+        await self._shared.merge(await self._exported())
+        self._decided.clear()
+        try:
+            self.generation = await self._shared.merge(await self._exported())
+            self.problem = ""
+        finally:
+            self._decided.set()
+        log.warning("the store at %s is back, and knows what happened meanwhile", self.name)
+
+    async def _exported(self) -> State:
+        # Without a generation: an empty store takes a new one, by which other schedulers see what happened.
+        return replace(await self._memory.export(), generation="")
+
+    def _check(self, generation: str) -> None:
+        """A store that came back empty answers all calls, and knows nothing."""
+        if generation != self.generation and not self.problem:
+            self._lose(StoreUnavailable(f"{self.name} has lost what it held"))
+
+    def _lose(self, error: StoreUnavailable) -> None:
+        if not self.problem:
+            log.warning("the store is away, going on from memory: %s", error)
+        self.problem = str(error)

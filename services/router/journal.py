@@ -1,0 +1,60 @@
+"""What the router keeps of every running request, so that any worker can go on with it; bounded in bytes.
+
+A RequestState has it all: the prompt and how to sample from it (as they were sent first), the tokens that the
+client has, the epoch. It lives in this process alone: a router that dies takes its clients' connections
+along, so nobody would be left to go on for.
+"""
+
+from __future__ import annotations
+
+from baton.services.router.errors import NotAdmitted
+from baton.services.router.state import RequestState
+
+DEFAULT_BYTES = 256 << 20
+_RETRY_AFTER_S = 1.0
+
+
+class Journal:
+    """Room for running requests. It is set aside for a whole answer, before the first placement.
+
+    So no request runs that could not be carried on, and none ends in its middle for want of memory. The event
+    loop's thread only.
+    """
+
+    def __init__(self, limit: int = DEFAULT_BYTES) -> None:
+        """`limit` is in bytes."""
+        self.limit = limit
+        self._entries: dict[str, int] = {}  # request id -> bytes
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def size(self) -> int:
+        """Bytes set aside."""
+        return self._size
+
+    def enter(self, state: RequestState) -> None:
+        """Set room aside. Raises NotAdmitted: for now (503), or for good when it exceeds the whole (400)."""
+        wanted = state.journal_bytes
+        if wanted > self.limit:
+            raise NotAdmitted(
+                f"the request takes {wanted} bytes, more than the router keeps in all ({self.limit}): "
+                "shorten the prompt or lower max_tokens; router.journal_mib sets the limit",
+                never=True,
+            )
+        if self._size + wanted > self.limit:
+            raise NotAdmitted(
+                f"the router carries {len(self._entries)} requests already, and has no room to keep another "
+                "(router.journal_mib)",
+                _RETRY_AFTER_S,
+                waiting_helps=True,
+            )
+        self.leave(state)
+        self._entries[state.request_id] = wanted
+        self._size += wanted
+
+    def leave(self, state: RequestState) -> None:
+        """The request is over. Harmless when it is not here."""
+        self._size -= self._entries.pop(state.request_id, 0)

@@ -1,0 +1,188 @@
+"""A worker whose attempts end at a token of the test's choice.
+
+A cutter stands between the router and one worker and passes everything on, in both directions. Where a
+request's id says so it ends the request's first attempt with `Failed`, as a worker's death would end it, but
+after exactly so many tokens of the answer, in the middle of a step if need be. The id comes from the client
+(X-Request-Id), so neither router nor worker knows that they are tested.
+
+    cut-7-NAME.   the decode worker fails when the answer has 7 tokens; cut-0: the prefill worker, before any
+    cut-7r-NAME.  and no prefill worker is left afterwards: a decode worker has to read the text itself
+    cut-1p-NAME.  the prefill worker fails between its token and its manifest
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from baton.protos import worker_pb2 as pb
+from baton.protos import worker_pb2_grpc as rpc
+from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS, SERVER_OPTIONS
+
+with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
+    warnings.simplefilter("ignore")
+    from baton.services import vllm_wire
+
+_WISH = re.compile(r"cut-(\d+)([rp]?)-[a-z0-9-]*(?=\.)")
+_STREAMS = 8
+
+
+@dataclass
+class _Cut:
+    """One attempt that is to end early."""
+
+    at: int  # tokens of the answer
+    epoch: int
+    written: int  # so far
+    at_manifest: bool = False
+
+
+class Cutter(rpc.WorkerServicer):
+    """Serves in a worker's place; `cuts` counts what it did, by the name that the client gave."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self._lock = threading.Lock()
+        self._pending: dict[str, _Cut] = {}
+        self.cuts: Counter[str] = Counter()
+
+    def stand_before(self, worker: str) -> None:
+        """Nobody may call before it is said for whom we stand; host:port."""
+        self._channel = grpc.insecure_channel(worker, options=CHANNEL_OPTIONS)
+        self._stub = rpc.WorkerStub(self._channel)
+
+    def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
+        del context
+        reply: pb.HelloReply = self._stub.Hello(request, timeout=CALL_TIMEOUT_S)
+        return reply
+
+    def Run(self, requests: Any, context: Any) -> Iterator[pb.RunReply]:
+        up: queue.SimpleQueue[pb.RunRequest | None] = queue.SimpleQueue()
+        down: queue.SimpleQueue[pb.RunReply | None] = queue.SimpleQueue()
+        call = self._stub.Run(iter(up.get, None))
+        context.add_callback(lambda: (call.cancel(), up.put(None), down.put(None)))
+
+        def read_requests() -> None:
+            try:
+                for request in requests:
+                    refusal = self._refused(request.start) if request.HasField("start") else None
+                    if refusal is None:
+                        up.put(request)
+                    else:
+                        down.put(pb.RunReply(failed=[refusal]))
+            except grpc.RpcError:
+                pass  # the router is gone: the callback above ends the rest
+            up.put(None)
+
+        def read_replies() -> None:
+            try:
+                for reply in call:
+                    down.put(self._shortened(reply, up))
+            except grpc.RpcError:
+                pass  # the worker is gone, or we cancelled
+            down.put(None)
+
+        for target in (read_requests, read_replies):
+            threading.Thread(target=target, daemon=True).start()
+        yield from iter(down.get, None)
+
+    def _refused(self, start: pb.Start) -> pb.Failed | None:
+        """What is over before it began; notes what is to be over later."""
+        wish = _WISH.search(start.request_id)
+        if wish is None:
+            return None
+        at, how, written = int(wish[1]), wish[2], len(start.output_token_ids)
+        reading = start.phase == pb.PHASE_PREFILL
+        if start.epoch > 1:
+            return self._failed(start.request_id, start.epoch) if reading and how == "r" else None
+        if written >= at and not (reading and at):
+            return self._failed(start.request_id, start.epoch)
+        if not reading or how == "p":
+            with self._lock:
+                self._pending[start.request_id] = _Cut(at, start.epoch, written, at_manifest=how == "p")
+        return None
+
+    def _shortened(self, reply: pb.RunReply, up: queue.SimpleQueue[pb.RunRequest | None]) -> pb.RunReply:
+        with self._lock:
+            if not self._pending:
+                return reply
+            ended = self._cut_outputs(reply) + self._cut_manifests(reply)
+        if ended:
+            up.put(pb.RunRequest(abort=pb.Abort(request_ids=ended)))
+        return reply
+
+    def _cut_outputs(self, reply: pb.RunReply) -> list[str]:
+        if not reply.engine_outputs:
+            return []
+        outputs, ended = vllm_wire.decode_outputs(reply.engine_outputs), []
+        for output in outputs.outputs:
+            cut = self._pending.get(output.request_id)
+            if cut is None or cut.at_manifest:
+                continue
+            cut.written += len(output.new_token_ids)
+            if cut.written == cut.at and output.finish_reason is not None:
+                del self._pending[output.request_id]  # a whole answer
+            elif cut.written >= cut.at:
+                _trim(output, len(output.new_token_ids) - (cut.written - cut.at))
+                del self._pending[output.request_id]
+                reply.failed.append(self._failed(output.request_id, cut.epoch))
+                ended.append(output.request_id)
+        if ended:
+            reply.engine_outputs = vllm_wire.encode_outputs(outputs)
+        return ended
+
+    def _cut_manifests(self, reply: pb.RunReply) -> list[str]:
+        ended = []
+        for saved in list(reply.saved):
+            cut = self._pending.get(saved.request_id)
+            if cut is not None and cut.at_manifest:
+                del self._pending[saved.request_id]
+                reply.saved.remove(saved)
+                reply.failed.append(self._failed(saved.request_id, cut.epoch))
+                ended.append(saved.request_id)
+        return ended
+
+    def _failed(self, request_id: str, epoch: int) -> pb.Failed:
+        wish = _WISH.search(request_id)
+        self.cuts[wish[0] if wish else request_id] += 1
+        return pb.Failed(
+            request_id=request_id, epoch=epoch, code=pb.Failed.CODE_ENGINE, message="the test wants it"
+        )
+
+
+def _trim(output: Any, keep: int) -> None:
+    """What a client would have if the worker had died after `keep` of these tokens."""
+    del output.new_token_ids[keep:]
+    output.finish_reason = output.stop_reason = None
+    lists = output.new_logprobs
+    if lists is not None:
+        output.new_logprobs = lists._replace(
+            logprob_token_ids=lists.logprob_token_ids[:keep],
+            logprobs=lists.logprobs[:keep],
+            sampled_token_ranks=lists.sampled_token_ranks[:keep],
+        )
+
+
+@contextmanager
+def cutter() -> Iterator[Cutter]:
+    """A cutter that serves at its `address`."""
+    one = Cutter()
+    with ThreadPoolExecutor(_STREAMS) as pool:
+        server = grpc.server(pool, options=SERVER_OPTIONS)
+        rpc.add_WorkerServicer_to_server(one, server)  # type: ignore[no-untyped-call]
+        one.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        try:
+            yield one
+        finally:
+            server.stop(None).wait(10)

@@ -1,0 +1,31 @@
+"""A worker fails in the middle of an answer, whatever its client asked for: nothing of it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.e2e.continuation import Asker, Site, site
+from tests.e2e.features import FEATURES, Feature
+
+# `python -m tests.e2e.continuation` takes twenty answers of each feature, and every position.
+ANSWERS = 1
+EVERY = 4
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("continuation") / "site") as one:
+        yield one
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+async def test_goes_on(where: Site, feature: Feature) -> None:
+    async with httpx.AsyncClient(base_url=where.url, timeout=60) as client:
+        score = await Asker(where, client, EVERY).score(feature, range(ANSWERS))
+    print(score)
+    assert not score.wrong, score
+    assert score.equal == score.asked > 2

@@ -1,0 +1,213 @@
+"""Scheduler and Redis die, hang, fill up and come back, under load: clients see right answers alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import openai
+import psutil
+import pytest
+from redis.asyncio import Redis
+
+from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
+from tests.e2e.prompts import prompts
+from tests.scheduler.support import RedisServer
+from tests.support import eventually
+
+LEASE_S = 3.0  # of placements
+CLIENTS = 2  # that ask without a pause
+ANSWERS = 4  # in every phase of a failure
+WITHIN_S = 60.0  # for these
+TOKENS = 4
+LONG_TOKENS = 100
+GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+
+
+@dataclass
+class Site:
+    redis: RedisServer
+    deployment: Deployment
+    undisturbed: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+
+    async def answer(self, client: openai.AsyncOpenAI, prompt: int, tokens: int) -> list[int]:
+        """What comes when nothing fails, asked once."""
+        if (prompt, tokens) not in self.undisturbed:
+            self.undisturbed[prompt, tokens] = await ask(client, prompts()[prompt], tokens)
+        return self.undisturbed[prompt, tokens]
+
+    def scheduler(self) -> psutil.Process:
+        return self.deployment.scheduler_process()
+
+    def store_problem(self) -> str:
+        return self.deployment.describe().store_problem
+
+    def holds(self) -> int:
+        """Attempts and reservations."""
+        description = self.deployment.describe()
+        return len(description.attempts) + sum(one.reserved_requests for one in description.workers)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("store")
+    redis = RedisServer(folder)
+    redis.start()
+    scheduler = {
+        "store": redis.url,
+        "worker_lease_s": 2.0,
+        "heartbeat_s": 0.5,
+        "placement_lease_s": LEASE_S,
+    }
+    try:
+        with deployment(folder / "baton", scheduler=scheduler) as one:
+            yield Site(redis, one.up(0, 0, mixed=1))
+    finally:
+        redis.stop()
+
+
+class Load:
+    """Clients that ask and check, until told to stop. Raises, in `more`, what went wrong."""
+
+    def __init__(self, client: openai.AsyncOpenAI, expected: list[list[int]]) -> None:
+        self._client = client
+        self._expected = expected
+        self._stopping = False
+        self._tasks = [asyncio.create_task(self._ask(number)) for number in range(CLIENTS)]
+        self.answered = 0
+        self.longest_s = 0.0
+
+    async def more(self, count: int = ANSWERS) -> None:
+        """Until there are so many more right answers."""
+        wanted = self.answered + count
+        deadline = time.monotonic() + WITHIN_S
+        while self.answered < wanted:
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            assert time.monotonic() < deadline, f"{wanted - self.answered} of {count} answers did not come"
+            await asyncio.sleep(0.02)
+
+    async def end(self) -> None:
+        self._stopping = True
+        await asyncio.gather(*self._tasks)
+
+    async def _ask(self, number: int) -> None:
+        while not self._stopping:
+            which = number % len(self._expected)
+            number += CLIENTS
+            began = time.monotonic()
+            got = await ask(self._client, prompts()[which], TOKENS)
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+            assert got == self._expected[which], "a wrong token was sent"
+            self.answered += 1
+
+
+async def ask(client: openai.AsyncOpenAI, prompt: list[int], tokens: int) -> list[int]:
+    done = await client.completions.create(model=MODEL_NAME, prompt=prompt, max_tokens=tokens, **GREEDY)
+    ids: list[int] = (done.choices[0].model_extra or {})["token_ids"]
+    return ids
+
+
+@asynccontextmanager
+async def redis_dies(site: Site) -> AsyncIterator[None]:
+    site.redis.stop()
+    yield
+    site.redis.start()  # without what it knew
+
+
+@asynccontextmanager
+async def redis_hangs(site: Site) -> AsyncIterator[None]:
+    site.redis.hang()
+    yield
+    site.redis.wake()
+
+
+@asynccontextmanager
+async def redis_is_full(site: Site) -> AsyncIterator[None]:
+    async with Redis.from_url(site.redis.url) as admin:
+        await admin.config_set("maxmemory", "1")
+        yield
+        await admin.config_set("maxmemory", "0")
+
+
+@asynccontextmanager
+async def redis_refuses_the_password(site: Site) -> AsyncIterator[None]:
+    async with Redis.from_url(site.redis.url) as admin:
+        await admin.config_set("requirepass", "another")
+        await admin.client_kill_filter(_type="normal", skipme=True)
+        yield
+        await admin.config_set("requirepass", "")
+
+
+@asynccontextmanager
+async def redis_is_emptied(site: Site) -> AsyncIterator[None]:
+    async with Redis.from_url(site.redis.url) as admin:
+        await admin.flushall()
+    yield
+
+
+@asynccontextmanager
+async def the_scheduler_dies(site: Site) -> AsyncIterator[None]:
+    site.scheduler().kill()  # `baton up` starts another
+    yield
+
+
+@asynccontextmanager
+async def the_scheduler_hangs(site: Site) -> AsyncIterator[None]:
+    """Longer than workers' leases: when it goes on, all of them seem dead to it."""
+    process = site.scheduler()
+    process.suspend()
+    hung = time.monotonic()
+    yield
+    await asyncio.sleep(max(0.0, hung + 2.5 - time.monotonic()))
+    process.resume()
+
+
+FAILURES: list[Callable[[Site], AbstractAsyncContextManager[None]]] = [
+    redis_dies,
+    redis_hangs,
+    redis_is_full,
+    redis_refuses_the_password,
+    redis_is_emptied,
+    the_scheduler_dies,
+    the_scheduler_hangs,
+]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.__name__)
+async def test_requests_go_on(
+    site: Site, failure: Callable[[Site], AbstractAsyncContextManager[None]]
+) -> None:
+    async with site.deployment.async_client() as client:
+        expected = [await site.answer(client, number, TOKENS) for number in range(CLIENTS)]
+        long = await site.answer(client, 4, LONG_TOKENS)
+        running = asyncio.create_task(ask(client, prompts()[4], LONG_TOKENS))  # not to be killed either
+        load = Load(client, expected)
+        try:
+            await load.more()
+            async with failure(site):
+                await load.more()
+            await load.more()
+            assert await running == long
+        finally:
+            await load.end()
+    print(f"{load.answered} answers, the slowest after {load.longest_s:.2f} s")
+    eventually(lambda: answers(lambda: not site.store_problem()), 20, "the store is in use again")
+    eventually(lambda: answers(lambda: not site.holds()), 2 * LEASE_S, "nothing is held any more")
+    eventually(lambda: len(site.deployment.workers("mixed")) == 1, 10, "the worker is known")
+    assert site.deployment.healthy()
+
+
+def answers(look: Callable[[], bool]) -> bool:
+    """What `look` says; False while the scheduler starts."""
+    try:
+        return look()
+    except grpc.RpcError:
+        return False

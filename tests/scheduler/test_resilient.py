@@ -1,0 +1,238 @@
+"""A scheduler's store while its Redis dies, hangs, fills up, refuses it, or comes back without its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.errors import StoreUnavailable
+from baton.scheduler.store import open_store
+from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
+from baton.scheduler.store.resilient import ResilientStore
+from baton.scheduler.types import Attempt, Reserved, ReserveOutcome
+from tests.scheduler.support import LEASE_S, RedisServer, claim_on, need, register, report, until
+
+BOOKED = ReserveOutcome.BOOKED
+READY = pb.WORKER_STATE_READY
+
+
+def resilient(server: RedisServer) -> ResilientStore:
+    return ResilientStore(RedisStore(server.url, "t"), MemoryStore("t"))
+
+
+@pytest.fixture
+async def stores(own_redis: RedisServer) -> AsyncIterator[list[ResilientStore]]:
+    """Two schedulers' stores over one Redis, which the test may harm; a pair of workers."""
+    made = [resilient(own_redis) for _ in range(2)]
+    for store in made:
+        await store.open()
+    await register(made[0], "p", pb.ROLE_PREFILL)
+    await register(made[0], "d", pb.ROLE_DECODE, max_num_seqs=50, num_blocks=10_000)
+    for store in made:
+        await store.tend()
+    yield made
+    for store in made:
+        await store.close()
+
+
+async def place(store: ResilientStore, request_id: str, epoch: int = 1) -> ReserveOutcome:
+    claim = claim_on(await store.view(), need(request_id, epoch, 10), "d", "p")
+    return (await store.reserve(claim, LEASE_S)).outcome
+
+
+async def live(store: ResilientStore) -> set[str]:
+    return {one.attempt.request_id for one in (await store.history(100)).attempts}
+
+
+async def finish(store: ResilientStore, *names: str) -> None:
+    await store.report(report(finished=[Attempt(name, 1) for name in names]), LEASE_S)
+
+
+async def back(*stores: ResilientStore) -> None:
+    async def attached() -> bool:
+        for store in stores:
+            await store.tend()
+        return not any(store.problem for store in stores)
+
+    await until(attached)
+
+
+async def test_a_killed_redis_is_missed_by_nobody(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    """Empty when it is back: it learns what ran before and during its absence, and what ended."""
+    one, other = stores
+    for name in ("ends", "stays"):
+        assert await place(one, name) is BOOKED
+    assert await place(other, "theirs") is BOOKED
+    await one.tend()
+    generation = one.generation
+    own_redis.stop()
+    assert await place(one, "during") is BOOKED
+    assert "does not answer" in one.problem
+    await finish(one, "ends")
+    assert await place(one, "ends", 1) is ReserveOutcome.STALE
+    assert await live(one) == {"stays", "theirs", "during"}  # the other's were mirrored
+    assert (await one.heartbeat("d", READY, pb.WorkerLoad(), LEASE_S)).known
+    own_redis.start()
+    await back(one)
+    assert one.generation != generation
+    await back(other)
+    assert await live(other) == {"stays", "theirs", "during"}
+    view = await other.view()
+    assert view.workers["d"].reserved == Reserved(0, 3, 3 * 2)
+    assert await place(other, "stays", 1) is ReserveOutcome.STALE
+    await finish(other, "stays", "theirs", "during")
+    for store in stores:
+        assert all(worker.reserved == Reserved() for worker in (await store.view()).workers.values())
+
+
+async def test_a_hung_redis_costs_one_call(own_redis: RedisServer, stores: list[ResilientStore]) -> None:
+    one, other = stores
+    own_redis.hang()
+    began = time.monotonic()
+    placed = await asyncio.gather(*(place(one, f"r{number}") for number in range(20)))
+    assert time.monotonic() - began < CALL_TIMEOUT_S + 1.0
+    assert set(placed) == {BOOKED}
+    began = time.monotonic()
+    assert await place(one, "next") is BOOKED
+    assert time.monotonic() - began < CALL_TIMEOUT_S / 2
+    await one.tend()
+    assert one.problem
+    own_redis.wake()  # its memory is as it was, and calls that it did not answer may have run
+    await back(one)
+    assert await live(other) == {*(f"r{number}" for number in range(20)), "next"}
+    await finish(one, *(f"r{number}" for number in range(20)), "next")
+    assert (await other.view()).workers["d"].reserved == Reserved()
+
+
+async def test_leases_that_ran_out_unheard_are_revived(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    one, other = stores
+    claim = claim_on(await one.view(), need("long", 1, 10), "d", "p")
+    await one.reserve(claim, 0.05)
+    await one.tend()
+    admin = Redis.from_url(own_redis.url)
+    await admin.config_set("maxmemory", "1")
+    await one.report(report(renewed=[Attempt("long", 1)]), LEASE_S)
+    assert one.problem
+    await admin.config_set("maxmemory", "0")
+    await admin.aclose()
+
+    async def swept() -> bool:
+        return not (await other.view()).live_attempts
+
+    await until(swept)  # by one who knows no better
+    await back(one)
+    assert await live(other) == {"long"}
+    assert (await other.view()).workers["d"].reserved == Reserved(0, 1, 2)
+
+
+async def test_a_full_redis_is_left_alone_until_it_takes_writes(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    one, other = stores
+    admin = Redis.from_url(own_redis.url)
+    await admin.config_set("maxmemory", "1")
+    assert await place(one, "r") is BOOKED
+    assert "is full" in one.problem
+    await one.tend()  # it reads, but does not write
+    assert one.problem
+    assert await place(one, "s") is BOOKED
+    await admin.config_set("maxmemory", "0")
+    await back(one, other)
+    assert await live(other) == {"r", "s"}
+    await admin.aclose()
+
+
+async def test_a_changed_password(own_redis: RedisServer, stores: list[ResilientStore]) -> None:
+    one, other = stores
+    admin = Redis.from_url(own_redis.url)
+    await admin.config_set("requirepass", "changed")
+    await admin.client_kill_filter(_type="normal", skipme=True)
+    assert await place(one, "r") is BOOKED
+    await one.tend()
+    assert "refused the password" in one.problem
+    assert "scheduler.store" in one.problem
+    await admin.config_set("requirepass", "")
+    await back(one, other)
+    assert await live(other) == {"r"}
+    await admin.aclose()
+
+
+async def test_an_emptied_redis_is_noticed_though_it_was_never_away(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    one, other = stores
+    assert await place(one, "r") is BOOKED
+    admin = Redis.from_url(own_redis.url)
+    await admin.flushall()
+    await admin.aclose()
+    assert set((await one.view()).workers) == {"p", "d"}
+    assert "has lost what it held" in one.problem
+    assert await place(one, "s") is BOOKED
+    await back(one, other)  # each fills in what it knows
+    assert one.generation == other.generation
+    assert await live(other) == {"r", "s"}
+    assert (await one.view()).workers["d"].reserved == Reserved(0, 2, 4)
+
+
+async def test_two_schedulers_write_back_what_each_of_them_did(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    one, other = stores
+    assert await place(one, "before") is BOOKED
+    await other.tend()
+    own_redis.stop()
+    for number, store in enumerate(stores):
+        assert await place(store, f"during{number}") is BOOKED
+    await finish(one, "before")
+    own_redis.start()
+    await back(*reversed(stores))
+    for store in stores:
+        assert await live(store) == {"during0", "during1"}
+        assert (await store.view()).workers["d"].reserved == Reserved(0, 2, 4)
+
+
+async def test_requests_go_on_while_it_is_written_back(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    """Placed and ended around the moment in which Redis decides again: nothing is left over, nothing lost."""
+    one, other = stores
+    own_redis.stop()
+    kept: list[str] = []
+
+    async def load(number: int) -> None:
+        for turn in range(25):
+            name = f"{number}.{turn}"
+            if await place(one, name) is not BOOKED:
+                continue
+            await asyncio.sleep(0)
+            if turn % 5:
+                await finish(one, name)
+            else:
+                kept.append(name)
+
+    running = [asyncio.create_task(load(number)) for number in range(4)]
+    own_redis.start()
+    await back(one)
+    await asyncio.gather(*running)
+    assert await live(one) == await live(other) == set(kept)
+    await finish(one, *kept)
+    view = await other.view()
+    assert all(worker.reserved == Reserved() for worker in view.workers.values())
+
+
+async def test_it_does_not_open_without_its_database(own_redis: RedisServer) -> None:
+    own_redis.stop()
+    store = open_store(own_redis.url, "t")
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        await store.open()
+    await store.close()

@@ -1,0 +1,129 @@
+"""Placing from a snapshot: what counts, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.policy import NoChoice
+from baton.scheduler.settling import HELD_UP_S, Settling
+from baton.scheduler.standby import KEPT_S, Picked, Standby
+from baton.scheduler.types import Known
+from tests.scheduler.support import identity, need
+from tests.scheduler.test_memory import Clock
+
+LEASE_S = 15.0
+
+
+def snapshot(
+    *names: str, settling: bool = False, requests: int = 0, left: tuple[str, ...] = ()
+) -> pb.SnapshotReply:
+    """Workers by name (p...: prefill, d...: decode, else mixed), each with so many requests of others."""
+    roles = {"p": pb.ROLE_PREFILL, "d": pb.ROLE_DECODE}
+    workers = [
+        pb.WorkerStatus(
+            identity=identity(name, roles.get(name[0], pb.ROLE_MIXED)),
+            state=pb.WORKER_STATE_READY,
+            reserved_requests=requests,
+        )
+        for name in names
+    ]
+    return pb.SnapshotReply(
+        workers=workers,
+        settling=settling,
+        placement_lease_s=LEASE_S,
+        max_queued_prompt_tokens=1_000,
+        max_queue_factor=2.0,
+        left=left,
+    )
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def standby(clock: Clock) -> Standby:
+    return Standby(clock=clock)
+
+
+def fill(standby: Standby, mine: list[Known]) -> int:
+    """Place until there is no room; how many got in."""
+    for number in range(100):
+        picked = standby.place(need(f"r{len(mine)}.{number}", prompt=1, new=1), mine)
+        if not isinstance(picked, Picked):
+            assert isinstance(picked, NoChoice)
+            assert picked.code == pb.Rejection.CODE_FULL
+            return number
+        mine.append(Known(picked.booking.attempt, picked.booking))
+    raise AssertionError("it never gets full")
+
+
+def test_without_a_snapshot_nobody_is_chosen(standby: Standby) -> None:
+    assert standby.place(need(), []) is None
+    assert standby.workers == []
+
+
+def test_a_pair_is_chosen_as_the_scheduler_would(standby: Standby) -> None:
+    standby.learn(snapshot("p", "d"))
+    picked = standby.place(need(prompt=100, new=10), [])
+    assert isinstance(picked, Picked)
+    assert picked.prefill is not None
+    assert (picked.prefill.worker_id, picked.decode.worker_id) == ("p", "d")
+    assert (picked.booking.prompt_tokens, picked.booking.blocks) == (100, 8)
+
+
+def test_no_more_is_booked_than_the_snapshot_leaves(standby: Standby, clock: Clock) -> None:
+    """8 requests fit: what others hold counts until their leases are over, what is our own until it ends."""
+    standby.learn(snapshot("m", requests=3))
+    mine: list[Known] = []
+    assert fill(standby, mine) == 5
+    clock.now += LEASE_S - 1
+    assert fill(standby, mine) == 0
+    del mine[:2]
+    assert fill(standby, mine) == 2
+    clock.now += 2
+    assert fill(standby, mine) == 3
+    clock.now += 10 * LEASE_S
+    assert fill(standby, mine) == 0
+
+
+def test_a_snapshot_grows_too_old(standby: Standby, clock: Clock) -> None:
+    standby.learn(snapshot("m"))
+    clock.now += KEPT_S
+    assert isinstance(standby.place(need(), []), Picked)
+    clock.now += 1
+    assert standby.place(need(), []) is None
+    assert standby.workers == []
+
+
+def test_a_broken_worker_is_avoided(standby: Standby) -> None:
+    standby.learn(snapshot("a", "b"))
+    for number in range(8):
+        picked = standby.place(need(f"r{number}", 1, 100, 10, "a"), [])
+        assert isinstance(picked, Picked)
+        assert picked.decode.worker_id == "b"
+
+
+def test_a_settling_scheduler_takes_nobody_away_who_has_not_left(standby: Standby) -> None:
+    standby.learn(snapshot("a", "b", "c"))
+    standby.learn(snapshot("d", settling=True, left=("b",)))
+    assert {one.identity.worker_id for one in standby.workers} == {"a", "c", "d"}
+    standby.learn(snapshot("d"))
+    assert {one.identity.worker_id for one in standby.workers} == {"d"}
+
+
+def test_a_scheduler_settles_after_its_start_and_after_a_pause(clock: Clock) -> None:
+    settling = Settling(5.0, clock)
+    for _ in range(4):
+        assert settling
+        clock.now += 1.0
+    clock.now += 1.0
+    assert not settling
+    clock.now += HELD_UP_S + 0.1
+    assert settling  # leases may have run out while nobody was heard
+    for _ in range(5):
+        clock.now += 1.0
+        settling.tick()
+    assert not settling
