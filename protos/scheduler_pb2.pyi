@@ -437,3 +437,19 @@ class DrainReply(_message.Message):
     worker_id: str
     problem: str
     def __init__(self, worker_id: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class SetRoleRequest(_message.Message):
+    __slots__ = ("worker_id", "role")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: Role
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+
+class SetRoleReply(_message.Message):
+    __slots__ = ("worker_id", "problem")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    problem: str
+    def __init__(self, worker_id: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...

@@ -141,3 +141,15 @@ class Failed(_message.Message):
     code: Failed.Code
     message: str
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[_Union[Failed.Code, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class SetRoleRequest(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: _scheduler_pb2.Role
+    def __init__(self, role: _Optional[_Union[_scheduler_pb2.Role, str]] = ...) -> None: ...
+
+class SetRoleReply(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    def __init__(self, refusal: _Optional[str] = ...) -> None: ...

@@ -39,6 +39,11 @@ class WorkerStub:
                 request_serializer=baton_dot_protos_dot_worker__pb2.HelloRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_worker__pb2.HelloReply.FromString,
                 _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/baton.worker.v1.Worker/SetRole',
+                request_serializer=baton_dot_protos_dot_worker__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.SetRoleReply.FromString,
+                _registered_method=True)
         self.Run = channel.stream_stream(
                 '/baton.worker.v1.Worker/Run',
                 request_serializer=baton_dot_protos_dot_worker__pb2.RunRequest.SerializeToString,
@@ -51,6 +56,13 @@ class WorkerServicer:
 
     def Hello(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRole(self, request, context):
+        """Have other work placed here. What runs here goes on; what was placed here before may still come.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,6 +81,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Hello,
                     request_deserializer=baton_dot_protos_dot_worker__pb2.HelloRequest.FromString,
                     response_serializer=baton_dot_protos_dot_worker__pb2.HelloReply.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.SetRoleRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.SetRoleReply.SerializeToString,
             ),
             'Run': grpc.stream_stream_rpc_method_handler(
                     servicer.Run,
@@ -103,6 +120,33 @@ class Worker:
             '/baton.worker.v1.Worker/Hello',
             baton_dot_protos_dot_worker__pb2.HelloRequest.SerializeToString,
             baton_dot_protos_dot_worker__pb2.HelloReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.worker.v1.Worker/SetRole',
+            baton_dot_protos_dot_worker__pb2.SetRoleRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.SetRoleReply.FromString,
             options,
             channel_credentials,
             insecure,

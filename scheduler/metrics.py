@@ -44,6 +44,12 @@ class Metrics:
             "Attempts booked as routers told: placed without a scheduler, or lost by it",
             registry=self.registry,
         )
+        self.flips = Counter(
+            "baton_scheduler_role_changes",
+            "Workers that changed their role, by who wanted it: asked (an operator) or balance",
+            ["by"],
+            registry=self.registry,
+        )
         self.leases_expired = Counter(
             "baton_scheduler_leases_expired", "Attempts not renewed in time", registry=self.registry
         )

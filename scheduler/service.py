@@ -22,8 +22,10 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import SERVER_OPTIONS
 from baton.scheduler import tasks
+from baton.scheduler.balance import Balance
 from baton.scheduler.booking import Limits
 from baton.scheduler.errors import ListenFailed
+from baton.scheduler.flip import set_role
 from baton.scheduler.metrics import Metrics, MetricsServer
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import Policy, PolicyConfig
@@ -34,6 +36,7 @@ from baton.scheduler.types import SchedulerOptions
 
 WATCH_S = 0.5  # s; how often the store is tended and swept
 STOP_GRACE_S = 2.0  # s; for calls under way when the server stops
+_WORK = {pb.ROLE_PREFILL: "read prompts", pb.ROLE_DECODE: "write answers"}
 HEALTH_NAMES = ("", pb.DESCRIPTOR.services_by_name["Scheduler"].full_name)
 
 log = logging.getLogger(__name__)
@@ -58,7 +61,8 @@ class SchedulerServer:
         self._servicer = SchedulerServicer(options, self._store, self._placer, self._settling, self.metrics)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: grpc.aio.Server | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._balance = Balance(options.rebalance_after_s) if options.rebalance_after_s else None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def store_name(self) -> str:
@@ -78,15 +82,17 @@ class SchedulerServer:
             raise
         for name in HEALTH_NAMES:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._watch = tasks.spawn(self._watch_store(), "scheduler-watch-store")
+        self._tasks = [tasks.spawn(self._watch_store(), "scheduler-watch-store")]
+        if self._balance:
+            self._tasks.append(tasks.spawn(self._keep_balance(self._balance), "scheduler-balance"))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._health.enter_graceful_shutdown()
-        if self._watch:
-            await tasks.stop(self._watch)
+        for task in self._tasks:
+            await tasks.stop(task)
         if self._server:
             await self._server.stop(STOP_GRACE_S)
         await self._store.close()
@@ -97,6 +103,20 @@ class SchedulerServer:
             self._settling.tick()
             await self._store.tend()
             await self._look()
+
+    async def _keep_balance(self, balance: Balance) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            flip = (
+                None if self._settling else balance.look(await self._placer.view(time.monotonic() - WATCH_S))
+            )
+            if flip is None or not await self._store.take_turn("balance", balance.pause_s):
+                continue
+            if problem := await set_role(flip.worker, flip.role):
+                log.warning("no change of role: %s", problem)
+                continue
+            self.metrics.flips.labels("balance").inc()
+            log.warning("worker %s is to %s now: %s", flip.worker.worker_id, _WORK[flip.role], flip.why)
 
     async def _look(self) -> None:
         """A fresh view: sweeps what ran out of time though nobody places."""

@@ -16,6 +16,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.scheduler.booking import blocks_for
 from baton.scheduler.errors import StaleWorker
+from baton.scheduler.flip import set_role
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.placer import Placed, Placer
 from baton.scheduler.settling import Settling
@@ -25,6 +26,7 @@ from baton.scheduler.types import (
     Report,
     Reserved,
     SchedulerOptions,
+    View,
     WorkerRecord,
     attempt_from_wire,
     attempt_to_wire,
@@ -167,13 +169,21 @@ class SchedulerServicer(rpc.SchedulerServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
         del context
-        view = await self._placer.view(time.monotonic())
-        matches = sorted(key for key in view.workers if key.startswith(request.worker_id))
-        if request.worker_id in view.workers:
-            matches = [request.worker_id]
-        if len(matches) == 1 and await self._store.drain(matches[0]):
-            return pb.DrainReply(worker_id=matches[0])
-        return pb.DrainReply(problem=_mismatch(request.worker_id, matches, sorted(view.workers)))
+        meant = _meant(request.worker_id, await self._placer.view(time.monotonic()))
+        if isinstance(meant, str):
+            return pb.DrainReply(problem=meant)
+        if not await self._store.drain(meant.worker_id):
+            return pb.DrainReply(problem=f"worker {meant.worker_id} is gone")
+        return pb.DrainReply(worker_id=meant.worker_id)
+
+    async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleReply:
+        del context
+        meant = _meant(request.worker_id, await self._placer.view(time.monotonic()))
+        problem = meant if isinstance(meant, str) else await set_role(meant, request.role)
+        if isinstance(meant, str) or problem:
+            return pb.SetRoleReply(problem=problem)
+        self._metrics.flips.labels("asked").inc()
+        return pb.SetRoleReply(worker_id=meant.worker_id)
 
     async def _peer_reference(self, request: pb.HeartbeatRequest) -> float:
         """What the others that draft as this worker does have learned, seconds ago perhaps; 0: nothing."""
@@ -239,7 +249,12 @@ def _problem_of(request: pb.RegisterRequest) -> str:
     return ""
 
 
-def _mismatch(asked: str, matches: list[str], known: list[str]) -> str:
+def _meant(asked: str, view: View) -> WorkerRecord | str:
+    """The one worker whose id is, or alone begins with, `asked`; else why there is none, in one line."""
+    known = sorted(view.workers)
+    matches = [asked] if asked in view.workers else [key for key in known if key.startswith(asked)]
+    if len(matches) == 1:
+        return view.workers[matches[0]]
     if len(matches) > 1:
         return f"{asked!r} means several workers: {', '.join(matches)}; give more of the id"
     there = f"there are: {', '.join(known)}" if known else "there is none"

@@ -82,12 +82,15 @@ class WorkerSession:
         self._identity.capacity.CopyFrom(capacity)
         if not self.draining.is_set():
             self._state = pb.WORKER_STATE_READY
-        self._registered = False
-        try:
-            await self._register()
-        except SchedulerUnavailable as error:
-            log.warning("not registered as ready yet: %s", error)
-        self._wake.set()
+        await self._register_anew()
+
+    async def become(self, role: pb.Role) -> None:
+        """Take another role: from now on other work is placed here. Raises Refused.
+
+        With the scheduler away the registration follows when it is back.
+        """
+        self._identity.role = role
+        await self._register_anew()
 
     def drain(self) -> None:
         """Tell the scheduler, with the next heartbeat, sent at once, to place nothing more here."""
@@ -121,6 +124,14 @@ class WorkerSession:
                 log.warning("the scheduler refuses this worker: %s", error)
             except SchedulerUnavailable as error:
                 log.debug("no heartbeat: %s", error)
+
+    async def _register_anew(self) -> None:
+        self._registered = False
+        try:
+            await self._register()
+        except SchedulerUnavailable as error:
+            log.warning("not registered yet as it is now: %s", error)
+        self._wake.set()
 
     async def _register(self) -> None:
         for _ in range(EPOCH_TRIES):

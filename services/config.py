@@ -111,6 +111,11 @@ class SchedulerSettings(_Section):
     handoff_min_tokens: int = Field(
         0, ge=0, description="Shorter prompts are read by the decode worker itself, without a handoff."
     )
+    rebalance_after_s: Seconds | None = Field(
+        None,
+        description="A worker changes sides when the prefill or the decode side was short of workers for so "
+        "long while the other had one to spare; never if unset.",
+    )
     metrics_port: Port | None = Field(
         None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."
     )

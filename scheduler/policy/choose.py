@@ -3,11 +3,11 @@
 1. A pair of a prefill and a decode worker, where both have room.
 2. Otherwise a mixed worker alone: where pairs and mixed workers share a topic, the mixed ones take the
    overflow.
-3. A decode worker reads the prompt itself in two cases: the prompt is shorter than `handoff_min_tokens` (then
-   it and the mixed workers are equals, and no pair is formed), or no prefill worker is left for this request
-   at all (none ready, or all of them failed it): then it covers for the lost side. Full prefill workers are
-   not covered for: long prompts in the decode batches would slow every answer down to hide a lack of prefill
-   workers.
+3. A decode worker reads the prompt itself where that is shorter than `handoff_min_tokens`: then it and the
+   mixed workers are equals, and no pair is formed.
+4. One side does it all where the other one is lost to this request (none ready, or all of them failed it).
+   Full workers are not covered for: long prompts in the decode batches would slow every answer down to hide a
+   lack of prefill workers, and answers on prefill workers every first token.
 
 When no way is open, the rejection is the most hopeful one: FULL before TOO_LARGE before NO_WORKERS.
 """
@@ -56,6 +56,11 @@ class _Kept:
     workers: list[WorkerRecord]
     why: NoChoice | None
 
+    @property
+    def lost(self) -> bool:
+        """Nobody is there to do it, busy or not."""
+        return self.why is not None and self.why.code == pb.Rejection.CODE_NO_WORKERS
+
 
 class Policy:
     """Filters, scorers and a picker, put together. Not shared between threads."""
@@ -79,22 +84,23 @@ class Policy:
         mixed = [worker for worker in view.workers.values() if worker.role == pb.ROLE_MIXED]
         if need.prompt_tokens < self._limits.handoff_min_tokens:
             return self._alone([*decode, *mixed], need)
-        readers = self._keep(prefill, need, Side.READ)
-        lost = readers.why is not None and readers.why.code == pb.Rejection.CODE_NO_WORKERS
-        first = self._alone(decode, need) if lost else self._pair(readers, decode, need)
-        if isinstance(first, Choice):
-            return first
-        second = self._alone(mixed, need)
-        if isinstance(second, Choice):
-            return second
-        return max(first, second, key=NoChoice.hope)
+        readers, writers = self._keep(prefill, need, Side.READ), self._keep(decode, need, Side.WRITE)
+        choice = self._alone(decode, need) if readers.lost else self._pair(readers, writers, need)
+        if isinstance(choice, NoChoice):
+            choice = self._or_else(choice, mixed, need)
+        if isinstance(choice, NoChoice) and writers.lost:
+            choice = self._or_else(choice, prefill, need)
+        return choice
+
+    def _or_else(self, refusal: NoChoice, workers: Iterable[WorkerRecord], need: Need) -> Choice | NoChoice:
+        choice = self._alone(workers, need)
+        return choice if isinstance(choice, Choice) else max(refusal, choice, key=NoChoice.hope)
 
     def _alone(self, workers: Iterable[WorkerRecord], need: Need) -> Choice | NoChoice:
         kept = self._keep(workers, need, Side.BOTH)
         return kept.why or Choice(None, self._pick(kept.workers, need, Side.BOTH))
 
-    def _pair(self, readers: _Kept, decode: Iterable[WorkerRecord], need: Need) -> Choice | NoChoice:
-        writers = self._keep(decode, need, Side.WRITE)
+    def _pair(self, readers: _Kept, writers: _Kept, need: Need) -> Choice | NoChoice:
         failures = [side.why for side in (writers, readers) if side.why]
         if failures:
             return min(failures, key=NoChoice.hope)  # both sides are needed

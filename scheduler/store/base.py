@@ -95,6 +95,10 @@ class Store(ABC):
         """Place nothing more on a worker and tell it with its next heartbeat; False if it is unknown."""
 
     @abstractmethod
+    async def take_turn(self, what: str, for_s: float) -> bool:
+        """True for one of all callers, of all schedulers; False to all others for `for_s`. Called rarely."""
+
+    @abstractmethod
     async def history(self, limit: int) -> History:
         """At most `limit` attempts under way and as many finished ones, newest first. Changes nothing."""
 

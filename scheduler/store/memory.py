@@ -56,6 +56,7 @@ class MemoryStore(Store):
         self._gone: dict[str, Past] = {}  # by worker id; none of them is registered
         self._deployment: Deployment | None = None
         self._ledger = Ledger()
+        self._turns: dict[str, float] = {}
         self._handoffs: deque[tuple[pb.PastHandoff, float]] = deque(maxlen=HANDOFFS_KEPT)
 
     async def view(self) -> View:
@@ -164,6 +165,13 @@ class MemoryStore(Store):
         if worker is None or worker.lease_until <= self._clock():
             return False
         worker.drain_asked = True
+        return True
+
+    async def take_turn(self, what: str, for_s: float) -> bool:
+        now = self._clock()
+        if self._turns.get(what, now) > now:
+            return False
+        self._turns[what] = now + for_s
         return True
 
     async def history(self, limit: int) -> History:

@@ -56,7 +56,7 @@ LOOKS = 4
 MERGE_ITEMS = 512  # workers, and as many requests, in one call of `merge`
 SCRIPTS = (
     *("view", "reserve", "report", "register", "heartbeat", "deregister", "drain", "history"),
-    *("export", "merge"),
+    *("export", "merge", "take_turn"),
 )
 
 
@@ -176,6 +176,9 @@ class RedisStore(Store):
 
     async def drain(self, worker_id: str) -> bool:
         return bool(await self._run("drain", worker_id))
+
+    async def take_turn(self, what: str, for_s: float) -> bool:
+        return bool(await self._run("take_turn", what, wire.milliseconds(for_s)))
 
     async def history(self, limit: int) -> History:
         now, leases, attempts, handoffs = await self._run("history", limit)

@@ -110,6 +110,11 @@ class ResilientStore(Store):
         mine = await self._memory.drain(worker_id)
         return mine if done is None else done
 
+    async def take_turn(self, what: str, for_s: float) -> bool:
+        mine = await self._memory.take_turn(what, for_s)
+        theirs = await self._ask(lambda: self._shared.take_turn(what, for_s)) if mine else False
+        return mine if theirs is None else theirs
+
     async def history(self, limit: int) -> History:
         history = await self._ask(lambda: self._shared.history(limit))
         return await self._memory.history(limit) if history is None else history

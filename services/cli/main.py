@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -122,6 +122,19 @@ def drain(
     from baton.services.cli.status import run_drain
 
     run_drain(settings.scheduler, worker)
+
+
+@app.command()
+@with_settings("scheduler")
+def role(
+    settings: Settings,
+    worker: Annotated[str, typer.Argument(help="The worker's id, or a beginning of it that is unique.")],
+    to: Annotated[Literal["prefill", "decode", "mixed"], typer.Argument(help="What it shall do.")],
+) -> None:
+    """Give a worker another role, without a restart: what it runs goes on, other work is placed on it."""
+    from baton.services.cli.status import run_role
+
+    run_role(settings.scheduler, worker, to)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`baton status` and `baton drain`: what an operator asks the scheduler."""
+"""`baton status`, `baton drain` and `baton role`: what an operator asks the scheduler."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from typing import cast
 
 from google.protobuf.json_format import MessageToDict
 from rich import box
@@ -53,6 +54,19 @@ def run_drain(settings: SchedulerSettings, worker: str) -> None:
     if not reply.worker_id:
         raise ServiceError(reply.problem)
     print(f"{reply.worker_id} drains: it takes nothing new and exits when it has finished")
+
+
+def run_role(settings: SchedulerSettings, worker: str, to: str) -> None:
+    """Give one worker another role. Raises ServiceError when it does not take it."""
+
+    async def ask() -> pb.SetRoleReply:
+        async with SchedulerClient(settings.address) as client:
+            return await client.set_role(worker, cast(pb.Role, pb.Role.Value(f"ROLE_{to.upper()}")))
+
+    reply = asyncio.run(ask())
+    if not reply.worker_id:
+        raise ServiceError(reply.problem)
+    print(f"{reply.worker_id} is a {to} worker now; what it runs goes on to its end")
 
 
 def render(description: pb.Description) -> Group:

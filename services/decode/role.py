@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from baton.protos import scheduler_pb2, worker_pb2
+from baton.protos import scheduler_pb2
 from baton.services.config import Settings
 from baton.services.worker.roles import Role
 
@@ -18,6 +18,6 @@ def _max_requests(settings: Settings) -> int:
 DECODE = Role(
     name="decode",
     wire=scheduler_pb2.ROLE_DECODE,
-    phases=frozenset({worker_pb2.PHASE_DECODE}),
+    writes=True,
     max_requests=_max_requests,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.protos import scheduler_pb2, worker_pb2
+from baton.protos import scheduler_pb2
 from baton.services.config import Settings
 from baton.services.worker.roles import Role
 
@@ -18,6 +18,6 @@ def _max_requests(settings: Settings) -> int:
 PREFILL = Role(
     name="prefill",
     wire=scheduler_pb2.ROLE_PREFILL,
-    phases=frozenset({worker_pb2.PHASE_PREFILL}),
+    writes=False,
     max_requests=_max_requests,
 )

@@ -43,22 +43,20 @@ class ClusterView:
             await asyncio.sleep(POLL_S if self._client.answering else POLL_AWAY_S)
 
     async def health(self) -> Health:
-        """Good while a decode or mixed worker is ready: a decode worker reads prompts too where it must.
+        """Good while a worker is ready: each side does it all where the other one is lost.
 
         With the scheduler away the last snapshot counts, as for placements. Bounded by one call's deadline.
         """
         if self._client.answering:
             await self._ask(oldest=time.monotonic() - FRESH_S)
-        if _writers(self._client.standby.workers):
+        if _ready(self._client.standby.workers):
             return Health(ok=True)
-        return Health(
-            ok=False, reason=self._problem or "no worker that writes answers (decode or mixed) is ready"
-        )
+        return Health(ok=False, reason=self._problem or "no worker is ready")
 
     def capacity(self) -> pb.Capacity | None:
-        """That of a ready worker that writes answers; None when none is known."""
-        writers = _writers(self._client.standby.workers)
-        return writers[0].identity.capacity if writers else None
+        """That of a ready worker; None when none is known."""
+        ready = _ready(self._client.standby.workers)
+        return ready[0].identity.capacity if ready else None
 
     async def first_capacity(self) -> pb.Capacity:
         """The same, as soon as there is one. For a task of its own: it waits for as long as it takes."""
@@ -82,7 +80,5 @@ class ClusterView:
             self._asked_at = time.monotonic()
 
 
-def _writers(workers: Iterable[pb.WorkerStatus]) -> list[pb.WorkerStatus]:
-    return [
-        one for one in workers if one.state == pb.WORKER_STATE_READY and one.identity.role != pb.ROLE_PREFILL
-    ]
+def _ready(workers: Iterable[pb.WorkerStatus]) -> list[pb.WorkerStatus]:
+    return [one for one in workers if one.state == pb.WORKER_STATE_READY]

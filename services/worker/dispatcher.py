@@ -13,7 +13,7 @@ from typing import Any
 from baton.handoff.client import HandoffClient
 from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import Failed, RunReply, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, RunReply, Start
 from baton.services.worker import vllm_outputs, vllm_requests
 from baton.services.worker.attempts import Attempt, Attempts
 from baton.services.worker.drafting import Drafting
@@ -25,6 +25,8 @@ from baton.services.worker.vllm_engine import EngineInfo
 from baton.services.worker.vllm_host import EngineHost, EngineLoad, Step
 
 logger = logging.getLogger(__name__)
+
+_PHASES = frozenset({PHASE_PREFILL, PHASE_DECODE})
 
 
 class Dispatcher:
@@ -41,8 +43,7 @@ class Dispatcher:
         """`drafting` hears of drafts; None where none are made."""
         self.load = EngineLoad()
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self._role = role
-        self._max_requests = max_requests
+        self.become(role, max_requests)
         self._host = host
         self._metrics = metrics
         self._drafting = drafting
@@ -65,6 +66,11 @@ class Dispatcher:
         )
         self._max_model_len = info.max_model_len
         self._closed_because = ""
+
+    def become(self, role: Role, max_requests: int) -> None:
+        """Other work is placed here from now on; what runs goes on, what was placed before still comes."""
+        self._role = role
+        self._max_requests = max_requests
 
     def drain(self) -> None:
         """Take nothing new; what runs goes on."""
@@ -155,12 +161,8 @@ class Dispatcher:
     def _admit(self, attempt: Attempt, start: Start) -> None:
         if self._closed_because or self._limits is None:
             raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
-        if start.phase not in self._role.phases:
-            # Not INVALID: another worker can, and this one could when it was placed.
-            raise RequestRefused(
-                Failed.CODE_DRAINING,
-                f"this is a {self._role.name} worker: it does not run phase {start.phase}",
-            )
+        if start.phase not in _PHASES:
+            raise RequestRefused(Failed.CODE_INVALID, f"phase {start.phase} is not known here")
         if len(self._attempts) >= self._max_requests:
             raise RequestRefused(
                 Failed.CODE_FULL, f"{len(self._attempts)} requests are here already, the most"
@@ -214,7 +216,7 @@ class Dispatcher:
         """Sort a step's outputs and reports by router, one reply each."""
         self.load = step.load
         self._metrics.on_step(step)
-        if self._drafting is not None and step.executed:
+        if self._drafting is not None and step.executed and (self._role.writes or step.drafts.drafts):
             self._drafting.on_step(step.drafts, step.draft_length)
         replies: dict[int, RunReply] = {}
         for loaded in step.loaded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.protos import scheduler_pb2, worker_pb2
+from baton.protos import scheduler_pb2
 from baton.services.config import Settings
 from baton.services.decode.role import DECODE
 from baton.services.prefill.role import PREFILL
@@ -16,7 +16,7 @@ def _max_requests(settings: Settings) -> int:
 MIXED = Role(
     name="mixed",
     wire=scheduler_pb2.ROLE_MIXED,
-    phases=frozenset({worker_pb2.PHASE_PREFILL, worker_pb2.PHASE_DECODE}),
+    writes=True,
     max_requests=_max_requests,
     needs_handoffs=False,
 )

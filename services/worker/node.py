@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -23,6 +24,7 @@ from baton.scheduler.session import WorkerSession
 from baton.services.config import Settings
 from baton.services.errors import PeerRefused, StartError
 from baton.services.vllm_args import VLLM_VERSION, served_model_name
+from baton.services.worker import roles
 from baton.services.worker.errors import EngineFailed, describe
 from baton.services.worker.roles import Role
 
@@ -102,24 +104,23 @@ class Node:
 
         metrics = WorkerMetrics()
         mine = self._identity
-        writes = worker_pb2.PHASE_DECODE in self._role.phases
         host = EngineHost(
             EnginePlan(
                 self._settings,
                 mine.worker_id,
                 mine.model_fingerprint,
                 needs_handoffs=self._role.needs_handoffs,
-                writes=writes,
             )
         )
-        method = method_of(self._settings.engine) if writes else None
+        method = method_of(self._settings.engine)
         if method is not None:
             reference = self._settings.worker.acceptance_reference
             self._drafting = Drafting(method, reference, metrics.registry)
         dispatcher = self._dispatcher = Dispatcher(
             self._role, self._role.max_requests(self._settings), host, metrics, self._drafting
         )
-        servicer = WorkerServicer(self._identity, dispatcher, self._settings.scheduler.heartbeat_s)
+        heartbeat_s = self._settings.scheduler.heartbeat_s
+        servicer = WorkerServicer(self._identity, dispatcher, heartbeat_s, partial(self._become, session))
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._set_health(_NOT_SERVING)
@@ -246,6 +247,27 @@ class Node:
             os._exit(128 + number)
         self._stop.set()
 
+    # Another role.
+
+    async def _become(self, session: WorkerSession, wire: scheduler_pb2.Role) -> str:
+        """Why not, in one line; empty when it is done, or will be as soon as the scheduler answers again."""
+        name = roles.name_of(wire)
+        if not name or self._dispatcher is None:
+            return f"role {wire} is not known here"
+        role = roles.role(name)
+        if session.draining.is_set():
+            return "it drains"
+        if not self._identity.HasField("capacity"):
+            return "its engine is still loading"
+        if role.needs_handoffs and not self._identity.capacity.compatibility_hash:
+            return "its model's KV cache cannot be handed over: it serves as a mixed worker alone"
+        was, self._role = self._role, role
+        self._identity.role = wire
+        self._dispatcher.become(role, role.max_requests(self._settings))
+        await session.become(wire)
+        logger.info("a %s worker from now on; it was a %s worker", role.name, was.name)
+        return ""
+
     # What others are told.
 
     def _load(self) -> scheduler_pb2.WorkerLoad:
@@ -258,7 +280,7 @@ class Node:
             free_blocks=load.free_blocks,
             pinned_handoffs=self._pinned[0],
             pinned_bytes=self._pinned[1],
-            drafting=self._drafting.report() if self._drafting is not None else None,
+            drafting=self._drafting.report() if self._drafting is not None and self._role.writes else None,
         )
 
     def _on_heartbeat(self, reply: scheduler_pb2.HeartbeatReply) -> None:

@@ -1,4 +1,8 @@
-"""What makes a worker a prefill, a decode or a mixed one: one object a role, found by name."""
+"""What makes a worker a prefill, a decode or a mixed one: one object a role, found by name.
+
+A role is what the scheduler places by. Every worker can read and write, and runs what comes: so a role can
+change while it works, and one side can cover for the other.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.protos import scheduler_pb2, worker_pb2
+from baton.protos import scheduler_pb2
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
 
@@ -17,7 +21,7 @@ class Role:
 
     name: str
     wire: scheduler_pb2.Role
-    phases: frozenset[worker_pb2.Phase]  # which it runs; others are refused as INVALID
+    writes: bool  # answers are placed on it: how its drafts fare is worth a word
     # Requests held at once, running and waiting; one more is refused as FULL. The scheduler's own bound
     # is lower: this one holds when routers place from an old snapshot.
     max_requests: Callable[[Settings], int]
@@ -45,6 +49,12 @@ def role(name: str) -> Role:
     if not isinstance(found, Role):
         raise TypeError(f"{module}.{attribute} is a {type(found).__name__}, not a Role")
     return found
+
+
+def name_of(wire: scheduler_pb2.Role) -> str:
+    """As the configuration and the command line say it; empty for none."""
+    name = scheduler_pb2.Role.Name(wire).removeprefix("ROLE_").lower()
+    return name if name in _ROLES else ""
 
 
 register("prefill", "baton.services.prefill.role", "PREFILL")

@@ -1,10 +1,10 @@
-"""The worker's gRPC service: says who it is, and runs one stream a router."""
+"""The worker's gRPC service: says who it is, takes another role, and runs one stream a router."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -18,17 +18,27 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """Spoken to by routers; all requests and replies go through the dispatcher."""
 
     def __init__(
-        self, identity: scheduler_pb2.WorkerIdentity, dispatcher: Dispatcher, heartbeat_s: float
+        self,
+        identity: scheduler_pb2.WorkerIdentity,
+        dispatcher: Dispatcher,
+        heartbeat_s: float,
+        become: Callable[[scheduler_pb2.Role], Awaitable[str]],
     ) -> None:
-        """`heartbeat_s`: the most seconds between two messages on a stream."""
+        """`heartbeat_s`: the most seconds between two messages on a stream. `become` says why not, if not."""
         self._identity = identity
         self._dispatcher = dispatcher
         self._heartbeat_s = heartbeat_s
+        self._become = become
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: Any) -> worker_pb2.HelloReply:
         """Whether this router and this worker may talk: the same vLLM, the same model."""
         del context
         return worker_pb2.HelloReply(refusal=self._refusal(request), identity=self._identity)
+
+    async def SetRole(self, request: worker_pb2.SetRoleRequest, context: Any) -> worker_pb2.SetRoleReply:
+        """Have other work placed here from now on."""
+        del context
+        return worker_pb2.SetRoleReply(refusal=await self._become(request.role))
 
     async def Run(self, requests: AsyncIterator[worker_pb2.RunRequest], context: Any) -> None:
         """A router's stream. However it ends, all that was started on it is aborted."""

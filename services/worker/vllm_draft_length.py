@@ -1,10 +1,14 @@
 """Lets vLLM's scheduler ask us how many tokens each step drafts, and tells us what became of it.
 
+A step in which nobody writes on drafts nothing, whatever else was chosen: that is every step of a worker
+that only reads prompts. The drafter still runs over them, as its KV is handed over too.
+
 vLLM looks the number up by the number of requests in the step, in a list that it builds from
 num_speculative_tokens_per_batch_size: we take the list's place.
 
-Leans on: vllm.v1.core.sched.scheduler.Scheduler (dynamic_sd_lookup, update_from_output), its SchedulerOutput
-(num_scheduled_tokens, total_num_scheduled_tokens, scheduled_spec_decode_tokens, num_spec_tokens_to_schedule),
+Leans on: vllm.v1.core.sched.scheduler.Scheduler (dynamic_sd_lookup, update_from_output, running), its
+requests (max_tokens, num_output_tokens), its SchedulerOutput (num_scheduled_tokens,
+total_num_scheduled_tokens, scheduled_spec_decode_tokens, num_spec_tokens_to_schedule),
 vllm.v1.spec_decode.metrics.SpecDecodingStats (num_draft_tokens_per_pos, num_accepted_tokens_per_pos).
 """
 
@@ -14,9 +18,28 @@ from collections.abc import Set
 from typing import Any
 
 from baton.services.decode.draft_length import DraftChoice, DraftLength, DraftStep
+from baton.services.decode.proposers import registry
 from baton.services.decode.proposers.hybrid import model_steps
 from baton.services.errors import StartError
+from baton.services.speculation import SpeculativeSettings
 from baton.services.worker.vllm_engine import EnginePlan
+
+
+class ForWriters:
+    """A lookup of vLLM's, left unasked while no running request may write more than its next token."""
+
+    def __init__(self, scheduler: Any, lookup: Any, least: int) -> None:
+        """`least`: tokens drafted then. Raises StartError unless vLLM's scheduler looks the number up."""
+        if scheduler.dynamic_sd_lookup is None:
+            raise StartError("vLLM drafts a fixed number of tokens here: its scheduler does not look it up")
+        self._scheduler = scheduler
+        self._lookup = lookup
+        self._least = least
+        scheduler.dynamic_sd_lookup = self
+
+    def __getitem__(self, requests: int) -> int:
+        writes_on = any(one.max_tokens - one.num_output_tokens > 1 for one in self._scheduler.running)
+        return int(self._lookup[requests]) if writes_on else self._least
 
 
 class DraftLengthSeam:
@@ -79,10 +102,30 @@ class DraftLengthSeam:
 
 
 def install(engine: Any, plan: EnginePlan) -> DraftLengthSeam | None:
-    """Choose the drafts' length of a loaded engine from now on, where it drafts and its plan says "auto"."""
+    """Steer the drafts of a loaded engine from now on; a DraftLengthSeam where its plan says "auto"."""
     spec = plan.settings.engine.speculative_config
-    if spec is None or not spec.adaptive or not plan.writes:
+    if spec is None:
         return None
+    seam = _adaptive(engine, spec) if spec.adaptive else None
+    if not registry.method(spec.method).fixed_length:
+        ForWriters(engine.scheduler, engine.scheduler.dynamic_sd_lookup, least_drafts(engine.vllm_config))
+    return seam
+
+
+def least_drafts(config: Any) -> int:
+    """Tokens drafted while prompts are read, for the KV's sake.
+
+    Where several MTP layers draft one after the other, each has KV that the one before leads up to, and
+    vLLM's model runner V2 runs as many of them over a prompt as tokens are drafted.
+    """
+    speculative = config.speculative_config
+    if speculative.method != "mtp":
+        return 0
+    layers = int(getattr(speculative.draft_model_config.hf_config, "n_predict", None) or 1)
+    return layers if layers > 1 else 0
+
+
+def _adaptive(engine: Any, spec: SpeculativeSettings) -> DraftLengthSeam:
     if engine.vllm_config.speculative_config.method == "custom_class":  # drafts from tokens alone
         model_tokens: int | None = 0
     else:

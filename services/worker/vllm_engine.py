@@ -89,7 +89,6 @@ class EnginePlan:
     worker_id: str
     fingerprint: str  # of the model
     needs_handoffs: bool
-    writes: bool = True  # answers: without, there is nothing to draft for
 
 
 def build_config(plan: EnginePlan) -> Any:
@@ -115,9 +114,6 @@ def build_config(plan: EnginePlan) -> Any:
     args["kv_transfer_config"] = _transfer_config(plan)
     _add_speculation(args, plan)
     config = AsyncEngineArgs(**args).create_engine_config()
-    if not plan.writes and (layers := _drafter_layers(config)) > 1:
-        _draft(args, layers)
-        config = AsyncEngineArgs(**args).create_engine_config()
     _check_verification(config)
     if config.model_config.is_hybrid:
         if plan.needs_handoffs:
@@ -153,42 +149,21 @@ def _transfer_config(plan: EnginePlan) -> Any:
 def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
     """vLLM's speculative_config, and our own settings where every rank finds them.
 
-    A worker that only reads prompts runs the drafter for its KV and drafts nothing: vLLM's proposers stop
-    after that pass when no token is asked for. Where the drafter has no KV it has nothing to run.
+    The same for every role, as roles change. What is drafted, and when, is vllm_draft_length's.
     """
     spec, method = plan.settings.engine.speculative_config, validation.check(plan.settings.engine)
-    if spec is None or method is None or not (plan.writes or method.keeps_kv):
+    if spec is None or method is None:
         return
     config = args["speculative_config"] = method.engine_config(spec)
-    _draft(args, spec.limit if plan.writes else 0)
+    config["num_speculative_tokens"] = spec.limit
+    # With a table, the scheduler tells the ranks how many (who knows better may take the table's place), and
+    # does not pad a request's first step after a handoff with tokens that are sure to be rejected.
+    config["num_speculative_tokens_per_batch_size"] = [(1, args["max_num_seqs"], spec.limit)]
     if spec.rejection_sample_method != "standard" and spec.verifier == "vllm":
         config["rejection_sample_method"] = spec.rejection_sample_method
     args.setdefault("per_request_spec_decode_metrics", "summary")
-    if plan.writes:
-        ours = {"speculative": {**spec.model_dump(), "method": method.name}}
-        args["additional_config"] = {**args.get("additional_config", {}), ADDITIONAL: ours}
-
-
-def _draft(args: dict[str, Any], tokens: int) -> None:
-    """Draft so many tokens a step, 0 included.
-
-    With a table, the scheduler tells the ranks how many (the table may be replaced by whoever knows better),
-    and does not pad a request's first step after a handoff with tokens that are sure to be rejected.
-    """
-    config = args["speculative_config"]
-    config["num_speculative_tokens"] = max(tokens, 1)
-    config["num_speculative_tokens_per_batch_size"] = [(1, args["max_num_seqs"], tokens)]
-
-
-def _drafter_layers(config: Any) -> int:
-    """MTP layers that draft one after the other, each with KV of its own that the one before leads up to.
-
-    vLLM's model runner V2 runs as many of them over a prompt as tokens are drafted.
-    """
-    speculative = config.speculative_config
-    if speculative is None or speculative.method != "mtp":
-        return 1
-    return int(getattr(speculative.draft_model_config.hf_config, "n_predict", None) or 1)
+    ours = {"speculative": {**spec.model_dump(), "method": method.name}}
+    args["additional_config"] = {**args.get("additional_config", {}), ADDITIONAL: ours}
 
 
 def _drafter_fingerprint(engine: EngineSettings) -> str:

@@ -33,6 +33,7 @@ class Options:
     max_queued_prompt_tokens: int = 1_000
     max_queue_factor: float = 2.0
     handoff_min_tokens: int = 0
+    rebalance_after_s: float | None = None
 
 
 def capacity(**changes: object) -> pb.Capacity:

@@ -53,6 +53,9 @@ class Counting(Store):
     async def drain(self, worker_id: str) -> bool:
         return await self.inner.drain(worker_id)
 
+    async def take_turn(self, what: str, for_s: float) -> bool:
+        return await self.inner.take_turn(what, for_s)
+
     async def history(self, limit):  # type: ignore[no-untyped-def]
         return await self.inner.history(limit)
 

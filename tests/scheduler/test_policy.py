@@ -90,10 +90,17 @@ def test_full_prefill_workers_are_not_covered_for() -> None:
     assert (code, message) == ("FULL", "no worker can read the prompt: all are full")
 
 
-def test_decode_workers_cannot_be_covered_for_by_prefill_workers() -> None:
-    code, message = choose(need(), worker("p", P))
-    assert (code, message) == ("NO_WORKERS", "no worker to write the answer is registered")
-    assert choose(need(), worker("p", P), worker("m", M)) == ("", "m")
+@pytest.mark.parametrize("lost", [[], [worker("d", D, drain=True)], [worker("failed", D)]])
+def test_a_prefill_worker_covers_for_lost_decode_workers(lost: list[WorkerRecord]) -> None:
+    what = need("r", 2, 100, 10, "failed")
+    assert choose(what, worker("p", P), *lost) == ("", "p")
+    assert choose(what, worker("p", P), worker("m", M), *lost) == ("", "m")  # better: it writes anyway
+    assert choose(what, worker("p", P), worker("m", M, CROWDED), *lost) == ("", "p")
+
+
+def test_full_decode_workers_are_not_covered_for() -> None:
+    code, message = choose(need(), worker("p", P), worker("d", D, CROWDED))
+    assert (code, message) == ("FULL", "no worker can write the answer: all are full")
 
 
 def test_nobody_at_all() -> None:

@@ -334,3 +334,15 @@ async def test_ids_may_be_any_text(store: Store) -> None:
     assert (await store.history(9)).attempts[0].attempt.request_id == what.attempt.request_id
     await store.report(report(finished=[what.attempt]), LEASE_S)
     assert (await store.history(9)).handoffs[0].decode_worker_id == "wörker {1}:\n"
+
+
+async def test_of_many_one_has_its_turn(store: Store) -> None:
+    turns = [await store.take_turn("balance", 0.2) for _ in range(3)]
+    assert turns == [True, False, False]
+    assert await store.take_turn("something else", LEASE_S)
+
+    async def again() -> bool:
+        return await store.take_turn("balance", LEASE_S)
+
+    await until(again)  # the turn is over
+    assert not await store.take_turn("balance", LEASE_S)

@@ -5,23 +5,27 @@ from __future__ import annotations
 import pytest
 
 from baton.protos import scheduler_pb2
-from baton.protos import worker_pb2 as pb
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
 from baton.services.worker import roles
 
 
 @pytest.mark.parametrize(
-    ("name", "wire", "phases"),
+    ("name", "wire", "writes"),
     [
-        ("prefill", scheduler_pb2.ROLE_PREFILL, {pb.PHASE_PREFILL}),
-        ("decode", scheduler_pb2.ROLE_DECODE, {pb.PHASE_DECODE}),
-        ("mixed", scheduler_pb2.ROLE_MIXED, {pb.PHASE_PREFILL, pb.PHASE_DECODE}),
+        ("prefill", scheduler_pb2.ROLE_PREFILL, False),
+        ("decode", scheduler_pb2.ROLE_DECODE, True),
+        ("mixed", scheduler_pb2.ROLE_MIXED, True),
     ],
 )
-def test_a_name_finds_its_role(name: str, wire: int, phases: set[int]) -> None:
+def test_a_name_finds_its_role(name: str, wire: scheduler_pb2.Role, writes: bool) -> None:
     role = roles.role(name)
-    assert (role.name, role.wire, role.phases) == (name, wire, phases)
+    assert (role.name, role.wire, role.writes) == (name, wire, writes)
+    assert roles.name_of(wire) == name
+
+
+def test_no_role_has_no_name() -> None:
+    assert roles.name_of(scheduler_pb2.ROLE_UNSPECIFIED) == ""
 
 
 def test_a_worker_takes_more_than_the_scheduler_places() -> None:

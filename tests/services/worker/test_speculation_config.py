@@ -1,4 +1,4 @@
-"""What vLLM is told of speculation, by role: no engine is loaded."""
+"""What vLLM is told of speculation: no engine is loaded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from tests.architectures.registry import ARCHITECTURES
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from baton.services.worker.vllm_draft_length import least_drafts
     from baton.services.worker.vllm_engine import ADDITIONAL, EnginePlan, build_config
 
 MIMO = ARCHITECTURES["mtp-mimo"]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
 
-def built(model: Path, spec: dict[str, Any], *, writes: bool, block_size: int = 32) -> Any:
-    """The VllmConfig of a decode worker, or of one that only reads."""
+def built(model: Path, spec: dict[str, Any], *, block_size: int = 32) -> Any:
+    """The VllmConfig of a worker of any role."""
     settings = load(
         {
             "engine": {
@@ -38,7 +39,7 @@ def built(model: Path, spec: dict[str, Any], *, writes: bool, block_size: int = 
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return build_config(EnginePlan(settings, "w", "f00", needs_handoffs=True, writes=writes))
+        return build_config(EnginePlan(settings, "w", "f00", needs_handoffs=True))
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +48,8 @@ def mimo() -> Path:
 
 
 @pytest.mark.parametrize(("tokens", "limit"), [(3, 3), ("auto", 5)])
-def test_who_writes_drafts(mimo: Path, tokens: Any, limit: int) -> None:
-    config = built(mimo, {"method": "mimo_mtp", "num_speculative_tokens": tokens}, writes=True)
+def test_every_worker_can_draft(mimo: Path, tokens: Any, limit: int) -> None:
+    config = built(mimo, {"method": "mimo_mtp", "num_speculative_tokens": tokens})
     assert config.speculative_config.method == "mtp"
     assert config.speculative_config.num_speculative_tokens == limit
     assert config.speculative_config.num_speculative_tokens_per_batch_size == [(1, 8, limit)]
@@ -56,30 +57,19 @@ def test_who_writes_drafts(mimo: Path, tokens: Any, limit: int) -> None:
     assert (ours["method"], ours["num_speculative_tokens"]) == ("mtp", tokens)
 
 
-def test_who_reads_runs_the_drafter_and_drafts_nothing(mimo: Path) -> None:
-    config = built(mimo, {"method": "mtp", "num_speculative_tokens": 5}, writes=False)
-    assert config.speculative_config.num_speculative_tokens_per_batch_size == [(1, 8, 0)]
-    assert config.speculative_config.num_speculative_tokens == 1
-    assert ADDITIONAL not in config.additional_config
-
-
-def test_who_reads_needs_nothing_of_a_matcher(mimo: Path) -> None:
-    assert built(mimo, NGRAM, writes=False).speculative_config is None
-    assert built(mimo, NGRAM, writes=True).speculative_config.num_speculative_tokens == 4
-
-
-def test_every_mtp_layer_is_run_over_the_prompt(tmp_path: Path) -> None:
-    """Where several layers draft in turn, the second has KV too, whatever the decode side drafts."""
+@pytest.mark.parametrize(("layers", "least"), [(1, 0), (2, 2)])
+def test_every_mtp_layer_is_run_over_the_prompt(tmp_path: Path, layers: int, least: int) -> None:
+    """Where several layers draft in turn, the second has KV too, though nobody writes on."""
     one = ARCHITECTURES["mtp-deepseek-v3"]
     target = tmp_path / "two-layers"
     shutil.copytree(one.target(one.checkpoint()), target)
     config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 2}))
-    read = built(target, {"method": "mtp", "num_speculative_tokens": 4}, writes=False, block_size=16)
-    assert read.speculative_config.num_speculative_tokens_per_batch_size == [(1, 8, 2)]
+    (target / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": layers}))
+    read = built(target, {"method": "mtp", "num_speculative_tokens": 4}, block_size=16)
+    assert least_drafts(read) == least
 
 
 def test_blocks_are_verified_where_vllm_can(mimo: Path) -> None:
     spec = {"method": "mtp", "num_speculative_tokens": 2, "rejection_sample_method": "block"}
     with pytest.raises(ConfigError, match="model runner V2 alone"):
-        built(mimo, spec, writes=True)
+        built(mimo, spec)

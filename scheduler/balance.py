@@ -1,0 +1,104 @@
+"""When one side is short of workers for long while the other has one to spare: whose role changes.
+
+A side's pressure is what waits for it, in what it does at once: unread prompt tokens in the token budget of a
+step for readers; requests in the batch, or blocks in the KV cache where that is fuller, for writers. A worker
+changes sides when the pressure on one side was high for `after_s` without a break, and the other side, with
+one worker less, would still be at ease. The gap between the two is the hysteresis: a change cannot at once be
+the reason for the opposite one. Then nobody changes for `PAUSE` times as long, in the whole deployment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import usable_blocks
+from baton.scheduler.types import View, WorkerRecord
+
+HIGH_READ = 2.0  # steps' worth of unread prompts on every prefill worker
+HIGH_WRITE = 0.9  # of the batches, or of the KV caches
+EASE_READ = 0.5
+EASE_WRITE = 0.6
+PAUSE = 3.0  # times `after_s`
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """`worker` should take `role`, because of `why`."""
+
+    worker: WorkerRecord
+    role: pb.Role
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    role: pb.Role
+    workers: list[WorkerRecord]
+
+    def pressure(self, fewer: int = 0) -> float:
+        """On its workers, or on `fewer` of them."""
+        share = len(self.workers) / (len(self.workers) - fewer)
+        return share * (_unread(self.workers) if self.role == pb.ROLE_PREFILL else _used(self.workers))
+
+    @property
+    def high(self) -> bool:
+        return self.pressure() >= (HIGH_READ if self.role == pb.ROLE_PREFILL else HIGH_WRITE)
+
+    @property
+    def can_spare(self) -> bool:
+        ease = EASE_READ if self.role == pb.ROLE_PREFILL else EASE_WRITE
+        return len(self.workers) > 1 and self.pressure(fewer=1) <= ease
+
+
+class Balance:
+    """Looks at one view after the other. Plain state."""
+
+    def __init__(self, after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._after_s = after_s
+        self._clock = clock
+        self._since: dict[pb.Role, float] = {}  # role that is short of workers -> since when
+
+    @property
+    def pause_s(self) -> float:
+        """From one change to the next."""
+        return PAUSE * self._after_s
+
+    def look(self, view: View) -> Flip | None:
+        """Who should change, if it is time. Called about twice a second."""
+        readers, writers = (_side(view, role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE))
+        for short, other in ((readers, writers), (writers, readers)):
+            if not (short.workers and short.high and other.can_spare):
+                self._since.pop(short.role, None)
+                continue
+            if self._clock() - self._since.setdefault(short.role, self._clock()) < self._after_s:
+                continue
+            del self._since[short.role]
+            idlest = min(other.workers, key=lambda one: (one.reserved.requests, one.reserved.prompt_tokens))
+            name = pb.Role.Name(short.role).removeprefix("ROLE_").lower()
+            why = (
+                f"the {name} side was at {short.pressure():.1f} for {self._after_s:g} s, "
+                f"the other one is at {other.pressure():.1f}"
+            )
+            return Flip(idlest, short.role, why)
+        return None
+
+
+def _side(view: View, role: pb.Role) -> _Side:
+    # Who hands nothing over cannot change sides.
+    able = [one for one in view.workers.values() if one.placeable and one.capacity.compatibility_hash]
+    return _Side(role, [one for one in able if one.role == role])
+
+
+def _unread(workers: list[WorkerRecord]) -> float:
+    budget = sum(one.capacity.max_num_batched_tokens for one in workers)
+    return sum(one.reserved.prompt_tokens for one in workers) / max(1, budget)
+
+
+def _used(workers: list[WorkerRecord]) -> float:
+    batch = sum(one.capacity.max_num_seqs for one in workers)
+    cache = sum(usable_blocks(one.capacity) for one in workers)
+    requests = sum(one.reserved.requests for one in workers)
+    return max(requests / max(1, batch), sum(one.reserved.blocks for one in workers) / max(1, cache))

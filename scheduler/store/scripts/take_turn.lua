@@ -1,0 +1,8 @@
+-- Of several schedulers, one may do something now, and nobody again for a while.
+-- ARGV: 1 what, 2 for so many ms
+-- Reply: 1 if it may
+
+if number(redis.call('HGET', TURNS, ARGV[1])) > NOW then return 0 end
+redis.call('HSET', TURNS, ARGV[1], NOW + number(ARGV[2]))
+touch()
+return 1
