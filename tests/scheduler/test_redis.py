@@ -124,6 +124,7 @@ async def test_every_key_has_the_prefix_and_a_time_to_live(own_redis: RedisServe
         await store.reserve(claim_on(view, need(name), "d", "p"), LEASE_S)
     await store.report(report(finished=[Attempt("one", 1)]), LEASE_S)
     await store.drain("d")
+    await store.take_turn("balance", LEASE_S)
     await store.deregister("p")
     await store.merge(State())
     admin = Redis.from_url(own_redis.url)

@@ -73,6 +73,40 @@ async def test_an_operator_can_drain_it(workers: Fleet) -> None:
     assert worker.name not in await registered(workers)
 
 
+async def test_it_takes_another_role_while_it_works(workers: Fleet, mixed: Worker) -> None:
+    """What it has, writes and is asked for as what it was goes on; the scheduler knows it anew."""
+    worker = workers.started("prefill")
+    prefill, decode = scheduler_pb2.ROLE_PREFILL, scheduler_pb2.ROLE_DECODE
+    handed = request("handed over across the change", prompt(100, seed=21))
+    async with (
+        SchedulerClient(workers.scheduler) as client,
+        connected(worker.address) as source,
+        connected(mixed.address) as target,
+    ):
+        begun = await source.run(handed, PREFILL)
+        assert begun.saved is not None
+        await source.start(request("goes on", prompt(30), max_tokens=300), DECODE)
+        await source.some("goes on", 1)
+        assert (await client.set_role(worker.name, decode)).worker_id == worker.name
+        status = (await registered(workers))[worker.name]
+        assert (status.identity.role, status.state) == (decode, scheduler_pb2.WORKER_STATE_READY)
+        assert (await client.set_role(worker.name, decode)).problem == ""  # it is one already
+        late = await source.run(request("placed before", prompt(60)), PREFILL)
+        assert late.saved is not None
+        assert late.saved.HasField("manifest")
+        rest = await target.run(handed, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+        assert len(begun.tokens + rest.tokens) == 24
+        assert (await client.set_role(worker.name, prefill)).problem == ""
+        assert len((await source.end("goes on")).tokens) == 300
+        assert (await registered(workers))[worker.name].identity.role == prefill
+        assert "no worker's id" in (await client.set_role("nobody", decode)).problem
+        worker.signal(signal.SIGTERM)
+        eventually(lambda: not worker.serving(), 10, "it drains")
+        if (problem := (await client.set_role(worker.name, decode)).problem) != "":
+            assert "drains" in problem or "no worker's id" in problem or "does not answer" in problem
+    assert worker.ended() == 0
+
+
 async def test_a_drain_that_takes_too_long_hands_requests_back(workers: Fleet) -> None:
     worker = workers.started("decode", worker={"drain_timeout_s": 0.3})
     async with connected(worker.address) as stream:

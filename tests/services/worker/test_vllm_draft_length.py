@@ -79,6 +79,18 @@ def follow(engine: Engine, limits: list[int], late_steps: int) -> None:
     engine.core.scheduler.dynamic_sd_lookup = Pattern(limits)
 
 
+def draft_for_writers(engine: Engine) -> None:
+    from baton.services.worker.vllm_draft_length import ForWriters
+
+    scheduler: Any = engine.core.scheduler
+    ForWriters(scheduler, scheduler.dynamic_sd_lookup, 0)
+
+
+def read_only(engine: Engine) -> None:
+    for number, prompt in enumerate(prompts()):
+        engine.add(f"read-{number}", prompt, 1)
+
+
 def count_accepted(engine: Engine) -> None:
     scheduler: Any = engine.core.scheduler
     update = scheduler.update_from_output
@@ -182,6 +194,23 @@ def test_a_chosen_length_changes_no_answer(eagle: EngineProcess, plain: list[lis
     used, _ = eagle.call(tally)
     assert len(used) >= 3, used
     assert used.total() > 60
+
+
+def test_who_only_reads_drafts_nothing(eagle: EngineProcess) -> None:
+    """Whatever else was chosen; the drafter still runs over the prompts, for their KV."""
+    eagle.call(hand_on_drafts)
+    eagle.call(count_accepted)
+    eagle.call(count_passes)
+    eagle.call(follow, [LIMIT], 16)
+    eagle.call(draft_for_writers)
+    eagle.call(read_only)
+    eventually(lambda: not eagle.call(go_on), 120, "all is read", every_s=0)
+    _, found = eagle.call(tally)
+    assert found["drafted"] == 0
+    assert 0 < found["passes"] <= 2 * len(prompts())  # one a step: with a draft it would be LIMIT
+    answered(eagle, "written")
+    _, found = eagle.call(tally)
+    assert found["drafted"] > 0
 
 
 def test_n_grams_of_a_chosen_length(folders: tuple[Path, Path], plain: list[list[int]]) -> None:

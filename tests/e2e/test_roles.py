@@ -1,0 +1,148 @@
+"""Workers change their roles under load: nothing fails, no token differs; one side covers for the other."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from tests.e2e.deployment import Deployment, deployment
+from tests.e2e.prompts import prompts
+from tests.e2e.test_failures import ask, idle
+from tests.support import BATON, ROOT, eventually
+
+FLIPS = 12
+AT_ONCE = 6  # requests
+ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """1P2D. Each test leaves it so."""
+    with deployment(tmp_path_factory.mktemp("trio"), scheduler={"heartbeat_s": 0.2}) as one:
+        yield one.up(1, 2)
+
+
+def baton_role(one: Deployment, worker: str, to: str) -> subprocess.CompletedProcess[str]:
+    """As a person would."""
+    command = [BATON, "role", worker, to, "--scheduler", one.scheduler_address]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT, check=False)
+
+
+def roles(one: Deployment) -> dict[str, pb.Role]:
+    return {worker.identity.worker_id: worker.identity.role for worker in one.describe().workers}
+
+
+async def asked_under_way(one: Deployment, stop: asyncio.Event) -> list[tuple[int, list[int]]]:
+    """Requests, some at a time, until told to stop: index of the prompt, answer."""
+    numbers = itertools.cycle(range(12))
+    got: list[tuple[int, list[int]]] = []
+
+    async def one_after_another(client: Any) -> None:
+        while not stop.is_set():
+            number = next(numbers)
+            got.append((number, await ask(client, prompts()[number * 4], max_tokens=60)))
+
+    async with one.async_client() as client:
+        await asyncio.gather(*(one_after_another(client) for _ in range(AT_ONCE)))
+    return got
+
+
+@pytest.mark.timeout(180)
+async def test_roles_flip_under_load(trio: Deployment) -> None:
+    async with trio.async_client() as client:
+        expected = [await ask(client, prompts()[number * 4], max_tokens=60) for number in range(12)]
+    before = roles(trio)
+    draw = random.Random(5)
+    stop = asyncio.Event()
+    load = asyncio.create_task(asked_under_way(trio, stop))
+    seen = set()
+    async with SchedulerClient(trio.scheduler_address) as operator:
+        for _ in range(FLIPS):
+            worker = draw.choice(sorted(before))
+            was = roles(trio)[worker]
+            reply = await operator.set_role(worker, draw.choice([role for role in ROLES if role != was]))
+            assert reply.problem == ""
+            seen.add(tuple(sorted(roles(trio).values())))
+            done, _ = await asyncio.wait([load], timeout=0.4)  # work for a while as they are
+            assert not done, load.result()
+        for worker, role in before.items():
+            assert (await operator.set_role(worker, role)).problem == ""
+    stop.set()
+    got = await load
+    wrong = [number for number, answer in got if answer != expected[number]]
+    print(f"{FLIPS} changes of roles under {len(got)} requests: {len(wrong)} wrong, fleets seen: {len(seen)}")
+    assert not wrong
+    assert len(seen) > 3
+    assert len(got) > FLIPS
+    eventually(lambda: idle(trio), 20, "nothing is left")
+
+
+@pytest.mark.timeout(120)
+async def test_an_operator_changes_a_role(trio: Deployment) -> None:
+    """All three to one side, and back: that side does it all."""
+    (reader,) = [worker for worker, role in roles(trio).items() if role == pb.ROLE_PREFILL]
+    done = await asyncio.to_thread(baton_role, trio, reader, "decode")
+    assert done.returncode == 0, done.stderr
+    assert f"{reader} is a decode worker now" in done.stdout
+    assert set(roles(trio).values()) == {pb.ROLE_DECODE}
+    async with trio.async_client() as client:
+        alone = await ask(client, prompts()[8], max_tokens=20)
+        done = await asyncio.to_thread(baton_role, trio, reader, "prefill")
+        assert done.returncode == 0, done.stderr
+        assert await ask(client, prompts()[8], max_tokens=20) == alone
+    refused = await asyncio.to_thread(baton_role, trio, "x", "decode")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "no worker's id begins with 'x'; there are: decode-0." in refused.stderr
+
+
+@pytest.mark.timeout(120)
+async def test_prefill_workers_cover_for_lost_decode_workers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with deployment(tmp_path_factory.mktemp("cover"), scheduler={"heartbeat_s": 0.2}) as one:
+        one.start("scheduler", "scheduler")
+        one.start("router", "router")
+        one.start("prefill", "prefill")
+        eventually(lambda: one.workers("prefill") and one.healthy(), 120, "the prefill worker is ready")
+        async with one.async_client() as client:
+            covered = await ask(client, prompts()[8], max_tokens=40)
+            one.start("decode", "decode")
+            await asyncio.to_thread(eventually, lambda: one.workers("decode"), 120, "the decode worker too")
+            assert await ask(client, prompts()[8], max_tokens=40) == covered
+        eventually(lambda: len(one.describe().handoffs) == 2, 5, "both are over")
+        first, second = reversed(one.describe().handoffs)
+        assert first.prefill_worker_id == ""
+        assert second.prefill_worker_id.startswith("prefill-")
+
+
+@pytest.mark.timeout(180)
+async def test_the_scheduler_balances_by_itself(tmp_path_factory: pytest.TempPathFactory) -> None:
+    config: dict[str, Any] = {
+        "engine": {"max_num_batched_tokens": 128},  # so that a few prompts are many steps
+        "scheduler": {"heartbeat_s": 0.2, "rebalance_after_s": 1.0},
+    }
+    with deployment(tmp_path_factory.mktemp("balance"), **config) as one:
+        one.up(1, 2)
+        draw = random.Random(6)
+        stop = asyncio.Event()
+
+        async def read_only(client: Any) -> None:
+            while not stop.is_set():
+                await ask(client, [draw.randrange(10, 500) for _ in range(900)], max_tokens=2)
+
+        async with one.async_client() as client:
+            load = [asyncio.create_task(read_only(client)) for _ in range(24)]
+            changed = lambda: list(roles(one).values()).count(pb.ROLE_PREFILL) == 2  # noqa: E731
+            await asyncio.to_thread(eventually, changed, 60, "a decode worker reads prompts")
+            stop.set()
+            await asyncio.gather(*load)
+        assert "is to read prompts now" in (one.folder / "logs" / "scheduler.log").read_text()
+        eventually(lambda: idle(one), 20, "nothing is left")
