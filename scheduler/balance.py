@@ -1,10 +1,12 @@
 """When one side is short of workers for long while the other has one to spare: whose role changes.
 
 A side's pressure is what waits for it, in what it does at once: unread prompt tokens in the token budget of a
-step for readers; requests in the batch, or blocks in the KV cache where that is fuller, for writers. A worker
-changes sides when the pressure on one side was high for `after_s` without a break, and the other side, with
-one worker less, would still be at ease. The gap between the two is the hysteresis: a change cannot at once be
-the reason for the opposite one. Then nobody changes for `PAUSE` times as long, in the whole deployment.
+step for readers; for writers the requests that they have in the size of a batch, or the blocks in use where
+that is more. What is only booked on a writer does not count: its prompt may wait for readers, which is their
+pressure. A worker changes sides when the pressure on one side was high for `after_s` without a break, and the
+other side, with one worker less, would still be at ease and hold what is booked on it. The gap between high
+and ease is the hysteresis: a change cannot at once be the reason for the opposite one. Then nobody changes
+for `PAUSE` times as long, in the whole deployment.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ class _Side:
     @property
     def can_spare(self) -> bool:
         ease = EASE_READ if self.role == pb.ROLE_PREFILL else EASE_WRITE
-        return len(self.workers) > 1 and self.pressure(fewer=1) <= ease
+        others = len(self.workers) - 1
+        return (
+            others > 0 and self.pressure(fewer=1) <= ease and _booked(self.workers) <= others / (others + 1)
+        )
 
 
 class Balance:
@@ -98,7 +103,17 @@ def _unread(workers: list[WorkerRecord]) -> float:
 
 
 def _used(workers: list[WorkerRecord]) -> float:
-    batch = sum(one.capacity.max_num_seqs for one in workers)
-    cache = sum(usable_blocks(one.capacity) for one in workers)
-    requests = sum(one.reserved.requests for one in workers)
-    return max(requests / max(1, batch), sum(one.reserved.blocks for one in workers) / max(1, cache))
+    heard = [one.load for one in workers if one.load is not None]
+    requests = sum(load.running + load.waiting for load in heard)
+    blocks = sum(
+        usable_blocks(one.capacity) - one.load.free_blocks for one in workers if one.load is not None
+    )
+    return max(requests / max(1, sum(one.capacity.max_num_seqs for one in workers)), blocks / _cache(workers))
+
+
+def _booked(workers: list[WorkerRecord]) -> float:
+    return sum(one.reserved.blocks for one in workers) / _cache(workers)
+
+
+def _cache(workers: list[WorkerRecord]) -> int:
+    return max(1, sum(usable_blocks(one.capacity) for one in workers))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
-import openai
 import psutil
 import pytest
 
@@ -65,8 +63,8 @@ def test_ctrl_c_while_engines_load(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(150)
 def test_the_parts_one_by_one(tmp_path: Path) -> None:
-    """As a cluster starts them. kill -9 of the only decode worker: an error within seconds, and nothing of it
-    is left. SIGTERM: the worker drains and leaves the registry."""
+    """As a cluster starts them. kill -9 of the only decode worker: the prefill worker goes on with its
+    answer, and nothing is left of it. SIGTERM: the worker drains and leaves the registry."""
     with deployment(tmp_path / "single") as one:
         for name in ("scheduler", "decode", "prefill", "router"):
             one.start(name, name)
@@ -78,17 +76,17 @@ def test_the_parts_one_by_one(tmp_path: Path) -> None:
             family(one.processes["decode"].popen.pid),
             family(one.processes["prefill"].popen.pid),
         )
-        with one.client() as client, pytest.raises(openai.APIError) as error:  # noqa: PT012
+        with one.client() as client:
             stream = client.completions.create(
                 model=MODEL_NAME, prompt="x", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
             )
             next(stream)
             one.processes["decode"].kill()
-            at = time.monotonic()
-            for _ in stream:
-                assert time.monotonic() < at + 15
-        assert time.monotonic() < at + 15
-        assert "decode" in error.value.message
+            assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        past = eventually(
+            lambda: [p for p in one.describe().handoffs if p.outcome == "length"], 5, "it is over"
+        )
+        assert past[0].decode_worker_id.startswith("prefill-")
         assert one.processes["prefill"].end() == 0
         eventually(lambda: gone(killed) and gone(drained), 10, "nothing of either is left")
         eventually(lambda: not one.status().get("workers"), 15, "the registry is empty")

@@ -15,10 +15,15 @@ P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 AFTER_S = 10.0
 
 
-def worker(name: str, role: pb.Role, reserved: Reserved | None = None, **changes: object) -> WorkerRecord:
-    """512 tokens a step, 4 requests in a batch, 99 blocks."""
+def worker(
+    name: str, role: pb.Role, reserved: Reserved | None = None, blocks_used: int = -1, **changes: object
+) -> WorkerRecord:
+    """512 tokens a step, 4 requests in a batch, 99 blocks. A writer has what is booked on it."""
     who = identity(name, role, **changes)  # type: ignore[arg-type]
-    return WorkerRecord(who, pb.WORKER_STATE_READY, None, reserved or Reserved(), False, 5.0)
+    booked = reserved or Reserved()
+    used = booked.blocks if blocks_used < 0 else blocks_used
+    load = pb.WorkerLoad(running=booked.requests if used else 0, free_blocks=max(0, 99 - used))
+    return WorkerRecord(who, pb.WORKER_STATE_READY, load, booked, False, 5.0)
 
 
 class Cluster:
@@ -73,6 +78,15 @@ def test_a_full_cache_is_pressure_too() -> None:
     assert flip.role == D
 
 
+def test_what_waits_for_readers_is_no_pressure_on_writers() -> None:
+    coming = Reserved(requests=4, blocks=40)
+    flip = Cluster(
+        worker("p", P, waiting(2_000)), worker("d1", D, coming, 0), worker("d2", D, coming, 0)
+    ).first_flip(60)
+    assert flip is not None
+    assert flip.role == P
+
+
 def test_a_moment_of_ease_begins_the_wait_anew() -> None:
     one = Cluster(worker("p", P, waiting(2_000)), worker("d1", D), worker("d2", D))
     assert one.first_flip(AFTER_S) is None
@@ -89,6 +103,11 @@ def test_a_moment_of_ease_begins_the_wait_anew() -> None:
         [worker("p", P, waiting(2_000)), worker("d", D)],  # the last one of its side
         [worker("p", P, waiting(2_000)), worker("d1", D, writing(2)), worker("d2", D, writing(2))],  # busy
         [worker("p", P, waiting(600)), worker("d1", D), worker("d2", D)],  # not much waits
+        [  # one of them could not hold what will come to both
+            worker("p", P, waiting(2_000)),
+            worker("d1", D, Reserved(requests=6, blocks=60), 0),
+            worker("d2", D, Reserved(requests=6, blocks=60), 0),
+        ],
         [worker("p1", P), worker("p2", P), worker("d1", D), worker("d2", D)],
         [worker("d1", D), worker("d2", D)],  # the other side covers for a lost one
         [worker("p", P, waiting(2_000)), worker("m1", M), worker("m2", M)],
