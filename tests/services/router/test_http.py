@@ -255,8 +255,9 @@ async def test_a_decode_worker_dies_and_another_goes_on(members: Members, http: 
 
 async def test_nobody_can_go_on(members: Members, http: httpx.AsyncClient) -> None:
     """The stream says so and ends; nothing that was not computed is sent."""
-    _, decode = await pair(members)
-    decode.faults.append(Fault(PHASE_DECODE, 5, die=True))
+    prefill, decode = await pair(members)
+    for one in (prefill, decode):
+        one.faults.append(Fault(PHASE_DECODE, 5, die=True))
     await placeable(http)
     async with http.stream("POST", "/v1/completions", json=body(30, stream=True)) as response:
         assert response.status_code == 200

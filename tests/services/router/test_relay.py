@@ -209,20 +209,27 @@ async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how
 async def test_nobody_else_can_write(cluster: Cluster, limits: dict[str, float], status: int) -> None:
     """It waits for as long as it may, and then tells what happened."""
     cluster.remake(**limits)  # type: ignore[arg-type]
-    prefill, decode = await cluster.pair()
-    decode.faults.append(Fault(PHASE_DECODE, 3, die=True))
+    for one in await cluster.pair():
+        one.faults.append(Fault(PHASE_DECODE, 3, die=True))
     got = await cluster.ask(PROMPT, 20)
-    assert got.tokens == answer(PROMPT, 4)
+    assert got.tokens == answer(PROMPT, 7)  # the reader's one, three by each of them
     assert isinstance(got.error, RefusedByRouter)
     assert got.error.http_status == status
-    assert "worker d0" in str(got.error)
-    assert len(prefill.seen.starts) == 1  # nobody reads for a worker that is not there
+    assert "worker p0" in str(got.error)
+    await cluster.settled()
+
+
+async def test_a_prefill_worker_goes_on_for_the_last_decode_worker(cluster: Cluster) -> None:
+    prefill, decode = await cluster.pair()
+    decode.faults.append(Fault(PHASE_DECODE, 3, die=True))
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    assert [list(start.output_token_ids) for start in prefill.seen.starts] == [[], answer(PROMPT, 4)]
     await cluster.settled()
 
 
 async def test_an_answer_that_has_begun_waits_for_a_worker_that_comes_back(cluster: Cluster) -> None:
-    _, decode = await cluster.pair()
-    decode.faults.append(Fault(PHASE_DECODE, 3, die=True))
+    for one in await cluster.pair():
+        one.faults.append(Fault(PHASE_DECODE, 3, die=True))
     asking = asyncio.create_task(cluster.ask(PROMPT, 20))
     await until(lambda: cluster.count("rejections_total", code="NO_WORKERS"), "nobody is there")
     assert not cluster.got["q0"].over
@@ -352,9 +359,9 @@ async def test_attempts_run_out(cluster: Cluster) -> None:
 
 async def test_an_answer_that_gets_on_outlives_more_workers(cluster: Cluster) -> None:
     cluster.remake(max_attempts=2)
-    *_, first, second = await cluster.pair(decode=2)
     faults = deque(Fault(PHASE_DECODE, PROGRESS_TOKENS, failed=Failed.CODE_ENGINE) for _ in range(5))
-    first.faults = second.faults = faults
+    for worker in await cluster.pair(decode=2):
+        worker.faults = faults
     right(await cluster.ask(PROMPT, 200), PROMPT, 200)
     assert not faults
 
