@@ -45,6 +45,7 @@ class Leg:
         self.request_id = relay.state.request_id
         self.epoch = relay.state.epoch
         self.manifest: handoff_pb2.Manifest | None = None
+        self._pulls = False  # a handoff is under way
 
     async def run(self, manifest: handoff_pb2.Manifest | None) -> Failure | None:
         """Start and wait for the phase's end."""
@@ -56,6 +57,7 @@ class Leg:
             output_token_ids=self._state.tokens,
             manifest=manifest,
         )
+        self._pulls = manifest is not None
         forget: Callable[[Leg], None] = _nothing
         try:
             stream = await self._relay.stream(self._worker)
@@ -105,6 +107,7 @@ class Leg:
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
         """The KV cache was loaded; the request is in the batch."""
+        self._pulls = False
         timings = self._state.timings
         timings.admitted = time.monotonic()
         timings.handoff_bytes = admitted.bytes
@@ -118,6 +121,14 @@ class Leg:
     def on_lost(self, message: str) -> None:
         """The stream ended under it."""
         self._end(self._failure(Trouble.LOST, f"its stream ended: {message}"))
+
+    def on_source_lost(self, message: str) -> None:
+        """Who saved the KV cache is lost, and it is not here yet: a pull's own deadline is much longer."""
+        if not self._pulls or self._done.done():
+            return
+        self._relay.stop_pulling()
+        reader = self._relay.reader_id
+        self._end(Failure(Trouble.HANDOFF, reader, f"worker {reader}: lost with the KV cache: {message}"))
 
     # -- what follows from it
 

@@ -265,7 +265,8 @@ class Relay:
             if manifest is not None:
                 self._metrics.saved(manifest)
         write = Leg(self, placement.decode, worker_pb2.PHASE_DECODE)
-        return await write.run(manifest)
+        with self._pool.pulled_from(self.reader_id, self.state.request_id, write.on_source_lost):
+            return await write.run(manifest)
 
     async def _unreachable(self, worker: scheduler_pb2.Worker) -> Failure | None:
         try:
@@ -322,6 +323,10 @@ class Relay:
             self._front_end.later_output(output, clock_offset_s)
         else:
             state.timings.prefill_began = self._front_end.first_output(output, clock_offset_s)
+
+    def stop_pulling(self) -> None:
+        """The decode worker waits for what nobody will send."""
+        self._pool.abort(self.placement.decode.worker_id, self.state.request_id)
 
     def release_saved(self) -> None:
         """The answer ended with the token that the prompt's reader wrote: its KV is wanted by nobody."""

@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import grpc
@@ -72,6 +72,7 @@ class WorkerStream:
         self._decode_outputs = decode_outputs
         self._on_end = on_end
         self._legs: dict[str, Leg] = {}
+        self._pulled_from: dict[str, Callable[[str], None]] = {}  # by request id
         self._unsent: deque[worker_pb2.RunRequest] = deque()
         self._unsent_starts = 0
         self._something_unsent = asyncio.Event()
@@ -139,6 +140,17 @@ class WorkerStream:
             del self._legs[leg.request_id]
             if not self._legs:
                 self._rest()
+
+    @contextlib.contextmanager
+    def pulled_from(self, request_id: str, on_lost: Callable[[str], None]) -> Iterator[None]:
+        """Inside the block what the worker saved of the request is pulled: `on_lost` hears if it is lost."""
+        if self.ended:
+            on_lost("its stream has ended")
+        self._pulled_from[request_id] = on_lost
+        try:
+            yield
+        finally:
+            self._pulled_from.pop(request_id, None)
 
     def abort(self, request_id: str) -> None:
         """Tell the worker to drop the request, its saved KV too. Goes out behind its Start."""
@@ -245,6 +257,9 @@ class WorkerStream:
             log.warning("worker %s is lost under %d requests: %s", self.worker_id, len(legs), message)
         for leg in legs:
             leg.on_lost(message)
+        if lost:
+            for on_lost in list(self._pulled_from.values()):
+                on_lost(message)
 
     def _rest(self) -> None:
         """No request is here: close after a while, unless another comes."""
@@ -296,6 +311,13 @@ class WorkerPool:
         """Begin to connect to a worker that is needed soon."""
         if worker.worker_id not in self._streams and not self._closed:
             _detached(self._try(worker))
+
+    def pulled_from(
+        self, worker_id: str, request_id: str, on_lost: Callable[[str], None]
+    ) -> contextlib.AbstractContextManager[None]:
+        """See WorkerStream. Nothing is heard of a worker to which no stream is open."""
+        stream = self._streams.get(worker_id)
+        return contextlib.nullcontext() if stream is None else stream.pulled_from(request_id, on_lost)
 
     def abort(self, worker_id: str, request_id: str) -> None:
         """Have a worker drop a request, if it is still there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
 
@@ -215,7 +216,26 @@ async def test_nobody_else_can_write(cluster: Cluster, limits: dict[str, float],
     assert got.tokens == answer(PROMPT, 7)  # the reader's one, three by each of them
     assert isinstance(got.error, RefusedByRouter)
     assert got.error.http_status == status
-    assert "worker p0" in str(got.error)
+    assert re.search("worker [pd]0", str(got.error))
+    await cluster.settled()
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT * 40], ids=["short", "long"])
+async def test_a_reader_that_hangs_while_it_is_pulled_from_is_not_waited_for(
+    cluster: Cluster, prompt: list[int]
+) -> None:
+    """The pull has a deadline of its own, much longer than it takes to know that nobody will send."""
+    cluster.remake(silence_s=0.5)
+    *readers, decode = await cluster.pair(prefill=2)
+    decode.faults.append(Fault(PHASE_DECODE, silent=True))  # it waits for the KV
+    asking = asyncio.create_task(cluster.ask(prompt, 20))
+    await until(lambda: decode.seen.starts, "the pull has begun")
+    [reader] = [one for one in readers if one.seen.starts]
+    reader.hangs = True
+    right(await asking, prompt, 20)
+    assert decode.seen.aborts == [decode.seen.starts[0].request_id]
+    assert [start.epoch for start in decode.seen.starts] == [1, 2]
+    assert cluster.count("retries_total", trouble="handoff", worker=reader.worker_id) == 1
     await cluster.settled()
 
 
