@@ -27,7 +27,7 @@ from baton.handoff.arena import Arena
 from baton.handoff.cache import HostBlockCache, block_cache
 from baton.handoff.client import HandoffClient
 from baton.handoff.loader import Loader, LoadJob
-from baton.handoff.manifest import Puller, num_blocks
+from baton.handoff.manifest import Puller, num_blocks, seal
 from baton.handoff.reports import ShardLoad, ShardSave
 from baton.handoff.saver import Origin, SaveJob, Saver
 from baton.handoff.service import HandoffService
@@ -120,6 +120,7 @@ class Bench:
             shards=[Shard.FromString(saved.shard)],
             wire_dtype=self.cache.wire_dtype,
         )
+        seal(manifest)
         start = time.monotonic()
         loader.submit(LoadJob(request_id, 1, manifest.SerializeToString(), 0, ours, start))
         while not (done := loader.take_finished()):

@@ -252,7 +252,7 @@ class _HostLanding(Landing):
         began = time.monotonic()
         for start, stop in pieces(len(records), _CACHED_BYTES // self._cache.record_bytes):
             piece = records[start:stop]
-            came = digests.of_records(piece, self.seed)
+            came = digests.of_records(piece, self.seed, first_block + start)
             digests.compare(self.what, first_block + start, came, saved[start:stop])
             checked = time.monotonic()
             self._cache.scatter(piece, block_ids[start:stop])

@@ -10,6 +10,7 @@ from baton.handoff.errors import HandoffError
 from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES
 
 MIB = 1 << 20
+MAX_PULL_S = 600.0  # a pull holds the source's KV, and a thread there, until its deadline
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class HandoffConfig:
                 raise HandoffError(
                     f"kv_connector_extra_config: {name} is {getattr(config, name)}; above 0 is needed"
                 )
+        if config.pull_timeout_s > MAX_PULL_S:
+            raise HandoffError(
+                f"kv_connector_extra_config: pull_timeout_s is {config.pull_timeout_s}; allowed: up to"
+                f" {MAX_PULL_S:g}"
+            )
         if config.kv_wire_dtype not in WIRE_DTYPES:
             raise HandoffError(
                 f"kv_connector_extra_config: kv_wire_dtype is {config.kv_wire_dtype!r};"

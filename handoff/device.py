@@ -271,5 +271,6 @@ class _DeviceLanding(Landing):
         landed, slot.landed = slot.landed, None
         if landed is not None:
             landed.done.synchronize()
-            came = digests.seeded(landed.found.numpy().view(np.uint64), self.seed)
+            own = landed.found.numpy().view(np.uint64)
+            came = digests.seeded(own, self.seed, landed.first_block)
             digests.compare(self.what, landed.first_block, came, landed.saved)

@@ -135,7 +135,7 @@ class Loader:
         described: Manifest | None = None
         shard: Shard | None = None
         try:
-            described = Manifest.FromString(job.manifest)
+            described = manifest.read(job.manifest)
             shard = manifest.check(described, job.request_id, job.epoch, self._puller)
             self._pull(progress, shard, described.num_blocks)
         except HandoffError as error:
@@ -155,7 +155,7 @@ class Loader:
         self, job: LoadJob, described: Manifest, shard: Shard | None, problem: Problem | None
     ) -> None:
         """Give up what this attempt has pulled, or wants no more on any rank; never another attempt's."""
-        if (described.request_id, described.epoch) != (job.request_id, job.epoch):
+        if not manifest.is_of(described, job.request_id, job.epoch):
             return
         if problem is None and shard is not None:
             self._client.release_soon(described, confirmed=True, shards=[shard])

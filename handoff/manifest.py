@@ -1,11 +1,15 @@
-"""Manifests: checked by whoever pulls, before a byte moves."""
+"""Manifests: sealed by whoever saves, checked by whoever pulls, before a byte moves."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from google.protobuf.message import DecodeError
+
 from baton.facts import differences
+from baton.handoff import digests
 from baton.handoff.cache import CacheLayer
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
 from baton.kernels.kv_pack import AS_IS
@@ -28,10 +32,35 @@ class Puller:
     def record_bytes(self) -> int:
         return sum(layer.record_bytes for layer in self.layers)
 
+    @functools.cached_property
+    def described_layers(self) -> list[Layer]:
+        """As a manifest has to describe them."""
+        return [layer.to_proto() for layer in self.layers]
+
 
 def num_blocks(num_tokens: int, block_size: int) -> int:
     """Blocks that hold so many tokens."""
     return -(-num_tokens // block_size)
+
+
+def seal(manifest: Manifest) -> Manifest:
+    """Write a digest of all the rest into it; the last change. Returns it."""
+    manifest.digest = _digest(manifest)
+    return manifest
+
+
+def read(serialized: bytes) -> Manifest:
+    """Raises MalformedManifest for bytes that are none."""
+    try:
+        return Manifest.FromString(serialized)
+    except DecodeError as error:
+        raise MalformedManifest(f"{len(serialized)} bytes that are no manifest: {error}") from None
+
+
+def is_of(manifest: Manifest, request_id: str, epoch: int) -> bool:
+    """Whole, and of this attempt: only then may it be acted on, be it to release what it names."""
+    named = manifest.request_id, manifest.epoch
+    return named == (request_id, epoch) and manifest.digest == _digest(manifest)
 
 
 def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Shard:
@@ -40,6 +69,12 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Sh
     Raises WrongRequest, StaleEpoch, CompatibilityMismatch, MalformedManifest.
     """
     source = f"the manifest of worker {manifest.worker_id!r}"
+    came = _digest(manifest)
+    if manifest.digest != came:
+        raise MalformedManifest(
+            f"{source}, wanted for request {request_id!r}, has digest {came:016x}; it was sealed with"
+            f" {manifest.digest:016x}"
+        )
     if manifest.request_id != request_id:
         raise WrongRequest(f"{source} is of request {manifest.request_id!r}; wanted here: {request_id!r}")
     if manifest.epoch != epoch:
@@ -80,6 +115,17 @@ def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str
             raise MalformedManifest(
                 f"{source} for request {manifest.request_id!r}: {name} is {there}; {here} is needed here"
             )
+    if list(manifest.layers) != puller.described_layers:
+        raise MalformedManifest(
+            f"{source} for request {manifest.request_id!r} describes other layers{_layers(manifest, puller)}"
+        )
+
+
+def _digest(manifest: Manifest) -> int:
+    rest = Manifest()
+    rest.CopyFrom(manifest)
+    rest.ClearField("digest")
+    return digests.of_message(rest.SerializeToString(deterministic=True))
 
 
 def _difference(manifest: Manifest, puller: Puller) -> str:
@@ -89,7 +135,7 @@ def _difference(manifest: Manifest, puller: Puller) -> str:
 
 
 def _layers(manifest: Manifest, puller: Puller) -> str:
-    here = [layer.to_proto() for layer in puller.layers]
+    here = puller.described_layers
     there = list(manifest.layers)
     if len(here) != len(there):
         return f" ({len(there)} layers there, {len(here)} here)"

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 
 from baton.handoff import wire
-from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, StaleEpoch
+from baton.handoff.config import MAX_PULL_S
+from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, PullTimeout, StaleEpoch
 from baton.handoff.staging import Staging
 from baton.protos import handoff_pb2 as pb
 from baton.rpc import SERVER_OPTIONS
@@ -75,6 +76,9 @@ class HandoffService:
 
     def _pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> Iterator[wire.RawChunk]:
         try:
+            left_s = context.time_remaining()
+            if left_s > MAX_PULL_S:
+                raise PullTimeout(f"a pull needs a deadline within {MAX_PULL_S:g} s; it has {left_s:g} s")
             if request.rank != self._rank:
                 raise MalformedManifest(f"rank {request.rank} was asked of the service of rank {self._rank}")
             with self._staging.opened(request.request_id, request.epoch) as entry:
@@ -112,8 +116,8 @@ class HandoffService:
 
 
 def _check(context: grpc.ServicerContext) -> None:
-    """Raises PullCancelled when nobody waits any more; a call without a deadline is none of ours."""
-    if not context.is_active() or context.time_remaining() is None:
+    """Raises PullCancelled when nobody waits any more."""
+    if not context.is_active():
         raise PullCancelled("the pull was given up")
 
 

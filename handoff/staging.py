@@ -79,7 +79,7 @@ class Fill:
     def add(self, own: Digests) -> None:
         """The next len(own) records are written. own: their digests without a seed."""
         view, stop = self._entry.view, self.whole + len(own)
-        view.digests(self.whole, stop)[:] = digests.seeded(own, self._seed)
+        view.digests(self.whole, stop)[:] = digests.seeded(own, self._seed, self.whole)
         self.whole = view.whole = stop
 
     def close(self) -> None:

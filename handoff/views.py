@@ -38,6 +38,12 @@ def records_at(num_blocks: int) -> int:
     return align(num_blocks * _WORD) + ALIGNMENT
 
 
+def inside(memory: Bytes, offset: int, num_blocks: int, record_bytes: int) -> bool:
+    """Whether a save of so many records, at least, can begin at `offset` of that memory."""
+    aligned = offset % ALIGNMENT == 0 and offset >= records_at(num_blocks)
+    return aligned and offset + num_blocks * record_bytes <= memory.size
+
+
 class View:
     """Of one save. Reading and writing take no lock: one process writes, each number at once."""
 

@@ -21,7 +21,7 @@ from baton.handoff.client import HandoffClient
 from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import CompatibilityMismatch
 from baton.handoff.loader import Key, LoadJob
-from baton.handoff.manifest import num_blocks
+from baton.handoff.manifest import is_of, num_blocks, seal
 from baton.handoff.params import LoadWish, SaveWish
 from baton.handoff.reports import Costs, Loaded, Reports, Saved, ShardLoad, ShardSave
 from baton.handoff.saver import SaveJob
@@ -125,7 +125,7 @@ class SchedulerSide:
         end = self._end(request)
         wish, arrived_s = self._to_load.pop(request.request_id)
         if num_external == 0:
-            self._client.release_soon(wish.manifest)
+            self._give_up(request.request_id, wish)
             self._loaded.append(Loaded(request.request_id, wish.epoch))
             return
         first = (end - num_external) // self._block_size
@@ -161,7 +161,7 @@ class SchedulerSide:
         self._jobs.cancels += [key for key in self._loading if key[0] == request.request_id]
         self._to_save.pop(request.request_id, None)
         if (unused := self._to_load.pop(request.request_id, None)) is not None:
-            self._client.release_soon(unused[0].manifest)
+            self._give_up(request.request_id, unused[0])
         if request.status == RequestStatus.FINISHED_ABORTED:
             for (request_id, _), save in self._saving.items():
                 if request_id == request.request_id:
@@ -182,6 +182,11 @@ class SchedulerSide:
         """Tokens of the request whose KV its manifest can give."""
         return int(min(self._to_load[request.request_id][0].manifest.num_tokens, request.num_tokens - 1))
 
+    def _give_up(self, request_id: str, wish: LoadWish) -> None:
+        """Release what is not wanted here; another's, which a mangled manifest may name, stays."""
+        if is_of(wish.manifest, request_id, wish.epoch):
+            self._client.release_soon(wish.manifest)
+
     def _add_save(self, part: ShardSave) -> None:
         key = part.request_id, part.epoch
         save = self._saving[key]
@@ -198,7 +203,7 @@ class SchedulerSide:
 
     def _manifest(self, key: Key, save: _Save) -> Manifest:
         done = sorted(save.done, key=lambda part: part.rank)
-        return Manifest(
+        manifest = Manifest(
             request_id=key[0],
             epoch=key[1],
             worker_id=self._config.worker_id,
@@ -214,6 +219,7 @@ class SchedulerSide:
             saved_at_s=max(part.saved_at_s for part in done),
             save_ms=max(part.save_ms for part in done),
         )
+        return seal(manifest)
 
     def _add_load(self, part: ShardLoad) -> None:
         key = part.request_id, part.epoch

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Manifest(_message.Message):
-    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "block_size", "num_blocks", "layers", "shards", "lease_s", "saved_at_s", "save_ms", "facts", "wire_dtype")
+    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "block_size", "num_blocks", "layers", "shards", "lease_s", "saved_at_s", "save_ms", "facts", "wire_dtype", "digest")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class Manifest(_message.Message):
     SAVE_MS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     worker_id: str
@@ -43,7 +44,8 @@ class Manifest(_message.Message):
     save_ms: float
     facts: _containers.ScalarMap[str, str]
     wire_dtype: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
+    digest: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ..., wire_dtype: _Optional[str] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Layer(_message.Message):
     __slots__ = ("name", "dtype", "block_shape", "block_bytes", "record_bytes")

@@ -6,7 +6,8 @@ BatonError
     ├── SchedulerUnavailable  a router, a worker, the command line: nobody answers who could place
     ├── Refused               a worker: it does not fit into this deployment, or asked something impossible
     ├── StaleWorker           the scheduler: a worker's message is older than its last one
-    ├── StoreUnavailable      the scheduler: its store does not answer, or refuses it
+    ├── StoreUnavailable      the scheduler: its store does not answer, or not as it should
+    │   └── StoreRefuses      waiting will not help: a wrong URL, name or password
     ├── ListenFailed          the scheduler: its port is taken
     └── BadPolicy             the scheduler: a policy names what does not exist, or a name is taken twice
 """
@@ -59,6 +60,10 @@ class StaleWorker(SchedulerError):
 
 class StoreUnavailable(SchedulerError):
     """The store does not answer or refuses us. Names it without its password and says what to do."""
+
+
+class StoreRefuses(StoreUnavailable):
+    """The store's URL, name or password is wrong, as far as can be told."""
 
 
 class ListenFailed(SchedulerError):

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 class SchedulerServer:
     """Serves while entered.
 
-    Raises on entry ListenFailed (the port is taken) and StoreUnavailable (no answer, wrong password), and
+    Raises on entry ListenFailed (the port is taken) and StoreRefuses (a wrong name or password), and
     BadPolicy when made with a policy that names what is not there. Later the store may come and go: memory
     stands in for it, and is written back.
     """

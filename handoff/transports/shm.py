@@ -11,7 +11,7 @@ from baton.handoff import digests, segments
 from baton.handoff.errors import LeaseExpired, TransportFailed
 from baton.handoff.segments import Bytes
 from baton.handoff.transports.base import Pull, Records, Transport
-from baton.handoff.views import View
+from baton.handoff.views import View, inside
 from baton.protos.handoff_pb2 import Shard
 from baton.rpc import host_id
 
@@ -34,8 +34,10 @@ class SharedMemory(Transport):
         segment = self._attach(pull)
         ticket = digests.seed(pull.request_id, pull.epoch)
         stop = pull.first_block + pull.num_blocks
-        if shard.offset + stop * pull.record_bytes > segment.size:
-            raise TransportFailed(f"{pull.what}: reaches beyond the end of segment {shard.segment}")
+        if not inside(segment, shard.offset, stop, pull.record_bytes):
+            raise TransportFailed(
+                f"{pull.what}: {stop} records at {shard.offset} do not lie in segment {shard.segment}"
+            )
         view = View(segment, shard.offset)
 
         def check() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.scheduler.errors import StoreUnavailable
+from baton.scheduler.errors import StoreRefuses
 from baton.scheduler.store.base import Store
 from baton.scheduler.store.memory import MemoryStore
 
@@ -12,7 +12,7 @@ __all__ = ["Store", "open_store"]
 def open_store(url: str, topic: str) -> Store:
     """`memory`, or `redis://[:password@]host:port/db`, `rediss://` for TLS.
 
-    Raises StoreUnavailable when the URL makes no sense.
+    Raises StoreRefuses when the URL makes no sense.
     """
     if url == "memory":
         return MemoryStore(topic)
@@ -22,4 +22,4 @@ def open_store(url: str, topic: str) -> Store:
 
         return ResilientStore(RedisStore(url, topic), MemoryStore(topic))
     scheme = url.partition("://")[0]
-    raise StoreUnavailable(f"scheduler.store {scheme!r} is unknown: use memory, redis:// or rediss://")
+    raise StoreRefuses(f"scheduler.store {scheme!r} is unknown: use memory, redis:// or rediss://")

@@ -114,7 +114,8 @@ class Store(ABC):
         """
 
     async def open(self) -> None:
-        """To be called once, before all others. Raises StoreUnavailable: it is away, or refuses us."""
+        """To be called once, before all others. Raises StoreUnavailable: it is away, or
+        StoreRefuses us."""
         await self.merge(State())
 
     async def tend(self) -> None:  # noqa: B027 (most stores need none)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 import uuid
 from collections.abc import Coroutine
 from importlib.resources import files
@@ -22,6 +23,7 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     BusyLoadingError,
+    InvalidResponse,
     OutOfMemoryError,
     RedisError,
 )
@@ -29,7 +31,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.errors import StaleWorker, StoreUnavailable
+from baton.scheduler.errors import StaleWorker, StoreRefuses, StoreUnavailable
 from baton.scheduler.keys import lua_header, topic_keys
 from baton.scheduler.store import redis_wire as wire
 from baton.scheduler.store.base import Store
@@ -81,7 +83,7 @@ class RedisStore(Store):
                 maint_notifications_config=MaintNotificationsConfig(enabled=False),
             )
         except ValueError as error:
-            raise StoreUnavailable(f"scheduler.store {self.name!r} is not a Redis URL: {error}") from None
+            raise StoreRefuses(f"scheduler.store {self.name!r} is not a Redis URL: {error}") from None
         self._client = Redis(connection_pool=pool)
         self._scripts = {name: self._client.register_script(_source(name)) for name in SCRIPTS}
         # Identities are read anew only when the roster has changed: they are most of a view's bytes.
@@ -224,11 +226,12 @@ class RedisStore(Store):
             return  # what is not connected need not be closed
 
     async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
-        """One script's reply, as Redis gives it. Raises StoreUnavailable."""
+        """One script's reply, as Redis gives it. Raises StoreUnavailable, StoreRefuses."""
         try:
             return await _patiently(self._scripts[name](keys=self._keys, args=arguments))
         except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(f"redis at {self._host} {_explain(error)}") from error
+            kind = StoreRefuses if _for_good(error) else StoreUnavailable
+            raise kind(f"redis at {self._host} {_explain(error)}") from error
 
 
 async def _patiently(call: Coroutine[Any, Any, Any]) -> Any:
@@ -262,6 +265,24 @@ def _source(name: str) -> str:
     return "\n".join([lua_header(), *(part.read_text("utf-8") for part in parts)])
 
 
+def _refuses_the_password(error: BaseException) -> bool:
+    marks = ("WRONGPASS", "NOAUTH", "NOPERM")
+    return isinstance(error, AuthenticationError | AuthorizationError) or str(error).startswith(marks)
+
+
+def _is_nobodys_name(error: BaseException) -> bool:
+    """A name that cannot be resolved for now is another matter: its server may be down with Redis."""
+    cause = error.__cause__ or error.__context__ or error
+    return isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
+
+
+def _for_good(error: BaseException) -> bool:
+    """Whether somebody has to change something here, as far as can be told."""
+    wrong_database = "DB index is out of range" in str(error)
+    no_redis = isinstance(error, InvalidResponse)
+    return _refuses_the_password(error) or _is_nobodys_name(error) or wrong_database or no_redis
+
+
 def _explain(error: BaseException) -> str:
     """What is wrong and what to do, in a line."""
     text = " ".join(str(error).split())
@@ -269,9 +290,7 @@ def _explain(error: BaseException) -> str:
         return "still loads its data; it will answer when that is done"
     if isinstance(error, OutOfMemoryError):
         return f"is full ({text}); raise its maxmemory"
-    if isinstance(error, AuthenticationError | AuthorizationError) or text.startswith(
-        ("WRONGPASS", "NOAUTH")
-    ):
+    if _refuses_the_password(error):
         return f"refused the password ({text}); put the right one into scheduler.store"
     if isinstance(error, TimeoutError | RedisTimeoutError):
         return "does not answer in time; is it up, and is this the right address?"

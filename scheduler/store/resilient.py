@@ -4,6 +4,9 @@ While the shared store answers, it decides; memory follows: at once with what go
 twice a second with what other schedulers did. When a call fails, memory decides. It is written back, with
 what is over by now, before the shared store decides again: when that answers quickly and takes writes. One
 that came back empty without having been missed is known by its generation, and filled the same way.
+
+One that is away at the start is gone on without too: workers register again, and routers tell what they hold.
+Only where waiting cannot help, a wrong password or name, the start fails: nobody would see it later.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.errors import StoreUnavailable
+from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.store.base import Store
 from baton.scheduler.types import (
     Claim,
@@ -40,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class ResilientStore(Store):
-    """Raises StoreUnavailable in `open` alone. `problem` says why memory decides, while it does."""
+    """Raises StoreRefuses in `open`, nothing elsewhere. `problem` says why memory decides, while it does."""
 
     def __init__(self, shared: Store, memory: Store) -> None:
         self.name = shared.name
@@ -50,8 +53,15 @@ class ResilientStore(Store):
         self._decided.set()
 
     async def open(self) -> None:
-        state = await self._shared.export()
-        self.generation = await self._shared.merge(State())
+        try:
+            state = await self._shared.export()
+            self.generation = await self._shared.merge(State())
+        except StoreRefuses:
+            raise
+        except StoreUnavailable as error:
+            log.error("beginning without the store, and with an empty memory: %s", error)  # noqa: TRY400
+            self.problem = str(error)
+            return
         await self._memory.merge(state)
 
     async def tend(self) -> None:

@@ -13,7 +13,8 @@ from baton.services.config import Settings
 def run_scheduler(settings: Settings) -> None:
     """Serve placements until SIGTERM or SIGINT.
 
-    Raises BatonError, one line: the port is taken, the store does not answer or refuses the password.
+    Raises BatonError, one line: the port is taken, the store's name or password is wrong. A store that does
+    not answer is gone on without, until it does.
     """
     logs.configure(settings.log_format, "scheduler")
     own = settings.scheduler

@@ -77,6 +77,8 @@ def render(description: pb.Description) -> Group:
         f"model {', '.join(models) or '(no worker)'}, topic {description.topic}, store {description.store}, "
         f"{under_way} requests under way\n"
     )
+    if description.store_problem:
+        head += f"THE STORE IS AWAY, going on from memory: {description.store_problem}\n"
     tables = [_workers(description), _handoffs(description)]
     if any(worker.load.HasField("drafting") for worker in description.workers):
         tables.insert(1, _drafting(description))

@@ -11,7 +11,7 @@ import torch
 
 from baton.handoff.arena import Arena
 from baton.handoff.cache import BlockCache, HostBlockCache, block_cache
-from baton.handoff.manifest import Puller
+from baton.handoff.manifest import Puller, seal
 from baton.handoff.saver import Origin, SaveJob, Saver
 from baton.handoff.segments import Bytes
 from baton.handoff.service import HandoffService
@@ -67,7 +67,7 @@ class Source:
     def save(self, request_id: str, num_tokens: int, block_ids: Sequence[int], epoch: int = 1) -> Manifest:
         saved = self.saver.save(SaveJob(request_id, epoch, tuple(block_ids)))
         assert saved.problem is None, saved.problem
-        return Manifest(
+        manifest = Manifest(
             request_id=request_id,
             epoch=epoch,
             worker_id="source",
@@ -81,6 +81,7 @@ class Source:
             saved_at_s=saved.saved_at_s,
             save_ms=saved.save_ms,
         )
+        return seal(manifest)
 
     def close(self) -> None:
         self.service.close(grace_s=0)

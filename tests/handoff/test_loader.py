@@ -11,6 +11,7 @@ import pytest
 
 from baton.handoff.client import HandoffClient
 from baton.handoff.loader import Loader, LoadJob
+from baton.handoff.manifest import seal
 from baton.handoff.reports import ShardLoad
 from baton.handoff.saver import SaveJob
 from baton.handoff.transports.mock import Mock
@@ -174,6 +175,7 @@ def test_a_manifest_that_points_to_another_requests_place_brings_nothing(pair: P
     pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10, 1))
     other = pair.source.save("other", 310, random_blocks(CACHE_BLOCKS, 10, 3))
     other.request_id = "r"
+    seal(other)
     pair.load(other, 0, random_blocks(CACHE_BLOCKS, 10))
     problem = pair.finished().problem
     assert problem is not None
@@ -216,10 +218,32 @@ def test_a_stuck_pull_ends_in_time_and_is_reported_once(pair: Pair, how: str, ev
 
 
 def test_an_unexpected_failure_is_reported_too(pair: Pair) -> None:
-    pair.loader.submit(LoadJob("r", 1, b"\xff", 0, (1,), time.monotonic()))
+    manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
+    pair.mock.faults.delay_s = "long"  # type: ignore[assignment]
+    pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10))
     problem = pair.finished().problem
     assert problem is not None
     assert problem.name == "TransportFailed"
+    assert "TypeError" in problem.text
+
+
+def test_bytes_that_are_no_manifest(pair: Pair) -> None:
+    pair.loader.submit(LoadJob("r", 1, b"\xff", 0, (1,), time.monotonic()))
+    problem = pair.finished().problem
+    assert problem is not None
+    assert problem.name == "MalformedManifest"
+
+
+def test_a_mangled_manifest_releases_nothing(pair: Pair) -> None:
+    """Not even what it still names: it may name another's."""
+    manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
+    manifest.num_tokens = 311
+    pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10))
+    problem = pair.finished().problem
+    assert problem is not None
+    assert problem.name == "MalformedManifest"
+    pair.client.release(pair.source.save("behind it", 310, random_blocks(CACHE_BLOCKS, 10)))
+    assert pair.source.staging.held()[0] == 1
 
 
 def test_more_blocks_than_the_source_has(pair: Pair) -> None:

@@ -52,6 +52,11 @@ WRONG: list[tuple[Callable[[Manifest], object], type[HandoffError], str]] = [
     (lambda m: setattr(m.shards[0], "record_bytes", 5), MalformedManifest, "record_bytes is 5"),
     (lambda m: setattr(m.shards[0], "rank", 1), MalformedManifest, "rank of the shard is 1; 0"),
     (lambda m: m.shards.pop(), MalformedManifest, "0 shards; rank 0"),
+    (
+        lambda m: m.layers.reverse(),
+        MalformedManifest,
+        r"describes other layers \(drafter.* there, model.layers.0.* here\)",
+    ),
 ]
 
 
@@ -59,8 +64,18 @@ def test_engines_that_differ_say_in_what(manifest: Manifest) -> None:
     manifest.compatibility_hash = "0"
     manifest.facts.update({"speculative method": "eagle3", "dtype": "float32"})
     here = replace(puller(CACHE), facts={"speculative method": "mtp", "dtype": "float32"})
+    manifests.seal(manifest)
     with pytest.raises(CompatibilityMismatch, match=r"speculative method: eagle3 there, mtp here$"):
         manifests.check(manifest, "r", 1, here)
+
+
+def test_a_manifest_that_was_changed_on_its_way_is_refused(manifest: Manifest) -> None:
+    assert manifests.is_of(manifest, "r", 1)
+    assert not manifests.is_of(manifest, "r", 2)
+    manifest.num_tokens += 1  # the blocks are the same; one token's KV in them was never written
+    with pytest.raises(MalformedManifest, match=r"wanted for request 'r', has digest .* sealed with"):
+        manifests.check(manifest, "r", 1, puller(CACHE))
+    assert not manifests.is_of(manifest, "r", 1)
 
 
 @pytest.mark.parametrize(("spoil", "error", "text"), WRONG)
@@ -68,6 +83,7 @@ def test_what_does_not_fit_has_a_name(
     manifest: Manifest, spoil: Callable[[Manifest], object], error: type[HandoffError], text: str
 ) -> None:
     spoil(manifest)
+    manifests.seal(manifest)
     with pytest.raises(error, match=text):
         manifests.check(manifest, "r", 1, puller(CACHE))
 

@@ -130,12 +130,15 @@ def test_closing_ends_everything_quickly(make: Callable[..., Staging]) -> None:
     assert not segments.exists(name)
 
 
-def test_digests_differ_by_request_epoch_and_bytes() -> None:
+def test_digests_differ_by_request_epoch_place_and_bytes() -> None:
     data = np.arange(64, dtype=np.uint8).reshape(2, 32)
-    same = digests.of_records(data, digests.seed("a", 1)).tolist()
-    assert same == digests.of_records(data.copy(), digests.seed("a", 1)).tolist()
+    same = digests.of_records(data, digests.seed("a", 1), 0).tolist()
+    assert same == digests.of_records(data.copy(), digests.seed("a", 1), 0).tolist()
+    later = digests.of_records(data, digests.seed("a", 1), 1).tolist()
+    assert not set(same) & set(later)
+    assert digests.of_records(data[1:], digests.seed("a", 1), 1).tolist() == same[1:]
     assert same[0] != same[1]
     for seed in (digests.seed("b", 1), digests.seed("a", 2)):
-        assert not set(same) & set(digests.of_records(data, seed).tolist())
+        assert not set(same) & set(digests.of_records(data, seed, 0).tolist())
     data[1, -1] ^= 1
-    assert digests.of_records(data, digests.seed("a", 1))[1] != same[1]
+    assert digests.of_records(data, digests.seed("a", 1), 0)[1] != same[1]

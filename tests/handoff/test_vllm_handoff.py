@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from baton.handoff.client import HandoffClient
+from baton.handoff.manifest import seal
 from baton.handoff.params import load_params, save_params
 from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
@@ -208,6 +209,7 @@ def test_a_manifest_that_does_not_fit_ends_the_request_by_name(
     manifest = Manifest.FromString(original.SerializeToString())
     for key, value in spoil.items():
         setattr(manifest, key, value)
+    seal(manifest)
     ended, problem, lost = writer.call(failing, name, prompt, manifest, 1)
     assert ended == "error []"
     assert lost == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 
@@ -10,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.errors import StoreUnavailable
+from baton.scheduler.errors import StoreRefuses
 from baton.scheduler.store import open_store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
@@ -230,9 +231,78 @@ async def test_requests_go_on_while_it_is_written_back(
     assert all(worker.reserved == Reserved() for worker in view.workers.values())
 
 
-async def test_it_does_not_open_without_its_database(own_redis: RedisServer) -> None:
-    own_redis.stop()
-    store = open_store(own_redis.url, "t")
-    with pytest.raises(StoreUnavailable, match="does not answer"):
+@pytest.mark.parametrize("how", ["dead", "hung"])
+async def test_it_begins_without_its_database(
+    own_redis: RedisServer, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory decides from the start; what Redis knows, and what happened meanwhile, is joined later."""
+    earlier = resilient(own_redis)
+    await earlier.open()
+    await register(earlier, "d", pb.ROLE_MIXED, max_num_seqs=50, num_blocks=10_000)
+    claim = claim_on(await earlier.view(), need("before", 1, 10), "d")
+    assert (await earlier.reserve(claim, LEASE_S)).outcome is BOOKED
+    await earlier.close()
+    if how == "dead":
+        own_redis.stop()
+    else:
+        own_redis.hang()
+    store = resilient(own_redis)
+    await store.open()
+    assert "does not answer" in store.problem
+    assert "beginning without the store" in caplog.text
+    assert not (await store.view()).workers
+    await register(store, "d", pb.ROLE_MIXED, max_num_seqs=50, num_blocks=10_000)
+    claim = claim_on(await store.view(), need("during", 1, 10), "d")
+    assert (await store.reserve(claim, LEASE_S)).outcome is BOOKED
+    await store.tend()
+    assert store.problem
+    if how == "dead":
+        own_redis.start()
+    else:
+        own_redis.wake()
+    await back(store)
+    known = {"during"} if how == "dead" else {"before", "during"}
+    await store.tend()
+    assert await live(store) == known
+    later = resilient(own_redis)
+    await later.open()
+    assert await live(later) == known
+    assert (await later.view()).workers["d"].reserved.requests == len(known)
+    for one in (store, later):
+        await one.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("redis://:wrong@127.0.0.1:{port}/0", "refused the password"),
+        ("redis://127.0.0.1:{port}/0", "refused the password"),
+        ("redis://:s3cret@127.0.0.1:{port}/99", "DB index"),
+    ],
+    ids=["wrong password", "no password", "no such database"],
+)
+async def test_it_does_not_begin_where_waiting_is_no_help(
+    redis_server: RedisServer, url: str, text: str
+) -> None:
+    store = open_store(url.format(port=redis_server.port), "t")
+    with pytest.raises(StoreRefuses, match=f"(?i){text}"):
         await store.open()
+    await store.close()
+
+
+@pytest.mark.parametrize(("number", "refuses"), [(socket.EAI_NONAME, True), (socket.EAI_AGAIN, False)])
+async def test_a_name_that_is_nobodys_stops_the_start_and_one_unknown_for_now_does_not(
+    monkeypatch: pytest.MonkeyPatch, number: int, refuses: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(number, "it is not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    store = open_store("redis://a-host:6379/0", "t")
+    if refuses:
+        with pytest.raises(StoreRefuses, match=r"a-host:6379 does not answer .*not known"):
+            await store.open()
+    else:
+        await store.open()
+        assert "not known" in store.problem
     await store.close()

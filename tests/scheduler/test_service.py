@@ -26,7 +26,7 @@ from baton.scheduler.errors import (
     Refused,
     SchedulerUnavailable,
     StaleWorker,
-    StoreUnavailable,
+    StoreRefuses,
 )
 from baton.scheduler.policy import PolicyConfig
 from baton.scheduler.service import SchedulerServer, serve
@@ -267,13 +267,35 @@ async def test_a_taken_port_is_named() -> None:
 
 async def test_a_store_that_refuses_stops_the_start(redis_server: RedisServer) -> None:
     url = redis_server.url.replace("s3cret", "wr0ng")
-    with pytest.raises(StoreUnavailable, match="refused the password") as caught:
+    with pytest.raises(StoreRefuses, match="refused the password") as caught:
         async with SchedulerServer(Options(store=url)):
             pass
     assert "wr0ng" not in str(caught.value)
-    with pytest.raises(StoreUnavailable, match="does not answer"):
-        async with SchedulerServer(Options(store=f"redis://127.0.0.1:{free_port()}/0")):
-            pass
+
+
+async def test_a_scheduler_that_begins_without_redis_writes_back_later(own_redis: RedisServer) -> None:
+    own_redis.stop()
+    async with (
+        SchedulerServer(Options(store=own_redis.url)) as server,
+        SchedulerClient(server.address, router_id="router") as client,
+    ):
+        assert await health(server.address) == health_pb2.HealthCheckResponse.SERVING
+        await add(client, ("p", P), ("d", D))
+        await client.place("during", 1, prompt_tokens=10, max_new_tokens=1)
+        assert "does not answer" in (await client.describe()).store_problem
+        own_redis.start()
+
+        async def back() -> bool:
+            return figure(server, "store_up") == 1
+
+        await until(back)
+    async with (
+        SchedulerServer(Options(store=own_redis.url)) as second,
+        SchedulerClient(second.address, router_id="router") as client,
+    ):
+        told = await client.describe()
+        assert [one.attempt.request_id for one in told.attempts] == ["during"]
+        assert len(told.workers) == 2
 
 
 async def test_a_wrong_policy_stops_the_start() -> None:

@@ -18,9 +18,10 @@ def worker(name: str, role: pb.Role, method: str = "", **drafting: float) -> pb.
     )
 
 
-def shown(*workers: pb.WorkerStatus) -> list[str]:
+def shown(*workers: pb.WorkerStatus, store_problem: str = "") -> list[str]:
     console = Console(width=160, file=io.StringIO())
-    console.print(render(pb.Description(topic="t", store="memory", workers=workers)))
+    told = pb.Description(topic="t", store="memory", workers=workers, store_problem=store_problem)
+    console.print(render(told))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
@@ -42,3 +43,9 @@ def test_each_worker_that_drafts_has_a_line() -> None:
 
 def test_without_speculation_nothing_is_said_of_it() -> None:
     assert not any("speculation" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))
+
+
+def test_a_store_that_is_away_is_told() -> None:
+    problem = "redis at 127.0.0.1:6379 does not answer"
+    assert any("STORE IS AWAY" in line and problem in line for line in shown(store_problem=problem))
+    assert not any("STORE" in line for line in shown())

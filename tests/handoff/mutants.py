@@ -1,0 +1,396 @@
+"""How a handoff can be made wrong: each maker takes a right one and gives a wrong one.
+
+A maker spoils the manifest's bytes, its fields (sealed again, as a writer that is wrong would), whose
+manifest it is, the bytes in shared memory, or the chunks on their way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from baton.handoff import digests, wire
+from baton.handoff.manifest import seal
+from baton.handoff.staging import Entry
+from baton.handoff.wire import RawChunk
+from baton.protos.handoff_pb2 import Manifest
+from tests.handoff.caches import Source
+from tests.handoff.server import FalseSource
+
+PULL_S = 2.0
+SHORT_S = 0.05  # for a pull that is to wait in vain
+
+
+@dataclass
+class Stage:
+    """What makers may use. `right` is saved and waiting; what is not this request's may not be touched."""
+
+    source: Source
+    others: Manifest  # another request's, at the same source
+    theirs: Manifest  # of a request at another worker
+    transport: str
+    false_source: FalseSource
+    right: Manifest = field(default_factory=Manifest)
+
+
+@dataclass
+class Mutant:
+    kind: str
+    manifest: bytes
+    counts: bool = True  # it would load something else than the right one
+    untouched: bool = True  # refused before anything is loaded: the cache stays bit by bit as it was
+    during: Callable[[], AbstractContextManager[object]] = nullcontext
+    timeout_s: float = PULL_S
+
+
+Maker = Callable[[random.Random, Stage], Mutant]
+
+
+def makers(transport: str) -> list[Maker]:
+    """All that there are for a transport, the richer ones more than once."""
+    common: list[Maker] = [manifest_bytes, manifest_fields, manifest_fields, swapped, memory, memory]
+    return [*common, stream, stream, stream] if transport == "grpc" else common
+
+
+def spoil_bytes(rng: random.Random, good: bytes, other: bytes) -> bytes:
+    """Flipped, cut, grown, doubled or spliced; never the same."""
+    while True:
+        at, until = sorted((rng.randrange(len(good)), rng.randrange(1, len(good) + 1)))
+        way = rng.randrange(6)
+        if way == 0:
+            spoiled = bytearray(good)
+            for _ in range(rng.choice((1, 1, 2, 8))):
+                spoiled[rng.randrange(len(good))] ^= 1 << rng.randrange(8)
+            made = bytes(spoiled)
+        else:
+            made = [
+                good[:at],
+                good[:at] + rng.randbytes(rng.randrange(1, 40)) + good[at:],
+                good[:at] + good[until:],
+                good[:until] + good[at:],
+                good[:at] + other[at:],
+            ][way - 1]
+        if made != good:
+            return made
+
+
+def meaning(manifest: Manifest, transport: str) -> tuple[Any, ...]:
+    """What decides about what is loaded, and from where."""
+    shard = manifest.shards[0] if manifest.shards else None
+    place: tuple[Any, ...] = ()
+    if shard is not None:
+        by_memory = (shard.host, shard.segment, shard.offset)
+        place = (shard.rank, shard.record_bytes, by_memory if transport == "shm" else shard.address)
+    layers = tuple(layer.SerializeToString() for layer in manifest.layers)
+    numbers = (manifest.num_tokens, manifest.block_size, manifest.num_blocks, manifest.wire_dtype)
+    whose = (manifest.request_id, manifest.epoch, manifest.compatibility_hash, manifest.digest)
+    return (*whose, *numbers, layers, place)
+
+
+def manifest_bytes(rng: random.Random, stage: Stage) -> Mutant:
+    good = stage.right.SerializeToString()
+    made = spoil_bytes(rng, good, stage.others.SerializeToString())
+    try:
+        counts = meaning(Manifest.FromString(made), stage.transport) != meaning(stage.right, stage.transport)
+    except DecodeError:
+        counts = True
+    return Mutant("manifest's bytes", made, counts)
+
+
+_HUGE = (2**31, 2**32 - 1)
+_HUGER = (2**32, 2**63 - 1, 2**63, 2**64 - 1)
+_FIELDS: list[Callable[[random.Random, Manifest, Stage], object]] = [
+    lambda r, m, _s: setattr(m, "request_id", r.choice(("", "other", m.request_id + "0", "\x00" * 50))),
+    lambda r, m, _s: setattr(m, "epoch", r.choice((0, 1, 3, *_HUGER))),
+    lambda r, m, _s: setattr(m, "compatibility_hash", r.choice(("", "0" * 32, m.compatibility_hash[:-1]))),
+    lambda r, m, _s: setattr(m, "num_tokens", r.choice((0, 1, 32, m.num_tokens + 32, *_HUGE))),
+    lambda r, m, _s: setattr(m, "block_size", r.choice((0, 1, 16, 64, *_HUGE))),
+    lambda r, m, _s: setattr(m, "num_blocks", r.choice((0, 1, m.num_blocks + 1, *_HUGE))),
+    lambda r, m, _s: setattr(m, "wire_dtype", r.choice(("", "float17", "fp8_e5m2", "AUTO"))),
+    lambda r, m, _s: _shuffle(r, m),
+    lambda r, m, _s: m.layers.pop(r.randrange(len(m.layers))),
+    lambda r, m, _s: m.layers.extend([m.layers[0]] * r.choice((1, 500))),
+    lambda _r, m, _s: m.ClearField("layers"),
+    lambda r, m, _s: setattr(r.choice(m.layers), "dtype", r.choice(("", "float8_e4m3fn", "object", "bool"))),
+    lambda r, m, _s: setattr(r.choice(m.layers), "name", r.choice(("", "model.layers.9.attn", "../x"))),
+    lambda r, m, _s: setattr(r.choice(m.layers), "block_bytes", r.choice((0, 8, *_HUGER))),
+    lambda r, m, _s: setattr(r.choice(m.layers), "record_bytes", r.choice((0, 8, *_HUGER))),
+    lambda r, m, _s: r.choice(m.layers).block_shape.append(r.choice((1, 2, *_HUGER))),
+    lambda r, m, _s: r.choice(m.layers).block_shape.reverse(),
+    lambda _r, m, _s: m.ClearField("shards"),
+    lambda r, m, _s: setattr(m.shards[0], "rank", r.choice((1, *_HUGE))),
+    lambda r, m, _s: setattr(m.shards[0], "record_bytes", r.choice((0, 8, *_HUGER))),
+    lambda _r, m, s: m.shards.insert(0, s.theirs.shards[0]),
+]
+_PLACES: dict[str, list[Callable[[random.Random, Manifest, Stage], object]]] = {
+    "shm": [
+        lambda r, m, _s: setattr(
+            m.shards[0], "segment", r.choice(("", "../../etc/passwd", "baton-kv-1-0", "\x00"))
+        ),
+        lambda _r, m, s: setattr(m.shards[0], "segment", s.theirs.shards[0].segment),
+        lambda _r, m, s: setattr(m.shards[0], "offset", s.others.shards[0].offset),
+        lambda r, m, _s: setattr(m.shards[0], "offset", r.choice((0, 1, 8, 63, 64, 128, *_HUGE, *_HUGER))),
+        lambda r, m, _s: setattr(
+            m.shards[0], "offset", m.shards[0].offset + r.choice((-64, -8, -1, 1, 8, 64))
+        ),
+        lambda _r, m, _s: setattr(m.shards[0], "host", "another machine"),
+    ],
+    "grpc": [
+        lambda r, m, _s: setattr(
+            m.shards[0], "address", r.choice(("", "127.0.0.1:1", "[::", "127.0.0.1:99999"))
+        ),
+        lambda _r, m, s: setattr(m.shards[0], "address", s.theirs.shards[0].address),
+    ],
+}
+
+
+def _shuffle(rng: random.Random, manifest: Manifest) -> None:
+    layers = list(manifest.layers)
+    while layers == list(manifest.layers):
+        rng.shuffle(layers)
+    del manifest.layers[:]
+    manifest.layers.extend(layers)
+
+
+def manifest_fields(rng: random.Random, stage: Stage) -> Mutant:
+    """By somebody who seals it, or on its way."""
+    manifest = Manifest()
+    manifest.CopyFrom(stage.right)
+    while meaning(manifest, stage.transport) == meaning(stage.right, stage.transport):
+        # The first shard of two is another's; which rank it says it is, is the same.
+        rng.choice([*_FIELDS, *_PLACES[stage.transport] * 2])(rng, manifest, stage)
+    if rng.random() < 0.8:
+        return Mutant("manifest's fields, sealed again", seal(manifest).SerializeToString())
+    return Mutant("manifest's fields", manifest.SerializeToString())
+
+
+def swapped(rng: random.Random, stage: Stage) -> Mutant:
+    """A right manifest of something else, as it is or with this request's name on it."""
+    whose = rng.randrange(6)
+    manifest, kind = Manifest(), "swapped: "
+    manifest.CopyFrom(stage.right)
+    if whose == 0:
+        manifest, kind = stage.others, kind + "another request's"
+    elif whose == 1:
+        manifest, kind = stage.theirs, kind + "another worker's"
+    elif whose == 2:
+        manifest.epoch, kind = 1, kind + "an older epoch's"
+        seal(manifest)
+    elif whose == 3:
+        chosen = rng.choice((stage.others, stage.theirs))
+        manifest.CopyFrom(chosen)
+        manifest.request_id, manifest.epoch = stage.right.request_id, stage.right.epoch
+        seal(manifest)
+        kind += "another's under this request's name"
+    elif whose == 4:
+        what = rng.choice(("model", "draft model", "speculative method"))
+        manifest.compatibility_hash, manifest.facts[what] = f"{rng.getrandbits(128):032x}", "another"
+        seal(manifest)
+        kind += f"of another {what}"
+    else:
+        stage.source.staging.release(stage.right.request_id, stage.right.epoch)
+        kind += "replayed after its release"
+    # Over gRPC the name decides: another's place at the same source is not looked at.
+    same_place = whose == 3 and stage.transport == "grpc" and manifest.shards == stage.others.shards
+    return Mutant(kind, manifest.SerializeToString(), counts=not same_place, untouched=not same_place)
+
+
+def memory(rng: random.Random, stage: Stage) -> Mutant:
+    """Bytes in shared memory, which both transports read."""
+    ways: list[tuple[str, Callable[[random.Random, Entry, Stage], object]]] = [
+        ("memory: a record's bit", _flip_record),
+        ("memory: a digest", _flip_digest),
+        ("memory: two records, digests too", _swap_records),
+        ("memory: another request's records, digests too", _others_records),
+        ("memory: zeros", _zeros),
+        ("memory: said to have failed", lambda _r, entry, _s: entry.view.fail()),
+        ("memory: said not to be whole", lambda r, entry, _s: setattr(entry.view, "whole", r.randrange(6))),
+    ]
+    if stage.transport == "shm":
+        ways.append(("memory: another's ticket", _ticket))
+    kind, spoil = rng.choice(ways)
+
+    @contextlib.contextmanager
+    def during() -> Iterator[None]:
+        with stage.source.staging.opened(stage.right.request_id, stage.right.epoch) as entry:
+            spoil(rng, entry, stage)
+            yield
+
+    timeout_s = SHORT_S if "not to be whole" in kind else PULL_S
+    return Mutant(kind, stage.right.SerializeToString(), untouched=False, during=during, timeout_s=timeout_s)
+
+
+def _flip_record(rng: random.Random, entry: Entry, stage: Stage) -> None:
+    entry.records.reshape(-1)[rng.randrange(entry.records.size)] ^= 1 << rng.randrange(8)
+
+
+def _flip_digest(rng: random.Random, entry: Entry, stage: Stage) -> None:
+    at = rng.randrange(entry.num_blocks)
+    entry.view.digests(at, at + 1)[:] ^= np.uint64(1 << rng.randrange(64))
+
+
+def _swap_records(rng: random.Random, entry: Entry, stage: Stage) -> None:
+    pair = rng.sample(range(entry.num_blocks), 2)
+    entry.records[pair] = entry.records[pair[::-1]]
+    found = entry.view.digests(0, entry.num_blocks)
+    found[pair] = found[pair[::-1]]
+
+
+def _others_records(rng: random.Random, entry: Entry, stage: Stage) -> None:
+    first = rng.randrange(entry.num_blocks)
+    with stage.source.staging.opened(stage.others.request_id, stage.others.epoch) as other:
+        entry.records[first:] = other.records[first:]
+        entry.view.digests(first, entry.num_blocks)[:] = other.view.digests(first, entry.num_blocks)
+
+
+def _zeros(rng: random.Random, entry: Entry, stage: Stage) -> None:
+    at = rng.randrange(entry.num_blocks)
+    entry.records[at] = 0
+    if rng.random() < 0.5:
+        entry.view.digests(at, at + 1)[:] = 0
+
+
+def _ticket(rng: random.Random, entry: Entry, stage: Stage) -> None:
+    older = digests.seed(stage.right.request_id, stage.right.epoch - 1)
+    entry.view.ticket = rng.choice((0, older, rng.getrandbits(64)))
+
+
+def stream(rng: random.Random, stage: Stage) -> Mutant:
+    """A source that sends something else than what was asked for."""
+    with stage.source.staging.opened(stage.right.request_id, stage.right.epoch) as entry:
+        chunks = _chunks(entry)
+    good = [wire.encode(chunk) for chunk in chunks]
+    kind, messages = good[0], good
+    while messages == good or _same(messages, chunks):
+        kind, spoil = rng.choice(_STREAMS)
+        messages = spoil(rng, list(chunks), stage)
+    stage.false_source.messages = messages
+    manifest = Manifest()
+    manifest.CopyFrom(stage.right)
+    manifest.shards[0].address = stage.false_source.address
+    return Mutant(f"stream: {kind}", seal(manifest).SerializeToString(), untouched=False)
+
+
+def _chunks(entry: Entry) -> list[RawChunk]:
+    return [
+        RawChunk(at, entry.records[at : at + 2].reshape(-1).copy(), entry.view.digests(at, at + 2).copy())
+        for at in range(0, entry.num_blocks, 2)
+    ]
+
+
+def _same(messages: list[bytes], chunks: list[RawChunk]) -> bool:
+    """Whether they say the same in other bytes."""
+    try:
+        found = [wire.decode(message) for message in messages]
+    except DecodeError:
+        return False
+    return len(found) == len(chunks) and all(
+        one.first_block == two.first_block
+        and np.array_equal(one.records, two.records)
+        and np.array_equal(one.digests, two.digests)
+        for one, two in zip(found, chunks, strict=True)
+    )
+
+
+def _spoiled(rng: random.Random, chunks: list[RawChunk], stage: Stage) -> list[bytes]:
+    messages = [wire.encode(chunk) for chunk in chunks]
+    at = rng.randrange(len(messages))
+    messages[at] = spoil_bytes(rng, messages[at], messages[at - 1])
+    return messages
+
+
+def _order(rng: random.Random, chunks: list[RawChunk], stage: Stage) -> list[bytes]:
+    """Left out, doubled, swapped, one more."""
+    at = rng.randrange(len(chunks))
+    way = rng.randrange(4)
+    if way == 0:
+        del chunks[at]
+    elif way == 1:
+        chunks.insert(at, chunks[at])
+    elif way == 2:
+        chunks[at], chunks[at - 1] = chunks[at - 1], chunks[at]
+    else:
+        chunks.append(RawChunk(6, chunks[at].records, chunks[at].digests))
+    return [wire.encode(chunk) for chunk in chunks]
+
+
+def _places(rng: random.Random, chunks: list[RawChunk], stage: Stage) -> list[bytes]:
+    """Right records and digests of this very handoff, said to be of another place."""
+    one, two = rng.sample(range(len(chunks)), 2)
+    swap = {one: chunks[two], two: chunks[one]}
+    made = [swap.get(at, chunk) for at, chunk in enumerate(chunks)]
+    return [wire.encode(RawChunk(2 * at, chunk.records, chunk.digests)) for at, chunk in enumerate(made)]
+
+
+def _first_block(rng: random.Random, chunks: list[RawChunk], stage: Stage) -> list[bytes]:
+    at = rng.randrange(len(chunks))
+    first = rng.choice((0, 1, 2, 5, 6, *_HUGE, *_HUGER))
+    chunks[at] = RawChunk(first, chunks[at].records, chunks[at].digests)
+    return [wire.encode(chunk) for chunk in chunks]
+
+
+def _digests(rng: random.Random, chunks: list[RawChunk], stage: Stage) -> list[bytes]:
+    at = rng.randrange(len(chunks))
+    own = chunks[at].digests
+    made = rng.choice(
+        (own[:0], own[:1], own[::-1], np.append(own, own), own + np.uint64(1), own * np.uint64(0))
+    )
+    chunks[at] = RawChunk(chunks[at].first_block, chunks[at].records, made)
+    return [wire.encode(chunk) for chunk in chunks]
+
+
+def _sizes(rng: random.Random, chunks: list[RawChunk], stage: Stage) -> list[bytes]:
+    at = rng.randrange(len(chunks))
+    own = chunks[at].records
+    made = rng.choice((own[:0], own[:1], own[:-1], own[: own.size // 2], np.append(own, own), own[:-8]))
+    chunks[at] = RawChunk(chunks[at].first_block, made, chunks[at].digests)
+    return [wire.encode(chunk) for chunk in chunks]
+
+
+def _others(rng: random.Random, chunks: list[RawChunk], stage: Stage) -> list[bytes]:
+    """Another request's chunk in the place of one of ours."""
+    at = rng.randrange(len(chunks))
+    with stage.source.staging.opened(stage.others.request_id, stage.others.epoch) as entry:
+        chunks[at] = _chunks(entry)[at]
+    return [wire.encode(chunk) for chunk in chunks]
+
+
+def _older(rng: random.Random, chunks: list[RawChunk], stage: Stage) -> list[bytes]:
+    """The same bytes, as an older attempt at the request sent them."""
+    right = stage.right
+    change = digests.seed(right.request_id, right.epoch - 1) - digests.seed(right.request_id, right.epoch)
+    moved = np.uint64(change % 2**64)
+    at = rng.randrange(len(chunks))
+    chunks[at] = RawChunk(chunks[at].first_block, chunks[at].records, chunks[at].digests + moved)
+    return [wire.encode(chunk) for chunk in chunks]
+
+
+def _garbage(rng: random.Random, chunks: list[RawChunk], stage: Stage) -> list[bytes]:
+    return [rng.randbytes(rng.choice((1, 3, 50, 4096))) for _ in range(rng.randrange(1, 4))]
+
+
+def _lengths(rng: random.Random, chunks: list[RawChunk], stage: Stage) -> list[bytes]:
+    """Lengths that are not there, up to more than any memory."""
+    tag, length = rng.choice((0x12, 0x1A)), rng.choice((1, 100, *_HUGE, *_HUGER, 2**70))
+    return [bytes((tag,)) + wire._varint(length) + rng.randbytes(rng.choice((0, 5)))]
+
+
+_STREAMS: list[tuple[str, Callable[[random.Random, list[RawChunk], Stage], list[bytes]]]] = [
+    ("a chunk's bytes", _spoiled),
+    ("order and number", _order),
+    ("another place's chunk, digests too", _places),
+    ("first block", _first_block),
+    ("digests", _digests),
+    ("sizes", _sizes),
+    ("another request's chunk", _others),
+    ("an older epoch's chunk", _older),
+    ("garbage", _garbage),
+    ("lengths", _lengths),
+]

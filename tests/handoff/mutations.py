@@ -1,0 +1,298 @@
+"""Handoffs that are wrong in every way that a seed can think of, against the real loader and transports.
+
+    python -m tests.handoff.mutations --number 20000 --seed 7
+
+Each is refused with a named HandoffError, or it is a failure: one that was loaded, crashed something, hung,
+or left a wrong byte in the cache. What would load the same KV as the right one (a longer lease in a manifest)
+is told apart: it may be refused, and is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import random
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from baton.handoff.client import HandoffClient
+from baton.handoff.errors import HandoffError, InvalidWish, named
+from baton.handoff.loader import Loader, LoadJob
+from baton.handoff.manifest import seal
+from baton.handoff.params import load_params, parse
+from baton.handoff.reports import ShardLoad
+from baton.kernels.kv_pack import WIRE_DTYPES
+from baton.protos.handoff_pb2 import Manifest
+from tests.handoff import caches, mutants
+from tests.handoff.mutants import Mutant, Stage
+from tests.handoff.server import FalseSource, garble_service
+
+CACHE_BLOCKS = 17
+BLOCKS = 6
+TOKENS = BLOCKS * caches.BLOCK_SIZE - 5
+CHUNK_RECORDS = 2
+TIMEOUT_S = 10.0  # for a load to be reported; no mutation may take as long
+TRANSPORTS = ("shm", "grpc")
+RIGHT_EVERY = 20  # mutations, then a right handoff must load
+MOST_GROWTH_MIB = 400  # sources, caches and staging of all ranges; their own is about half
+
+
+@dataclass
+class Tally:
+    """What became of them."""
+
+    tried: Counter[str] = field(default_factory=Counter)  # by kind; those that would change what is loaded
+    refused: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)  # by name
+    harmless: int = 0  # would load the same
+    right: int = 0  # right handoffs that loaded in between
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        for name in ("tried", "refused", "errors"):
+            getattr(self, name).update(getattr(other, name))
+        self.harmless += other.harmless
+        self.right += other.right
+        self.wrong += other.wrong
+
+    def note(self, kind: str, error: str, counts: bool = True) -> None:
+        if not counts:
+            self.harmless += 1
+            return
+        self.tried[kind] += 1
+        if error:
+            self.refused[kind] += 1
+            self.errors[error] += 1
+        else:
+            self.wrong.append(f"{kind}: not refused")
+
+    def __str__(self) -> str:
+        kinds = [f"  {kind}: {self.refused[kind]} of {count}" for kind, count in sorted(self.tried.items())]
+        names = ", ".join(f"{name} {count}" for name, count in self.errors.most_common())
+        return "\n".join(
+            [
+                f"{self.refused.total()} of {self.tried.total()} refused; {self.harmless} more would have"
+                f" loaded the same; {self.right} right ones in between all loaded",
+                *kinds,
+                f"  by name: {names}",
+                *(f"  WRONG {line}" for line in self.wrong),
+            ]
+        )
+
+
+class Range:
+    """One transport and wire format: sources, a loader, and the cache that must stay clean."""
+
+    def __init__(self, transport: str, wire_dtype: str, seed: int) -> None:
+        self.random = random.Random(f"{seed}-{transport}-{wire_dtype}")
+        self.transport, self.where = transport, f"{transport} {wire_dtype}"
+        self.tally = Tally()
+        self._cache = caches.make_cache(CACHE_BLOCKS, 2, wire_dtype)
+        chunk_bytes = CHUNK_RECORDS * self._cache.record_bytes
+        self._source, self._neighbour = (
+            caches.source(caches.make_cache(CACHE_BLOCKS, which, wire_dtype), chunk_bytes=chunk_bytes)
+            for which in (1, 3)
+        )
+        self._false = FalseSource()
+        self._client = HandoffClient()
+        self._loader = Loader(
+            self._cache,
+            caches.puller(self._cache),
+            [transport],
+            self._client,
+            pull_timeout_s=2.0,
+            chunk_bytes=chunk_bytes,
+        )
+        self._blocks = caches.random_blocks(CACHE_BLOCKS, BLOCKS, 1)
+        self._into = caches.random_blocks(CACHE_BLOCKS, BLOCKS, 3)
+        self._memory = [layer.view(torch.uint8).numpy() for layer in self._cache._table.blocks]
+        self._before = [layer.copy() for layer in self._memory]
+        self._count = 0
+        self._others = self._source.save("other", TOKENS, caches.random_blocks(CACHE_BLOCKS, BLOCKS, 5))
+        theirs = self._neighbour.save("theirs", TOKENS, self._blocks)
+        self._stage = Stage(self._source, self._others, theirs, transport, self._false)
+        self._right = self._learn()
+
+    def close(self) -> None:
+        self._loader.close()
+        self._false.close()
+        for source in (self._source, self._neighbour):
+            source.close()
+        self._client.close()
+
+    def run(self, number: int) -> Tally:
+        makers = mutants.makers(self.transport)
+        for at in range(number):
+            self._try(makers[at % len(makers)])
+            if at % RIGHT_EVERY == RIGHT_EVERY - 1:
+                self._load_right()
+        self._load_right()
+        self._load_others()
+        return self.tally
+
+    def _try(self, maker: Callable[[random.Random, Stage], Mutant]) -> None:
+        request_id, manifest = self._save(epoch=2)
+        self._stage.right = manifest
+        with contextlib.ExitStack() as stack:
+            mutant = maker(self.random, self._stage)
+            stack.enter_context(mutant.during())
+            self._loader._pull_timeout_s = mutant.timeout_s
+            done = self._load(request_id, mutant.manifest, epoch=2)
+        problem = done.problem.name if done.problem is not None else ""
+        if problem and not issubclass(named(problem), HandoffError):
+            self.tally.wrong.append(f"{self.where}: {mutant.kind}: {problem} is no name")
+        self._check_cache(mutant, loaded=not problem)
+        if problem or mutant.counts:
+            self.tally.note(mutant.kind, problem, mutant.counts)
+        self._restore()
+        self._source.staging.release(request_id, 2)
+
+    def _check_cache(self, mutant: Mutant, loaded: bool) -> None:
+        """Blocks of others are as they were; the load's own hold what was there, or what belongs there."""
+        if loaded and mutant.counts:
+            return  # a failure already
+        for layer, before, right in zip(self._memory, self._before, self._right, strict=True):
+            own = list(self._into)
+            may = np.ones(CACHE_BLOCKS, bool) if mutant.untouched else ~np.isin(range(CACHE_BLOCKS), own)
+            same = (layer == before).all(axis=1)
+            if not (same | ((layer == right).all(axis=1) & ~may)).all():
+                self.tally.wrong.append(f"{self.where}: {mutant.kind}: a wrong byte is in the cache")
+                return
+
+    def _learn(self) -> list[Any]:
+        """The cache after a right load."""
+        request_id, manifest = self._save(epoch=1)
+        done = self._load(request_id, manifest.SerializeToString(), epoch=1)
+        right = [layer.copy() for layer in self._memory]
+        self._restore()
+        assert done.problem is None, done.problem
+        if self._cache.wire_dtype == "auto":
+            for got, given in zip(right, self._source.cache._table.blocks, strict=True):
+                saved = given.view(torch.uint8).numpy()
+                assert np.array_equal(got[list(self._into)], saved[list(self._blocks)])
+        return right
+
+    def _load_right(self) -> None:
+        request_id, manifest = self._save(epoch=1)
+        self._loader._pull_timeout_s = TIMEOUT_S
+        done = self._load(request_id, manifest.SerializeToString(), epoch=1)
+        same = all(np.array_equal(*pair) for pair in zip(self._memory, self._right, strict=True))
+        if done.problem is not None or not same:
+            self.tally.wrong.append(f"{self.where}: a right handoff did not load: {done.problem}")
+        self.tally.right += 1
+        self._restore()
+
+    def _load_others(self) -> None:
+        """What was named by mutations all the time was neither released nor changed."""
+        if self._load("other", self._others.SerializeToString(), epoch=1).problem is not None:
+            self.tally.wrong.append(f"{self.where}: another's handoff was lost")
+        if self._neighbour.staging.held()[0] != 1:
+            self.tally.wrong.append(f"{self.where}: a neighbour's handoff was lost")
+
+    def _save(self, epoch: int) -> tuple[str, Manifest]:
+        self._count += 1
+        request_id = f"r{self._count}"
+        return request_id, self._source.save(request_id, TOKENS, self._blocks, epoch)
+
+    def _load(self, request_id: str, manifest: bytes, epoch: int) -> ShardLoad:
+        self._loader.submit(LoadJob(request_id, epoch, manifest, 0, self._into, time.monotonic()))
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (done := self._loader.take_finished()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{self.where}: a load hangs")
+            time.sleep(0.0002)
+        return done[0]
+
+    def _restore(self) -> None:
+        for layer, before in zip(self._memory, self._before, strict=True):
+            layer[list(self._into)] = before[list(self._into)]
+
+
+def mangled_wishes(number: int, seed: int) -> Tally:
+    """`kv_transfer_params` that are no wish."""
+    rng, tally = random.Random(seed), Tally()
+    good = load_params(3, seal(Manifest(request_id="r", epoch=3, num_tokens=9)))
+    values = [None, "", "x", -1, 1.5, True, b"", b"\xff", [], {}, 2**70, "save", b"\x0a\xff\xff\xff\xff\x0f"]
+    for _ in range(number):
+        key = rng.choice(list(good))
+        value = rng.choice(values)
+        if key == "manifest" and rng.random() < 0.5:
+            value = good["manifest"][: rng.randrange(1, len(good["manifest"]))]
+        try:
+            wish = parse({**good, key: value})
+        except InvalidWish:
+            tally.note("wish", "InvalidWish")
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is no name)
+            tally.wrong.append(f"wish {key}={value!r}: {type(error).__name__}: {error}")
+        else:
+            del wish  # a wish all the same, for another epoch or with another manifest: for the loader
+            tally.note("wish", "", counts=False)
+    return tally
+
+
+class _Unexpected(logging.Handler):
+    """Errors that the loader did not think of: reported by name all the same, but to be thought of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage() + (f": {record.exc_info[1]!r}" if record.exc_info else ""))
+
+
+@contextlib.contextmanager
+def watched(tally: Tally) -> Iterator[None]:
+    """What is logged as unexpected meanwhile, and memory that was taken, count as wrong."""
+    handler, logger = _Unexpected(), logging.getLogger("baton.handoff")
+    logger.addHandler(handler)
+    logger.propagate, before = False, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+    tally.wrong += handler.texts
+    grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    if grown_mib > MOST_GROWTH_MIB:
+        tally.wrong.append(f"memory grew by {grown_mib:.0f} MiB")
+
+
+def run(number: int, seed: int) -> Tally:
+    """About `number` mutations, over both transports and all wire formats."""
+    whole = Tally()
+    with watched(whole):
+        places = [(transport, wire) for transport in TRANSPORTS for wire in WIRE_DTYPES]
+        for transport, wire in places:
+            made = Range(transport, wire, seed)
+            try:
+                whole.add(made.run(number * 8 // 10 // len(places)))
+            finally:
+                made.close()
+        for kind, error in garble_service(number // 10, seed):
+            whole.note(kind, error)
+        whole.add(mangled_wishes(number // 10, seed))
+    return whole
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--number", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    began = time.monotonic()
+    tally = run(asked.number, asked.seed)
+    print(f"{tally}\n{time.monotonic() - began:.1f} s")
+    raise SystemExit(bool(tally.wrong))
+
+
+if __name__ == "__main__":
+    main()

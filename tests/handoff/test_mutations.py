@@ -1,0 +1,18 @@
+"""At least a thousand wrong handoffs, none accepted. More of them: python -m tests.handoff.mutations."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.handoff import mutations
+
+NUMBER = 1200
+
+
+@pytest.mark.timeout(120)
+def test_a_wrong_handoff_is_refused_each_time() -> None:
+    tally = mutations.run(NUMBER, seed=1)
+    print(tally)
+    assert tally.wrong == []
+    assert tally.refused == tally.tried
+    assert tally.tried.total() >= 1000
