@@ -69,7 +69,7 @@ class Act:
             await self.load.event(lambda answer: len(answer.tokens) >= STREAMED and mine(answer), MOMENT_S)
         elif self.stage in (QUEUE, PREFILL):
             enough = 2 if self.stage == QUEUE else 1
-            while self.unread(victim) < enough and time.monotonic() < deadline:
+            while self.unread(victim) < enough and time.monotonic() < deadline:  # noqa: ASYNC110 (no event tells)
                 await asyncio.sleep(0.005)
         else:
             await asyncio.sleep(self.draw.uniform(0.0, 0.5))
@@ -97,7 +97,7 @@ class Act:
             if victim.is_worker and victim.worker_id not in (reader, writer):
                 continue
             if not answer.tokens:
-                stage = PREFILL if not reading else QUEUE
+                stage = PREFILL if not reading and victim.worker_id == reader else QUEUE
                 reading += 1
             elif len(answer.tokens) == 1:
                 stage = HANDOFF

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -50,7 +51,7 @@ class Answer:
         if not self.case.stream:
             return []
         times = [self.asked, *self.arrivals, self.ended]
-        return list(zip(times, times[1:], strict=False))
+        return list(itertools.pairwise(times))
 
 
 def judge(answer: Answer, expected: list[int]) -> tuple[Fate, str]:

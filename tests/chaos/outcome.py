@@ -146,12 +146,12 @@ class Outcome:
         )
         lines = [
             f"{self.plan}, {self.shape}, seed {self.seed}: {'good' if self.good else 'NOT GOOD'}",
-            f"  {self.requests} requests ({self.streams} streams), {self.tokens} tokens: {self.failed} failed, "
-            f"{self.wrong} wrong, {self.refused} refused while nobody could write, "
+            f"  {self.requests} requests ({self.streams} streams), {self.tokens} tokens: "
+            f"{self.failed} failed, {self.wrong} wrong, {self.refused} refused while nobody could write, "
             f"{self.refused_needlessly} needlessly, {self.router_lost} of killed routers",
             f"  longest pause {self.longest_pause_s:.2f} s; with a worker left "
-            f"{self.longest_covered_pause_s:.2f} s, limit {self.pause_limit_s:.1f} s ({self.over_limit} over it); "
-            f"p99 {self.p99_pause_s:.2f} s",
+            f"{self.longest_covered_pause_s:.2f} s, limit {self.pause_limit_s:.1f} s "
+            f"({self.over_limit} over it); p99 {self.p99_pause_s:.2f} s",
             f"  left: {leaked}; clean {self.clean_after_s:.1f} s after the end; {self.restarts} restarts",
             f"  faults: {_counts(self.faults)}",
             f"  requests hit: {_counts(self.stages)}",

@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 async def run(plan: Plan, seed: int, seconds: float, folder: Path, zygote: Zygote, say: Say) -> Outcome:
-    """Raises AssertionError when the deployment does not even start."""
+    """Break a deployment of its own. What goes wrong in it is told by the outcome."""
     shape = plan.shape
     outcome = Outcome(
         plan.name,
@@ -38,6 +38,19 @@ async def run(plan: Plan, seed: int, seconds: float, folder: Path, zygote: Zygot
         pause_limit_s=shape.lease_s + ADDED_S,
     )
     site = Site(shape, folder, zygote)
+    try:
+        await _broken(site, plan, seed, seconds, outcome, say)
+    except AssertionError as problem:
+        outcome.unhealed.append(f"the plan ended early: {problem}")
+    outcome.leaks.segments = len(site.segments_left())
+    outcome.restarts = site.restarts.total()
+    outcome.crashes = site.crashes
+    return outcome
+
+
+async def _broken(site: Site, plan: Plan, seed: int, seconds: float, outcome: Outcome, say: Say) -> None:
+    """Raises AssertionError when the deployment does not start, or cannot be asked at the end."""
+    shape = site.shape
     async with site:
         say(f"{plan.name}: {shape.name} serves")
         known = await questions(site.url(site.routers[0]))
@@ -52,17 +65,13 @@ async def run(plan: Plan, seed: int, seconds: float, folder: Path, zygote: Zygot
                 census += await _happen(event, site, load, outcome, say)
                 faults[event.fault] += 1
             outcome.seconds = time.monotonic() - began
+        outcome.faults, outcome.stages = dict(faults), dict(census)
         ended = time.monotonic()
         expected = [load.expected(answer) for answer in load.over]
         outcome.add(load.over, expected, site.uncovered_until(ended))
         outcome.leaks = await _left(site, whole, ended + 2 * shape.lease_limit_s)
         outcome.clean_after_s = time.monotonic() - ended
         outcome.retries = _retries(await site.metrics())
-    outcome.leaks.segments = len(site.segments_left())
-    outcome.restarts = site.restarts.total()
-    outcome.crashes = site.crashes
-    outcome.faults, outcome.stages = dict(faults), dict(census)
-    return outcome
 
 
 async def _happen(event: Event, site: Site, load: Load, outcome: Outcome, say: Say) -> Counter[str]:
@@ -76,10 +85,10 @@ async def _happen(event: Event, site: Site, load: Load, outcome: Outcome, say: S
         repaired = time.monotonic()
         await site.whole(HEAL_S)
     except (AssertionError, TimeoutError) as problem:
-        outcome.unhealed.append(
-            f"{event.number}. {event.fault} ({event.stage}): {problem or 'it took too long'}"
-        )
+        why = str(problem) or "it took too long"
+        outcome.unhealed.append(f"{event.number}. {event.fault} ({event.stage}): {why}")
         say(f"  {outcome.unhealed[-1]}")
+        await site.mend()
         return act.census
     now = time.monotonic()
     say(

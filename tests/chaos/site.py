@@ -280,6 +280,21 @@ class Site:
         if self.redis is not None:
             self.redis.stop()
 
+    async def mend(self) -> None:
+        """Put right what a fault left behind that came to no good end."""
+        for part in self.parts:
+            if part.hung:
+                part.wake()
+            if part.proxy is not None:
+                part.proxy.mend()
+            if not part.wanted:
+                with contextlib.suppress(ProcessLookupError):
+                    part.signal(signal.SIGKILL)
+                await part.restart()
+        if self.redis is not None:
+            self.redis.stop()
+            await asyncio.to_thread(self.redis.start)
+
     def segments_left(self) -> list[str]:
         """Shared memory of this site's processes; after `close` there must be none."""
         ours = {str(pid) for pid in self.pids}

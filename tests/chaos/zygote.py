@@ -25,7 +25,7 @@ WORKER_KINDS = ("prefill", "decode", "mixed")
 
 
 class Zygote:
-    """The process, as the harness sees it. Its methods block for milliseconds, and may come from any thread."""
+    """The process, as the harness sees it. Its methods block for milliseconds; any thread may call them."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
