@@ -79,6 +79,7 @@ class Load:
         self.site = site
         self.running: dict[str, Answer] = {}
         self.over: list[Answer] = []
+        self.tokens = 0  # that came, of all answers
         self._questions = questions
         self._seed = seed
         self._clients = clients
@@ -200,6 +201,7 @@ class Load:
         choice = told["choices"][0]  # type: ignore[index]
         ids = choice.get("token_ids") or []
         answer.tokens += ids
+        self.tokens += len(ids)
         answer.finish = choice.get("finish_reason") or answer.finish
         if ids:
             answer.arrivals.append(time.monotonic())

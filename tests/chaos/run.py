@@ -93,7 +93,8 @@ async def _happen(event: Event, site: Site, load: Load, outcome: Outcome, say: S
     now = time.monotonic()
     say(
         f"  {event.number:3}. {event.fault:26} {event.stage:8} {repaired - began:5.1f} s, whole after "
-        f"{now - repaired:4.1f} s; {len(load.over)} answers, {len(load.running)} under way"
+        f"{now - repaired:4.1f} s; {len(load.over)} answers, {len(load.running)} under way, "
+        f"{load.tokens} tokens"
     )
     return act.census
 
