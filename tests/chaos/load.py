@@ -135,12 +135,17 @@ class Load:
         count = 0
         while not self._stopping:
             case = self._questions.draw(draw)
-            await self._ask(f"chaos-{number}-{count}.", case, number + count)
+            await self._ask(f"chaos-{number}-{count}.", case, self._router(number + count))
             count += 1
 
-    async def _ask(self, request_id: str, case: Case, turn: int) -> None:
+    def _router(self, turn: int) -> Part:
+        """As a balancer chooses that asks for their health: none that has started and is not ready yet."""
+        ready = [one for one in self.site.routers if not (one.wanted and one.away)] or self.site.routers
+        return ready[turn % len(ready)]
+
+    async def _ask(self, request_id: str, case: Case, router: Part) -> None:
         began = time.monotonic()
-        answer = Answer(request_id, case, self.site.routers[turn % len(self.site.routers)], began)
+        answer = Answer(request_id, case, router, began)
         self.running[request_id] = answer
         error = ""
         try:

@@ -60,6 +60,7 @@ class Outcome:
     shape: str
     speculation: str
     store: str
+    began_at: float = 0.0  # time.monotonic
     seconds: float = 0.0
     requests: int = 0
     streams: int = 0
@@ -119,16 +120,18 @@ class Outcome:
             pauses = answer.pauses() if fate is Fate.RIGHT else []
             if pauses:
                 longest.append(max(end - start for start, end in pauses))
-                covered = [covered_s(pause, uncovered) for pause in pauses]
-                self.longest_covered_pause_s = max(self.longest_covered_pause_s, *covered)
-                over = [one for one in covered if one > self.pause_limit_s]
-                self.over_limit += len(over)
-                if over:
-                    self.tell(
-                        f"{answer.request_id}: a pause of {max(over):.2f} s ({longest[-1]:.2f} s in all)"
-                    )
+                self._add_covered(answer, pauses, [covered_s(pause, uncovered) for pause in pauses])
         self.longest_pause_s = max([self.longest_pause_s, *longest])
         self.p99_pause_s = percentile(longest, 0.99) if longest else 0.0
+
+    def _add_covered(self, answer: Answer, pauses: Sequence[Span], covered: Sequence[float]) -> None:
+        self.longest_covered_pause_s = max(self.longest_covered_pause_s, *covered)
+        for event, (pause, took_s) in enumerate(zip(pauses, covered, strict=True)):
+            if took_s > self.pause_limit_s:
+                self.over_limit += 1
+                began_s = pause[0] - self.began_at
+                where = f"before its event {event}, {began_s:.1f} s after the start"
+                self.tell(f"{answer.request_id}: a pause of {took_s:.2f} s {where}")
 
     def tell(self, message: str) -> None:
         if len(self.messages) < TOLD:

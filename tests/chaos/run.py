@@ -58,7 +58,7 @@ async def _broken(site: Site, plan: Plan, seed: int, seconds: float, outcome: Ou
         census: Counter[str] = Counter()
         faults: Counter[str] = Counter()
         async with Load(site, known, plan.clients, f"{seed} {plan.name}") as load:
-            began = time.monotonic()
+            began = outcome.began_at = time.monotonic()
             for event in plan.events(seed):
                 if time.monotonic() - began >= seconds:
                     break
@@ -92,7 +92,8 @@ async def _happen(event: Event, site: Site, load: Load, outcome: Outcome, say: S
         return act.census
     now = time.monotonic()
     say(
-        f"  {event.number:3}. {event.fault:26} {event.stage:8} {repaired - began:5.1f} s, whole after "
+        f"  {event.number:3}. {began - outcome.began_at:5.1f} s: {event.fault:24} {event.stage:7} "
+        f"{repaired - began:5.1f} s, whole after "
         f"{now - repaired:4.1f} s; {len(load.over)} answers, {len(load.running)} under way, "
         f"{load.tokens} tokens"
     )

@@ -110,7 +110,7 @@ def test_a_503_is_a_failure_unless_nobody_could_write() -> None:
 
 
 def test_pauses_count_from_the_request_to_the_end_without_the_time_of_a_restart() -> None:
-    late = answer(RIGHT, ended=22.0)  # the last token came at 12.0
+    late = answer(RIGHT, ended=22.0, router=_Named())  # the last token came at 12.0
     told = judged(late)
     assert told.longest_pause_s == told.longest_covered_pause_s == pytest.approx(10.0)
     assert told.over_limit == 1
