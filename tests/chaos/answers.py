@@ -15,12 +15,11 @@ from typing import Any
 import aiohttp
 
 from baton.services.worker.fingerprint import model_fingerprint
+from tests.e2e import prompts as texts
 from tests.e2e.deployment import ENGINE, MODEL_NAME
-from tests.e2e.prompts import prompts
 
 SHORTEST, LONGEST = 20, 900  # tokens of a prompt
 FEWEST, MOST = 16, 300  # tokens of an answer
-EVERY = 2  # of the prompts so many are asked: each has one long reference
 LIMIT = int(ENGINE["max_model_len"])
 AT_ONCE = 8
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton-chaos"
@@ -67,24 +66,25 @@ class Questions:
         return self._known[case.prompt][: case.tokens]
 
 
-def asked() -> list[tuple[int, ...]]:
-    """The prompts."""
-    chosen = [tuple(prompt) for prompt in prompts() if SHORTEST <= len(prompt) <= LONGEST]
-    return chosen[::EVERY]
+def asked(every: int) -> list[tuple[int, ...]]:
+    """Every so many-th prompt of all lengths."""
+    chosen = [tuple(prompt) for prompt in texts.prompts() if SHORTEST <= len(prompt) <= LONGEST]
+    return chosen[::-every]
 
 
-async def questions(url: str) -> Questions:
-    """All with their answers; what is not known yet is asked at `url`, where nothing may fail now."""
-    file = CACHE / f"{_digest(asked())}.json"
+async def questions(url: str, every: int) -> Questions:
+    """Prompts with their answers; what is not known yet is asked at `url`, where nothing may fail now."""
+    prompts = asked(every)
+    file = CACHE / f"{_digest(prompts)}.json"
     if file.exists():
         answers = json.loads(file.read_text())
     else:
-        answers = await _take(url, asked())
+        answers = await _take(url, prompts)
         CACHE.mkdir(parents=True, exist_ok=True)
         fresh = file.with_suffix(f".{os.getpid()}")
         fresh.write_text(json.dumps(answers))
         fresh.rename(file)
-    return Questions(dict(zip(asked(), answers, strict=True)))
+    return Questions(dict(zip(prompts, answers, strict=True)))
 
 
 def _digest(asked: Sequence[tuple[int, ...]]) -> str:

@@ -46,6 +46,8 @@ class Plan:
     clients: int = 8
     once: bool = False  # end when each fault was there at each of its stages
     stages: dict[str, tuple[str, ...]] = field(default_factory=dict)  # instead of a fault's own
+    hold_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # the same
+    every: int = 2  # so many-th of the prompts is asked: each needs its long answer from before
 
     def events(self, seed: int) -> Iterator[Event]:
         """Without an end, unless `once`: round by round each fault at each of its stages, in random order."""
@@ -62,7 +64,7 @@ class Plan:
                     name,
                     stage,
                     round(draw.uniform(*GAP_S), 3),
-                    round(draw.uniform(*FAULTS[name].hold_s), 3),
+                    round(draw.uniform(*self.hold_s.get(name, FAULTS[name].hold_s)), 3),
                     f"{seed} {self.name} {draw.getrandbits(32)}",
                 )
             if self.once:
@@ -173,6 +175,8 @@ plan(
             "kill-decode": ("stream",),
             "hang-decode": ("handoff",),
         },
+        hold_s=dict.fromkeys(("hang-prefill", "hang-decode"), (3.3, 4.0)),
+        every=9,
     )
 )
 ALL = [name for name in PLANS if name != "short"]

@@ -53,7 +53,7 @@ async def _broken(site: Site, plan: Plan, seed: int, seconds: float, outcome: Ou
     shape = site.shape
     async with site:
         say(f"{plan.name}: {shape.name} serves")
-        known = await questions(site.url(site.routers[0]))
+        known = await questions(site.url(site.routers[0]), plan.every)
         whole = await _idle_blocks(site)
         census: Counter[str] = Counter()
         faults: Counter[str] = Counter()

@@ -263,7 +263,7 @@ def test_each_round_has_each_fault_at_each_of_its_stages(name: str) -> None:
         round_ = events[turn * len(wanted) : (turn + 1) * len(wanted)]
         assert sorted((event.fault, event.stage) for event in round_) == sorted(wanted)
     for event in events:
-        low, high = FAULTS[event.fault].hold_s
+        low, high = one.hold_s.get(event.fault, FAULTS[event.fault].hold_s)
         assert low <= event.hold_s <= high
 
 
@@ -281,10 +281,11 @@ def test_a_name_is_registered_once() -> None:
 
 
 def test_questions_are_of_the_asked_lengths() -> None:
-    lengths = [len(prompt) for prompt in answers.asked()]
+    lengths = [len(prompt) for prompt in answers.asked(2)]
     assert min(lengths) <= 32
     assert max(lengths) == answers.LONGEST
     assert len(lengths) > 20
+    assert len(answers.asked(PLANS["short"].every)) >= 5
 
 
 # -- what does the harm
