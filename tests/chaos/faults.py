@@ -7,7 +7,6 @@ true by itself. It reaches for nothing but its `Act`.
 from __future__ import annotations
 
 import asyncio
-import mmap
 import random
 import shutil
 import time
@@ -15,10 +14,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 from redis.asyncio import Redis
 
-from baton.handoff import segments
+from tests.chaos.corruption import corrupt, record_bytes
 from tests.chaos.load import Answer, Load
 from tests.chaos.site import Part, Site
 from tests.scheduler.support import RedisServer
@@ -248,37 +246,16 @@ async def rolling_restart(act: Act) -> None:
 # -- handoffs
 
 
-@fault(hold_s=(1.0, 2.0))
+@fault(hold_s=(2.0, 4.0))
 async def corrupt_handoffs(act: Act) -> None:
-    """Flip bytes in all KV that waits to be pulled, at several first tokens."""
+    """Flip a bit in each save of a prefill worker that waits to be pulled, as soon as it is whole."""
     until = time.monotonic() + act.hold_s
+    seen: set[int] = set()
+    size = record_bytes()
     while time.monotonic() < until:
-        met = await act.load.event(
-            lambda answer: len(answer.arrivals) == 1 and len(answer.case.prompt) >= LONG_PROMPT, act.hold_s
-        )
-        if met is None:
-            return
         for reader in act.site.of("prefill"):
-            act.census["prefill corrupted"] += _flip(reader.pid)
-
-
-def _flip(pid: int) -> int:
-    """One bit in each kilobyte of a worker's segments; how many segments.
-
-    A save writes all of its place anew, so that what is not in use comes to no harm. The offset spares the
-    words that say who owns a place: those are not a network's to corrupt.
-    """
-    flipped = 0
-    for path in segments.DIRECTORY.glob(f"baton-kv-{pid}-*"):
-        try:
-            with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-                data = np.frombuffer(memory, np.uint8)
-                data[37::1024] ^= 0x10
-                del data  # before its memory is unmapped
-        except FileNotFoundError:
-            continue
-        flipped += 1
-    return flipped
+            act.census["saves corrupted"] += corrupt(reader.pid, act.draw, seen, size)
+        await asyncio.sleep(0.002)
 
 
 # -- network

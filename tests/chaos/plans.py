@@ -154,7 +154,7 @@ plan(
 plan(
     Plan(
         "handoffs-1p1d",
-        Shape(1, 1, staging_mib=2, speculation=MTP),
+        Shape(1, 1, staging_mib=12, speculation=MTP),
         ("corrupt-handoffs", "kill-prefill", "kill-decode", "hang-prefill"),
         "corrupted KV, and hardly any room for KV that waits",
         seconds=120.0,

@@ -6,18 +6,23 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator
+import os
+import random
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from aiohttp import web
 
-from baton.handoff import segments
+from baton.handoff import digests, segments
+from baton.handoff.arena import Arena
+from baton.handoff.staging import Staging
 from baton.protos import scheduler_pb2 as pb
 from tests.chaos import answers, page, plans
 from tests.chaos.answers import Case, Questions
-from tests.chaos.faults import FAULTS, _flip, fault
+from tests.chaos.corruption import corrupt
+from tests.chaos.faults import FAULTS, fault
 from tests.chaos.load import Answer, Fate, Load, judge
 from tests.chaos.outcome import Leaks, Outcome, covered_s, leaks
 from tests.chaos.plans import PLANS, Plan, plan
@@ -291,21 +296,30 @@ def test_questions_are_of_the_asked_lengths() -> None:
 # -- what does the harm
 
 
-@pytest.fixture
-def segment() -> Iterator[segments.Segment]:
-    one = segments.create(1 << 16)
-    yield one
-    one.close()
-
-
-def test_flipping_reaches_a_saved_handoff(segment: segments.Segment) -> None:
-    pid = int(segment.name.split("-")[2])
-    before = bytes(segment.data)
-    assert _flip(pid) >= 1
-    changed = [
-        at for at, (old, new) in enumerate(zip(before, bytes(segment.data), strict=True)) if old != new
-    ]
-    assert changed == list(range(37, 1 << 16, 1024))
+def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:
+    arena = Arena(1 << 20)
+    staging = Staging(arena, lease_s=60.0)
+    size, rows = 1024, np.random.default_rng(1).integers(0, 256, (3, 1024), np.uint8)
+    try:
+        entries = [staging.reserve(name, 1, len(rows), size) for name in ("whole", "begun")]
+        for entry in entries:
+            fill = staging.filling(entry)
+            fill.records[:] = rows
+            if entry is entries[0]:
+                fill.add(digests.of_records(rows, 0))
+                fill.close()
+            staging.publish(entry)
+        memory = segments.attach(entry.place.segment)
+        before, seen = memory.copy(), set[int]()
+        hits = [corrupt(os.getpid(), random.Random(1), seen, size) for _ in range(2)]
+        assert hits == [1, 0]
+        assert len(seen) == 1
+        (at,) = np.flatnonzero(before != memory)
+        assert 0 <= at - entries[0].offset < rows.size
+        assert bin(int(before[at]) ^ int(memory[at])).count("1") == 1
+        fill.close()
+    finally:
+        staging.close()
 
 
 async def test_the_proxy_passes_drops_and_delays() -> None:
