@@ -33,6 +33,7 @@ from tests.support import free_port
 START_S = 120.0  # until all parts are ready, on a busy machine
 END_S = 75.0  # until a part that drains has ended
 LOOK_S = 0.05  # between two looks at what the scheduler knows
+MOST_CRASHES = 10  # of all parts; what crashes then stays dead
 CALL_S = 1.0  # deadline of one look
 WRITERS = ("decode", "mixed")
 
@@ -400,6 +401,9 @@ class Site:
             part = wanted[pid]
             self.crashes.append(f"{part.worker_id} ended by itself with {code}")
             part.gone()
+            if len(self.crashes) > MOST_CRASHES:
+                part.wanted = False
+                continue
             part.start()
             self.restarts[part.kind] += 1
 
