@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= deploy/laptop.yaml
 
-.PHONY: help setup up test lint format bench bench-spec table proto docs clean
+.PHONY: help setup up test chaos lint format bench bench-spec table proto docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -18,6 +18,9 @@ up: $(READY) ## Serve the demo model on this machine (ARGS="--prefill 2 --port 8
 
 test: lint ## Lint, then run every test (ARGS="-k scheduler" for some)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+
+chaos: $(READY) ## Kill, hang and cut off parts under load, by a seeded plan (half an hour; ARGS="--list" shows plans)
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 lint: $(READY) ## Ruff, mypy --strict, generated protocol up to date
 	@$(BIN)/ruff check .

@@ -33,10 +33,10 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     return {key: round(median([run[key] for run in runs]), 3) for key in runs[0]}
 
 
-def save(name: str, result: dict[str, Any]) -> Path:
+def save(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write bench/results/NAME.json with what a reader needs to judge it."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     machine = {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": _cpu(),

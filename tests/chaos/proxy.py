@@ -1,0 +1,91 @@
+"""A network that delays and drops: a TCP proxy in front of one worker.
+
+Dropped bytes are not lost for good: as on a network that is mended within TCP's patience they wait, and no
+connection is closed. A connection made meanwhile is accepted and stays silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+_PIECE = 1 << 16  # bytes read at once
+
+
+class Proxy:
+    """Listens on `port` of loopback and passes on to `target`, which may change with the worker's lives."""
+
+    def __init__(self) -> None:
+        self.target = 0  # port; 0: nobody is there yet
+        self.port = 0
+        self.delay_s = 0.0  # each way
+        self._open = asyncio.Event()
+        self._open.set()
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def drop(self) -> None:
+        """Nothing gets through any more, in neither direction, until `mend`."""
+        self._open.clear()
+
+    def mend(self) -> None:
+        self.delay_s = 0.0
+        self._open.set()
+
+    async def close(self) -> None:
+        self.mend()
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a connection is served by a task")
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        with contextlib.closing(writer), contextlib.suppress(OSError):
+            await self._open.wait()
+            there, back = await asyncio.open_connection("127.0.0.1", self.target)
+            with contextlib.closing(back):
+                ways = [
+                    asyncio.create_task(self._pass(reader, back)),
+                    asyncio.create_task(self._pass(there, writer)),
+                ]
+                try:  # one end closed: so is the other
+                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for way in ways:
+                        way.cancel()
+                    await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """In order; a delay is added to each piece, and does not add up."""
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=256)
+
+        async def read() -> None:
+            while piece := await reader.read(_PIECE):
+                await pieces.put((loop.time() + self.delay_s, piece))
+            await pieces.put((loop.time() + self.delay_s, b""))
+
+        reading = asyncio.create_task(read())
+        try:
+            while True:
+                due, piece = await pieces.get()
+                if due > loop.time():
+                    await asyncio.sleep(due - loop.time())
+                await self._open.wait()
+                if not piece:
+                    return
+                writer.write(piece)
+                await writer.drain()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)

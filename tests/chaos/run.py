@@ -1,0 +1,140 @@
+"""Runs one plan: starts the deployment, drives the load, breaks and mends, and looks at what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from baton.protos import scheduler_pb2 as pb
+from tests.chaos.answers import questions
+from tests.chaos.faults import FAULTS, Act
+from tests.chaos.load import Load
+from tests.chaos.outcome import ADDED_S, Leaks, Outcome, leaks
+from tests.chaos.plans import Event, Plan
+from tests.chaos.site import LOOK_S, Site, free_blocks
+from tests.chaos.zygote import Zygote
+
+HEAL_S = 60.0  # after a repair, until all is whole again
+FAULT_S = 150.0  # one fault, its drains included
+IDLE_S = 20.0  # before the load begins
+TROUBLE = 'trouble="'
+
+Say = Callable[[str], None]
+
+
+async def run(plan: Plan, seed: int, seconds: float, folder: Path, zygote: Zygote, say: Say) -> Outcome:
+    """Break a deployment of its own. What goes wrong in it is told by the outcome."""
+    shape = plan.shape
+    outcome = Outcome(
+        plan.name,
+        seed,
+        shape.name,
+        str((shape.speculation or {}).get("mtp_strategy") or (shape.speculation or {}).get("method", "none")),
+        "redis" if shape.redis else "memory",
+        pause_limit_s=shape.lease_s + ADDED_S,
+    )
+    site = Site(shape, folder, zygote)
+    try:
+        await _broken(site, plan, seed, seconds, outcome, say)
+    except AssertionError as problem:
+        outcome.unhealed.append(f"the plan ended early: {problem}")
+    outcome.leaks.segments = len(site.segments_left())
+    outcome.restarts = site.restarts.total()
+    outcome.crashes = site.crashes
+    return outcome
+
+
+async def _broken(site: Site, plan: Plan, seed: int, seconds: float, outcome: Outcome, say: Say) -> None:
+    """Raises AssertionError when the deployment does not start, or cannot be asked at the end."""
+    shape = site.shape
+    async with site:
+        say(f"{plan.name}: {shape.name} serves")
+        known = await questions(site.url(site.routers[0]), plan.every)
+        whole = await _idle_blocks(site)
+        census: Counter[str] = Counter()
+        faults: Counter[str] = Counter()
+        async with Load(site, known, plan.clients, f"{seed} {plan.name}") as load:
+            began = outcome.began_at = time.monotonic()
+            for event in plan.events(seed):
+                if time.monotonic() - began >= seconds:
+                    break
+                census += await _happen(event, site, load, outcome, say)
+                faults[event.fault] += 1
+            outcome.seconds = time.monotonic() - began
+        outcome.faults, outcome.stages = dict(faults), dict(census)
+        ended = time.monotonic()
+        expected = [load.expected(answer) for answer in load.over]
+        outcome.add(load.over, expected, site.uncovered_until(ended))
+        outcome.leaks = await _left(site, whole, ended + 2 * shape.lease_limit_s)
+        outcome.clean_after_s = time.monotonic() - ended
+        outcome.retries = _retries(await site.metrics())
+
+
+async def _happen(event: Event, site: Site, load: Load, outcome: Outcome, say: Say) -> Counter[str]:
+    """One fault, until all is whole again."""
+    await asyncio.sleep(event.gap_s)
+    act = Act(site, load, random.Random(event.draw), event.stage, event.hold_s)
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(FAULT_S):
+            await FAULTS[event.fault].run(act)
+        repaired = time.monotonic()
+        await site.whole(HEAL_S)
+    except (AssertionError, TimeoutError) as problem:
+        why = str(problem) or "it took too long"
+        outcome.unhealed.append(f"{event.number}. {event.fault} ({event.stage}): {why}")
+        say(f"  {outcome.unhealed[-1]}")
+        await site.mend()
+        return act.census
+    now = time.monotonic()
+    say(
+        f"  {event.number:3}. {began - outcome.began_at:5.1f} s: {event.fault:24} {event.stage:7} "
+        f"{repaired - began:5.1f} s, whole after "
+        f"{now - repaired:4.1f} s; {len(load.over)} answers, {len(load.running)} under way, "
+        f"{load.tokens} tokens"
+    )
+    return act.census
+
+
+async def _idle_blocks(site: Site) -> dict[str, int]:
+    """Role -> free blocks of a worker that has nothing to do; at least so many must be free at the end."""
+    deadline = time.monotonic() + IDLE_S
+    while time.monotonic() < deadline:
+        told = await site.describe()
+        if told is not None:
+            free = free_blocks(told)
+            whole = {
+                pb.Role.Name(one.identity.role): one.identity.capacity.num_blocks - 1 for one in told.workers
+            }
+            if not leaks(told, free, whole).any:
+                return whole
+        await asyncio.sleep(LOOK_S)
+    raise AssertionError(f"the deployment does not become idle within {IDLE_S:g} s")
+
+
+async def _left(site: Site, whole: dict[str, int], deadline: float) -> Leaks:
+    """What is held at the deadline (time.monotonic); nothing as soon as nothing is."""
+    found = Leaks()
+    while True:
+        told = await site.describe()
+        if told is not None:
+            found = leaks(told, free_blocks(told), whole)
+            if not found.any:
+                return found
+        if time.monotonic() > deadline:
+            if told is None:
+                raise AssertionError("no scheduler answers at the end")
+            return found
+        await asyncio.sleep(LOOK_S)
+
+
+def _retries(metrics: dict[str, float]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for name, value in metrics.items():
+        if name.startswith("baton_router_retries_total{"):
+            found[name.partition(TROUBLE)[2].partition('"')[0]] += int(value)
+    return dict(found)

@@ -1,0 +1,24 @@
+"""A kill and a hang of each worker role under load, in real processes: `make chaos` does it for longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.plans import PLANS
+from tests.chaos.run import run
+from tests.chaos.zygote import zygote
+
+SEED = 1
+
+
+@pytest.mark.timeout(400)
+async def test_no_death_costs_an_answer(tmp_path: Path) -> None:
+    plan = PLANS["short"]
+    with zygote(tmp_path / "zygote.log") as made:
+        outcome = await run(plan, SEED, 300.0, tmp_path / plan.name, made, print)
+    print(outcome)
+    assert outcome.good, str(outcome)
+    assert sum(outcome.faults.values()) == len(plan.faults)
+    assert outcome.requests > plan.clients
