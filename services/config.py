@@ -181,7 +181,11 @@ class RouterSettings(_Section):
     host: str = Field("127.0.0.1", description="Address on which it listens; 0.0.0.0 for all.")
     port: Port = Field(8000, description="TCP port on which it listens.")
     api_key: str = Field("", description="If set, clients must send it as a bearer token.")
-    request_timeout_s: Seconds = Field(600.0, description="A request that takes longer ends with an error.")
+    request_timeout_s: Seconds = Field(
+        600.0,
+        description="A request that takes longer ends with an error. A client may ask for less with the "
+        "header `X-Request-Timeout` (seconds).",
+    )
     drain_timeout_s: Seconds = Field(10.0, description="After SIGTERM, streams that run may take this long.")
     max_attempts: int = Field(
         3,
@@ -194,6 +198,16 @@ class RouterSettings(_Section):
     )
     journal_mib: int = Field(
         256, ge=1, description="Kept of running requests, so that they can go on elsewhere; more is 503."
+    )
+    max_body_mib: int = Field(32, ge=1, le=1024, description="Of one request's body; a larger one is 413.")
+    max_sequences: int = Field(
+        256, ge=1, description="Answers that one request may ask for (prompts times n); more is 400."
+    )
+    max_connections: int = Field(4096, ge=1, description="Of clients at once; a request on another is 503.")
+    slow_client_s: Seconds = Field(
+        30.0,
+        description="A client that takes longer to send its request, or reads nothing of its answer for so "
+        "long, is cut off: docs/limits.md.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="Of the HTTP server; info writes a line a request: docs/observability.md."

@@ -1,4 +1,4 @@
-"""What our own HTTP layer adds to vLLM's: refusals with a status, and `usage.baton` for those who ask.
+"""What our own HTTP layer adds to vLLM's: refusals with a status, deadlines, `usage.baton` for those who ask.
 
 An error before the first byte is an HTTP error, also where a stream was asked for.
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 from baton.services.router import usage
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.services.router.state import RequestState
+
+TIMEOUT_HEADER = b"x-request-timeout"  # seconds for the whole request, as the client wants it
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -30,10 +33,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Admission:
     """One HTTP request's fate, as those who carry it out see it. The first error counts."""
 
-    __slots__ = ("error", "options", "states")
+    __slots__ = ("deadline", "error", "options", "states")
 
     def __init__(self) -> None:
         self.error: RequestFailed | None = None
+        self.deadline = math.inf  # time.monotonic, seconds: the client's own
         self.options = usage.Options()
         self.states: list[RequestState] = []  # of its sequences, in the order of their placements
 
@@ -57,8 +61,28 @@ class AdmissionMiddleware:
             await self._app(scope, receive, send)
             return
         admission = Admission()
+        try:
+            admission.deadline = _deadline(scope["headers"])
+        except Unsupported as error:
+            for part in error_response(error):
+                await send(part)
+            return
         current_admission.set(admission)
         await self._app(scope, _watched(receive, admission), _HeldResponse(admission, send))
+
+
+def _deadline(headers: Iterable[tuple[bytes, bytes]]) -> float:
+    """When the client wants to be done, time.monotonic; inf if it did not say. Raises Unsupported (400)."""
+    for name, value in headers:
+        if name == TIMEOUT_HEADER:
+            try:
+                seconds = float(value)
+            except ValueError:
+                seconds = math.nan
+            if not 0 < seconds < math.inf:  # nan is neither
+                raise Unsupported(f"{TIMEOUT_HEADER.decode()}: a number of seconds above 0 is needed")
+            return time.monotonic() + seconds
+    return math.inf
 
 
 def _watched(receive: Receive, admission: Admission) -> Receive:

@@ -11,7 +11,7 @@ import signal
 import socket
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
@@ -103,7 +103,8 @@ async def _serve(settings: Settings, sock: socket.socket) -> None:
         watching = spawn(cluster.watch(), "snapshots of the cluster")
         learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
         try:
-            await _serve_http(await vllm_frontend.build_http_app(llm, args), sock, settings)
+            app = await vllm_frontend.build_http_app(llm, args, settings.router.max_sequences)
+            await _serve_http(app, sock, settings)
         finally:
             learning.cancel()
             await stop(watching)
@@ -122,6 +123,8 @@ async def _serve_http(app: Any, sock: socket.socket, settings: Settings) -> None
     """Until a signal: then accept nothing, let streams end in their time. A second Ctrl-C ends them."""
     import uvicorn
 
+    from baton.services.router.connections import HttpLimits, connections
+
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -131,9 +134,15 @@ async def _serve_http(app: Any, sock: socket.socket, settings: Settings) -> None
                 loop.add_signal_handler(number, self.handle_exit, number, None)
             yield
 
+    router = settings.router
+    limits = HttpLimits(
+        max_body=router.max_body_mib << 20,
+        max_connections=router.max_connections,
+        slow_client_s=router.slow_client_s,
+    )
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=cast(Any, connections(limits)),  # a class is asked for, and only called
         ws="none",
         log_config=None,
         log_level=settings.router.log_level,

@@ -4,7 +4,11 @@ ServiceError
 ├── RequestFailed         has the HTTP status, and when to come back
 │   ├── NotAdmitted       no placement: no room, no workers, no scheduler, or it can never fit
 │   ├── AttemptsExhausted every attempt that it may have failed
-│   ├── TimedOut          it took longer than router.request_timeout_s
+│   ├── TimedOut          it took longer than router.request_timeout_s, or than its client said
+│   ├── Overloaded        too many connections, or bytes of requests, at once
+│   ├── TooLarge          its body is
+│   ├── HeadersTooLarge   its headers are
+│   ├── TooSlow           its sender is
 │   └── Unsupported       it asks for what workers behind a router cannot do
 └── WorkerUnreachable     a worker does not answer (the request goes on elsewhere)
 """
@@ -56,6 +60,28 @@ class TimedOut(RequestFailed):
     """The request took too long."""
 
     status = HTTPStatus.GATEWAY_TIMEOUT
+
+
+class Overloaded(RequestFailed):
+    """The router itself has no room for it now."""
+
+
+class TooLarge(RequestFailed):
+    """Its body is larger than may be."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+class HeadersTooLarge(RequestFailed):
+    """Its headers are larger than may be."""
+
+    status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+
+
+class TooSlow(RequestFailed):
+    """It did not arrive in its time."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
 
 
 class Unsupported(RequestFailed):

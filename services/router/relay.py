@@ -93,11 +93,16 @@ class Relay:
     async def admit(self) -> None:
         """Get room in the journal and the first placement.
 
-        Raises NotAdmitted; nothing is reserved then, nor when it is cancelled.
+        Raises NotAdmitted, and TimedOut at the request's deadline; nothing is reserved then, nor when it is
+        cancelled.
         """
         self._journal.enter(self.state)
         try:
-            await self._place()
+            async with asyncio.timeout_at(self._loop_deadline()):
+                await self._place()
+        except TimeoutError:
+            self._journal.leave(self.state)
+            raise self._timed_out() from None
         except BaseException:
             self._journal.leave(self.state)
             raise
@@ -122,9 +127,7 @@ class Relay:
             async with asyncio.timeout_at(self._loop_deadline()):
                 await self._until_over()
         except TimeoutError:
-            because = f"; {self._last_failure}" if self._last_failure else ""
-            took_s = state.deadline - state.arrived
-            self._fail(TimedOut(f"the request took longer than {took_s:.0f} s{because}"))
+            self._fail(self._timed_out())
         except RequestFailed as error:
             self._fail(error)
         except asyncio.CancelledError:
@@ -297,6 +300,11 @@ class Relay:
         for worker in (self._placement.prefill, self._placement.decode):
             if worker is not None:
                 self._pool.abort(worker.worker_id, self.state.request_id)
+
+    def _timed_out(self) -> TimedOut:
+        because = f"; {self._last_failure}" if self._last_failure else ""
+        allowed_s = self.state.deadline - self.state.arrived
+        return TimedOut(f"the request took longer than {allowed_s:.3g} s{because}")
 
     def _loop_deadline(self) -> float:
         return asyncio.get_running_loop().time() + self.state.deadline - time.monotonic()

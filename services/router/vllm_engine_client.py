@@ -8,6 +8,7 @@ the first on untouched, streaming handlers turn the second into an event without
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import time
 from collections.abc import Callable
@@ -84,7 +85,7 @@ class RelayClient(EngineCoreClient):
         try:
             if admission is not None and admission.error is not None:
                 raise admission.error
-            relay = self._relay(request)
+            relay = self._relay(request, admission.deadline if admission is not None else math.inf)
             await relay.admit()
         except RequestFailed as error:
             if admission is not None:
@@ -150,7 +151,7 @@ class RelayClient(EngineCoreClient):
             if relay := self._relays.get(request_id):
                 relay.abort()
 
-    def _relay(self, request: Any) -> Relay:
+    def _relay(self, request: Any, deadline: float) -> Relay:
         _check(request)
         limits = self.limits
         wire_id = _wire_id(request.request_id)
@@ -162,7 +163,7 @@ class RelayClient(EngineCoreClient):
             prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.sampling_params.max_tokens,
             max_model_len=limits.max_model_len,
-            deadline=now + limits.request_timeout_s,
+            deadline=min(deadline, now + limits.request_timeout_s),
             prefix_hashes=(
                 prefix_hashes(request.prompt_token_ids, limits.block_size, request.cache_salt or "")
                 if limits.block_size

@@ -38,6 +38,7 @@ from baton.services.errors import StartError
 from baton.services.router.admission import AdmissionMiddleware
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.vllm_engine_client import RelayClient, without_reserved
+from baton.services.router.vllm_request_limits import limit_requests
 from baton.services.vllm_args import engine_args, served_model_name
 
 
@@ -149,11 +150,12 @@ class RelayLLM(async_llm.AsyncLLM):
         self.engine_core.abort([one for one in siblings if one != request_id])
 
 
-async def build_http_app(llm: RelayLLM, args: Namespace) -> Any:
-    """vLLM's app with our admission and our /health; everything else is as it comes."""
+async def build_http_app(llm: RelayLLM, args: Namespace, max_sequences: int) -> Any:
+    """vLLM's app with our admission, limits and /health; everything else is as it comes."""
     tasks = await llm.get_supported_tasks()
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
+    limit_requests(app.state, max_sequences)
     # Innermost, so that vLLM's metrics and log count the status that the client gets.
     app.user_middleware.append(Middleware(AdmissionMiddleware))
     app.middleware_stack = app.build_middleware_stack()  # build_app has built it already, without ours

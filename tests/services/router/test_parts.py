@@ -222,7 +222,7 @@ async def respond(*messages: dict[str, Any], error: Exception | None = None, at:
     async def receive() -> Any:
         raise AssertionError("nobody asks")
 
-    await AdmissionMiddleware(app)({"type": "http", "method": "POST"}, receive, send)
+    await AdmissionMiddleware(app)({"type": "http", "method": "POST", "headers": []}, receive, send)
     return sent
 
 

@@ -1,0 +1,63 @@
+"""What one request may ask for at most, checked on vLLM's parsed request before anything is rendered for it.
+
+vLLM itself bounds n (16,384), log-probabilities, bad words and lengths; a list of prompts and one of stop
+strings it does not, and it tokenizes all of the first, and looks for each of the second at every token.
+
+Leans on: vllm.entrypoints.serve.engine.serving's _check_model(request), which every handler of
+init_app_state awaits before it renders; the requests' fields n, prompt, messages, items and stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from baton.services.router.admission import current_admission
+from baton.services.router.errors import Unsupported
+from baton.services.router.vllm_engine_client import RefusedByRouter
+
+MAX_STOPS = 128  # stop strings, as many as vLLM takes bad words
+
+Check = Callable[[Any], Awaitable[Any]]
+
+
+def limit_requests(state: Any, max_sequences: int) -> None:
+    """Put the check in front of every handler in `state`, the app's."""
+    for serving in vars(state)["_state"].values():
+        if check := getattr(serving, "_check_model", None):
+            serving._check_model = _checked(check, max_sequences)
+
+
+def sequences(request: Any) -> int:
+    """Answers that it asks for."""
+    each = max(1, getattr(request, "n", None) or 1)
+    return each * max(_length(getattr(request, name, None)) for name in ("prompt", "messages", "items"))
+
+
+def _checked(check: Check, max_sequences: int) -> Check:
+    async def checked(request: Any) -> Any:
+        if problem := _problem(request, max_sequences):
+            error = Unsupported(problem)
+            if admission := current_admission.get():
+                admission.refuse(error)
+            raise RefusedByRouter(error)
+        return await check(request)
+
+    return checked
+
+
+def _problem(request: Any, max_sequences: int) -> str:
+    if (wanted := sequences(request)) > max_sequences:
+        return f"the request asks for {wanted} answers; {max_sequences} are allowed (router.max_sequences)"
+    stop = getattr(request, "stop", None)
+    if isinstance(stop, list) and len(stop) > MAX_STOPS:
+        return f"the request has {len(stop)} stop strings; {MAX_STOPS} are allowed"
+    return ""
+
+
+def _length(value: Any) -> int:
+    """Prompts in a field that may hold one or many: one is a text, a list of token ids or of messages."""
+    if not isinstance(value, list | tuple) or not value:
+        return 1
+    many = isinstance(value[0], str | list | tuple)
+    return len(value) if many else 1

@@ -1,0 +1,266 @@
+"""The bounds of an HTTP connection, each by a raw socket against uvicorn with an application of ten lines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvicorn
+
+from baton.services.router import connections as module
+from baton.services.router.connections import MAX_HEADER_BYTES, HttpLimits, connections
+from tests.services.router.fakes import until
+
+SLOW_S = 0.4
+MAX_BODY = 256 << 10
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
+
+
+@dataclass
+class Seen:
+    """What the application saw."""
+
+    bodies: list[int] = field(default_factory=list)  # bytes
+    left: int = 0  # clients, before their answer was whole
+    wrote: int = 0  # bytes
+
+
+@dataclass
+class Server:
+    port: int
+    seen: Seen
+    uvicorn: uvicorn.Server
+
+    @property
+    def open_connections(self) -> int:
+        return len(self.uvicorn.server_state.connections)
+
+
+@contextlib.asynccontextmanager
+async def serving(seen: Seen, max_connections: int = 10) -> AsyncIterator[Server]:
+    """GET answers at once; POST reads the body first; /endless writes until the client is gone."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                seen.left += 1
+                return
+            size += len(message["body"])
+            more = message["more_body"]
+        seen.bodies.append(size)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"] == "/wait":
+            assert (await receive())["type"] == "http.disconnect"
+            seen.left += 1
+            return
+        while scope["path"] == "/endless" and not gone(receive):
+            await send({"type": "http.response.body", "body": bytes(8192), "more_body": True})
+            seen.wrote += 8192
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"ok", "more_body": False})
+
+    def gone(receive: Any) -> bool:
+        if receive.__self__.disconnected:
+            seen.left += 1
+        return bool(receive.__self__.disconnected)
+
+    limits = HttpLimits(max_body=MAX_BODY, max_connections=max_connections, slow_client_s=SLOW_S)
+    config = uvicorn.Config(app, http=connections(limits), lifespan="off", log_config=None, ws="none")  # type: ignore[arg-type]
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        task = asyncio.create_task(server._serve([sock]))
+        await until(lambda: server.started, "uvicorn serves")
+        try:
+            yield Server(sock.getsockname()[1], seen, server)
+        finally:
+            server.should_exit = server.force_exit = True
+            await task
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving(Seen()) as one:
+        yield one
+
+
+async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", server.port)
+
+
+async def exchange(server: Server, *pieces: bytes, every_s: float = 0.0) -> tuple[int, dict[str, Any]]:
+    """Send the pieces, read to the end: the status, and the error's object if there is one."""
+    reader, writer = await connect(server)
+    with contextlib.suppress(ConnectionError):
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(every_s)
+    got = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    head, _, body = got.partition(b"\r\n\r\n")
+    status = int(head.split()[1])
+    return status, json.loads(body)["error"] if status >= 400 else {}
+
+
+async def test_what_keeps_its_limits_passes(server: Server) -> None:
+    got, _ = await exchange(
+        server, HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % MAX_BODY, bytes(MAX_BODY)
+    )
+    assert (got, server.seen.bodies) == (200, [MAX_BODY])
+
+
+async def test_a_body_that_says_it_is_too_large(server: Server) -> None:
+    status, error = await exchange(server, HEAD + b"Content-Length: %d\r\n\r\n" % (MAX_BODY + 1))
+    assert (status, error["code"], error["type"]) == (413, 413, "RequestEntityTooLargeError")
+    assert "router.max_body_mib" in error["message"]
+    assert server.seen.bodies == []
+
+
+async def test_a_body_that_turns_out_too_large(server: Server) -> None:
+    chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
+    status, error = await exchange(server, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 64)
+    assert (status, error["code"]) == (413, 413)
+    await until(lambda: server.seen.left == 1, "the application is told that nobody waits")
+
+
+async def test_who_is_refused_may_finish_its_sentence(server: Server) -> None:
+    """A client that reads only after it has sent all still finds the answer, not a reset."""
+    size = 8 * MAX_BODY
+    reader, writer = await connect(server)
+    writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % size + bytes(size))
+    await writer.drain()
+    assert (await reader.read()).startswith(b"HTTP/1.1 413")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEAD + b"X: " + b"x" * MAX_HEADER_BYTES + b"\r\n\r\n",
+        HEAD + b"X: y\r\n" * MAX_HEADER_BYTES,
+        b"GET /" + b"x" * MAX_HEADER_BYTES + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        HEAD + b"X: " + b"x" * (8 * MAX_HEADER_BYTES),  # and no end
+    ],
+    ids=["long", "many", "path", "endless"],
+)
+async def test_too_many_headers(server: Server, head: bytes) -> None:
+    status, error = await exchange(server, head)
+    assert (status, error["code"]) == (431, 431)
+
+
+@pytest.mark.parametrize(
+    ("part", "filler"),
+    [(b"", b""), (b"", b"\r\n"), (HEAD, b"x"), (HEAD + b"Content-Length: 1000\r\n\r\n", b"x")],
+    ids=["nothing", "line breaks", "headers", "body"],
+)
+async def test_a_request_that_never_ends(server: Server, part: bytes, filler: bytes) -> None:
+    """A byte now and then does not help."""
+    began = time.monotonic()
+    status, error = await exchange(server, part, *[filler] * 50, every_s=SLOW_S / 10)
+    assert (status, error["type"]) == (408, "RequestTimeoutError")
+    assert time.monotonic() - began < 60 * SLOW_S / 10
+    assert server.seen.bodies == []
+    await until(lambda: server.open_connections == 0, "nothing is left")
+
+
+async def test_a_line_break_after_an_answer_holds_nothing(server: Server) -> None:
+    reader, writer = await connect(server)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"0\r\n\r\n")
+    writer.write(b"\r\n")
+    await until(lambda: server.open_connections == 0, "the connection is cut")
+    writer.close()
+
+
+async def test_garbage_is_400_in_the_usual_form(server: Server) -> None:
+    status, error = await exchange(server, b"\x16\x03\x01 not http\r\n\r\n")
+    assert (status, error["type"]) == (400, "BadRequestError")
+
+
+async def test_too_many_connections_are_503() -> None:
+    async with serving(Seen(), max_connections=3) as server:
+        idle = [await connect(server) for _ in range(3)]
+        await until(lambda: server.open_connections == 3, "three are there")
+        reader, writer = await connect(server)
+        writer.write(HEAD + b"Content-Length: 0\r\n\r\n")
+        got = await reader.read()
+        assert got.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 1\r\n" in got
+        status, _ = await exchange(server, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert status == 200  # how it fares can be asked
+        for _, one in [*idle, (reader, writer)]:
+            one.close()
+
+
+async def test_far_too_many_are_not_even_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SPARE_CONNECTIONS", 1)
+    async with serving(Seen(), max_connections=1) as server:
+        idle = [await connect(server) for _ in range(2)]
+        await until(lambda: server.open_connections == 2, "they are there")
+        reader, writer = await connect(server)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        for _, one in [*idle, (reader, writer)]:
+            one.close()
+
+
+async def test_too_much_in_all_bodies_at_once_is_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BODIES_AT_ONCE", 2)
+    async with serving(Seen()) as server:
+        part = HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY + bytes(MAX_BODY - 1)
+        half = [await connect(server) for _ in range(2)]
+        for _, writer in half:
+            writer.write(part)
+            await writer.drain()
+        await asyncio.sleep(0.1)
+        status, error = await exchange(server, part)
+        assert (status, error["code"]) == (503, 503)
+        for _, writer in half:
+            writer.write(b"x")
+        for reader, writer in half:
+            assert (await reader.read(12)) == b"HTTP/1.1 200"
+            writer.close()
+        again, _ = await exchange(server, part.replace(b"Host: x", b"Host: x\r\nConnection: close") + b"x")
+        assert again == 200
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(server: Server) -> None:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with client:
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: server.seen.left == 1, "it is gone")
+    assert server.seen.wrote < 16 << 20  # what the kernel holds, and not more
+
+
+async def test_a_client_that_reads_slowly_is_not(server: Server) -> None:
+    """It takes more than nothing in each look."""
+    reader, writer = await connect(server)
+    writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+    for _ in range(20):
+        assert await reader.read(1 << 20)
+        await asyncio.sleep(SLOW_S / 5)
+    assert server.seen.left == 0
+    writer.close()
+    await until(lambda: server.seen.left == 1, "it is gone")
+
+
+async def test_who_leaves_with_requests_in_a_row_is_missed(server: Server) -> None:
+    """The first, whose answer is being made, sees it; the second is never begun."""
+    _, writer = await connect(server)
+    writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+    await until(lambda: len(server.seen.bodies) == 1, "the first runs")
+    await asyncio.sleep(0.05)
+    writer.transport.abort()
+    await until(lambda: server.seen.left == 1, "it is told")
+    assert len(server.seen.bodies) == 1
