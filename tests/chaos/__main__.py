@@ -1,6 +1,6 @@
 """`python -m tests.chaos`: break a deployment under load by a seeded plan, and tell what its clients saw.
 
-    python -m tests.chaos                                  all plans, 22 minutes of faults
+    python -m tests.chaos                                  all plans, 23 minutes of faults
     python -m tests.chaos --plan workers-2p2d --seed 7     one of them; --plan may be given several times
     python -m tests.chaos --list                           plans and faults
     python -m tests.chaos report [FILE]                    write the table of docs/reliability.md
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ def main(arguments: list[str]) -> int:
         print(_listed())
         return 0
     names = asked.plan or ALL
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing stays behind
     began = time.monotonic()
 
     def say(text: str) -> None:

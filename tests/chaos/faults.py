@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 from redis.asyncio import Redis
 
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
 from tests.chaos.corruption import corrupt, record_bytes
 from tests.chaos.load import Answer, Load
 from tests.chaos.site import Part, Site
@@ -241,6 +243,21 @@ async def rolling_restart(act: Act) -> None:
             act.site.crashes.append(f"{victim.worker_id} ended with {code} when it was told to drain")
         await victim.restart()
         await act.site.whole(60.0)
+
+
+ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "mixed": pb.ROLE_MIXED}
+
+
+@fault(hold_s=(0.0, 0.5))
+async def flip_role(act: Act) -> None:
+    """`baton role`: a worker gets another role while it works. The next flip starts from there."""
+    victim = act.pick(*ROLES)
+    act.count(victim)
+    async with SchedulerClient(act.site.scheduler_address) as operator:
+        reply = await operator.set_role(victim.worker_id, ROLES[act.draw.choice(list(ROLES))])
+    if reply.problem:
+        raise AssertionError(f"{victim.worker_id} keeps its role: {reply.problem}")
+    await act.hold()
 
 
 # -- handoffs

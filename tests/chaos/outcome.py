@@ -38,12 +38,12 @@ class Leaks:
         return any(asdict(self).values())
 
 
-def leaks(told: pb.Description, free: dict[str, int], whole: dict[str, int]) -> Leaks:
-    """Compare with an idle deployment. free: worker -> free blocks; whole: role -> free blocks when idle."""
+def leaks(told: pb.Description) -> Leaks:
+    """What an idle deployment would not hold. Blocks that stay cached count as free, as they are."""
     found = Leaks(attempts=len(told.attempts))
     for one in told.workers:
-        role = pb.Role.Name(one.identity.role)
-        found.blocks += max(0, whole[role] - free.get(one.identity.worker_id, 0))
+        usable = one.identity.capacity.num_blocks - 1  # the engine keeps one as a null
+        found.blocks += usable - one.load.free_blocks
         found.reservations += one.reserved_requests
         found.pinned += one.load.pinned_handoffs
         found.pinned_bytes += one.load.pinned_bytes
@@ -67,11 +67,11 @@ class Outcome:
     tokens: int = 0
     failed: int = 0
     wrong: int = 0
-    refused: int = 0  # 503 before any byte, while nobody could write answers: asked again
+    refused: int = 0  # 503 before any byte, while nobody could serve: asked again
     refused_needlessly: int = 0  # the same while somebody could: these count as failed
     router_lost: int = 0  # requests of a router that was killed
     longest_pause_s: float = 0.0
-    longest_covered_pause_s: float = 0.0  # without the time in which no worker of the role was left
+    longest_covered_pause_s: float = 0.0  # without the time in which no worker was left
     pause_limit_s: float = 0.0
     over_limit: int = 0  # pauses, of the covered ones
     p99_pause_s: float = 0.0  # of the answers' longest ones
@@ -100,7 +100,7 @@ class Outcome:
     def add(
         self, answers: Sequence[Answer], expected: Sequence[list[int]], uncovered: Sequence[Span]
     ) -> None:
-        """Judge the answers. uncovered: when nobody could write any."""
+        """Judge the answers. uncovered: when no worker was there."""
         longest: list[float] = []
         for answer, right in zip(answers, expected, strict=True):
             fate, how = judge(answer, right)
@@ -114,7 +114,7 @@ class Outcome:
             self.refused += len(answer.refused) - needless
             self.refused_needlessly += needless
             if needless:
-                self.tell(f"{answer.request_id}: 503 while a worker could write")
+                self.tell(f"{answer.request_id}: 503 while a worker could serve")
             if how and fate is not Fate.ROUTER_LOST:
                 self.tell(how)
             pauses = answer.pauses() if fate is Fate.RIGHT else []
@@ -150,7 +150,7 @@ class Outcome:
         lines = [
             f"{self.plan}, {self.shape}, seed {self.seed}: {'good' if self.good else 'NOT GOOD'}",
             f"  {self.requests} requests ({self.streams} streams), {self.tokens} tokens: "
-            f"{self.failed} failed, {self.wrong} wrong, {self.refused} refused while nobody could write, "
+            f"{self.failed} failed, {self.wrong} wrong, {self.refused} refused while nobody could serve, "
             f"{self.refused_needlessly} needlessly, {self.router_lost} of killed routers",
             f"  longest pause {self.longest_pause_s:.2f} s; with a worker left "
             f"{self.longest_covered_pause_s:.2f} s, limit {self.pause_limit_s:.1f} s "
@@ -167,7 +167,7 @@ class Outcome:
 
 
 def covered_s(pause: Span, uncovered: Sequence[Span]) -> float:
-    """How much of it lies where somebody could write."""
+    """How much of it lies where somebody could serve."""
     start, end = pause
     return (end - start) - sum(max(0.0, min(end, to) - max(start, since)) for since, to in uncovered)
 

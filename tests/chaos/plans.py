@@ -83,7 +83,7 @@ def plan(one: Plan) -> None:
     PLANS[one.name] = one
 
 
-# 22 minutes of faults in all; starts and ends come on top of it.
+# 23 minutes of faults in all; starts and ends come on top of it.
 plan(
     Plan(
         "workers-1p1d",
@@ -148,6 +148,16 @@ plan(
         NETWORK,
         "a network that drops and delays before each worker",
         seconds=120.0,
+        clients=12,
+    )
+)
+plan(
+    Plan(
+        "roles-2p2d",
+        Shape(2, 2, speculation=MTP),
+        ("flip-role",),
+        "workers change their roles: more than 50 times",
+        seconds=80.0,
         clients=12,
     )
 )

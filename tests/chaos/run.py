@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.protos import scheduler_pb2 as pb
 from tests.chaos.answers import questions
 from tests.chaos.faults import FAULTS, Act
 from tests.chaos.load import Load
 from tests.chaos.outcome import ADDED_S, Leaks, Outcome, leaks
 from tests.chaos.plans import Event, Plan
-from tests.chaos.site import LOOK_S, Site, free_blocks
+from tests.chaos.site import LOOK_S, Site
 from tests.chaos.zygote import Zygote
 
 HEAL_S = 60.0  # after a repair, until all is whole again
@@ -54,7 +53,7 @@ async def _broken(site: Site, plan: Plan, seed: int, seconds: float, outcome: Ou
     async with site:
         say(f"{plan.name}: {shape.name} serves")
         known = await questions(site.url(site.routers[0]), plan.every)
-        whole = await _idle_blocks(site)
+        await _idle(site)
         census: Counter[str] = Counter()
         faults: Counter[str] = Counter()
         async with Load(site, known, plan.clients, f"{seed} {plan.name}") as load:
@@ -69,7 +68,7 @@ async def _broken(site: Site, plan: Plan, seed: int, seconds: float, outcome: Ou
         ended = time.monotonic()
         expected = [load.expected(answer) for answer in load.over]
         outcome.add(load.over, expected, site.uncovered_until(ended))
-        outcome.leaks = await _left(site, whole, ended + 2 * shape.lease_limit_s)
+        outcome.leaks = await _left(site, ended + 2 * shape.lease_limit_s)
         outcome.clean_after_s = time.monotonic() - ended
         outcome.retries = _retries(await site.metrics())
 
@@ -100,29 +99,20 @@ async def _happen(event: Event, site: Site, load: Load, outcome: Outcome, say: S
     return act.census
 
 
-async def _idle_blocks(site: Site) -> dict[str, int]:
-    """Role -> free blocks of a worker that has nothing to do; at least so many must be free at the end."""
-    deadline = time.monotonic() + IDLE_S
-    while time.monotonic() < deadline:
-        told = await site.describe()
-        if told is not None:
-            free = free_blocks(told)
-            whole = {
-                pb.Role.Name(one.identity.role): one.identity.capacity.num_blocks - 1 for one in told.workers
-            }
-            if not leaks(told, free, whole).any:
-                return whole
-        await asyncio.sleep(LOOK_S)
-    raise AssertionError(f"the deployment does not become idle within {IDLE_S:g} s")
+async def _idle(site: Site) -> None:
+    """Wait until nothing is held. AssertionError when that does not come true."""
+    found = await _left(site, time.monotonic() + IDLE_S)
+    if found.any:
+        raise AssertionError(f"the deployment does not become idle within {IDLE_S:g} s: {found}")
 
 
-async def _left(site: Site, whole: dict[str, int], deadline: float) -> Leaks:
+async def _left(site: Site, deadline: float) -> Leaks:
     """What is held at the deadline (time.monotonic); nothing as soon as nothing is."""
     found = Leaks()
     while True:
         told = await site.describe()
         if told is not None:
-            found = leaks(told, free_blocks(told), whole)
+            found = leaks(told)
             if not found.any:
                 return found
         if time.monotonic() > deadline:

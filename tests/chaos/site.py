@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ END_S = 75.0  # until a part that drains has ended
 LOOK_S = 0.05  # between two looks at what the scheduler knows
 MOST_CRASHES = 10  # of all parts; what crashes then stays dead
 CALL_S = 1.0  # deadline of one look
-WRITERS = ("decode", "mixed")
 
 
 @dataclass(frozen=True)
@@ -162,11 +160,12 @@ class Site:
         self.redis: RedisServer | None = None
         self.restarts: Counter[str] = Counter()
         self.crashes: list[str] = []  # parts that ended though nobody told them to
-        self.uncovered: list[tuple[float, float]] = []  # when nobody could write answers; time.monotonic
+        self.uncovered: list[tuple[float, float]] = []  # when no worker was there; time.monotonic
         self._uncovered_since = 0.0  # 0: somebody can
         self.description: pb.Description | None = None  # the last that a scheduler told
         self.described_at = 0.0
         self.live: dict[str, tuple[str, str]] = {}  # attempt's request id -> its prefill and decode worker
+        self._addresses: list[str] = []
         self._channels: list[grpc.aio.Channel] = []
         self._stubs: list[scheduler_pb2_grpc.SchedulerStub] = []
         self._http: aiohttp.ClientSession | None = None
@@ -185,13 +184,18 @@ class Site:
     def routers(self) -> list[Part]:
         return self.of("router")
 
+    @property
+    def scheduler_address(self) -> str:
+        """As clients take it: one, or several with commas between."""
+        return ",".join(self._addresses)
+
     def url(self, router: Part) -> str:
         return f"http://127.0.0.1:{router.settings['router']['port']}"
 
     def note_cover(self) -> None:
-        """Call when a part goes away or is back: keeps the times in which nobody writes answers."""
+        """Call when a part goes away or is back: keeps the times in which nobody can serve."""
         now = time.monotonic()
-        covered = any(not part.away for part in self.of(*WRITERS))
+        covered = any(not part.away for part in self.workers)
         if covered and self._uncovered_since:
             self.uncovered.append((self._uncovered_since, now))
             self._uncovered_since = 0.0
@@ -222,11 +226,11 @@ class Site:
         if shape.redis:
             self.redis = RedisServer(self.folder, extra=("--appendonly", "yes"))
             await asyncio.to_thread(self.redis.start)
-        addresses = [f"127.0.0.1:{free_port()}" for _ in range(shape.schedulers)]
+        addresses = self._addresses = [f"127.0.0.1:{free_port()}" for _ in range(shape.schedulers)]
         common: dict[str, Any] = {
             "engine": {**ENGINE, "max_num_batched_tokens": 256, "speculative_config": shape.speculation},
             "scheduler": {
-                "address": ",".join(addresses),
+                "address": self.scheduler_address,
                 "store": self.redis.url if self.redis else "memory",
                 "worker_lease_s": shape.lease_s,
                 "heartbeat_s": shape.lease_s / 6,
@@ -406,12 +410,3 @@ class Site:
                 continue
             part.start()
             self.restarts[part.kind] += 1
-
-
-def free_blocks(description: pb.Description) -> dict[str, int]:
-    """Worker -> free KV blocks, as it said last."""
-    return {one.identity.worker_id: one.load.free_blocks for one in description.workers}
-
-
-def names(parts: Iterable[Part]) -> str:
-    return ", ".join(part.name for part in parts)
