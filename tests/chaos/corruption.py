@@ -48,7 +48,7 @@ def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) ->
 def _is_save(view: View, ticket: int, record_bytes: int, room: int) -> bool:
     if view.whole * record_bytes > room:
         return False
-    first = digests.of_records(view.records(0, 1, record_bytes), ticket)
+    first = digests.of_records(view.records(0, 1, record_bytes), ticket, 0)
     return bool(first[0] == view.digests(0, 1)[0])
 
 

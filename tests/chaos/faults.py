@@ -252,9 +252,12 @@ ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "mixed": pb.ROLE_
 async def flip_role(act: Act) -> None:
     """`baton role`: a worker gets another role while it works. The next flip starts from there."""
     victim = act.pick(*ROLES)
+    told = act.site.description
+    has = {one.identity.worker_id: one.identity.role for one in told.workers} if told is not None else {}
+    others = [role for role in ROLES.values() if role != has.get(victim.worker_id)]
     act.count(victim)
     async with SchedulerClient(act.site.scheduler_address) as operator:
-        reply = await operator.set_role(victim.worker_id, ROLES[act.draw.choice(list(ROLES))])
+        reply = await operator.set_role(victim.worker_id, act.draw.choice(others))
     if reply.problem:
         raise AssertionError(f"{victim.worker_id} keeps its role: {reply.problem}")
     await act.hold()

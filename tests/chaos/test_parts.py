@@ -303,7 +303,7 @@ def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:
             fill = staging.filling(entry)
             fill.records[:] = rows
             if entry is entries[0]:
-                fill.add(digests.of_records(rows, 0))
+                fill.add(digests.of_records(rows, 0, 0))
                 fill.close()
             staging.publish(entry)
         memory = segments.attach(entry.place.segment)
