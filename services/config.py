@@ -172,6 +172,9 @@ class WorkerSettings(_Section):
         "Well below it an alarm is raised: docs/observability.md.",
     )
     drain_timeout_s: Seconds = Field(60.0, description="After SIGTERM, running requests may take this long.")
+    engine_stall_s: Seconds = Field(
+        300.0, description="An engine whose step takes longer hangs: the worker fails, others go on."
+    )
     scheduler_wait_s: Seconds = Field(15.0, description="At start, wait this long for the scheduler.")
 
 

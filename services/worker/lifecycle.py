@@ -19,6 +19,7 @@ from baton.services.errors import StartError
 from baton.services.leave import leave
 from baton.services.vllm_args import check_model, check_version
 from baton.services.worker import roles
+from baton.services.worker.errors import EngineFailed
 from baton.services.worker.fingerprint import model_fingerprint
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,9 @@ def preload() -> None:
 def run_worker(settings: Settings, role: str) -> None:
     """Be a worker of `role` until a signal, an operator or a failure ends it.
 
-    Raises ConfigError, StartError or PeerRefused, each one line, when it cannot start, EngineFailed when its
-    engine broke. SIGTERM and SIGINT drain; a second one ends the process at once.
+    Raises ConfigError, StartError or PeerRefused, each one line, when it cannot start. Else it ends the
+    process: with 1 and a line on stderr when the engine broke. SIGTERM and SIGINT drain; a second one ends it
+    at once.
     """
     from baton.services.worker.node import Node
 
@@ -69,5 +71,10 @@ def run_worker(settings: Settings, role: str) -> None:
     except OSError as error:
         raise StartError(f"cannot read the model {settings.engine.model!r}: {error}") from None
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    status = asyncio.run(Node(settings, the_role, worker_id, fingerprint, preload).run())
+    try:
+        status = asyncio.run(Node(settings, the_role, worker_id, fingerprint, preload).run())
+    except EngineFailed as error:
+        # An exit in order would wait for its threads and its ranks, which may wait for ever.
+        print(f"baton: error: {error}", file=sys.stderr)
+        status = 1
     leave(status)

@@ -140,8 +140,8 @@ class Node:
             await self._set_health(_SERVING)
             blocks = (info.num_blocks, info.block_size)
             logger.info("ready on %s: %d KV blocks of %d tokens", mine.address, *blocks)
-            watching = asyncio.create_task(self._watch_pinned(host))
-            stack.callback(watching.cancel)
+            for watching in (self._watch_pinned(host), self._watch_steps(host, dispatcher)):
+                stack.callback(asyncio.create_task(watching).cancel)
             await self._serve(session, dispatcher, host)
         return 0 if await asyncio.to_thread(host.stop) else 1
 
@@ -192,6 +192,13 @@ class Node:
         while True:
             self._pinned = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
             await asyncio.sleep(self._settings.scheduler.heartbeat_s)
+
+    async def _watch_steps(self, host: EngineHost, dispatcher: Dispatcher) -> None:
+        """An engine that hangs in a process that lives is as dead as one that broke."""
+        limit_s = self._settings.worker.engine_stall_s
+        while host.step_s < limit_s:  # noqa: ASYNC110 (a thread that hangs sets no event)
+            await asyncio.sleep(min(1.0, limit_s / 4))
+        dispatcher.on_failure(EngineFailed(f"a step takes longer than {limit_s:g} s (worker.engine_stall_s)"))
 
     # Starting.
 

@@ -100,6 +100,7 @@ class EngineHost:
         self._connector: Any = None
         self._draft_length: vllm_draft_length.DraftLengthSeam | None = None
         self._load = EngineLoad()
+        self._step_began = 0.0  # time.monotonic; 0 between steps
 
     async def load(self, listener: Listener) -> EngineInfo:
         """Start the thread and load the engine. Raises StartError or ConfigError when it cannot."""
@@ -123,6 +124,12 @@ class EngineHost:
         self._messages.put(None)
         self._thread.join(_STOP_TIMEOUT_S)
         return not self._thread.is_alive()
+
+    @property
+    def step_s(self) -> float:
+        """For how long the step under way has lasted; 0 between steps. From any thread."""
+        began = self._step_began
+        return time.monotonic() - began if began else 0.0
 
     # What may be read from another thread: it does not change while the engine runs.
 
@@ -209,9 +216,10 @@ class EngineHost:
             return True
 
     def _step(self, engine: Any) -> bool:
-        began = time.monotonic()
+        began = self._step_began = time.monotonic()
         outputs, executed = engine.step_fn()
         engine.post_step(executed)
+        self._step_began = 0.0
         step = Step(outputs=outputs or {}, executed=executed, seconds=time.monotonic() - began)
         step.times = vllm_step_times.take()
         _take_stats(step)
