@@ -21,6 +21,7 @@ from baton.scheduler.client import SchedulerClient
 from tests.chaos.corruption import corrupt, record_bytes
 from tests.chaos.load import Answer, Load
 from tests.chaos.site import Part, Site
+from tests.chaos.zygote import WORKER_KINDS
 from tests.scheduler.support import RedisServer
 
 MOMENT_S = 3.0  # a stage is waited for as long
@@ -245,7 +246,7 @@ async def rolling_restart(act: Act) -> None:
         await act.site.whole(60.0)
 
 
-ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "mixed": pb.ROLE_MIXED}
+ROLES = {kind: pb.Role.Value(f"ROLE_{kind.upper()}") for kind in WORKER_KINDS}
 
 
 @fault(hold_s=(0.0, 0.5))
@@ -266,7 +267,7 @@ async def flip_role(act: Act) -> None:
 # -- handoffs
 
 
-@fault(hold_s=(2.0, 4.0))
+@fault(hold_s=(4.0, 8.0))
 async def corrupt_handoffs(act: Act) -> None:
     """Flip a bit in each save of a prefill worker that waits to be pulled, as soon as it is whole."""
     until = time.monotonic() + act.hold_s
