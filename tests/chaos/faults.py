@@ -24,7 +24,7 @@ from tests.chaos.site import Part, Site
 from tests.chaos.zygote import WORKER_KINDS
 from tests.scheduler.support import RedisServer
 
-MOMENT_S = 3.0  # a stage is waited for as long
+MOMENT_S = 5.0  # a stage is waited for as long
 LONG_PROMPT = 200  # tokens: its handoff can be met
 STREAMED = 8  # tokens that came: the answer is under way
 
