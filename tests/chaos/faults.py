@@ -97,6 +97,8 @@ class Act:
             reader, writer = self.workers(answer)
             if victim.is_worker and victim.worker_id not in (reader, writer):
                 continue
+            if victim.kind == "router" and answer.router is not victim:
+                continue
             if not answer.tokens:
                 stage = PREFILL if not reading and victim.worker_id == reader else QUEUE
                 reading += 1

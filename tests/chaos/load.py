@@ -101,9 +101,9 @@ class Load:
 
     async def __aexit__(self, *_: object) -> None:
         self._stopping = True
-        _, late = await asyncio.wait(self._tasks, timeout=END_S)
-        for task in late:
-            task.cancel()
+        await asyncio.wait(self._tasks, timeout=END_S)
+        for task in self._tasks:
+            task.cancel()  # harmless where it is done
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for answer in list(self.running.values()):
             self._end(answer, f"no end within {END_S:g} s")

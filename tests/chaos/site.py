@@ -163,7 +163,6 @@ class Site:
         self.uncovered: list[tuple[float, float]] = []  # when no worker was there; time.monotonic
         self._uncovered_since = 0.0  # 0: somebody can
         self.description: pb.Description | None = None  # the last that a scheduler told
-        self.described_at = 0.0
         self.live: dict[str, tuple[str, str]] = {}  # attempt's request id -> its prefill and decode worker
         self._addresses: list[str] = []
         self._channels: list[grpc.aio.Channel] = []
@@ -373,7 +372,7 @@ class Site:
 
     async def metrics(self) -> dict[str, float]:
         """Of all routers together: name with labels -> value. Of those that have ended: nothing."""
-        found: Counter[str] = Counter()
+        found: dict[str, float] = {}
         for router in self.routers:
             if self._http is None:
                 break
@@ -382,15 +381,15 @@ class Site:
                     for line in (await answer.text()).splitlines():
                         name, _, value = line.rpartition(" ")
                         if name.startswith("baton_router_"):
-                            found[name] += float(value)
-        return dict(found)
+                            found[name] = found.get(name, 0.0) + float(value)
+        return found
 
     async def _watch(self) -> None:
         """Keep what the scheduler says; restart what crashed. For a task of its own."""
         while True:
             told = await self.describe()
             if told is not None:
-                self.description, self.described_at = told, time.monotonic()
+                self.description = told
                 self._note_ready(told)
                 self.live = {
                     one.attempt.request_id: (one.prefill_worker_id, one.decode_worker_id)
