@@ -432,6 +432,19 @@ async def kill_redis_and_scheduler(act: Act) -> None:
     await scheduler.restart()
 
 
+@fault(hold_s=LONG)
+async def start_scheduler_without_redis(act: Act) -> None:
+    """SIGKILL of both at once; the scheduler is back first, and Redis comes back empty."""
+    scheduler = act.pick("scheduler")
+    await act.moment(scheduler)
+    act.redis.stop()
+    scheduler.kill()
+    shutil.rmtree(act.redis.folder / "appendonlydir", ignore_errors=True)
+    await scheduler.restart()
+    await act.hold()
+    await asyncio.to_thread(act.redis.start)
+
+
 # -- router
 
 

@@ -126,7 +126,7 @@ plan(
     Plan(
         "redis-1p1d",
         Shape(1, 1, redis=True, speculation=MTP),
-        (*REDIS, "kill-scheduler", "kill-redis-and-scheduler"),
+        (*REDIS, "kill-scheduler", "kill-redis-and-scheduler", "start-scheduler-without-redis"),
         "Redis under the only scheduler",
         seconds=150.0,
     )
