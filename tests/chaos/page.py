@@ -37,7 +37,7 @@ def tables(result: dict[str, Any]) -> str:
     """Markdown: a table of the plans, and what was done and hit in all."""
     machine, plans = result["machine"], result["plans"]
     minutes = sum(one["seconds"] for one in plans) / 60
-    faults, stages = _sum(plans, "faults"), _sum(plans, "stages")
+    faults, stages, retries = (_sum(plans, key) for key in ("faults", "stages", "retries"))
     return "\n".join(
         [
             f"\n{sum(faults.values())} faults in {minutes:.1f} minutes; {machine['cores']} cores "
@@ -46,6 +46,8 @@ def tables(result: dict[str, Any]) -> str:
             _table([["fault", "times"], ["---", "---"], *sorted(faults.items())]),
             "Requests that a fault hit, by the role of its victim and where the request stood:\n",
             _table([["role, stage", "requests"], ["---", "---"], *sorted(stages.items())]),
+            "Attempts at requests that came to nothing, as the routers counted them; each request went on:\n",
+            _table([["trouble", "attempts"], ["---", "---"], *sorted(retries.items())]),
         ]
     )
 
