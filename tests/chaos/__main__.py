@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import transformers
+
 from tests.chaos import page
 from tests.chaos.faults import FAULTS
 from tests.chaos.outcome import Outcome
@@ -42,6 +44,7 @@ def main(arguments: list[str]) -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
 
+    transformers.logging.set_verbosity_error()  # the sources of the prompts are longer than any prompt
     folder = Path(asked.logs or tempfile.mkdtemp(prefix="baton-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     say(f"{len(names)} plans, seed {asked.seed}, logs in {folder}")

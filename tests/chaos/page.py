@@ -46,7 +46,7 @@ def tables(result: dict[str, Any]) -> str:
             _table([["fault", "times"], ["---", "---"], *sorted(faults.items())]),
             "Requests that a fault hit, by the role of its victim and where the request stood:\n",
             _table([["role, stage", "requests"], ["---", "---"], *sorted(stages.items())]),
-            "Attempts at requests that came to nothing, as the routers counted them; each request went on:\n",
+            "Attempts at requests that came to nothing, as the routers counted them:\n",
             _table([["trouble", "attempts"], ["---", "---"], *sorted(retries.items())]),
         ]
     )
