@@ -38,7 +38,9 @@ def main(arguments: list[str]) -> int:
         print(_listed())
         return 0
     names = asked.plan or ALL
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing stays behind
+    # Both end a plan as Ctrl-C does: its task is cancelled, and takes its processes along.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -89,4 +91,7 @@ def _listed() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
