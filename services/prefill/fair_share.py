@@ -6,7 +6,7 @@ Three measures, in vLLM's own terms; bench/fair_share.py tells what each of them
 - Beside others a prompt gets one `SHARE`th of the step, or its equal share where that is more: the rest is
   for those that came behind it. Alone it gets the whole step.
 - Who waits, waits by the time at which they would be read if reading began on arrival and took
-  `MS_PER_TOKEN`. Short prompts are read before a long one that came a little earlier, but `MOST_MS` later ones
+  `MS_PER_TOKEN`. Short prompts are read before a long one that came a little earlier; `MOST_MS` later ones
   stand behind it, so nobody starves. After fair queueing by finish times (Demers, Keshav and Shenker, 1989),
   with a request for a flow.
 """
