@@ -8,10 +8,12 @@ that a machine that is busy with other things measures the same.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from baton.services.prefill import fair_share
 from bench import model
 from bench.stats import median, percentile, save
 
-DEMO = Path(__file__).resolve().parents[1] / "deploy" / "demo-model"
+DEMO = Path(__file__).resolve().parents[1] / "deploy" / "demo-model" / "weights"
 LONG = 900  # tokens
 SHORTS = 10
 VLLM_STEP = 2048  # tokens; vLLM's own default on a CPU
@@ -64,7 +66,6 @@ class Reader:
         from baton.services.config import Settings
         from baton.services.worker.vllm_engine import EnginePlan, build_engine
 
-        # The cache of prefixes would know the prompts of earlier rounds.
         made = Settings(
             **{"engine": settings | {"max_num_batched_tokens": VLLM_STEP}, "worker": {"cpu": str(core)}}
         )
@@ -164,34 +165,36 @@ def _summary(rounds: Sequence[Round], flood: Sequence[float]) -> dict[str, float
     return {name: round(value, 1) for name, value in figures.items()}
 
 
-def _models() -> dict[str, Callable[[], dict[str, Any]]]:
-    demo = {
-        "model": str(DEMO / "weights"),
-        "max_model_len": 1024,
-        "max_num_seqs": 16,
-        "kv_cache_gib": 0.25,
-        "tool_call_parser": None,
-    }
-    found: dict[str, Callable[[], dict[str, Any]]] = {model.MODEL_NAME: model.engine_settings}
-    return found | ({"demo": lambda: demo} if (DEMO / "weights").exists() else {})
+def _demo_settings() -> dict[str, Any]:
+    sizes = {"max_model_len": 1024, "max_num_seqs": 16, "kv_cache_gib": 0.25}
+    return {"model": str(DEMO), "tool_call_parser": None, **sizes}
+
+
+MODELS: dict[str, Callable[[], dict[str, Any]]] = {
+    model.MODEL_NAME: model.engine_settings,
+    "demo": _demo_settings,
+}
+
+
+def run(name: str, rounds: int, core: int) -> dict[str, Any]:
+    """In a process of its own: it takes one engine."""
+    # The cache of prefixes would know the prompts of earlier rounds.
+    reader = Reader(MODELS[name]() | {"enable_prefix_caching": False}, core)
+    found = {f"behind {longs}": measure(reader, rounds, longs) for longs in (1, 4)}
+    for behind, ways in found.items():
+        for way, figures in ways.items():
+            print(f"{name} {behind} {way:>20}", figures, flush=True)
+    return found
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--model", choices=list(_models()), default=model.MODEL_NAME)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--core", type=int, default=0)
     options = parser.parse_args(arguments)
-    settings = _models()[options.model]()
-    reader = Reader(settings | {"enable_prefix_caching": False}, options.core)
-    results = {}
-    for longs in (1, 4):
-        results[f"behind {longs}"] = measure(reader, options.rounds, longs)
-        for name, figures in results[f"behind {longs}"].items():
-            print(f"behind {longs} {name:>26}", figures, flush=True)
-    save(
-        "fair-share",
-        {"model": options.model, "long": LONG, "shorts": SHORTS, "rounds": options.rounds, "ms": results},
-    )
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
+        results = {name: pool.submit(run, name, options.rounds, options.core).result() for name in MODELS}
+    save("fair-share", {"long": LONG, "shorts": SHORTS, "rounds": options.rounds, "models": results})
