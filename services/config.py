@@ -54,8 +54,8 @@ class EngineSettings(_Section):
     max_num_batched_tokens: int | None = Field(
         None,
         ge=32,
-        description="Tokens in one engine step. If unset: vLLM's default on a GPU; on a CPU 256, or more where "
-        "the largest batch needs it, as what is in a step makes others wait.",
+        description="Tokens in one engine step. If unset: vLLM's default on a GPU; on a CPU 256, or more "
+        "where the largest batch needs it, as what is in a step makes others wait.",
     )
     tensor_parallel_size: int = Field(1, ge=1, description="Ranks, one GPU each, of one worker.")
     enable_prefix_caching: bool = Field(True, description="Keep the KV of prompts that share a beginning.")
