@@ -15,7 +15,7 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
+from tests.e2e.deployment import MODEL_NAME, START_S, Deployment, deployment
 from tests.e2e.prompts import prompts
 from tests.scheduler.support import RedisServer
 from tests.support import eventually
@@ -67,7 +67,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     }
     try:
         with deployment(folder / "baton", scheduler=scheduler) as one:
-            yield Site(redis, one.up(0, 0, mixed=1))
+            one.up(0, 0, mixed=1)
+            # The first requests compile: no failure is to be charged with that.
+            warm = one.client(timeout=START_S).completions
+            warm.create(model=MODEL_NAME, prompt=prompts()[4], max_tokens=LONG_TOKENS, **GREEDY)
+            yield Site(redis, one)
     finally:
         redis.stop()
 
