@@ -14,6 +14,7 @@ NAMES = [
     "path",
     "router",
     "disaggregation",
+    "fair_share",
     "speculation",
     "startup",
 ]

@@ -26,9 +26,12 @@ def main(arguments: list[str]) -> None:
     mix = Mix(seconds=options.seconds)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         config: dict[str, Any] = {"engine": engine_settings()}
+        # What is compared with reads prompts as vLLM does by default: whole, where a step has room for them.
+        stock = {"engine": {**engine_settings(), "max_num_batched_tokens": 2048}}
+        stock["engine"]["extra"] = {"long_prefill_token_threshold": 0, "scheduling_policy": "fcfs"}
         arms = {
             "1P1D": stack.enter_context(deployment(Path(folder) / "pd", **config)).up(1, 1),
-            "2 aggregated": stack.enter_context(deployment(Path(folder) / "mixed", **config)).up(
+            "2 aggregated": stack.enter_context(deployment(Path(folder) / "mixed", **stock)).up(
                 0, 0, mixed=2
             ),
         }

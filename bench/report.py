@@ -200,9 +200,28 @@ def _speculation(result: dict[str, Any]) -> str:
     )
 
 
+def _fair_share(result: dict[str, Any]) -> str:
+    parts = [
+        f"## {result['shorts']} short prompts just behind long ones, at one prefill worker\n",
+        f"Long: {result['long']} tokens, short: 20 to 60. They arrive while the first long prompt's first step runs; "
+        "milliseconds of the core until each first token. A flood: 40 prompts at once, one in eight of them long. "
+        f"{result['rounds']} rounds of each way, in turns, in one engine. Chosen: shares of steps of 256 tokens, and the "
+        "order (services/prefill/fair_share.py).",
+        _where(result, "python -m bench fair_share"),
+    ]
+    head = ["", "short p50", "short p99", "long p50", "last long", "flood, tokens/s"]
+    keys = ["short_p50_ms", "short_p99_ms", "long_p50_ms", "long_last_ms", "flood_tokens_per_s"]
+    for name, behinds in result["models"].items():
+        for behind, ways in behinds.items():
+            rows = [[way, *(f"{figures[key]:.0f}" for key in keys)] for way, figures in ways.items()]
+            parts += [f"{name}, {behind} long:\n", _table(head, rows)]
+    return "\n".join(parts)
+
+
 SECTIONS = {
     "speculation": _speculation,
     "disaggregation": _disaggregation,
+    "fair-share": _fair_share,
     "path": _path,
     "handoff": _handoff,
     "router": _router,

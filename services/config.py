@@ -51,7 +51,12 @@ class EngineSettings(_Section):
     )
     kv_cache_gib: float | None = Field(None, gt=0, description="KV cache of one worker, GiB.")
     max_num_seqs: int = Field(64, ge=1, description="Requests in one batch.")
-    max_num_batched_tokens: int | None = Field(None, ge=32, description="Tokens in one engine step.")
+    max_num_batched_tokens: int | None = Field(
+        None,
+        ge=32,
+        description="Tokens in one engine step. If unset: vLLM's default on a GPU; on a CPU 256, or more "
+        "where the largest batch needs it, as what is in a step makes others wait.",
+    )
     tensor_parallel_size: int = Field(1, ge=1, description="Ranks, one GPU each, of one worker.")
     enable_prefix_caching: bool = Field(True, description="Keep the KV of prompts that share a beginning.")
     seed: int = Field(0, description="Of the engines' random numbers.")

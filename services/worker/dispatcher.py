@@ -142,6 +142,7 @@ class Dispatcher:
         except RequestRefused as refused:
             if self._attempts.is_live(attempt):
                 self._attempts.end(attempt)
+            self._metrics.on_refused(refused.code)
             self._fail(attempt, refused.code, str(refused))
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -197,10 +198,12 @@ class Dispatcher:
         request = attempt.prepared.request
         try:
             await asyncio.to_thread(self._host.begin_grammar, request)
-        except ValueError as error:
+        except Exception as error:  # whatever a grammar's compiler raises: its request would wait for ever
+            if not isinstance(error, ValueError):
+                logger.exception("the grammar of request %s cannot be compiled", attempt.request_id)
             if self._attempts.is_live(attempt):
                 self._attempts.end(attempt)
-                self._fail(attempt, Failed.CODE_INVALID, str(error))
+                self._fail(attempt, Failed.CODE_INVALID, describe(error))
             return
         if self._attempts.is_live(attempt):
             self._host.submit(request)

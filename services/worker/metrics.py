@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from baton.handoff.reports import Loaded
-from baton.protos.worker_pb2 import Saved
+from baton.protos.worker_pb2 import Failed, Saved
 from baton.services.errors import StartError
 from baton.services.worker.vllm_host import Step
 
@@ -43,6 +43,11 @@ class WorkerMetrics:
         self._tokens = counter("generated_tokens", "Tokens written here.")
         self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found there.")
+        self._refused = counter(
+            "requests_refused",
+            "Requests not taken: invalid, full, draining, stale (an older epoch).",
+            ("why",),
+        )
         self._saved = counter("handoffs_saved", "Prompts read and kept for another worker.")
         self._save_failed = counter("handoffs_save_failed", "Prompts read whose KV could not be kept.")
         self._loaded = counter("handoffs_loaded", "Handoffs pulled and loaded.", ("transport",))
@@ -100,6 +105,10 @@ class WorkerMetrics:
         self._tokens.inc(tokens)
         self._prefix_queries.inc(step.prefix_queries)
         self._prefix_hits.inc(step.prefix_hits)
+
+    def on_refused(self, code: Failed.Code) -> None:
+        """A request was not taken."""
+        self._refused.labels(Failed.Code.Name(code).removeprefix("CODE_").lower()).inc()
 
     def on_saved(self, saved: Saved) -> None:
         """A prompt was read for another worker."""

@@ -3,6 +3,7 @@
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.create_engine_config, vllm.config.KVTransferConfig,
 vllm.config.VllmConfig (additional_config, use_v2_model_runner) and SpeculativeConfig
 (num_speculative_tokens_per_batch_size, where 0 tokens still run the drafter's first pass),
+vllm.config.SchedulerConfig (long_prefill_token_threshold, _adaptive, policy),
 vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor, scheduler.kv_cache_manager),
 vllm.platforms.current_platform.is_cpu; on CPU the variables VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
 rank in this process) and VLLM_CPU_OMP_THREADS_BIND (of rank processes), and that threads of OpenMP inherit
@@ -20,6 +21,7 @@ from typing import Any
 from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
+from baton.services.prefill import fair_share
 from baton.services.vllm_args import engine_args
 from baton.services.worker import process, vllm_continuation, vllm_undrafted
 from baton.services.worker.errors import describe
@@ -113,6 +115,7 @@ def build_config(plan: EnginePlan) -> Any:
     args["distributed_executor_backend"] = "uni" if alone else "mp"
     args["kv_transfer_config"] = _transfer_config(plan)
     _add_speculation(args, plan)
+    _add_fair_share(args, plan, on_cpu=current_platform.is_cpu())
     config = AsyncEngineArgs(**args).create_engine_config()
     _check_verification(config)
     if config.model_config.is_hybrid:
@@ -124,6 +127,9 @@ def build_config(plan: EnginePlan) -> Any:
         logger.warning("this model keeps state beside its KV cache: it is served without handoffs")
         args["kv_transfer_config"] = None
         config = AsyncEngineArgs(**args).create_engine_config()
+    if "long_prefill_token_threshold" not in args:
+        step = config.scheduler_config.max_num_batched_tokens
+        config.scheduler_config.long_prefill_token_threshold = fair_share.share_of(step)
     return config
 
 
@@ -164,6 +170,16 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
     args.setdefault("per_request_spec_decode_metrics", "summary")
     ours = {"speculative": {**spec.model_dump(), "method": method.name}}
     args["additional_config"] = {**args.get("additional_config", {}), ADDITIONAL: ours}
+
+
+def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> None:
+    """In the order that requests carry, a share of a step each; what `engine.extra` says of it stays."""
+    spec = plan.settings.engine.speculative_config
+    if on_cpu:
+        step = fair_share.step_tokens(plan.settings.engine.max_num_seqs, spec.limit if spec else 0)
+        args.setdefault("max_num_batched_tokens", step)
+    args.setdefault("scheduling_policy", "priority")
+    args.setdefault("long_prefill_token_threshold_adaptive", True)
 
 
 def _drafter_fingerprint(engine: EngineSettings) -> str:

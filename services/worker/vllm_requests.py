@@ -4,13 +4,15 @@ Nothing that a client can write steers the engine's transfers: `SamplingParams.e
 key that vLLM or we give a meaning, and ours are put in their place.
 
 Leans on: vllm.v1.request.Request (from_engine_core_request, append_output_token_ids, max_tokens,
-kv_transfer_params, prefill_stats, skip_reading_prefix_cache, status, stop_reason, get_finished_reason),
+kv_transfer_params, prefill_stats, priority, skip_reading_prefix_cache, status, stop_reason,
+get_finished_reason),
 vllm.v1.core.sched.utils.check_stop, vllm.v1.engine.{EngineCoreRequest, FinishReason},
 vllm.sampling_params.SamplingParams (extra_args, prompt_logprobs, prompt_logprob_token_ids, max_tokens).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,7 @@ from vllm.v1.request import Request
 from baton.handoff.params import load_params, save_params
 from baton.protos.worker_pb2 import PHASE_PREFILL, Failed, Start
 from baton.services import vllm_wire
+from baton.services.prefill import fair_share
 from baton.services.worker.errors import RequestRefused
 from baton.services.worker.vllm_continuation import VOCABULARY_KEY, WRITTEN_KEY
 
@@ -66,6 +69,9 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: Limits) -
     if written:
         _mark_written(params, len(written), limits.vocabulary)
     request = Request.from_engine_core_request(core, limits.block_hasher)
+    reads = len(core.prompt_token_ids) if start.phase == PHASE_PREFILL else 0
+    # Whatever a client asked for: among those that only write, who came first is first.
+    request.priority = fair_share.priority(time.monotonic(), reads)
     if written:
         request.append_output_token_ids(written)
         request.prefill_stats = (

@@ -19,6 +19,7 @@ import grpc
 import openai
 import psutil
 import yaml
+from google.protobuf.json_format import MessageToDict
 
 from baton.protos import scheduler_pb2, scheduler_pb2_grpc
 from tests.support import BATON, PYTHON, ROOT, eventually, free_port
@@ -159,9 +160,10 @@ class Deployment:
     def workers(self, role: str) -> list[dict[str, Any]]:
         """The status of the workers of one role that are ready; none while no scheduler answers."""
         try:
-            workers = self.status().get("workers", [])
-        except subprocess.CalledProcessError:
+            description = self.describe()  # `baton status` imports for a second
+        except grpc.RpcError:
             return []
+        workers = [MessageToDict(one, preserving_proto_field_name=True) for one in description.workers]
         return [
             worker
             for worker in workers

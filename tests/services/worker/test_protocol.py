@@ -40,6 +40,7 @@ async def test_hello_refuses_what_does_not_fit_and_names_both_sides(mixed: Worke
 
 
 async def test_an_attempt_with_a_known_epoch_is_stale(mixed: Worker) -> None:
+    before = mixed.figure("baton_worker_requests_refused_total")
     async with connected(mixed.address) as stream:
         assert (
             await stream.run(request("again", prompt(20), max_tokens=2), DECODE, epoch=2)
@@ -47,6 +48,7 @@ async def test_an_attempt_with_a_known_epoch_is_stale(mixed: Worker) -> None:
         for epoch in (1, 2):
             got = await stream.run(request("again", prompt(20), max_tokens=2), DECODE, epoch=epoch)
             assert "epoch 2" in refused(got, pb.Failed.CODE_STALE)
+        assert mixed.figure("baton_worker_requests_refused_total") == before + 2
         assert (
             await stream.run(request("again", prompt(20), max_tokens=2), DECODE, epoch=3)
         ).finish is not None

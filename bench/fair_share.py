@@ -1,0 +1,200 @@
+"""Ten short prompts that arrive just behind long ones at one prefill worker: who waits for whom.
+
+One engine on one core, stepped as the worker's thread steps it: what arrives during a step is taken after it.
+The ways of queueing are changed between the rounds, in turns, in the same engine. Times are of the core, so
+that a machine that is busy with other things measures the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from baton.services.prefill import fair_share
+from bench import model
+from bench.stats import median, percentile, save
+
+DEMO = Path(__file__).resolve().parents[1] / "deploy" / "demo-model" / "weights"
+LONG = 900  # tokens
+SHORTS = 10
+VLLM_STEP = 2048  # tokens; vLLM's own default on a CPU
+STAGGER_S = 0.001  # between two arrivals; the first step has begun with the first long prompt
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an engine queues. Tokens; 0: as vLLM has it by default."""
+
+    step: int = 0  # most in a step
+    cap: int = 0  # of one prompt in a step beside others, or an equal share where that is more
+    priority: bool = False
+
+
+WAYS = {
+    "as vLLM does": Way(),
+    "order": Way(priority=True),
+    "short steps": Way(step=256),
+    "shares": Way(step=256, cap=64),
+    "shares, order": Way(step=256, cap=64, priority=True),
+    "shares, order, 512": Way(step=512, cap=128, priority=True),
+    "shares, order, 128": Way(step=128, cap=32, priority=True),
+}
+
+
+@dataclass
+class Round:
+    """Milliseconds from each arrival to the first token, and of it all."""
+
+    short: list[float] = field(default_factory=list)
+    long: list[float] = field(default_factory=list)
+    all: float = 0.0
+
+
+class Reader:
+    """An engine that reads prompts and writes one token each."""
+
+    def __init__(self, settings: dict[str, Any], core: int) -> None:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        from baton.services.config import Settings
+        from baton.services.worker.vllm_engine import EnginePlan, build_engine
+
+        made = Settings(
+            **{"engine": settings | {"max_num_batched_tokens": VLLM_STEP}, "worker": {"cpu": str(core)}}
+        )
+        plan = EnginePlan(made, "bench", "", needs_handoffs=False)
+        self._engine = build_engine(plan, lambda: None)
+        self._scheduler = self._engine.scheduler
+        self._random = random.Random(0)
+        self._count = 0
+
+    def use(self, way: Way) -> None:
+        """From now on; nothing may be under way. By what vLLM's scheduler reads in each step."""
+        from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
+
+        scheduler = self._scheduler
+        scheduler.max_num_scheduled_tokens = way.step or VLLM_STEP
+        scheduler.scheduler_config.long_prefill_token_threshold = way.cap
+        scheduler.adaptive_long_prefill_threshold = True
+        scheduler.policy = SchedulingPolicy.PRIORITY if way.priority else SchedulingPolicy.FCFS
+        scheduler.waiting = create_request_queue(scheduler.policy)
+        scheduler.kv_holding_waiting = create_request_queue(scheduler.policy)
+
+    def round(self, longs: int, way: Way) -> Round:
+        """The first long prompt's step begins; the others and then ten short ones arrive meanwhile."""
+        lengths = [LONG] * longs + [self._random.randrange(20, 61) for _ in range(SHORTS)]
+        return self._run([(at * STAGGER_S, length) for at, length in enumerate(lengths)], way)
+
+    def flood(self, way: Way, count: int = 40) -> float:
+        """Tokens read a second when all came at once, one long prompt in eight."""
+        lengths = [LONG if at % 8 == 0 else self._random.randrange(20, 61) for at in range(count)]
+        return 1e3 * sum(lengths) / self._run([(0.0, length) for length in lengths], way).all
+
+    def _run(self, arrivals: Sequence[tuple[float, int]], way: Way) -> Round:
+        engine, waiting, found = self._engine, list(arrivals), Round()
+        running: dict[str, tuple[float, int]] = {}
+        began = time.thread_time()
+        while waiting or running:
+            now = time.thread_time() - began
+            while waiting and (waiting[0][0] <= now or not running):
+                at, length = waiting.pop(0)
+                running[self._add(at, length, way)] = at, length
+            outputs, executed = engine.step_fn()
+            engine.post_step(executed)
+            now = time.thread_time() - began
+            for client in (outputs or {}).values():
+                for output in client.outputs:
+                    at, length = running.pop(output.request_id)
+                    (found.long if length == LONG else found.short).append((now - at) * 1e3)
+        found.all = (time.thread_time() - began) * 1e3
+        return found
+
+    def _add(self, at: float, length: int, way: Way) -> str:
+        from vllm import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        self._count += 1
+        name = f"request {self._count}"
+        core = EngineCoreRequest(
+            request_id=name,
+            prompt_token_ids=[self._random.randrange(300, 1500) for _ in range(length)],
+            mm_features=None,
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+            priority=fair_share.priority(at, length) if way.priority else 0,
+        )
+        self._engine.add_request(*self._engine.preprocess_add_request(core))
+        return name
+
+
+def measure(reader: Reader, rounds: int, longs: int) -> dict[str, dict[str, float]]:
+    """Way by way, in turns."""
+    found: dict[str, list[Round]] = {name: [] for name in WAYS}
+    flood: dict[str, list[float]] = {name: [] for name in WAYS}
+    for number in range(-1, rounds):
+        for name, way in WAYS.items():
+            reader.use(way)
+            one, tokens_per_s = reader.round(longs, way), reader.flood(way) if number % 4 == 0 else None
+            if number >= 0:
+                found[name].append(one)
+                flood[name] += [tokens_per_s] if tokens_per_s else []
+    return {name: _summary(found[name], flood[name]) for name in WAYS}
+
+
+def _summary(rounds: Sequence[Round], flood: Sequence[float]) -> dict[str, float]:
+    short = [value for one in rounds for value in one.short]
+    figures = {
+        "short_p50_ms": median(short),
+        "short_p99_ms": percentile(short, 0.99),
+        "long_p50_ms": median([value for one in rounds for value in one.long]),
+        "long_last_ms": median([max(one.long) for one in rounds]),
+        "all_ms": median([one.all for one in rounds]),
+        "flood_tokens_per_s": median(flood),
+    }
+    return {name: round(value, 1) for name, value in figures.items()}
+
+
+def _demo_settings() -> dict[str, Any]:
+    sizes = {"max_model_len": 1024, "max_num_seqs": 16, "kv_cache_gib": 0.25}
+    return {"model": str(DEMO), "tool_call_parser": None, **sizes}
+
+
+MODELS: dict[str, Callable[[], dict[str, Any]]] = {
+    model.MODEL_NAME: model.engine_settings,
+    "demo": _demo_settings,
+}
+
+
+def run(name: str, rounds: int, core: int) -> dict[str, Any]:
+    """In a process of its own: it takes one engine."""
+    # The cache of prefixes would know the prompts of earlier rounds.
+    reader = Reader(MODELS[name]() | {"enable_prefix_caching": False}, core)
+    found = {f"behind {longs}": measure(reader, rounds, longs) for longs in (1, 4)}
+    for behind, ways in found.items():
+        for way, figures in ways.items():
+            print(f"{name} {behind} {way:>20}", figures, flush=True)
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--core", type=int, default=0)
+    options = parser.parse_args(arguments)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
+        results = {name: pool.submit(run, name, options.rounds, options.core).result() for name in MODELS}
+    save("fair-share", {"long": LONG, "shorts": SHORTS, "rounds": options.rounds, "models": results})

@@ -1,0 +1,56 @@
+"""A router's process dies, or hangs with all its connections open: what it had pinned and begun is freed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.services.worker.fleet import Worker
+from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
+from tests.support import PYTHON, ROOT, eventually
+
+PINNED, RUNNING = "baton_worker_handoffs_pinned", "baton_worker_requests_running"
+HUNG_S = 20.0  # gRPC's keepalive, and more; the lease of what is pinned is longer
+
+
+@pytest.mark.parametrize(
+    ("how", "within_s"), [(signal.SIGKILL, 3.0), (signal.SIGSTOP, HUNG_S)], ids=["dead", "hung"]
+)
+def test_what_a_lost_router_held_is_freed(
+    prefill: Worker, mixed: Worker, how: signal.Signals, within_s: float
+) -> None:
+    command = [PYTHON, "-m", __spec__.name, prefill.address, mixed.address, how.name]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as router:
+        try:
+            assert router.stdout is not None
+            assert router.stdout.readline() == "both\n"
+            assert prefill.figure(PINNED) == 1
+            assert mixed.figure(RUNNING) == 1
+            began = time.monotonic()
+            os.kill(router.pid, how)
+            eventually(lambda: prefill.figure(PINNED) == 0, within_s, "the handoff is released")
+            eventually(lambda: mixed.figure(RUNNING) == 0, within_s, "the request ends")
+            print(f"freed after {time.monotonic() - began:.1f} s")
+        finally:
+            router.kill()
+
+
+async def hold(prefill: str, mixed: str, name: str) -> None:
+    """Leave a handoff at one worker and a long answer at the other, and wait for the end."""
+    async with connected(prefill) as source, connected(mixed) as target:
+        await source.run(request(f"{name} kept", prompt(100, seed=41)), PREFILL)
+        long = request(f"{name} runs", prompt(20, seed=42), max_tokens=1000)
+        await target.start(long, DECODE)
+        await target.some(long.request_id, 2)
+        print("both", flush=True)
+        await asyncio.sleep(60)
+
+
+if __name__ == "__main__":
+    asyncio.run(hold(*sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""No half of a pair of calls stays: what a worker remembers of a request ends with it, come what may."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import pytest
+
+from baton.protos.worker_pb2 import PHASE_DECODE, Failed, Start
+from baton.services import vllm_wire
+from baton.services.worker.dispatcher import Dispatcher
+from baton.services.worker.metrics import WorkerMetrics
+from baton.services.worker.mixed import MIXED
+from baton.services.worker.vllm_engine import EngineInfo
+from tests.services.worker.router import StructuredOutputsParams, prompt, request
+
+INFO = EngineInfo(1024, 32, 64, 63, 8, 256, 1, 300, drafts_always=False)
+
+
+class Host:
+    """An engine that takes everything and answers nothing; its compiler of grammars breaks on demand."""
+
+    block_hasher = None
+
+    def __init__(self) -> None:
+        self.submitted: list[str] = []
+        self.aborted: list[str] = []
+        self.broken: Exception | None = None
+        self.compiled = threading.Event()
+        self.compiled.set()
+
+    def submit(self, request: Any) -> None:
+        self.submitted.append(request.request_id)
+
+    def abort(self, internal_ids: list[str]) -> None:
+        self.aborted += internal_ids
+
+    def begin_grammar(self, _request: Any) -> None:
+        assert self.compiled.wait(5)
+        if self.broken is not None:
+            raise self.broken
+
+
+def start(name: str, epoch: int = 1, **params: Any) -> Start:
+    core = request(name, prompt(20), **params)
+    wire = vllm_wire.encode_request(core)
+    return Start(request_id=name, epoch=epoch, phase=PHASE_DECODE, engine_request=wire)
+
+
+GRAMMAR = {"structured_outputs": StructuredOutputsParams(regex="a+")}
+
+
+async def made(host: Host) -> tuple[Dispatcher, WorkerMetrics]:
+    metrics = WorkerMetrics()
+    dispatcher = Dispatcher(MIXED, 4, cast(Any, host), metrics, None)
+    dispatcher.open(INFO)
+    return dispatcher, metrics
+
+
+async def replies(session: Any) -> list[Failed]:
+    """What it is told next."""
+    async with asyncio.timeout(5):
+        return list((await session._queue.get()).failed)
+
+
+@pytest.mark.parametrize("error", [ValueError("no such rule"), RuntimeError("the compiler broke")])
+async def test_a_grammar_that_cannot_be_compiled_ends_its_request(error: Exception) -> None:
+    host = Host()
+    host.broken = error
+    dispatcher, _ = await made(host)
+    session = dispatcher.connect("router")
+    dispatcher.start(session, start("a", **GRAMMAR))
+    [failed] = await replies(session)
+    assert failed.code == Failed.CODE_INVALID
+    assert str(error) in failed.message
+    assert dispatcher.requests == 0
+    assert host.submitted == []
+
+
+async def test_a_request_aborted_while_its_grammar_is_compiled_never_reaches_the_engine() -> None:
+    host = Host()
+    host.compiled.clear()
+    dispatcher, _ = await made(host)
+    session = dispatcher.connect("router")
+    dispatcher.start(session, start("a", **GRAMMAR))
+    dispatcher.abort(["a"])
+    host.compiled.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*dispatcher._grammars)
+    assert (dispatcher.requests, host.submitted) == (0, [])
+
+
+async def test_a_router_that_is_gone_leaves_nothing() -> None:
+    host = Host()
+    dispatcher, _ = await made(host)
+    gone, stays = dispatcher.connect("gone"), dispatcher.connect("stays")
+    for name, session in (("a", gone), ("b", gone), ("c", stays)):
+        dispatcher.start(session, start(name))
+    dispatcher.disconnect(gone)
+    assert host.aborted == ["a#1", "b#1"]
+    assert dispatcher.requests == 1
+
+
+async def test_refusals_are_counted_by_their_reason() -> None:
+    dispatcher, metrics = await made(Host())
+    session = dispatcher.connect("router")
+
+    def count(why: str) -> float:
+        return metrics.registry.get_sample_value("baton_worker_requests_refused_total", {"why": why}) or 0.0
+
+    dispatcher.start(session, start("a", epoch=3))
+    dispatcher.start(session, start("a", epoch=2))  # late
+    assert [one.code for one in await replies(session)] == [Failed.CODE_STALE]
+    assert count("stale") == 1
+    assert dispatcher.requests == 1
+    for number in range(4):
+        dispatcher.start(session, start(f"more {number}"))
+    assert count("full") == 1
+    dispatcher.drain()
+    dispatcher.start(session, start("b"))
+    assert count("draining") == 1
