@@ -18,7 +18,8 @@ NAMES = [
     "speculation",
     "startup",
 ]
-ALONE = ["kernels"]  # by name only: what `all` measures are a CPU's figures, and kernels are for GPUs
+# By name only: what `all` measures are a CPU's figures, and kernels are for GPUs; the others are long.
+ALONE = ["kernels", "overload", "soak"]
 
 
 def main() -> int:

@@ -218,6 +218,50 @@ def _fair_share(result: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def _overload(result: dict[str, Any]) -> str:
+    load, over, goals = result["load"], result["overload"], result["goals"]
+    keys = ["itl_p50_ms", "itl_p99_ms", "itl_max_ms", "ttft_p50_ms", "answers"]
+    arms = {
+        "one stream alone": result["alone"],
+        f"a full house ({load['slots']} streams)": result["full"],
+        f"{load['times']:g} times capacity": over,
+        "one stream afterwards": result["after"]["alone"],
+        "a full house afterwards": result["after"]["full"],
+    }
+    return "\n".join(
+        [
+            f"## Overload: {load['times']:g} times what 1P1D can serve, {load['seconds']:.0f} s\n",
+            f"The demo model; prompts of {load['prompt_tokens']} tokens, answers of {load['answer_tokens']}; capacity "
+            f"{load['capacity_per_s']} answers/s in {load['slots']} slots without a queue (`max_num_seqs: {load['slots']}, "
+            f"max_queue_factor: 1`), {over['offered_per_s']} requests/s offered, {over['admitted_share']:.0%} let in. The others "
+            f"({over['refused']}) got 503 after {over['refused_p50_ms']} ms (p50; p99 {over['refused_p99_ms']} ms), "
+            f"{over['without_retry_after']} of them without Retry-After; other failures: {json.dumps(over['other'])}, broken "
+            f"streams: {over['broken']}. Gap between tokens, p99, against one stream alone: "
+            f"{goals['itl_p99_against_alone']} times, against a full house {goals['itl_p99_against_full']} times; goal {goals['goal']}. "
+            f"Afterwards {result['after']['blocks_missing']} KV blocks were missing. The load generator shares the cores, at nice 10.",
+            _where(result, "python -m bench overload"),
+            _table(["", *keys], [[name, *(arm[key] for key in keys)] for name, arm in arms.items()]),
+        ]
+    )
+
+
+def _soak(result: dict[str, Any]) -> str:
+    keys = ["first", "warm", "last", "mib_per_1000"]
+    return "\n".join(
+        [
+            f"## Memory over {result['requests']:,} requests\n",
+            f"1P1D of the demo model with its drafts, {result['seconds']} s; by kind: {json.dumps(result['kinds'])}; failed: "
+            f"{result['failed']}; KV blocks missing afterwards: {result['blocks_missing']}. MiB that a process has for itself; the slope "
+            f"is that of the samples behind the first tenth, bound {result['bound_mib_per_1000']} MiB a thousand requests.",
+            _where(result, "python -m bench soak"),
+            _table(
+                ["", *keys],
+                [[name, *(row[key] for key in keys)] for name, row in result["processes"].items()],
+            ),
+        ]
+    )
+
+
 SECTIONS = {
     "speculation": _speculation,
     "disaggregation": _disaggregation,
@@ -227,4 +271,6 @@ SECTIONS = {
     "router": _router,
     "scheduler": _scheduler,
     "startup": _startup,
+    "overload": _overload,
+    "soak": _soak,
 }

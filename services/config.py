@@ -207,7 +207,7 @@ class RouterSettings(_Section):
     journal_mib: int = Field(
         256, ge=1, description="Kept of running requests, so that they can go on elsewhere; more is 503."
     )
-    max_body_mib: int = Field(32, ge=1, le=1024, description="Of one request's body; a larger one is 413.")
+    max_body_mib: int = Field(8, ge=1, le=1024, description="Of one request's body; a larger one is 413.")
     max_sequences: int = Field(
         256, ge=1, description="Answers that one request may ask for (prompts times n); more is 400."
     )

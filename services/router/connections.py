@@ -42,6 +42,7 @@ SPARE_CONNECTIONS = 256
 # Of the kernel, a connection. Left to itself it takes megabytes for who does not read, and is seen to move
 # again only when a third is free: so that much is the least that a slow client must read in slow_client_s.
 SEND_BUFFER_BYTES = 64 << 10
+WRITE_BUFFER_BYTES = 16 << 10  # of ours, beside it, a connection; above it an answer waits for its reader
 LINGER_S = 2.0  # a refused client may go on sending for this long: cut at once it would not see the answer
 BODIES_AT_ONCE = 8  # largest bodies that may be in memory; more and smaller ones in proportion
 RETRY_AFTER_S = 1.0
@@ -86,6 +87,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._arrival_began = 0.0  # the loop's time
         self._arrival: asyncio.TimerHandle | None = None  # of the request that is not whole yet
         self._draining: asyncio.TimerHandle | None = None  # of an answer that waits for its reader
+        self._tail: asyncio.TimerHandle | None = None  # of what is left to read of one that is made
 
     # -- the transport's calls
 
@@ -93,6 +95,7 @@ class LimitedConnection(HttpToolsProtocol):
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         if len(self.connections) > self._limits.max_connections + SPARE_CONNECTIONS:
             self._refused = True
             transport.abort()
@@ -101,10 +104,9 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        _cancel(self._arrival)
-        self._arrival = None
-        _cancel(self._draining)
-        self._draining = None
+        self._arrival = _cancelled(self._arrival)
+        self._draining = _cancelled(self._draining)
+        self._tail = _cancelled(self._tail)
         self._release_body()
         _abandon(self._running)  # with requests in a row uvicorn tells the last one alone
 
@@ -124,8 +126,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        _cancel(self._draining)
-        self._draining = None
+        self._draining = _cancelled(self._draining)
 
     # -- the parser's calls
 
@@ -152,6 +153,7 @@ class LimitedConnection(HttpToolsProtocol):
         if error := self._objection():
             self._refuse(error)
             return
+        self._tail = _cancelled(self._tail)
         super().on_headers_complete()
         self._in_body = True
 
@@ -174,25 +176,18 @@ class LimitedConnection(HttpToolsProtocol):
             return
         super().on_message_complete()
         self._in_message = False
-        _cancel(self._arrival)
-        self._arrival = None
+        self._arrival = _cancelled(self._arrival)
 
     # -- uvicorn's own calls
 
     def on_response_complete(self) -> None:
         self._release_body()
         super().on_response_complete()
-        if self.transport.is_closing() and self.transport.get_write_buffer_size():
-            self._watch_draining()
+        if self.transport.get_write_buffer_size():
+            self._tail = self.loop.call_later(self._limits.slow_client_s, self._check_tail)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(Unsupported(msg))
-
-    def timeout_keep_alive_handler(self) -> None:
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()  # a close would wait for a reader that there is not
-        else:
-            super().timeout_keep_alive_handler()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -225,8 +220,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
-        _cancel(self._arrival)
-        self._arrival = None
+        self._arrival = _cancelled(self._arrival)
         self._release_body()
         own = self.cycle if self._in_body else None
         before = self._running if self._running is not own else None
@@ -264,7 +258,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._refuse(TooSlow(f"the request was not whole after {self._limits.slow_client_s:g} s"))
 
     def _watch_draining(self) -> None:
-        _cancel(self._draining)
+        _cancelled(self._draining)
         before = self.transport.get_write_buffer_size()
         self._draining = self.loop.call_later(self._limits.slow_client_s, self._check_draining, before)
 
@@ -275,6 +269,11 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._watch_draining()
+
+    def _check_tail(self) -> None:
+        """The answer's last bytes are few: who has not read them by now will not."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
 
 
 def connections(limits: HttpLimits) -> Callable[..., LimitedConnection]:
@@ -287,9 +286,11 @@ def connections(limits: HttpLimits) -> Callable[..., LimitedConnection]:
     return connection
 
 
-def _cancel(timer: asyncio.TimerHandle | None) -> None:
+def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """No timer any more: what the attribute is to hold then."""
     if timer is not None:
         timer.cancel()
+    return None
 
 
 def _abandon(cycle: RequestResponseCycle | None) -> None:

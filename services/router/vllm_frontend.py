@@ -38,8 +38,12 @@ from baton.services.errors import StartError
 from baton.services.router.admission import AdmissionMiddleware
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.vllm_engine_client import RelayClient, without_reserved
+from baton.services.router.vllm_odd_requests import UNFORESEEN, unforeseen
 from baton.services.router.vllm_request_limits import limit_requests
 from baton.services.vllm_args import engine_args, served_model_name
+
+# What vLLM serves besides, for one engine's administrators and for models of another kind: 404 here.
+_NOT_OFFERED = ("/scale_elastic_ep", "/is_scaling_elastic_ep", "/kv_event_sources", "/v1/systemone")
 
 
 def build_config(settings: Settings) -> Any:
@@ -158,8 +162,13 @@ async def build_http_app(llm: RelayLLM, args: Namespace, max_sequences: int) -> 
     limit_requests(app.state, max_sequences)
     # Innermost, so that vLLM's metrics and log count the status that the client gets.
     app.user_middleware.append(Middleware(AdmissionMiddleware))
+    for kind in UNFORESEEN:
+        app.exception_handler(kind)(unforeseen)
     app.middleware_stack = app.build_middleware_stack()  # build_app has built it already, without ours
     envs.enable_envs_cache()  # vLLM reads its environment once a token otherwise
+    app.router.routes = [
+        route for route in app.router.routes if getattr(route, "path", "") not in _NOT_OFFERED
+    ]
     app.router.routes.insert(0, Route("/health", _health, methods=["GET"]))
     return app
 

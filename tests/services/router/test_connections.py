@@ -20,6 +20,7 @@ from tests.services.router.fakes import until
 
 SLOW_S = 0.4
 MAX_BODY = 256 << 10
+LARGE = 1 << 20  # more than kernel and client take
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -66,7 +67,9 @@ async def serving(seen: Seen, max_connections: int = 10) -> AsyncIterator[Server
             await send({"type": "http.response.body", "body": bytes(8192), "more_body": True})
             seen.wrote += 8192
             await asyncio.sleep(0)
-        await send({"type": "http.response.body", "body": b"ok", "more_body": False})
+        last = bytes(LARGE) if scope["path"] == "/large" else b"ok"
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+        seen.wrote += len(last)
 
     def gone(receive: Any) -> bool:
         if receive.__self__.disconnected:
@@ -264,3 +267,14 @@ async def test_who_leaves_with_requests_in_a_row_is_missed(server: Server) -> No
     writer.transport.abort()
     await until(lambda: server.seen.left == 1, "it is told")
     assert len(server.seen.bodies) == 1
+
+
+async def test_an_answer_whose_end_is_not_read_is_dropped(server: Server) -> None:
+    """It was written in one piece: nobody waits to write more."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    with client:
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: server.seen.wrote > 0, "it is answered")
+        await until(lambda: server.open_connections == 0, "the connection is cut")

@@ -454,6 +454,92 @@ async def test_a_request_that_takes_too_long(zygote: Zygote, model: Path, tmp_pa
     assert await asyncio.to_thread(site.process.wait) == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_says_how_long_it_waits(
+    members: Members, http: httpx.AsyncClient, stream: bool
+) -> None:
+    prefill, _ = await pair(members)
+    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
+    await placeable(http)
+    got = await http.post("/v1/completions", json=body(stream=stream), headers={"X-Request-Timeout": "0.3"})
+    assert (got.status_code, got.json()["error"]["type"]) == (504, "GatewayTimeoutError")
+    assert "0.3 s" in got.json()["error"]["message"]
+    await until(lambda: len(prefill.seen.aborts) == 1, "the worker is told", 1.0)
+
+
+async def test_a_deadline_in_the_middle_of_a_stream(members: Members, http: httpx.AsyncClient) -> None:
+    """What came stands; then the stream says why it ends, and the worker drops the request."""
+    _, decode = await pair(members)
+    decode.faults.append(Fault(PHASE_DECODE, 3, silent=True))
+    await placeable(http)
+    got = await http.post("/v1/completions", json=body(stream=True), headers={"X-Request-Timeout": "1"})
+    assert got.status_code == 200
+    *tokens, error, done = [line.removeprefix("data: ") for line in got.text.splitlines() if line]
+    assert (json.loads(error)["error"]["code"], done) == (504, "[DONE]")
+    assert text(8).startswith("".join(json.loads(one)["choices"][0]["text"] for one in tokens))
+    assert tokens
+    await until(lambda: len(decode.seen.aborts) == 1, "the worker is told", 1.0)
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "soon", "nan", "inf", ""])
+async def test_a_wrong_deadline_is_400(http: httpx.AsyncClient, wrong: str) -> None:
+    got = await http.post("/v1/completions", json=body(), headers={"X-Request-Timeout": wrong})
+    assert (got.status_code, got.json()["error"]["type"]) == (400, "BadRequestError")
+    assert "x-request-timeout" in got.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("/v1/completions", {"prompt": ["x"] * 100, "n": 3}),
+        ("/v1/completions", {"prompt": [[1]] * 300}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 1000}),
+        ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": "x"}]] * 300}),
+    ],
+)
+async def test_too_many_answers_at_once_are_400(http: httpx.AsyncClient, path: str, wrong: Any) -> None:
+    got = await http.post(path, json={"model": MODEL, **wrong})
+    assert got.status_code == 400
+    assert "router.max_sequences" in got.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"structured_outputs": {"choice": [str(number) for number in range(50_000)]}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"d": "x" * 200_000}},
+            }
+        },
+    ],
+    ids=["choice", "schema"],
+)
+async def test_an_absurd_grammar_is_400(http: httpx.AsyncClient, wish: dict[str, Any]) -> None:
+    got = await http.post("/v1/chat/completions", json=chat(**wish))
+    assert got.status_code == 400
+    assert "131072" in got.json()["error"]["message"]
+
+
+async def test_what_a_handler_stumbles_over_is_400(http: httpx.AsyncClient, site: Site) -> None:
+    """An assistant's message without content: an IndexError in vLLM's conversion."""
+    call = {"arguments": "", "name": "", "call_id": "", "type": "function_call"}
+    message = {"content": [], "id": "", "role": "assistant", "status": "completed", "type": "message"}
+    for _ in range(3):
+        got = await http.post("/v1/responses", json={"model": MODEL, "input": [call, message]})
+        assert (got.status_code, got.json()["error"]["type"]) == (400, "BadRequestError")
+        assert "IndexError" in got.json()["error"]["message"]
+    assert site.log.read_text().count("said once") == 1
+
+
+@pytest.mark.parametrize("path", ["/scale_elastic_ep", "/is_scaling_elastic_ep", "/v1/systemone"])
+async def test_what_is_not_offered_is_404(http: httpx.AsyncClient, path: str) -> None:
+    got = await http.post(path, json={"new_data_parallel_size": 2})
+    assert (got.status_code, got.json()["error"]["code"]) == (404, 404)
+    assert path not in (await http.get("/openapi.json")).json()["paths"]
+
+
 @pytest.mark.parametrize(
     ("engine", "said"),
     [

@@ -1,0 +1,44 @@
+"""What the processes of a deployment hold: memory, requests, blocks."""
+
+from __future__ import annotations
+
+import psutil
+
+from tests.e2e.deployment import Deployment
+
+
+def processes(one: Deployment) -> dict[str, psutil.Process]:
+    """Name -> process: the router, the scheduler and each worker."""
+    found = {"scheduler": one.scheduler_process()}
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == one.port and connection.pid:
+            found["router"] = psutil.Process(connection.pid)
+    for role in ("prefill", "decode", "mixed"):
+        for number, worker in enumerate(one.workers(role)):
+            found[f"{role} {number}"] = one.worker_process(worker["identity"]["worker_id"])
+    return found
+
+
+def private_mib(process: psutil.Process) -> float:
+    """Memory of this process and its children that nobody shares. The shared KV segments are not growth."""
+    everyone = [process, *process.children(recursive=True)]
+    return sum(float(one.memory_full_info().uss) for one in everyone) / 2**20
+
+
+def rss_mib(process: psutil.Process) -> float:
+    everyone = [process, *process.children(recursive=True)]
+    return sum(float(one.memory_info().rss) for one in everyone) / 2**20
+
+
+def free_blocks(one: Deployment) -> dict[str, int]:
+    """Worker -> free KV blocks, as it said last."""
+    return {worker.identity.worker_id: worker.load.free_blocks for worker in one.describe().workers}
+
+
+def idle(one: Deployment) -> bool:
+    """Nothing runs, nothing is placed, nothing is pinned."""
+    description = one.describe()
+    return not description.attempts and not any(
+        worker.load.running or worker.load.waiting or worker.load.pinned_handoffs
+        for worker in description.workers
+    )

@@ -1,0 +1,154 @@
+"""Many small requests, and the memory of every process: flat, or the run fails.
+
+1P1D of the demo model with its drafts. Several kept connections send short requests of all kinds: answers in
+one piece and streams, some that are refused and some whose client leaves at once or in the middle. Memory is
+what a process and its children have for themselves (USS), sampled while nothing waits; its slope is taken by
+least squares over the samples behind the warm-up.
+
+The load generator shares the cores; it runs at nice 10 and speaks HTTP by hand (bench/light.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.light import Client
+from bench.processes import free_blocks, idle, private_mib, processes, rss_mib
+from bench.stats import save
+from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
+from tests.support import eventually
+
+CONNECTIONS = 8
+SAMPLES = 40
+WARM_UP = 0.1  # of all requests
+# MiB a thousand requests of one process: 20,000 requests more would show 10 MiB.
+BOUND = 0.5
+SETTLE_S = 30.0
+KINDS = {"answer": 45, "stream": 35, "leaves at once": 5, "leaves in the middle": 5, "refused": 10}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=20_000)
+    options = parser.parse_args(arguments)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        deployment(Path(folder) / "one", scheduler={"heartbeat_s": 0.5}) as one,
+    ):
+        one.up(1, 1)
+        os.nice(10)  # this process: the deployment's are started
+        result = asyncio.run(soak(one, options.requests))
+    save("soak", result)
+    for name, row in result["processes"].items():
+        print(f"{name:>10}", row, flush=True)
+    print({key: value for key, value in result.items() if key != "processes"})
+    growing = [name for name, row in result["processes"].items() if row["mib_per_1000"] > BOUND]
+    if growing or result["failed"] or result["blocks_missing"]:
+        raise SystemExit(f"memory grows: {growing}; failed: {result['failed']}; see above")
+
+
+async def soak(one: Deployment, requests: int) -> dict[str, Any]:
+    client, draw = Client(one.port), random.Random(1)
+    watched = processes(one)
+    await part(client, draw, 50, Counter(), [])  # what is made once, is made
+    eventually(lambda: idle(one), SETTLE_S, "nothing runs")
+    blocks, began = free_blocks(one), time.monotonic()
+    counts: Counter[str] = Counter()
+    failed: list[str] = []
+    samples = [sample(watched, 0)]
+    per_sample = max(1, requests // SAMPLES)
+    while (done := counts.total()) < requests:
+        await part(client, draw, min(per_sample, requests - done), counts, failed)
+        eventually(lambda: idle(one), SETTLE_S, "nothing runs")
+        samples.append(sample(watched, counts.total()))
+    took = time.monotonic() - began
+    missing = sum(blocks.values()) - sum(free_blocks(one).values())
+    await client.close()
+    return {
+        "requests": requests,
+        "seconds": round(took),
+        "kinds": dict(counts),
+        "failed": len(failed),
+        "failures": failed[:5],
+        "blocks_missing": missing,
+        "bound_mib_per_1000": BOUND,
+        "processes": {name: growth(name, samples, WARM_UP * requests) for name in watched},
+    }
+
+
+async def part(
+    client: Client, draw: random.Random, requests: int, counts: Counter[str], failed: list[str]
+) -> None:
+    """So many requests over all connections."""
+    left = iter(range(requests))
+
+    async def loop() -> None:
+        for _ in left:
+            kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
+            counts[kind] += 1
+            if problem := await one_request(client, draw, kind):
+                failed.append(f"{kind}: {problem}")
+
+    await asyncio.gather(*(loop() for _ in range(CONNECTIONS)))
+
+
+async def one_request(client: Client, draw: random.Random, kind: str) -> str:
+    """What went wrong, if anything did."""
+    asked: dict[str, Any] = {
+        "model": MODEL_NAME,
+        "prompt": [draw.randrange(300, 4000) for _ in range(draw.randint(4, 24))],
+        "max_tokens": draw.randint(1, 4),
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    if kind == "refused":
+        asked |= draw.choice([{"n": 100_000}, {"prompt": []}, {"model": "nobody"}, {"temperature": -1}])
+        reply = await client.post("/v1/completions", asked)
+        return "" if reply.status in (400, 404) else f"{reply.status} {reply.body[:200]!r}"
+    if kind == "answer":
+        reply = await client.post("/v1/completions", asked)
+        return "" if reply.status == 200 and reply.whole else f"{reply.status} {reply.body[:200]!r}"
+    asked["stream"] = True
+    if kind == "stream":
+        reply = await client.post("/v1/completions", asked)
+        return "" if reply.status == 200 and reply.whole else f"{reply.status} {reply.body[:200]!r}"
+    asked |= {"max_tokens": 200, "ignore_eos": True}
+    await client.post("/v1/completions", asked, leave_after=0 if kind == "leaves at once" else 2)
+    return ""
+
+
+def sample(watched: dict[str, psutil.Process], requests: int) -> dict[str, float]:
+    found = {name: private_mib(process) for name, process in watched.items()}
+    return {"requests": requests, **found, **{f"{name} rss": rss_mib(one) for name, one in watched.items()}}
+
+
+def growth(name: str, samples: list[dict[str, float]], warm: float) -> dict[str, float]:
+    """Of one process; MiB."""
+    behind = [one for one in samples if one["requests"] >= warm]
+    return {
+        "first": round(samples[0][name], 1),
+        "warm": round(behind[0][name], 1),
+        "last": round(behind[-1][name], 1),
+        "rss_last": round(behind[-1][f"{name} rss"], 1),
+        "mib_per_1000": round(1000 * slope([(one["requests"], one[name]) for one in behind]), 3),
+    }
+
+
+def slope(points: list[tuple[float, float]]) -> float:
+    """By least squares."""
+    x_mean = sum(x for x, _ in points) / len(points)
+    y_mean = sum(y for _, y in points) / len(points)
+    spread = sum((x - x_mean) ** 2 for x, _ in points)
+    return sum((x - x_mean) * (y - y_mean) for x, y in points) / spread if spread else 0.0

@@ -1,0 +1,48 @@
+"""What vLLM's handlers stumble over is the request's fault as long as no worker has a part of it.
+
+They turn ValueError, TypeError and OverflowError into 400 themselves. Odd requests raise others too (an
+assistant's message with an empty content: IndexError), and these would be 500. Nothing of ours runs before a
+request is placed but admission, whose refusals have their own status; after it an error stays a server error.
+
+Leans on: vllm.entrypoints.serve.exception_handling.handlers.exception.exception_handler (its 500).
+"""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from traceback import extract_tb
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
+
+from baton.services.router.admission import current_admission
+
+UNFORESEEN = (LookupError, AttributeError, RecursionError)
+_MOST_PLACES = 100
+
+log = logging.getLogger(__name__)
+_logged: set[str] = set()  # places in the code: one report each
+
+
+async def unforeseen(request: Request, error: Exception) -> Response:
+    """400 before the request was placed; vLLM's own 500 after that."""
+    admission = current_admission.get()
+    if admission is None or admission.states:
+        return await exception_handler(request, error)  # type: ignore[no-any-return]
+    _report(error)
+    answer = create_error_response(
+        f"the request cannot be processed: {type(error).__name__}: {error}",
+        status_code=HTTPStatus.BAD_REQUEST,
+    )
+    return JSONResponse(answer.model_dump(), status_code=answer.error.code)
+
+
+def _report(error: Exception) -> None:
+    frame = extract_tb(error.__traceback__)[-1]
+    place = f"{type(error).__name__} at {frame.filename}:{frame.lineno}"
+    if place not in _logged and len(_logged) < _MOST_PLACES:
+        _logged.add(place)
+        log.warning("a request was refused (400) as its handler failed; said once: %s", place, exc_info=error)

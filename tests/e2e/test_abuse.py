@@ -1,0 +1,105 @@
+"""Clients that behave badly towards a real deployment: they do not read, or want an answer too soon."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
+from tests.e2e.test_failures import free_blocks, idle
+from tests.support import eventually
+
+SLOW_S = 2.0
+READERS = 8
+LONG = {"prompt": "Hi", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    config: dict[str, Any] = {"scheduler": {"heartbeat_s": 0.1}, "router": {"slow_client_s": SLOW_S}}
+    with deployment(tmp_path_factory.mktemp("abused"), **config) as one:
+        yield one.up()
+
+
+@pytest.fixture
+def http(pair: Deployment) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=pair.url, timeout=60) as client:
+        yield client
+
+
+def ask(http: httpx.Client, max_tokens: int = 32) -> str:
+    body = {"model": MODEL_NAME, "prompt": "Hello", "max_tokens": max_tokens, "temperature": 0}
+    answer = http.post("/v1/completions", json=body).raise_for_status()
+    return str(answer.json()["choices"][0]["text"])
+
+
+def connections(pair: Deployment) -> int:
+    """Open ones of the router's port, as the router's side sees them."""
+    return sum(
+        one.status == psutil.CONN_ESTABLISHED and one.laddr.port == pair.port
+        for one in psutil.net_connections("tcp")
+    )
+
+
+def router_rss(pair: Deployment) -> int:
+    """Bytes."""
+    for one in psutil.net_connections("tcp"):
+        if one.status == psutil.CONN_LISTEN and one.laddr.port == pair.port and one.pid:
+            return int(psutil.Process(one.pid).memory_info().rss)
+    raise AssertionError("no router listens")
+
+
+def deaf(pair: Deployment) -> socket.socket:
+    """A client that asks for a long stream of large events and never reads a byte of it."""
+    body = json.dumps({"model": MODEL_NAME, **LONG, "logprobs": 3, "return_token_ids": True}).encode()
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    client.connect(("127.0.0.1", pair.port))
+    client.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body) + body
+    )
+    return client
+
+
+def test_who_does_not_read_holds_nothing(pair: Deployment, http: httpx.Client) -> None:
+    right = ask(http)
+    eventually(lambda: idle(pair), 10, "the deployment is idle")
+    blocks, before, rss = free_blocks(pair), connections(pair), router_rss(pair)
+    with ExitStack() as clients:
+        for _ in range(READERS):
+            clients.enter_context(deaf(pair))
+        eventually(lambda: not idle(pair), 10, "they are seen to run")
+        assert [ask(http) for _ in range(3)] == [right] * 3  # others are served meanwhile
+        eventually(lambda: idle(pair) and free_blocks(pair) == blocks, 60, "all blocks are free again")
+        eventually(
+            lambda: connections(pair) == before, SLOW_S + 20, "the router has closed their connections"
+        )
+    assert ask(http) == right
+    assert router_rss(pair) - rss < 64 << 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_says_how_long_it_waits(pair: Deployment, http: httpx.Client, stream: bool) -> None:
+    ask(http)
+    eventually(lambda: idle(pair), 10, "the deployment is idle")
+    blocks = free_blocks(pair)
+    body = {"model": MODEL_NAME, **LONG, "n": 8, "temperature": 1, "stream": stream}
+    began = time.monotonic()
+    got = http.post("/v1/completions", json=body, headers={"X-Request-Timeout": "0.5"})
+    assert time.monotonic() - began < 5
+    if stream and got.status_code == 200:  # the first token came in time
+        *_, error, done = [line for line in got.text.splitlines() if line]
+        assert done == "data: [DONE]"
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == 504
+    else:
+        assert (got.status_code, got.json()["error"]["type"]) == (504, "GatewayTimeoutError")
+    eventually(lambda: idle(pair) and free_blocks(pair) == blocks, 5, "nothing of it runs on")

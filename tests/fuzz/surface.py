@@ -1,0 +1,64 @@
+"""Requests made from the router's own OpenAPI document, by schemathesis, and what may come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import schemathesis
+from hypothesis import strategies as st
+from schemathesis import Case
+
+from tests.e2e.deployment import MODEL_NAME
+
+# A right request of each kind. Fields of generated ones are put into it, or nearly all would end at their
+# first wrong field; `max_tokens` keeps what runs short.
+RIGHT: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/chat/completions/batch": {"messages": [[{"role": "user", "content": "Hi"}]], "max_tokens": 2},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/tokenize": {"prompt": "Hi"},
+    "/detokenize": {"tokens": [72, 73]},
+    "/generative_scoring": {"query": "a", "items": ["b"], "label_token_ids": [5, 6]},
+    "/invocations": {"prompt": "Hi", "max_tokens": 2},
+}
+LENGTHS = ("max_tokens", "max_output_tokens")
+RARELY = 8  # one generated request in so many is sent as it is, but for its length
+UNAVAILABLE = (503, 504)  # the 5xx that there may be: no room, and the deadline that we send along
+TIMEOUT_S = "20"
+
+
+def operations(url: str) -> list[Any]:
+    """Those that the router offers: path and method each."""
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    return [found.ok() for found in schema.get_all_operations()]
+
+
+@st.composite
+def requests(draw: Any, operation: Any) -> tuple[Case, Any]:
+    """A case, and the body to send with it: a right one in which a few fields are the generated ones."""
+    case: Case = draw(operation.as_strategy())
+    body: Any = case.body
+    right = RIGHT.get(operation.path)
+    if right is None or not isinstance(body, dict):
+        return case, body
+    if not draw(st.integers(0, RARELY - 1)):
+        return case, {**{name: value for name, value in right.items() if name in LENGTHS}, **body}
+    few = draw(st.lists(st.sampled_from(sorted(body)), max_size=3, unique=True)) if body else []
+    return case, {"model": MODEL_NAME, **right, **{name: body[name] for name in few}}
+
+
+def send(http: httpx.Client, case: Case, body: Any) -> httpx.Response | None:
+    """The answer, read to its end; None when the request cannot be written as HTTP at all."""
+    wanted = case.as_transport_kwargs(base_url=str(http.base_url))
+    headers = {**dict(wanted.get("headers") or {}), "X-Request-Timeout": TIMEOUT_S}
+    content = {"json": body} if isinstance(body, dict | list) else {"content": wanted.get("data")}
+    try:
+        return http.request(
+            wanted["method"], wanted["url"], params=wanted.get("params"), headers=headers, **content
+        )
+    except (httpx.InvalidURL, UnicodeEncodeError, ValueError, TypeError):
+        return None

@@ -1,0 +1,71 @@
+"""The HTTP surface under requests that nobody meant: no 5xx but 503 and 504, and nothing is left behind.
+
+FUZZ_EXAMPLES, by default 12 an operation, makes it longer: `FUZZ_EXAMPLES=1000 make test ARGS=tests/fuzz`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from schemathesis import Case
+
+from tests.e2e.deployment import Deployment
+from tests.e2e.test_failures import free_blocks, idle
+from tests.fuzz.cuts import Cut, cuts, perform
+from tests.fuzz.surface import UNAVAILABLE, operations, requests, send
+from tests.support import eventually
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))  # an operation
+LIMIT_S = 60 + 2 * EXAMPLES
+SETTINGS = settings(
+    deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False
+)
+
+
+@pytest.fixture
+def unharmed(target: Deployment) -> Iterator[Deployment]:
+    """Before and after, nothing runs and nothing is held, and the processes are the same."""
+    with httpx.Client(base_url=target.url, timeout=60) as http:  # what is cached counts as free
+        http.post("/v1/completions", json={"model": "baton-demo", "prompt": "Hi", "max_tokens": 2})
+    eventually(lambda: idle(target), 20, "the deployment is idle")
+    blocks = free_blocks(target)  # by worker, whose names end with their process ids
+    yield target
+    eventually(lambda: idle(target) and free_blocks(target) == blocks, 20, "nothing is left behind")
+    assert target.healthy()
+
+
+@pytest.mark.timeout(10 * LIMIT_S)
+def test_whatever_the_document_allows(unharmed: Deployment) -> None:
+    failed: list[str] = []
+    with httpx.Client(base_url=unharmed.url, timeout=60) as http:
+
+        def try_out(operation: Any) -> None:
+            @settings(SETTINGS, max_examples=EXAMPLES)
+            @given(requests(operation))
+            def answered(request: tuple[Case, Any]) -> None:
+                case, body = request
+                got = send(http, case, body)
+                if got is not None and got.status_code >= 500 and got.status_code not in UNAVAILABLE:
+                    failed.append(f"{case.path} {got.status_code} {got.text[:200]} for {str(body)[:500]}")
+
+            answered()
+
+        for operation in operations(unharmed.url):
+            try_out(operation)
+    assert not failed, "\n".join(failed[:10])
+
+
+@pytest.mark.timeout(10 * LIMIT_S)
+def test_clients_that_leave_at_any_byte(unharmed: Deployment) -> None:
+    @settings(SETTINGS, max_examples=10 * EXAMPLES)
+    @given(cuts())
+    def survived(cut: Cut) -> None:
+        got = perform(cut, unharmed.port)
+        assert not got.startswith(b"HTTP/1.1 5")
+
+    survived()
