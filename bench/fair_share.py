@@ -41,11 +41,9 @@ class Way:
 WAYS = {
     "as vLLM does": Way(),
     "order": Way(priority=True),
-    "short steps": Way(step=256),
     "shares": Way(step=256, cap=64),
     "shares, order": Way(step=256, cap=64, priority=True),
     "shares, order, 512": Way(step=512, cap=128, priority=True),
-    "shares, order, 128": Way(step=128, cap=32, priority=True),
 }
 
 
@@ -80,7 +78,8 @@ class Reader:
         from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 
         scheduler = self._scheduler
-        scheduler.max_num_scheduled_tokens = way.step or VLLM_STEP
+        step = way.step or VLLM_STEP
+        scheduler.max_num_scheduled_tokens = scheduler.scheduler_config.max_num_batched_tokens = step
         scheduler.scheduler_config.long_prefill_token_threshold = way.cap
         scheduler.adaptive_long_prefill_threshold = True
         scheduler.policy = SchedulingPolicy.PRIORITY if way.priority else SchedulingPolicy.FCFS
