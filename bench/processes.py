@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psutil
 
+from baton.protos import scheduler_pb2
 from tests.e2e.deployment import Deployment
 
 
@@ -13,9 +14,10 @@ def processes(one: Deployment) -> dict[str, psutil.Process]:
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == one.port and connection.pid:
             found["router"] = psutil.Process(connection.pid)
-    for role in ("prefill", "decode", "mixed"):
-        for number, worker in enumerate(one.workers(role)):
-            found[f"{role} {number}"] = one.worker_process(worker["identity"]["worker_id"])
+    for worker in one.describe().workers:
+        role = scheduler_pb2.Role.Name(worker.identity.role).removeprefix("ROLE_").lower()
+        number = sum(name.startswith(role) for name in found)
+        found[f"{role} {number}"] = one.worker_process(worker.identity.worker_id)
     return found
 
 

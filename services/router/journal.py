@@ -8,7 +8,7 @@ along, so nobody would be left to go on for.
 from __future__ import annotations
 
 from baton.services.router.errors import NotAdmitted
-from baton.services.router.state import RequestState
+from baton.services.router.state import REQUEST_BYTES, RequestState
 
 DEFAULT_BYTES = 256 << 20
 _RETRY_AFTER_S = 1.0
@@ -44,6 +44,13 @@ class Journal:
                 "shorten the prompt or lower max_tokens; router.journal_mib sets the limit",
                 never=True,
             )
+        self.check_room(wanted)
+        self.leave(state)
+        self._entries[state.request_id] = wanted
+        self._size += wanted
+
+    def check_room(self, wanted: int = REQUEST_BYTES) -> None:
+        """Raises NotAdmitted (503) while so many bytes are not free; by default the least of any request."""
         if self._size + wanted > self.limit:
             raise NotAdmitted(
                 f"the router carries {len(self._entries)} requests already, and has no room to keep another "
@@ -51,9 +58,6 @@ class Journal:
                 _RETRY_AFTER_S,
                 waiting_helps=True,
             )
-        self.leave(state)
-        self._entries[state.request_id] = wanted
-        self._size += wanted
 
     def leave(self, state: RequestState) -> None:
         """The request is over. Harmless when it is not here."""

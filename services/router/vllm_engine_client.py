@@ -41,6 +41,13 @@ class RefusedByRouter(GracefulHTTPError, GenerationError):
         self.status_code = error.status
 
 
+def refusal(error: RequestFailed) -> RefusedByRouter:
+    """To be raised; the HTTP side is told."""
+    if admission := current_admission.get():
+        admission.refuse(error)
+    return RefusedByRouter(error)
+
+
 @dataclass
 class Resources:
     """What AsyncLLM looks at to know whether its engine lives. Ours always does: workers come and go."""
@@ -88,14 +95,19 @@ class RelayClient(EngineCoreClient):
             relay = self._relay(request, admission.deadline if admission is not None else math.inf)
             await relay.admit()
         except RequestFailed as error:
-            if admission is not None:
-                admission.refuse(error)
-            raise RefusedByRouter(error) from None
+            raise refusal(error) from None
         self._relays[request.request_id] = relay
         if admission is not None:
             admission.states.append(relay.state)
             self._admissions[request.request_id] = admission
         relay.start()
+
+    def check_room(self) -> None:
+        """Raises RefusedByRouter while no request can be taken, before one is rendered for it."""
+        try:
+            self._parts.journal.check_room()
+        except RequestFailed as error:
+            raise refusal(error) from None
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         self.abort(request_ids)

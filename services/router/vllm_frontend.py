@@ -3,7 +3,8 @@
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.{create_model_config, create_structured_outputs_config,
 create_logging_config}, vllm.config.VllmConfig built from them alone (as vLLM's GPU-less render server does),
 vllm.v1.engine.async_llm (AsyncLLM.__init__, which asks its module's EngineCoreClient.make_async_mp_client;
-_add_request; output_processor.{request_states, abort_requests}),
+_add_request; check_admission, which handlers call before they render; output_processor.{request_states,
+abort_requests}),
 vllm.entrypoints.launchers.{cli_args.make_arg_parser, app.build_app, api_server.app_state.init_app_state}, and
 the Starlette app that build_app returns (user_middleware, build_middleware_stack, router.routes).
 """
@@ -121,6 +122,11 @@ class RelayLLM(async_llm.AsyncLLM):
         except BaseException:
             self.output_processor.abort_requests([request.request_id], internal=True)
             raise
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """vLLM asks before it renders a request, and again before it adds one."""
+        super().check_admission(n, request_id)
+        self.engine_core.check_room()
 
     async def check_health(self) -> None:
         """Raises EngineDeadError while no request could be placed (vLLM's way to say 503)."""

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from baton.services.router.admission import current_admission
 from baton.services.router.errors import Unsupported
-from baton.services.router.vllm_engine_client import RefusedByRouter
+from baton.services.router.vllm_engine_client import refusal
 
 # Of a schema, choice, regex or grammar. 10,000 choices (59 KB) took 0.6 s to compile, 100,000 over a minute.
 MAX_GRAMMAR_BYTES = 128 << 10
@@ -45,10 +44,7 @@ def grammar_bytes(request: Any) -> int:
 def _checked(check: Check, max_sequences: int) -> Check:
     async def checked(request: Any) -> Any:
         if problem := _problem(request, max_sequences):
-            error = Unsupported(problem)
-            if admission := current_admission.get():
-                admission.refuse(error)
-            raise RefusedByRouter(error)
+            raise refusal(Unsupported(problem))
         return await check(request)
 
     return checked

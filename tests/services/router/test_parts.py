@@ -161,6 +161,8 @@ def test_the_journal_is_bounded_in_bytes() -> None:
     assert (len(journal), journal.size) == (3, 3 * each)
     with pytest.raises(NotAdmitted, match="journal_mib") as full:
         journal.enter(states[3])
+    with pytest.raises(NotAdmitted, match="journal_mib"):
+        journal.check_room()  # as before a request is rendered
     assert (full.value.status, full.value.never) == (503, False)
     assert full.value.retry_after_s > 0
     journal.leave(states[0])
