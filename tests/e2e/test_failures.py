@@ -58,6 +58,7 @@ async def test_a_client_that_leaves_frees_both_workers_within_a_second(one_pair:
 
 
 LEASE_S = 3.0  # of workers: one that hangs is found by then
+BACK_S = 120.0  # an engine starts in ten seconds, and in many more on a machine that is busy
 LONGEST_PAUSE_S = 15.0  # on a machine with other work; alone it is a lease and a fraction of a second
 
 
@@ -93,22 +94,22 @@ def dead(victim: psutil.Process, how: str) -> Iterator[None]:
         victim.resume()
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["killed", "hung"])
 async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: str) -> None:
     """One of two prefill workers dies in the middle of reading: all answers come, all right."""
-    eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
+    eventually(lambda: whole(two_pairs), BACK_S, "2P2D is ready")
     asked = prompts()[-16:]
     if how == "hung":
         asked = [prompt[3:] for prompt in asked]  # of the others the beginnings are cached
     victim = two_pairs.worker_process(two_pairs.workers("prefill")[0]["identity"]["worker_id"])
-    async with two_pairs.async_client() as client:
+    async with two_pairs.async_client(timeout=BACK_S) as client:
         running = [asyncio.create_task(ask(client, prompt, max_tokens=16)) for prompt in asked]
         await asyncio.wait(running, timeout=0.05)
         with dead(victim, how):
             got = await asyncio.gather(*running)
         assert got == [await ask(client, prompt, max_tokens=16) for prompt in asked]
-    eventually(lambda: whole(two_pairs) and idle(two_pairs), 60, "the worker is back, nothing is left")
+    eventually(lambda: whole(two_pairs) and idle(two_pairs), BACK_S, "the worker is back, nothing is left")
 
 
 @dataclass
