@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -167,10 +166,8 @@ async def test_too_many_headers(server: Server, head: bytes) -> None:
 )
 async def test_a_request_that_never_ends(server: Server, part: bytes, filler: bytes) -> None:
     """A byte now and then does not help."""
-    began = time.monotonic()
     status, error = await exchange(server, part, *[filler] * 50, every_s=SLOW_S / 10)
     assert (status, error["type"]) == (408, "RequestTimeoutError")
-    assert time.monotonic() - began < 60 * SLOW_S / 10
     assert server.seen.bodies == []
     await until(lambda: server.open_connections == 0, "nothing is left")
 
