@@ -99,14 +99,17 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def exchange(server: Server, *pieces: bytes, every_s: float = 0.0) -> tuple[int, dict[str, Any]]:
-    """Send the pieces, read to the end: the status, and the error's object if there is one."""
+    """Send the pieces until an answer comes: its status, and its error if there is one."""
     reader, writer = await connect(server)
+    answer = asyncio.create_task(reader.read(1 << 16))
     with contextlib.suppress(ConnectionError):
         for piece in pieces:
+            if answer.done():
+                break
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(every_s)
-    got = await asyncio.wait_for(reader.read(), 5)
+    got = await asyncio.wait_for(answer, 20)
     writer.close()
     head, _, body = got.partition(b"\r\n\r\n")
     status = int(head.split()[1])
