@@ -34,9 +34,10 @@ WARM_UP = 0.1  # of all requests
 # MiB a thousand requests of one process: 20,000 requests more would show 10 MiB.
 BOUND = 0.5
 SETTLE_S = 30.0
-# Memory of the KV cache comes with its first use, and each short prompt uses new blocks: a small cache has
-# been used whole when the warm-up ends.
+# Memory of the KV cache and of the saved KV comes with its first use, and each prompt uses the next part:
+# small ones have been used whole when the warm-up ends.
 ENGINE_SETTINGS = {**ENGINE, "kv_cache_gib": 0.05}
+STAGING_MIB = 16
 KINDS = {"answer": 45, "stream": 35, "leaves at once": 5, "leaves in the middle": 5, "refused": 10}
 
 
