@@ -246,13 +246,13 @@ def _overload(result: dict[str, Any]) -> str:
 
 
 def _soak(result: dict[str, Any]) -> str:
-    keys = ["first", "warm", "last", "mib_per_1000"]
+    keys = ["first", "warm", "last", "requests_measured", "mib_per_1000"]
     return "\n".join(
         [
             f"## Memory over {result['requests']:,} requests\n",
             f"1P1D of the demo model with its drafts, {result['seconds']} s; by kind: {json.dumps(result['kinds'])}; failed: "
             f"{result['failed']}; KV blocks missing afterwards: {result['blocks_missing']}. MiB that a process has for itself; the slope "
-            f"is that of the samples behind the first tenth, bound {result['bound_mib_per_1000']} MiB a thousand requests.",
+            f"is that of the samples behind the warm-up, bound {result['bound_mib_per_1000']} MiB a thousand requests.",
             _where(result, "python -m bench soak"),
             _table(
                 ["", *keys],

@@ -3,7 +3,8 @@
 1P1D of the demo model with its drafts. Several kept connections send short requests of all kinds: answers in
 one piece and streams, some that are refused and some whose client leaves at once or in the middle. Memory is
 what a process and its children have for themselves (USS), sampled while nothing waits; its slope is taken by
-least squares over the samples behind the warm-up.
+least squares over the samples behind the warm-up. That lasts longer than what has ended is remembered: the
+epochs of requests, for a minute, by workers and scheduler.
 
 The load generator shares the cores; it runs at nice 10 and speaks HTTP by hand (bench/light.py).
 """
@@ -30,7 +31,7 @@ from tests.support import eventually
 
 CONNECTIONS = 8
 SAMPLES = 40
-WARM_UP = 0.1  # of all requests
+WARM_UP_S = 75.0
 # MiB a thousand requests of one process: 20,000 requests more would show 10 MiB.
 BOUND = 0.5
 SETTLE_S = 30.0
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--requests", type=int, default=40_000)
     options = parser.parse_args(arguments)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -71,12 +72,14 @@ async def soak(one: Deployment, requests: int) -> dict[str, Any]:
     blocks, began = free_blocks(one), time.monotonic()
     counts: Counter[str] = Counter()
     failed: list[str] = []
-    samples = [sample(watched, 0)]
+    samples = [sample(watched, 0, 0.0)]
     per_sample = max(1, requests // SAMPLES)
     while (done := counts.total()) < requests:
         await part(client, draw, min(per_sample, requests - done), counts, failed)
         eventually(lambda: idle(one), SETTLE_S, "nothing runs")
-        samples.append(sample(watched, counts.total()))
+        samples.append(sample(watched, counts.total(), time.monotonic() - began))
+        if len(samples) % 10 == 0:
+            print(f"{counts.total()} requests, {samples[-1]['seconds']:.0f} s", flush=True)
     took = time.monotonic() - began
     missing = sum(blocks.values()) - sum(free_blocks(one).values())
     await client.close()
@@ -88,7 +91,7 @@ async def soak(one: Deployment, requests: int) -> dict[str, Any]:
         "failures": failed[:5],
         "blocks_missing": missing,
         "bound_mib_per_1000": BOUND,
-        "processes": {name: growth(name, samples, WARM_UP * requests) for name in watched},
+        "processes": {name: growth(name, samples) for name in watched},
     }
 
 
@@ -133,19 +136,21 @@ async def one_request(client: Client, draw: random.Random, kind: str) -> str:
     return ""
 
 
-def sample(watched: dict[str, psutil.Process], requests: int) -> dict[str, float]:
+def sample(watched: dict[str, psutil.Process], requests: int, seconds: float) -> dict[str, float]:
     found = {name: private_mib(process) for name, process in watched.items()}
-    return {"requests": requests, **found, **{f"{name} rss": rss_mib(one) for name, one in watched.items()}}
+    rss = {f"{name} rss": rss_mib(one) for name, one in watched.items()}
+    return {"requests": requests, "seconds": seconds, **found, **rss}
 
 
-def growth(name: str, samples: list[dict[str, float]], warm: float) -> dict[str, float]:
-    """Of one process; MiB."""
-    behind = [one for one in samples if one["requests"] >= warm]
+def growth(name: str, samples: list[dict[str, float]]) -> dict[str, float]:
+    """Of one process; MiB. With too few samples behind the warm-up there is no slope."""
+    behind = [one for one in samples if one["seconds"] >= WARM_UP_S] or samples[-1:]
     return {
         "first": round(samples[0][name], 1),
         "warm": round(behind[0][name], 1),
         "last": round(behind[-1][name], 1),
         "rss_last": round(behind[-1][f"{name} rss"], 1),
+        "requests_measured": round(behind[-1]["requests"] - behind[0]["requests"]),
         "mib_per_1000": round(1000 * slope([(one["requests"], one[name]) for one in behind]), 3),
     }
 

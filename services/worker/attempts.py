@@ -16,7 +16,10 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Failed, Phase
 from baton.services.worker.errors import RequestRefused
 
-SEEN_LIMIT = 65_536  # requests whose last epoch is remembered; the oldest is forgotten first
+# Ended requests whose last epoch is remembered: for so long (s), as the scheduler does, and at most so many.
+# What is late by more was stopped by its own deadline.
+KEEP_S = 60.0
+ENDED_LIMIT = 65_536
 
 
 @dataclass
@@ -30,6 +33,11 @@ class Attempt:
     loads: bool  # it waits for KV from another worker
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # vllm_requests.Prepared, once it is built
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """Rises with each Start of the request."""
+        return self.epoch, int(self.phase)
 
     @property
     def internal_id(self) -> str:
@@ -58,7 +66,7 @@ class Attempts:
     def __init__(self) -> None:
         self._live: dict[str, Attempt] = {}  # by internal id
         self._of_request: dict[str, Attempt] = {}
-        self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._ended: OrderedDict[str, tuple[float, tuple[int, int]]] = OrderedDict()  # until when, mark
         self._saved: dict[str, SavedHandoff] = {}  # by request id
 
     def __len__(self) -> int:
@@ -69,18 +77,14 @@ class Attempts:
 
         Raises RequestRefused(STALE) when the same or a later one was seen.
         """
-        mark = (attempt.epoch, int(attempt.phase))
-        seen = self._seen.get(attempt.request_id, (0, 0))
-        if mark <= seen:
+        older = self._of_request.get(attempt.request_id)
+        _, ended = self._ended.get(attempt.request_id, (0.0, (0, 0)))
+        seen = max(ended, older.mark if older is not None else (0, 0))
+        if attempt.mark <= seen:
             raise RequestRefused(
                 Failed.CODE_STALE,
                 f"request {attempt.request_id}: epoch {attempt.epoch} is late, epoch {seen[0]} was seen here",
             )
-        self._seen[attempt.request_id] = mark
-        self._seen.move_to_end(attempt.request_id)
-        if len(self._seen) > SEEN_LIMIT:
-            self._seen.popitem(last=False)
-        older = self._of_request.get(attempt.request_id)
         if older is not None:
             self.end(older)
         self._live[attempt.internal_id] = attempt
@@ -108,6 +112,17 @@ class Attempts:
         self._live.pop(attempt.internal_id, None)
         if self._of_request.get(attempt.request_id) is attempt:
             del self._of_request[attempt.request_id]
+            self._remember(attempt)
+
+    def _remember(self, ended: Attempt) -> None:
+        now = time.monotonic()
+        self._ended[ended.request_id] = (now + KEEP_S, ended.mark)
+        self._ended.move_to_end(ended.request_id)
+        while self._ended:
+            oldest, _ = next(iter(self._ended.values()))
+            if oldest > now and len(self._ended) <= ENDED_LIMIT:
+                break
+            self._ended.popitem(last=False)
 
     def saved(self, attempt: Attempt, manifest: Manifest) -> None:
         """Remember a handoff for as long as its lease, so that its router's end can release it."""

@@ -46,15 +46,35 @@ def test_a_refused_attempt_leaves_no_trace() -> None:
     assert table.of_request("a") is live
 
 
-def test_what_was_seen_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "SEEN_LIMIT", 2)
-    table = Attempts()
-    for name in ("a", "b", "a", "c"):  # b is the oldest when c comes
-        one = attempt(name, 2 if name == "a" and table.of_request("a") else 1)
+def late(table: Attempts, name: str, epoch: int) -> bool:
+    """Whether an attempt is refused; else it has begun and ended."""
+    one = attempt(name, epoch)
+    try:
         table.begin(one)
-    with pytest.raises(RequestRefused):
-        table.begin(attempt("a", 2))
-    table.begin(attempt("b", 1))
+    except RequestRefused:
+        return True
+    table.end(one)
+    return False
+
+
+def test_what_has_ended_is_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "ENDED_LIMIT", 2)
+    table = Attempts()
+    assert not any(late(table, name, epoch) for name, epoch in (("a", 1), ("b", 1), ("a", 2), ("c", 1)))
+    assert late(table, "a", 2)
+    assert late(table, "c", 1)
+    assert not late(table, "b", 1)  # it was the oldest when c came
+
+
+def test_what_has_ended_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "KEEP_S", 0.0)
+    table = Attempts()
+    assert not late(table, "a", 1)
+    assert not late(table, "a", 1)
+    assert not table._ended
+    live = attempt("b", 2)
+    table.begin(live)
+    assert late(table, "b", 1)  # as long as it lives it is known
 
 
 def test_a_handoff_is_forgotten_with_its_lease() -> None:
