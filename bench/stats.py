@@ -33,8 +33,9 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     return {key: round(median([run[key] for run in runs]), 3) for key in runs[0]}
 
 
-def save(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Write bench/results/NAME.json with what a reader needs to judge it."""
+def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
+    """Write NAME.json, into bench/results unless told otherwise, with what a reader needs to judge it."""
+    folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     machine = {

@@ -11,7 +11,7 @@ from typing import Literal
 
 LOGGER = "baton"
 _FOREIGN = ("torch", "transformers", "grpc", "uvicorn", "asyncio")
-_OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_MADE_HERE = frozenset({"message", "asctime", "fields"})
 
 
 class _Text(logging.Formatter):
@@ -46,7 +46,9 @@ class _Json(logging.Formatter):
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     """What a call gave as `extra`."""
-    return {key: value for key, value in vars(record).items() if key not in _OWN_FIELDS and key != "fields"}
+    # What every record has is no news: libraries put a factory of theirs in the standard one's place (vLLM).
+    usual = vars(logging.makeLogRecord({})).keys() | _MADE_HERE
+    return {key: value for key, value in vars(record).items() if key not in usual}
 
 
 def configure(

@@ -8,6 +8,7 @@ import httpx
 import schemathesis
 from hypothesis import strategies as st
 from schemathesis import Case
+from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from tests.e2e.deployment import MODEL_NAME
 
@@ -33,7 +34,7 @@ TIMEOUT_S = "20"
 
 def operations(url: str) -> list[Any]:
     """Those that the router offers: path and method each."""
-    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    schema: OpenApiSchema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     return [found.ok() for found in schema.get_all_operations()]
 
 
