@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,23 @@ def test_text_names_the_process_and_the_fields(capsys: pytest.CaptureFixture[str
     logs.configure("text", "decode-1").info("ready", extra={"blocks": 7})
     text = capsys.readouterr().err
     assert "INFO [decode-1] baton: ready blocks=7" in text
+
+
+def test_what_a_library_adds_to_every_record_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """As vLLM does, once it is imported."""
+    standard = logging.getLogRecordFactory()
+
+    def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = standard(*args, **kwargs)
+        record.process_kind = "main"
+        return record
+
+    logging.setLogRecordFactory(factory)
+    try:
+        logs.configure("text", "w").info("ready", extra={"blocks": 7})
+    finally:
+        logging.setLogRecordFactory(standard)
+    assert capsys.readouterr().err.endswith("ready blocks=7\n")
 
 
 def test_vllm_speaks_from_warning_on(capsys: pytest.CaptureFixture[str]) -> None:
