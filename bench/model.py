@@ -24,4 +24,5 @@ def engine_settings() -> dict[str, Any]:
         "max_num_seqs": 16,
         "kv_cache_gib": 0.5,
         "tool_call_parser": None,
+        "speculative_config": None,
     }
