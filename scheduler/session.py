@@ -85,12 +85,16 @@ class WorkerSession:
         await self._register_anew()
 
     async def become(self, role: pb.Role) -> None:
-        """Take another role: from now on other work is placed here. Raises Refused.
+        """Take another role: from now on other work is placed here. Raises Refused, and keeps the old one.
 
         With the scheduler away the registration follows when it is back.
         """
-        self._identity.role = role
-        await self._register_anew()
+        was, self._identity.role = self._identity.role, role
+        try:
+            await self._register_anew()
+        except Refused:
+            self._identity.role = was
+            raise
 
     def drain(self) -> None:
         """Tell the scheduler, with the next heartbeat, sent at once, to place nothing more here."""

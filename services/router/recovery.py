@@ -26,7 +26,7 @@ class Trouble(Enum):
     """What went wrong with an attempt."""
 
     UNREACHABLE = "unreachable"  # no connection, or the worker refuses to talk to us
-    REFUSED = "refused"  # it drains, its queue is full, or it has another role by now
+    REFUSED = "refused"  # it drains, or its queue is full
     LOST = "lost"  # its stream ended, or it was not heard of
     ENGINE = "engine"  # its engine failed, or ended the request by itself
     STALE = "stale"  # it has seen a later epoch

@@ -268,10 +268,13 @@ class Node:
             return "its engine is still loading"
         if role.needs_handoffs and not self._identity.capacity.compatibility_hash:
             return "its model's KV cache cannot be handed over: it serves as a mixed worker alone"
+        try:
+            await session.become(wire)
+        except Refused as error:
+            return f"the scheduler refuses it: {error}"
         was, self._role = self._role, role
         self._identity.role = wire
         self._dispatcher.become(role, role.max_requests(self._settings))
-        await session.become(wire)
         logger.info("a %s worker from now on; it was a %s worker", role.name, was.name)
         return ""
 

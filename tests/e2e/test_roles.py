@@ -134,13 +134,15 @@ async def test_the_scheduler_balances_by_itself(tmp_path_factory: pytest.TempPat
         draw = random.Random(6)
         stop = asyncio.Event()
 
+        def changed() -> bool:
+            return list(roles(one).values()).count(pb.ROLE_PREFILL) == 2
+
         async def read_only(client: Any) -> None:
             while not stop.is_set():
                 await ask(client, [draw.randrange(10, 500) for _ in range(900)], max_tokens=2)
 
         async with one.async_client() as client:
             load = [asyncio.create_task(read_only(client)) for _ in range(24)]
-            changed = lambda: list(roles(one).values()).count(pb.ROLE_PREFILL) == 2  # noqa: E731
             await asyncio.to_thread(eventually, changed, 60, "a decode worker reads prompts")
             stop.set()
             await asyncio.gather(*load)
