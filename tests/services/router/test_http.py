@@ -25,7 +25,7 @@ from tests.checkpoints import tiny_qwen2
 from tests.services.router.fakes import MODEL, FakeWorker, Fault, answer, until
 from tests.services.router.harness import Members
 from tests.services.router.zygote import RouterProcess, Zygote
-from tests.support import free_port
+from tests.support import eventually, free_port, listening
 
 START_S = 60.0
 PROMPT = [72, 105]
@@ -72,7 +72,9 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(zygote: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return Site(zygote, model, tmp_path_factory.mktemp("router"), replace_wait_s=1.0)
+    made = Site(zygote, model, tmp_path_factory.mktemp("router"), replace_wait_s=1.0)
+    eventually(lambda: listening(made.port), START_S, "the router listens")
+    return made
 
 
 @pytest.fixture
@@ -110,8 +112,8 @@ def text(count: int, begin: int = 0) -> str:
 
 
 async def placeable(http: httpx.AsyncClient) -> None:
-    """The router's connection to the scheduler backs off while that is away."""
-    deadline = time.monotonic() + 10
+    """The router may be starting; its connection to the scheduler backs off while that is away."""
+    deadline = time.monotonic() + START_S
     while not await healthy(http):
         assert time.monotonic() < deadline, "the router never becomes healthy"
         await asyncio.sleep(0.05)
