@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import tempfile
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=30, help="prompts a transport, idle and busy each")
+    parser.add_argument("--rounds", type=int, default=30, help="prompts a transport, idle and busy each (tens)")
     parser.add_argument("--tokens", type=int, default=900)
     options = parser.parse_args(arguments)
     results: dict[str, dict[str, Any]] = {}
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> None:
             asyncio.run(run(Mix(seconds=5), one.url, MODEL_NAME, seed=0))
         for busy in (False, True):
             runs: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
-            for number in range(options.rounds // 10):  # A B A B
+            for number in range(math.ceil(options.rounds / 10)):  # A B A B
                 for name, one in arms.items():
                     runs[name] += asyncio.run(probe(one, 10, options.tokens, busy=busy, seed=number))
             for name, values in runs.items():

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from baton.protos import worker_pb2
@@ -104,7 +104,7 @@ async def _serve(settings: Settings, sock: socket.socket) -> None:
         learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
         try:
             app = await vllm_frontend.build_http_app(llm, args, settings.router.max_sequences)
-            await _serve_http(app, sock, settings)
+            await _serve_http(app, sock, settings, metrics.refused)
         finally:
             learning.cancel()
             await stop(watching)
@@ -119,11 +119,13 @@ async def _learn(llm: Any, cluster: ClusterView) -> None:
     llm.learn(await cluster.first_capacity())
 
 
-async def _serve_http(app: Any, sock: socket.socket, settings: Settings) -> None:
+async def _serve_http(
+    app: Any, sock: socket.socket, settings: Settings, refused: Callable[[str], None]
+) -> None:
     """Until a signal: then accept nothing, let streams end in their time. A second Ctrl-C ends them."""
     import uvicorn
 
-    from baton.services.router.connections import HttpLimits, connections
+    from baton.services.router.connections import HttpLimits, affordable_connections, connections
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -137,12 +139,12 @@ async def _serve_http(app: Any, sock: socket.socket, settings: Settings) -> None
     router = settings.router
     limits = HttpLimits(
         max_body=router.max_body_mib << 20,
-        max_connections=router.max_connections,
+        max_connections=affordable_connections(router.max_connections),
         slow_client_s=router.slow_client_s,
     )
     config = uvicorn.Config(
         app,
-        http=cast(Any, connections(limits)),  # a class is asked for, and only called
+        http=cast(Any, connections(limits, refused)),  # a class is asked for, and only called
         ws="none",
         log_config=None,
         log_level=settings.router.log_level,

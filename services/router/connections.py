@@ -16,6 +16,8 @@ response_started, response_complete; STATUS_LINE).
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,12 +35,15 @@ from baton.services.router.errors import (
     Unsupported,
 )
 
+log = logging.getLogger(__name__)
+
 MAX_HEADER_BYTES = 64 << 10  # with the request's first line
 # A request may take slow_client_s, and as much longer as it takes at this rate (bytes/s).
 LEAST_SENT_PER_S = 16 << 10
 LEAST_READ_PER_S = 1 << 10  # bytes/s, of an answer that its connection has no room for
 # Refused connections that may wait for their 503; more than these are dropped: file descriptors are finite.
 SPARE_CONNECTIONS = 256
+OWN_DESCRIPTORS = 512  # of the router beside its clients: workers, scheduler, files
 # Of the kernel, a connection. Left to itself it takes megabytes for who does not read, and is seen to move
 # again only when a third is free: so that much is the least that a slow client must read in slow_client_s.
 SEND_BUFFER_BYTES = 64 << 10
@@ -57,6 +62,11 @@ class HttpLimits:
     slow_client_s: float
 
 
+# Told of each client that is refused: the answer's status, or "dropped" (too many connections, no answer) or
+# "unread" (the answer was not read).
+Refused = Callable[[str], None]
+
+
 class Intake:
     """Bytes of all bodies that are being read or answered. One for all connections of a router."""
 
@@ -72,10 +82,11 @@ class Intake:
 class LimitedConnection(HttpToolsProtocol):
     """One client's connection; its requests come one after the other."""
 
-    def __init__(self, *, limits: HttpLimits, intake: Intake, **uvicorn: Any) -> None:
+    def __init__(self, *, limits: HttpLimits, intake: Intake, refused: Refused, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._limits = limits
         self._intake = intake
+        self._tell_refused = refused
         self._running: RequestResponseCycle | None = None  # whose answer is being made
         self._refused = False
         self._in_message = False  # from a request's first byte to its last
@@ -98,7 +109,7 @@ class LimitedConnection(HttpToolsProtocol):
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         if len(self.connections) > self._limits.max_connections + SPARE_CONNECTIONS:
             self._refused = True
-            transport.abort()
+            self._cut("dropped")
             return
         self._expect()
 
@@ -220,6 +231,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
+        self._tell_refused(str(error.status.value))
         self._arrival = _cancelled(self._arrival)
         self._release_body()
         own = self.cycle if self._in_body else None
@@ -266,24 +278,50 @@ class LimitedConnection(HttpToolsProtocol):
         """Nothing is written meanwhile: what is missing was read."""
         read = before - self.transport.get_write_buffer_size()
         if read < LEAST_READ_PER_S * self._limits.slow_client_s:
-            self.transport.abort()
+            self._cut("unread")
         else:
             self._watch_draining()
 
     def _check_tail(self) -> None:
         """The answer's last bytes are few: who has not read them by now will not."""
         if self.transport.get_write_buffer_size():
-            self.transport.abort()
+            self._cut("unread")
+
+    def _cut(self, why: str) -> None:
+        self._tell_refused(why)
+        self.transport.abort()
 
 
-def connections(limits: HttpLimits) -> Callable[..., LimitedConnection]:
+def connections(limits: HttpLimits, refused: Refused) -> Callable[..., LimitedConnection]:
     """What uvicorn makes a connection's protocol with."""
     intake = Intake(BODIES_AT_ONCE * limits.max_body)
 
     def connection(**uvicorn: Any) -> LimitedConnection:
-        return LimitedConnection(limits=limits, intake=intake, **uvicorn)
+        return LimitedConnection(limits=limits, intake=intake, refused=refused, **uvicorn)
 
     return connection
+
+
+def affordable_connections(wanted: int) -> int:
+    """`wanted`, or as many as the process may have file descriptors for, whose limit is raised if it can be.
+
+    Without one a client's connection cannot be accepted, nor a worker reached: it would wait for nothing.
+    """
+    beside = SPARE_CONNECTIONS + OWN_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted + beside:
+        soft = min(wanted + beside, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    fits = max(1, min(wanted, soft - beside))
+    if fits < wanted:
+        log.warning(
+            "router.max_connections is %d, but %d file descriptors (ulimit -n) are enough for %d clients: "
+            "that many are taken",
+            wanted,
+            soft,
+            fits,
+        )
+    return fits
 
 
 def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:

@@ -42,6 +42,12 @@ class RouterMetrics:
         self._requests = Counter(
             "baton_router_requests_total", "Requests that are over, by how", ["outcome"], registry=registry
         )
+        self._refusals = Counter(
+            "baton_router_clients_refused_total",
+            "By their connection: the status they got, dropped (no answer), unread (they did not read)",
+            ["why"],
+            registry=registry,
+        )
         self._live = Gauge("baton_router_requests_live", "Requests placed and not over", registry=registry)
         self._journal = Gauge(
             "baton_router_journal_bytes", "Set aside so that requests can go on elsewhere", registry=registry
@@ -94,6 +100,10 @@ class RouterMetrics:
 
     def rejected(self, code: str) -> None:
         self._rejections.labels(code).inc()
+
+    def refused(self, why: str) -> None:
+        """A client, by its connection; `rejected` counts what the scheduler has no place for."""
+        self._refusals.labels(why).inc()
 
     def began(self) -> None:
         self._live.inc()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ import uvicorn
 from baton.services.router import connections as module
 from baton.services.router.connections import MAX_HEADER_BYTES, HttpLimits, connections
 from tests.services.router.fakes import until
+from tests.support import PYTHON
 
 SLOW_S = 0.4
 MAX_BODY = 256 << 10
@@ -30,6 +32,7 @@ class Seen:
     bodies: list[int] = field(default_factory=list)  # bytes
     left: int = 0  # clients, before their answer was whole
     wrote: int = 0  # bytes
+    refused: list[str] = field(default_factory=list)  # why
 
 
 @dataclass
@@ -76,7 +79,8 @@ async def serving(seen: Seen, max_connections: int = 10) -> AsyncIterator[Server
         return bool(receive.__self__.disconnected)
 
     limits = HttpLimits(max_body=MAX_BODY, max_connections=max_connections, slow_client_s=SLOW_S)
-    config = uvicorn.Config(app, http=connections(limits), lifespan="off", log_config=None, ws="none")  # type: ignore[arg-type]
+    protocol: Any = connections(limits, seen.refused.append)  # uvicorn asks for a class, and only calls it
+    config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as sock:
         task = asyncio.create_task(server._serve([sock]))
@@ -128,6 +132,7 @@ async def test_a_body_that_says_it_is_too_large(server: Server) -> None:
     assert (status, error["code"], error["type"]) == (413, 413, "RequestEntityTooLargeError")
     assert "router.max_body_mib" in error["message"]
     assert server.seen.bodies == []
+    assert server.seen.refused == ["413"]
 
 
 async def test_a_body_that_turns_out_too_large(server: Server) -> None:
@@ -206,12 +211,14 @@ async def test_too_many_connections_are_503() -> None:
 
 async def test_far_too_many_are_not_even_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SPARE_CONNECTIONS", 1)
-    async with serving(Seen(), max_connections=1) as server:
+    seen = Seen()
+    async with serving(seen, max_connections=1) as server:
         idle = [await connect(server) for _ in range(2)]
         await until(lambda: server.open_connections == 2, "they are there")
         reader, writer = await connect(server)
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
+        assert seen.refused == ["dropped"]
         for _, one in [*idle, (reader, writer)]:
             one.close()
 
@@ -243,6 +250,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(server: Server) -> None:
         client.connect(("127.0.0.1", server.port))
         client.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
         await until(lambda: server.seen.left == 1, "it is gone")
+    assert server.seen.refused == ["unread"]
     assert server.seen.wrote < 16 << 20  # what the kernel holds, and not more
 
 
@@ -278,3 +286,20 @@ async def test_an_answer_whose_end_is_not_read_is_dropped(server: Server) -> Non
         client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         await until(lambda: server.seen.wrote > 0, "it is answered")
         await until(lambda: server.open_connections == 0, "the connection is cut")
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "taken", "left"),
+    [(256, 8192, 4096, 4864), (10_000, 20_000, 4096, 10_000), (256, 1024, 256, 1024), (256, 300, 1, 300)],
+    ids=["raised", "enough", "too few", "far too few"],
+)
+def test_no_more_connections_than_file_descriptors(soft: int, hard: int, taken: int, left: int) -> None:
+    code = (
+        "import resource\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from baton.services.router.connections import affordable_connections\n"
+        "print(affordable_connections(4096), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == [str(taken), str(left)]
+    assert ("router.max_connections" in done.stderr) == (taken < 4096)
