@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=30, help="prompts a transport, idle and busy each (tens)")
+    parser.add_argument("--rounds", type=int, default=30, help="prompts a transport, idle and busy, in tens")
     parser.add_argument("--tokens", type=int, default=900)
     options = parser.parse_args(arguments)
     results: dict[str, dict[str, Any]] = {}
