@@ -458,3 +458,9 @@ async def kill_router(act: Act) -> None:
 async def drain_router(act: Act) -> None:
     """SIGTERM of one of several routers: it ends its streams, others take what comes."""
     await _drain(act, "router")
+
+
+@fault(hold_s=(2.0, 14.0))
+async def hang_router(act: Act) -> None:
+    """SIGSTOP of one of several routers, also for longer than workers and scheduler wait for it."""
+    await _hang(act, "router")

@@ -71,7 +71,7 @@ class Outcome:
     refused_needlessly: int = 0  # the same while somebody could: these count as failed
     router_lost: int = 0  # requests of a router that was killed
     longest_pause_s: float = 0.0
-    longest_covered_pause_s: float = 0.0  # without the time in which no worker was left
+    longest_covered_pause_s: float = 0.0  # without the time in which no worker was left, or its router hung
     pause_limit_s: float = 0.0
     over_limit: int = 0  # pauses, of the covered ones
     p99_pause_s: float = 0.0  # of the answers' longest ones
@@ -100,7 +100,7 @@ class Outcome:
     def add(
         self, answers: Sequence[Answer], expected: Sequence[list[int]], uncovered: Sequence[Span]
     ) -> None:
-        """Judge the answers. uncovered: when no worker was there."""
+        """Judge the answers. uncovered: when no worker was there. A router that hangs sends nothing."""
         longest: list[float] = []
         for answer, right in zip(answers, expected, strict=True):
             fate, how = judge(answer, right)
@@ -120,7 +120,8 @@ class Outcome:
             pauses = answer.pauses() if fate is Fate.RIGHT else []
             if pauses:
                 longest.append(max(end - start for start, end in pauses))
-                self._add_covered(answer, pauses, [covered_s(pause, uncovered) for pause in pauses])
+                without = [*uncovered, *answer.router.hung_times]
+                self._add_covered(answer, pauses, [covered_s(pause, without) for pause in pauses])
         self.longest_pause_s = max([self.longest_pause_s, *longest])
         self.p99_pause_s = percentile(longest, 0.99) if longest else 0.0
 

@@ -135,7 +135,7 @@ plan(
     Plan(
         "replicas-2p2d",
         Shape(2, 2, schedulers=2, routers=2, redis=True, speculation=MTP),
-        (*SCHEDULER, *REDIS, "kill-router", "drain-router", "kill-decode"),
+        (*SCHEDULER, *REDIS, "kill-router", "drain-router", "hang-router", "kill-decode"),
         "two schedulers over Redis, two routers",
         seconds=240.0,
         clients=12,

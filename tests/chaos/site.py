@@ -76,7 +76,8 @@ class Part:
     pid: int = 0
     wanted: bool = False  # it should be alive: if it is not, it has crashed
     away: bool = True  # nobody can count on it now
-    hung: bool = False
+    hung_since: float = 0.0  # time.monotonic; 0: it is not
+    hung_times: list[tuple[float, float]] = field(default_factory=list)  # that are over
     killed: bool = False  # and not started again yet
 
     @property
@@ -111,12 +112,17 @@ class Part:
 
     def hang(self) -> None:
         self.gone()
-        self.hung = True
+        self.hung_since = time.monotonic()
         self.signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        self.hung = False
         self.signal(signal.SIGCONT)
+        self.hung_times.append((self.hung_since, time.monotonic()))
+        self.hung_since = 0.0
+
+    @property
+    def hung(self) -> bool:
+        return self.hung_since > 0.0
 
     def drain(self) -> None:
         """Ask it to end. `ended` waits until it has."""

@@ -35,7 +35,7 @@ RIGHT = list(range(100, 116))
 
 def answer(tokens: list[int], **changes: Any) -> Answer:
     """A stream of 16 tokens, an event a token each 0.1 s, right but for the changes."""
-    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, None), asked=10.0)
+    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), asked=10.0)
     one.tokens, one.finish = tokens, "length"
     one.arrivals = [10.5 + 0.1 * at for at in range(len(tokens))]
     one.ended = one.arrivals[-1] if tokens else 10.5
@@ -105,6 +105,11 @@ def test_what_a_killed_router_had_counts_apart_but_not_its_wrong_tokens() -> Non
 
 class _Named:
     name = "router-0"
+    hung_times: tuple[tuple[float, float], ...] = ()
+
+
+class _Hung(_Named):
+    hung_times = ((13.0, 21.5),)
 
 
 def test_a_503_is_a_failure_unless_nobody_could_serve() -> None:
@@ -121,6 +126,8 @@ def test_pauses_count_from_the_request_to_the_end_without_the_time_of_a_restart(
     assert told.over_limit == 1
     told = judged(late, (13.0, 21.5))
     assert told.longest_pause_s == pytest.approx(10.0)
+    assert (told.longest_covered_pause_s, told.over_limit) == (pytest.approx(1.5), 0)
+    told = judged(answer(RIGHT, ended=22.0, router=_Hung()))  # the same where its router hung
     assert (told.longest_covered_pause_s, told.over_limit) == (pytest.approx(1.5), 0)
     assert judged(answer(RIGHT, asked=4.0)).longest_pause_s == pytest.approx(6.5)
     assert covered_s((1.0, 2.0), [(0.0, 9.0)]) == 0.0
