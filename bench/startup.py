@@ -7,7 +7,6 @@ import asyncio
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -23,9 +22,8 @@ async def first_token(url: str) -> None:
 
 
 def baton(folder: Path) -> float:
-    config: dict[str, Any] = {}
     began = time.perf_counter()
-    with deployment(folder, **config) as one:
+    with deployment(folder, cold=True) as one:
         asyncio.run(first_token(one.up().url))
         return time.perf_counter() - began
 

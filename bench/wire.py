@@ -11,7 +11,6 @@ drafts.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +23,8 @@ from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES, KVTable, pack, unpack
 from bench.prompts import FOLDER, held_out
 from bench.stats import save
 from tests.handoff.engines import BLOCK_SIZE, Engine, EngineProcess, Options
-from tests.speculation.fleets import FLEETS, Outcome, measure, zygote
+from tests.speculation.fleets import FLEETS, Outcome, deployment, measure
 
-SETTING = "BATON_HANDOFF__KV_WIRE_DTYPE"
 SHORTEST, LONGEST = 96, 700  # tokens of a prompt: in a shorter one little KV is handed over
 HEAD = 64  # elements of a head, in every layer of the demo model
 ENGINE: dict[str, Any] = {
@@ -72,18 +70,13 @@ def main(arguments: list[str]) -> None:
 
 
 def answers(fleet: str, wire: str, prompts: list[list[int]], tokens: int, *, speculate: bool) -> Outcome:
-    """Of a deployment of its own; the format comes to its processes as an operator would set it."""
-    os.environ[SETTING] = wire
+    """Of a deployment of its own."""
     engine = {**ENGINE, "speculative_config": MTP if speculate else None}
-    try:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            zygote() as starter,
-            starter.deployment(Path(folder) / fleet, FLEETS[fleet], engine) as one,
-        ):
-            return measure(one, prompts, tokens)
-    finally:
-        del os.environ[SETTING]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        deployment(Path(folder) / fleet, FLEETS[fleet], engine, handoff={"kv_wire_dtype": wire}) as one,
+    ):
+        return measure(one, prompts, tokens)
 
 
 def compare(found: Outcome, alone: Outcome) -> dict[str, Any]:

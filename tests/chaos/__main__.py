@@ -26,7 +26,6 @@ from tests.chaos.faults import FAULTS
 from tests.chaos.outcome import Outcome
 from tests.chaos.plans import ALL, PLANS
 from tests.chaos.run import run
-from tests.chaos.zygote import zygote
 
 
 def main(arguments: list[str]) -> int:
@@ -51,14 +50,13 @@ def main(arguments: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     say(f"{len(names)} plans, seed {asked.seed}, logs in {folder}")
     outcomes: list[Outcome] = []
-    with zygote(folder / "zygote.log") as made:
-        for name in names:
-            plan = PLANS[name]
-            seconds = asked.seconds or plan.seconds
-            outcomes.append(asyncio.run(run(plan, asked.seed, seconds, folder / name, made, say)))
-            print(outcomes[-1], flush=True)
-            if asked.out:
-                page.save(asked.out, outcomes)
+    for name in names:
+        plan = PLANS[name]
+        seconds = asked.seconds or plan.seconds
+        outcomes.append(asyncio.run(run(plan, asked.seed, seconds, folder / name, say)))
+        print(outcomes[-1], flush=True)
+        if asked.out:
+            page.save(asked.out, outcomes)
     good = all(one.good for one in outcomes)
     say(f"{sum(one.good for one in outcomes)} of {len(outcomes)} plans are good")
     return 0 if good else 1

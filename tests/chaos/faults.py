@@ -20,8 +20,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from tests.chaos.corruption import corrupt, record_bytes
 from tests.chaos.load import Answer, Load
+from tests.chaos.parts import WORKER_KINDS
 from tests.chaos.site import Part, Site
-from tests.chaos.zygote import WORKER_KINDS
 from tests.scheduler.support import RedisServer
 
 MOMENT_S = 5.0  # a stage is waited for as long

@@ -15,7 +15,6 @@ from tests.chaos.load import Load
 from tests.chaos.outcome import ADDED_S, Leaks, Outcome, leaks
 from tests.chaos.plans import Event, Plan
 from tests.chaos.site import LOOK_S, Site
-from tests.chaos.zygote import Zygote
 
 HEAL_S = 60.0  # after a repair, until all is whole again
 FAULT_S = 150.0  # one fault, its drains included
@@ -25,7 +24,7 @@ TROUBLE = 'trouble="'
 Say = Callable[[str], None]
 
 
-async def run(plan: Plan, seed: int, seconds: float, folder: Path, zygote: Zygote, say: Say) -> Outcome:
+async def run(plan: Plan, seed: int, seconds: float, folder: Path, say: Say) -> Outcome:
     """Break a deployment of its own. What goes wrong in it is told by the outcome."""
     shape = plan.shape
     outcome = Outcome(
@@ -36,7 +35,7 @@ async def run(plan: Plan, seed: int, seconds: float, folder: Path, zygote: Zygot
         "redis" if shape.redis else "memory",
         pause_limit_s=shape.lease_s + ADDED_S,
     )
-    site = Site(shape, folder, zygote)
+    site = Site(shape, folder)
     try:
         await _broken(site, plan, seed, seconds, outcome, say)
     except AssertionError as problem:

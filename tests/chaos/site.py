@@ -23,8 +23,9 @@ from baton.handoff import segments
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc
 from baton.services.cli import devices
+from tests import zygote
+from tests.chaos.parts import WORKER_KINDS
 from tests.chaos.proxy import Proxy
-from tests.chaos.zygote import WORKER_KINDS, Zygote
 from tests.e2e.deployment import ENGINE
 from tests.scheduler.support import RedisServer
 from tests.support import free_port
@@ -99,7 +100,11 @@ class Part:
                 self.proxy.target = port
                 own["advertise"] = f"127.0.0.1:{self.proxy.port}"
             settings = {**settings, "worker": own}
-        self.pid = self.site.zygote.start(self.name, self.kind, settings, self.site.folder)
+        self.pid = (
+            zygote.shared()
+            .start(self.name, "tests.chaos.parts:run", self.site.folder, kind=self.kind, settings=settings)
+            .pid
+        )
         self.site.pids.add(self.pid)
         self.wanted = True
         self.killed = False
@@ -133,7 +138,7 @@ class Part:
     async def ended(self, within_s: float = END_S) -> int:
         """Its exit code, negative for a signal. AssertionError, and SIGKILL, when it does not end in time."""
         deadline = time.monotonic() + within_s
-        while (code := self.site.zygote.ended([self.pid]).get(self.pid)) is None:
+        while (code := zygote.shared().ended([self.pid]).get(self.pid)) is None:
             if time.monotonic() > deadline:
                 self.signal(signal.SIGKILL)
                 raise AssertionError(f"{self.name} did not end within {within_s:g} s of SIGTERM")
@@ -157,10 +162,9 @@ class Part:
 class Site:
     """The deployment. Use as an asynchronous context; all that it started is gone afterwards."""
 
-    def __init__(self, shape: Shape, folder: Path, zygote: Zygote) -> None:
+    def __init__(self, shape: Shape, folder: Path) -> None:
         self.shape = shape
         self.folder = folder
-        self.zygote = zygote
         self.parts: list[Part] = []
         self.pids: set[int] = set()  # of all lives
         self.redis: RedisServer | None = None
@@ -406,7 +410,7 @@ class Site:
 
     def _bury(self) -> None:
         wanted = {part.pid: part for part in self.parts if part.wanted and part.pid}
-        for pid, code in self.zygote.ended(list(wanted)).items():
+        for pid, code in zygote.shared().ended(list(wanted)).items():
             part = wanted[pid]
             self.crashes.append(f"{part.worker_id} ended by itself with {code}")
             part.gone()

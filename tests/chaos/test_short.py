@@ -8,7 +8,6 @@ import pytest
 
 from tests.chaos.plans import PLANS
 from tests.chaos.run import run
-from tests.chaos.zygote import zygote
 
 SEED = 1
 
@@ -16,8 +15,7 @@ SEED = 1
 @pytest.mark.timeout(400)
 async def test_no_death_costs_an_answer(tmp_path: Path) -> None:
     plan = PLANS["short"]
-    with zygote(tmp_path / "zygote.log") as made:
-        outcome = await run(plan, SEED, 300.0, tmp_path / plan.name, made, print)
+    outcome = await run(plan, SEED, 300.0, tmp_path / plan.name, print)
     print(outcome)
     assert outcome.good, str(outcome)
     assert sum(outcome.faults.values()) == len(plan.faults)

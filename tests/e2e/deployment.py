@@ -22,7 +22,9 @@ import yaml
 from google.protobuf.json_format import MessageToDict
 
 from baton.protos import scheduler_pb2, scheduler_pb2_grpc
+from tests import zygote
 from tests.support import BATON, PYTHON, ROOT, eventually, free_port
+from tests.zygote import Forked
 
 START_S = 120.0
 MODEL = ROOT / "deploy" / "demo-model" / "weights"  # as stock vLLM serves it
@@ -45,7 +47,7 @@ class Process:
     """One process of a deployment and all that it printed."""
 
     name: str
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | Forked
     log: Path
 
     @property
@@ -79,6 +81,7 @@ class Deployment:
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
     processes: dict[str, Process] = field(default_factory=dict)
+    cold: bool = False  # commands as a person gives them; else forked, as each import takes six seconds
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     _clients: ExitStack = field(default_factory=ExitStack, repr=False)
@@ -108,19 +111,15 @@ class Deployment:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> Process:
+    def start(self, name: str, *command: str) -> Process:
         """Start `baton COMMAND` with this deployment's configuration."""
+        line = [*command, "--config", str(self.config_file)]
         log = self.folder / f"{name}.log"
-        with log.open("wb") as out:
-            popen = subprocess.Popen(
-                [BATON, *command, "--config", self.config_file],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                env={**os.environ, **(env or {})},
-                start_new_session=True,
-            )
-        process = Process(name, popen, log)
+        log.write_bytes(b"")
+        if self.cold:
+            process = Process(name, _popen(line, log), log)
+        else:
+            process = Process(name, zygote.shared().baton(name, line, self.folder), log)
         self.processes[name] = process
         return process
 
@@ -212,10 +211,17 @@ class Deployment:
                 process.popen.wait(10)
 
 
+def _popen(line: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [BATON, *line], stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
+        )
+
+
 @contextmanager
-def deployment(folder: Path, **config: Any) -> Iterator[Deployment]:
+def deployment(folder: Path, *, cold: bool = False, **config: Any) -> Iterator[Deployment]:
     """A deployment whose processes end with the block."""
-    one = Deployment(folder, config=config)
+    one = Deployment(folder, config=config, cold=cold)
     try:
         yield one
     finally:

@@ -63,7 +63,7 @@ def test_it_drafts_and_the_answers_stay_the_same(
 ) -> None:
     expected, _ = answers(reference)
     monkeypatch.setenv("PYTHONPATH", str(installed))
-    with deployment(tmp_path, engine={"speculative_config": SPEC}) as one:
+    with deployment(tmp_path, cold=True, engine={"speculative_config": SPEC}) as one:
         found, usages = answers(one.up(**fleet).url, baton={"usage": True})
     assert found == expected
     assert {usage["method"] for usage in usages} == {"copy"}

@@ -30,7 +30,7 @@ def segments(processes: list[psutil.Process]) -> list[Path]:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
 def test_no_process_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
-    with deployment(tmp_path / how.name) as one:
+    with deployment(tmp_path / how.name, cold=how is signal.SIGINT) as one:
         one.up()
         process = one.processes["up"]
         all_of_it = family(process.popen.pid)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import statistics
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support import PYTHON, ROOT, eventually, free_port
+from tests import zygote
+from tests.support import eventually, free_port
 
+END_S = 40.0
 START_S = 240.0  # a model's first use is inspected by vLLM in a process of its own: 15 to 45 s
 MODEL_NAME = "table"
 
@@ -72,47 +73,42 @@ class Deployment:
         return int(total)
 
 
-class Zygote:
-    """Starts deployments. One at a time is enough for the machine."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def ask(self, **command: Any) -> dict[str, Any]:
-        if self._process.stdin is None or self._process.stdout is None:
-            raise RuntimeError("the process has no pipes")
-        if command:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
-
-    @contextmanager
-    def deployment(
-        self, folder: Path, fleet: Fleet, engine: dict[str, Any], withhold: int = 0
-    ) -> Iterator[Deployment]:
-        """Ready inside the block; of the last `withhold` layers no KV is handed over. Raises StartFailed."""
-        port, scheduler = free_port(), free_port()
-        settings = {
-            "engine": {"served_model_name": MODEL_NAME, **engine},
-            # A busy machine may keep a worker from its heartbeats for seconds; nobody dies here.
-            "scheduler": {"address": f"127.0.0.1:{scheduler}", "worker_lease_s": 30.0},
-            "router": {"port": port},
-            "worker": {"metrics_port": 0},
-            "handoff": {"staging_mib": 64},
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        started = self.ask(up=vars(fleet), settings=settings, log_dir=str(folder), withhold=withhold)
-        log = Path(started["log"])
-        try:
-            eventually(lambda: _ready(log), START_S, f"{folder.name} is ready", every_s=0.1)
-            yield Deployment(f"http://127.0.0.1:{port}", _metrics(folder))
-        finally:
-            self.ask(end=started["pid"])
+@contextmanager
+def deployment(
+    folder: Path,
+    fleet: Fleet,
+    engine: dict[str, Any],
+    withhold: int = 0,
+    handoff: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[Deployment]:
+    """Ready inside the block; of the last `withhold` layers no KV is handed over. Raises StartFailed."""
+    port, scheduler = free_port(), free_port()
+    settings = {
+        "engine": {"served_model_name": MODEL_NAME, **engine},
+        # A busy machine may keep a worker from its heartbeats for seconds; nobody dies here.
+        "scheduler": {"address": f"127.0.0.1:{scheduler}", "worker_lease_s": 30.0},
+        "router": {"port": port},
+        "worker": {"metrics_port": 0},
+        "handoff": {"staging_mib": 64, **handoff},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    process = zygote.shared().start(
+        "up",
+        "tests.speculation.forked:run",
+        folder,
+        fleet=vars(fleet),
+        settings=settings,
+        log_dir=str(folder),
+        withhold=withhold,
+    )
+    try:
+        eventually(lambda: _ready(process.text), START_S, f"{folder.name} is ready", every_s=0.1)
+        yield Deployment(f"http://127.0.0.1:{port}", _metrics(folder))
+    finally:
+        zygote.end_all([process], END_S)
 
 
-def _ready(log: Path) -> bool:
-    text = log.read_text(errors="replace") if log.exists() else ""
+def _ready(text: str) -> bool:
     if "baton: error: " in text:
         raise StartFailed(text.partition("baton: error: ")[2].splitlines()[0])
     if "Traceback" in text:
@@ -123,23 +119,6 @@ def _ready(log: Path) -> bool:
 def _metrics(folder: Path) -> list[str]:
     texts = [log.read_text(errors="replace") for log in sorted(folder.glob("*.log"))]
     return [found for text in texts for found in re.findall(r"metrics on (http://\S+)", text)]
-
-
-@contextmanager
-def zygote() -> Iterator[Zygote]:
-    with ExitStack() as stack:
-        process = stack.enter_context(
-            subprocess.Popen(
-                [PYTHON, "-m", "tests.speculation.zygote"],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-        one = Zygote(process)
-        one.ask()
-        yield one
 
 
 def measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -> Outcome:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.architectures.registry import ARCHITECTURES, Architecture
-from tests.speculation.fleets import FLEETS, Outcome, StartFailed, Zygote, measure, zygote
+from tests.speculation.fleets import FLEETS, Outcome, StartFailed, deployment, measure
 from tests.support import ROOT
 
 RESULTS = ROOT / "bench" / "results" / "speculation-table.json"
@@ -141,8 +141,7 @@ ROWS = [
 class Measuring:
     """Runs deployments; what a target says without speculation is asked once."""
 
-    def __init__(self, zygote: Zygote, folder: Path) -> None:
-        self._zygote = zygote
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._plain: dict[tuple[str, str], Outcome] = {}
         self._runs = 0
@@ -151,8 +150,8 @@ class Measuring:
         """Raises StartFailed."""
         self._runs += 1
         folder = self._folder / f"{self._runs}-{fleet}"
-        with self._zygote.deployment(folder, FLEETS[fleet], engine, withhold) as deployment:
-            return measure(deployment, row.prompts(), MAX_TOKENS)
+        with deployment(folder, FLEETS[fleet], engine, withhold) as one:
+            return measure(one, row.prompts(), MAX_TOKENS)
 
     def plain(self, row: Row, fleet: str) -> Outcome:
         engine = row.engine()
@@ -274,8 +273,8 @@ def main(arguments: list[str]) -> int:
             print(f"no row {', '.join(unknown)}; there are: {', '.join(row.name for row in ROWS)}")
             return 2
         rows = [row for row in ROWS if not arguments or row.name in arguments]
-        with tempfile.TemporaryDirectory() as folder, zygote() as one:
-            measuring = Measuring(one, Path(folder))
+        with tempfile.TemporaryDirectory() as folder:
+            measuring = Measuring(Path(folder))
             for row in rows:
                 results["rows"][row.name] = measuring.row(row)
                 _save(results)

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from tests.architectures.registry import ARCHITECTURES, Architecture
-from tests.speculation.fleets import FLEETS, Outcome, Zygote, measure, zygote
+from tests.speculation.fleets import FLEETS, Outcome, deployment, measure
 
 PROMPTS, MAX_TOKENS = 20, 48
 ENGINE = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_gib": 0.125, "enable_prefix_caching": False}
@@ -25,8 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 class Deployments:
     """What a 1P1D deployment of each architecture answered; asked for once."""
 
-    def __init__(self, one: Zygote, folder: Path) -> None:
-        self._zygote = one
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._outcomes: dict[str, Outcome] = {}
 
@@ -43,15 +42,14 @@ class Deployments:
             }
             if name in WITH_MTP:
                 engine["speculative_config"]["num_speculative_tokens"] = 1
-            with self._zygote.deployment(self._folder / name, FLEETS["1P1D"], engine) as deployment:
-                self._outcomes[name] = measure(deployment, model.prompts(PROMPTS), MAX_TOKENS)
+            with deployment(self._folder / name, FLEETS["1P1D"], engine) as one:
+                self._outcomes[name] = measure(one, model.prompts(PROMPTS), MAX_TOKENS)
         return self._outcomes[name]
 
 
 @pytest.fixture(scope="module")
-def deployments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployments]:
-    with zygote() as one:
-        yield Deployments(one, tmp_path_factory.mktemp("references"))
+def deployments(tmp_path_factory: pytest.TempPathFactory) -> Deployments:
+    return Deployments(tmp_path_factory.mktemp("references"))
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.speculation import table
-from tests.speculation.fleets import FLEETS, Outcome, Zygote, measure, zygote
+from tests.speculation.fleets import FLEETS, Outcome, deployment, measure
 
 RESULTS = table.load()
 RAN = [
@@ -64,23 +64,17 @@ def test_the_drafters_kv_is_worth_its_way(name: str) -> None:
     assert table.per_draft(cell["withheld"]) < table.per_draft(cell)
 
 
-@pytest.fixture(scope="module")
-def one_zygote() -> Any:
-    with zygote() as one:
-        yield one
-
-
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("name", ["MTP, demo model"])
-def test_a_sample_of_the_table(name: str, one_zygote: Zygote, tmp_path: Path) -> None:
+def test_a_sample_of_the_table(name: str, tmp_path: Path) -> None:
     """Through 1P1D the answers are those of one engine that does not speculate, and as many drafts hold."""
     row = next(row for row in table.ROWS if row.name == name)
     prompts = row.prompts()[:8]
 
     def ask(fleet: str, engine: dict[str, Any]) -> Outcome:
         folder = tmp_path / f"{fleet}-{'speculative_config' in engine}"
-        with one_zygote.deployment(folder, FLEETS[fleet], engine) as deployment:
-            return measure(deployment, prompts, 48)
+        with deployment(folder, FLEETS[fleet], engine) as one:
+            return measure(one, prompts, 48)
 
     plain = ask("aggregated", row.engine())
     speculating = {**row.engine(), "speculative_config": row.spec()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import socket
 import time
 from collections import deque
@@ -21,21 +20,24 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
+from tests import zygote
 from tests.checkpoints import tiny_qwen2
 from tests.services.router.fakes import MODEL, FakeWorker, Fault, answer, until
 from tests.services.router.harness import Members
-from tests.services.router.zygote import RouterProcess, Zygote
 from tests.support import eventually, free_port, listening
+from tests.zygote import Forked
 
 START_S = 60.0
+END_S = 15.0
 PROMPT = [72, 105]
 
 
 @pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    made = Zygote()
+def starter() -> Iterator[Starter]:
+    made = Starter()
     yield made
-    made.close()
+    for process in made.started:
+        process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +45,35 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_qwen2(tmp_path_factory.mktemp("model"))
 
 
+class Starter:
+    """Starts routers; nothing stays behind, however a test ended."""
+
+    def __init__(self) -> None:
+        self.started: list[Forked] = []
+
+    def router(self, folder: Path, **settings: Any) -> Forked:
+        """With these sections of settings; what it prints goes to router.log."""
+        process = zygote.shared().start("router", f"{__name__}:run", folder, settings=settings)
+        self.started.append(process)
+        return process
+
+
+def run(settings: dict[str, Any]) -> None:
+    """In the forked process: be a router until its end."""
+    from baton.services.config import load
+    from baton.services.router.app import run_router
+
+    run_router(load(settings))
+
+
 class Site:
     """Addresses of one router and its scheduler, and the router's process."""
 
-    def __init__(self, zygote: Zygote, model: Path, folder: Path, **router: Any) -> None:
+    def __init__(self, starter: Starter, model: Path, folder: Path, **router: Any) -> None:
         self.port, self.scheduler_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.log = folder / "router.log"
-        self.process: RouterProcess = zygote.router(
-            self.log,
+        self.process = starter.router(
+            folder,
             engine={"model": str(model), "served_model_name": MODEL, "tool_call_parser": "hermes"},
             scheduler={"address": f"127.0.0.1:{self.scheduler_port}"},
             router={"port": self.port, **router},
@@ -71,8 +93,8 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(zygote: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    made = Site(zygote, model, tmp_path_factory.mktemp("router"), replace_wait_s=1.0)
+def site(starter: Starter, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    made = Site(starter, model, tmp_path_factory.mktemp("router"), replace_wait_s=1.0)
     eventually(lambda: listening(made.port), START_S, "the router listens")
     return made
 
@@ -395,13 +417,13 @@ async def test_a_wrong_wish_is_400(
     assert prefill.seen.starts == []
 
 
-async def test_a_line_for_each_request(zygote: Zygote, model: Path, tmp_path: Path) -> None:
-    made = Site(zygote, model, tmp_path, log_level="info")
+async def test_a_line_for_each_request(starter: Starter, model: Path, tmp_path: Path) -> None:
+    made = Site(starter, model, tmp_path, log_level="info")
     async with httpx.AsyncClient(base_url=made.url, timeout=START_S) as http, made.scheduler() as members:
         await pair(members)
         await placeable(http)
         await http.post("/v1/completions", json=body())
-        lines = [line for line in made.log.read_text().splitlines() if "baton.requests" in line]
+        lines = [line for line in made.process.text.splitlines() if "baton.requests" in line]
     assert len(lines) == 1
     assert "outcome=length prompt_tokens=2 output_tokens=8" in lines[0]
     assert "draft_steps=0" in lines[0]
@@ -418,8 +440,8 @@ async def test_metrics(members: Members, http: httpx.AsyncClient) -> None:
     assert 'baton_router_requests_total{outcome="length"}' in figures
 
 
-async def test_sigterm_lets_streams_end(zygote: Zygote, model: Path, tmp_path: Path) -> None:
-    site = Site(zygote, model, tmp_path)
+async def test_sigterm_lets_streams_end(starter: Starter, model: Path, tmp_path: Path) -> None:
+    site = Site(starter, model, tmp_path)
     async with (
         site.scheduler() as members,
         httpx.AsyncClient(base_url=site.url, timeout=START_S) as http,
@@ -429,17 +451,17 @@ async def test_sigterm_lets_streams_end(zygote: Zygote, model: Path, tmp_path: P
         async with http.stream("POST", "/v1/completions", json=body(60, stream=True)) as response:
             lines = response.aiter_lines()
             await anext(lines)
-            site.process.signal(signal.SIGTERM)
+            site.process.terminate()
             await until(lambda: not accepts(site.port), "it accepts nothing more", 3.0)
             rest = [line async for line in lines if line.startswith("data: {")]
         assert len(rest) > 30
         assert json.loads(rest[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        assert await asyncio.to_thread(site.process.wait) == 0
+        assert await asyncio.to_thread(site.process.wait, END_S) == 0
     assert "Traceback" not in site.process.text
 
 
-async def test_a_request_that_takes_too_long(zygote: Zygote, model: Path, tmp_path: Path) -> None:
-    site = Site(zygote, model, tmp_path, request_timeout_s=0.5, api_key="s3cret")
+async def test_a_request_that_takes_too_long(starter: Starter, model: Path, tmp_path: Path) -> None:
+    site = Site(starter, model, tmp_path, request_timeout_s=0.5, api_key="s3cret")
     async with (
         site.scheduler() as members,
         httpx.AsyncClient(base_url=site.url, timeout=START_S) as http,
@@ -452,8 +474,8 @@ async def test_a_request_that_takes_too_long(zygote: Zygote, model: Path, tmp_pa
         got = await http.post("/v1/completions", json=body(stream=True), headers=headers)
         assert got.status_code == 504
         assert got.json()["error"]["type"] == "GatewayTimeoutError"
-    site.process.signal(signal.SIGTERM)
-    assert await asyncio.to_thread(site.process.wait) == 0
+    site.process.terminate()
+    assert await asyncio.to_thread(site.process.wait, END_S) == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -532,7 +554,7 @@ async def test_what_a_handler_stumbles_over_is_400(http: httpx.AsyncClient, site
         got = await http.post("/v1/responses", json={"model": MODEL, "input": [call, message]})
         assert (got.status_code, got.json()["error"]["type"]) == (400, "BadRequestError")
         assert "IndexError" in got.json()["error"]["message"]
-    assert site.log.read_text().count("said once") == 1
+    assert site.process.text.count("said once") == 1
 
 
 @pytest.mark.parametrize("path", ["/scale_elastic_ep", "/is_scaling_elastic_ep", "/v1/systemone"])
@@ -553,15 +575,13 @@ async def test_what_is_not_offered_is_404(http: httpx.AsyncClient, path: str) ->
     ids=["port", "model", "parser", "length"],
 )
 def test_bad_starts_say_why(
-    zygote: Zygote, model: Path, tmp_path: Path, engine: dict[str, Any], said: str
+    starter: Starter, model: Path, tmp_path: Path, engine: dict[str, Any], said: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = 0 if engine else taken.getsockname()[1]
-        process = zygote.router(
-            tmp_path / "log", engine={"model": str(model), **engine}, router={"port": port}
-        )
-        assert process.wait() == 1
-    [line] = [line for line in process.text.splitlines() if line.startswith("error: ")]
+        process = starter.router(tmp_path, engine={"model": str(model), **engine}, router={"port": port})
+        assert process.wait(END_S) == 1
+    [line] = [line for line in process.text.splitlines() if line.startswith("baton: error: ")]
     assert said in line
 
 

@@ -1,10 +1,9 @@
-"""Real workers for the tests: forked from one zygote, registered with a real scheduler."""
+"""Real workers for the tests: forked from the zygote, registered with a real scheduler."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -18,9 +17,12 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.support import BATON, PYTHON, ROOT, eventually, free_port
+from tests import zygote
+from tests.support import BATON, eventually, free_port
+from tests.zygote import Forked, end_all
 
 START_TIMEOUT_S = 60.0
+END_S = 3.0
 _names = itertools.count()
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -30,17 +32,18 @@ class Worker:
     """One worker's process."""
 
     name: str
-    pid: int
+    process: Forked
     address: str
     metrics: str
-    log: Path
-    fleet: Fleet
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     @property
     def exitcode(self) -> int | None:
-        """As multiprocessing tells it: negative for a signal; None while it lives."""
-        code = self.fleet.ask({"exitcode": self.pid})["exitcode"]
-        return None if code is None else int(code)
+        """Negative for a signal; None while it lives."""
+        return self.process.poll()
 
     def ended(self, timeout_s: float = 20.0) -> int:
         """Wait for its end; the exit code."""
@@ -48,7 +51,7 @@ class Worker:
 
     @property
     def text(self) -> str:
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
+        return self.process.text
 
     @property
     def error(self) -> str:
@@ -86,24 +89,11 @@ def _some(code: int | None) -> list[int]:
 class Fleet:
     """Starts workers. Made by `fleet`."""
 
-    def __init__(self, zygote: subprocess.Popen[str], scheduler: str, model: Path, log_dir: Path) -> None:
-        self._zygote = zygote
+    def __init__(self, scheduler: str, model: Path, log_dir: Path) -> None:
         self.scheduler = scheduler
         self.model = model
         self._log_dir = log_dir
-        self.preloaded_s: float = self._answer()["preloaded_s"]
-
-    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        assert self._zygote.stdin is not None
-        self._zygote.stdin.write(json.dumps(command) + "\n")
-        self._zygote.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._zygote.stdout is not None
-        line = self._zygote.stdout.readline()
-        assert line, "the zygote ended"
-        return dict(json.loads(line))
+        self.workers: list[Worker] = []
 
     def start(self, role: str, **changes: dict[str, Any]) -> Worker:
         """Start a worker and do not wait for it. `changes` are settings, section by section."""
@@ -130,10 +120,11 @@ class Fleet:
         }
         for section, values in changes.items():
             settings[section].update(values)
-        answer = self.ask({"start": name, "role": role, "settings": settings, "log_dir": str(self._log_dir)})
-        address = settings["worker"]["listen"]
+        process = zygote.shared().start(name, f"{__name__}:run", self._log_dir, role=role, settings=settings)
         metrics = f"http://127.0.0.1:{metrics_port}/metrics"
-        return Worker(name, answer["pid"], address, metrics, Path(answer["log"]), self)
+        worker = Worker(name, process, settings["worker"]["listen"], metrics)
+        self.workers.append(worker)
+        return worker
 
     def started(self, role: str, **changes: dict[str, Any]) -> Worker:
         """Start a worker and wait until it serves."""
@@ -144,35 +135,29 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _NONE) -> Iterator[Fleet]:
-    """A scheduler and a zygote; all that they started is gone at the end."""
+    """A scheduler; it and all workers are gone at the end."""
     address = f"127.0.0.1:{free_port()}"
     chosen = {f"BATON_SCHEDULER__{name.upper()}": str(value) for name, value in scheduler_settings.items()}
     with (
         (log_dir / "scheduler.log").open("wb") as log,
-        (log_dir / "zygote.log").open("wb") as errors,
         subprocess.Popen(
             [BATON, "scheduler"],
             env={**os.environ, **chosen, "BATON_SCHEDULER__ADDRESS": address},
             stdout=log,
             stderr=log,
         ) as scheduler,
-        subprocess.Popen(
-            [PYTHON, "-m", "tests.services.worker.zygote"],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as zygote,
     ):
+        one = Fleet(address, model, log_dir)
         try:
-            yield Fleet(zygote, address, model, log_dir)
+            yield one
         finally:
-            assert zygote.stdin is not None
-            zygote.stdin.close()
-            try:
-                zygote.wait(15)
-            finally:
-                zygote.kill()
-                scheduler.kill()
+            end_all([worker.process for worker in one.workers], END_S)
+            scheduler.kill()
+
+
+def run(role: str, settings: dict[str, Any]) -> None:
+    """In the forked process: be a worker until its end."""
+    from baton.services.config import Settings
+    from baton.services.worker.lifecycle import run_worker
+
+    run_worker(Settings(**settings), role)
