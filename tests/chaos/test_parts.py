@@ -206,7 +206,7 @@ def _event(ids: list[int], reason: str | None = None) -> dict[str, Any]:
 
 async def _first(server: _Server, monkeypatch: pytest.MonkeyPatch) -> tuple[Fate, str, Answer]:
     """What the load makes of the server's answer."""
-    site = Site(Shape(), Path("/nowhere"), cast(Any, None))
+    site = Site(Shape(), Path("/nowhere"))
     site.parts.append(Part("router-0", "router", {"router": {"port": server.port}}, site))
     known = Questions({(1, 2): list(range(100, 400))})
     monkeypatch.setattr(known, "draw", lambda _: Case((1, 2), 16, stream=True))
@@ -244,7 +244,7 @@ async def test_the_load_notices_what_is_wrong(
 
 
 async def test_without_a_server_a_request_fails() -> None:
-    site = Site(Shape(), Path("/nowhere"), cast(Any, None))
+    site = Site(Shape(), Path("/nowhere"))
     site.parts.append(Part("router-0", "router", {"router": {"port": free_port()}}, site))
     async with Load(site, Questions({(1, 2): RIGHT * 20}), 1, "s") as load:
         async with asyncio.timeout(10):

@@ -132,10 +132,16 @@ def test_the_health_checks_pass(composed: tuple[int, Network]) -> None:
                 for part in command
             ]
         path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
-        done = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, timeout=20, check=False
-        )
-        assert done.returncode == 0, (name, command, done.stdout, done.stderr)
+        environment = {**os.environ, "PATH": path}
+
+        def passes(command: list[str] = command, environment: dict[str, str] = environment) -> bool:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, timeout=20, check=False
+            )
+            return done.returncode == 0
+
+        # Asked again, as Docker does: a worker that a busy machine kept from its heartbeats registers anew.
+        eventually(passes, 20, f"{name} passes {command}")
 
 
 def test_each_service_can_be_scaled_by_a_number() -> None:

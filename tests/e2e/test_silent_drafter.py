@@ -98,10 +98,10 @@ def aggregated(prompts: list[list[dict[str, str]]], tmp_path_factory: pytest.Tem
         return answers(one.up(0, 0, 2), prompts)
 
 
-def configured(folder: Path, aggregated: list[Any]) -> Any:
+def configured(folder: Path, aggregated: list[Any], *, cold: bool = False) -> Any:
     reference = round(first_acceptance(aggregated), 3)
-    heartbeat = {"heartbeat_s": 0.2}
-    return deployment(folder, engine=ENGINE, worker={"acceptance_reference": reference}, scheduler=heartbeat)
+    worker, scheduler = {"acceptance_reference": reference}, {"heartbeat_s": 0.2}
+    return deployment(folder, cold=cold, engine=ENGINE, worker=worker, scheduler=scheduler)
 
 
 @pytest.mark.timeout(300)
@@ -129,7 +129,7 @@ def test_a_drafter_whose_state_was_dropped_raises_the_alarm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FORGETFUL))
-    with configured(tmp_path, aggregated) as one:
+    with configured(tmp_path, aggregated, cold=True) as one:  # the path is read when Python starts
         got = answers(one.up(), prompts)
         assert texts(got) == texts(aggregated)  # nothing else shows it
         print(json.dumps({"reference": first_acceptance(aggregated), "dropped": first_acceptance(got)}))

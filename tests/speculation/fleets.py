@@ -98,7 +98,7 @@ def deployment(
         folder,
         fleet=vars(fleet),
         settings=settings,
-        log_dir=str(folder),
+        logs=str(folder),
         withhold=withhold,
     )
     try:

@@ -10,13 +10,13 @@ from baton.services.cli import devices, supervisor
 from baton.services.config import Settings
 
 
-def run(fleet: dict[str, int], settings: dict[str, Any], log_dir: str, withhold: int) -> None:
+def run(fleet: dict[str, int], settings: dict[str, Any], logs: str, withhold: int) -> None:
     """Serve until a signal; of the last `withhold` layers no KV is handed over."""
     # One core a worker, aggregated or not: figures of different fleets compare, and on a machine with other
     # work two threads that wait for each other crawl.
     devices.assign = _one_core_each
     _withhold(withhold)
-    supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), log_dir, _Log())
+    supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), logs, _Log())
 
 
 def _one_core_each(workers: int, gpus_each: int) -> list[devices.Devices]:

@@ -35,6 +35,7 @@ class Worker:
     process: Forked
     address: str
     metrics: str
+    scheduler: str  # its address
 
     @property
     def pid(self) -> int:
@@ -122,7 +123,7 @@ class Fleet:
             settings[section].update(values)
         process = zygote.shared().start(name, f"{__name__}:run", self._log_dir, role=role, settings=settings)
         metrics = f"http://127.0.0.1:{metrics_port}/metrics"
-        worker = Worker(name, process, settings["worker"]["listen"], metrics)
+        worker = Worker(name, process, settings["worker"]["listen"], metrics, self.scheduler)
         self.workers.append(worker)
         return worker
 

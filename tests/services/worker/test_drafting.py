@@ -32,7 +32,7 @@ def labelled(worker: Worker, name: str) -> dict[str, float]:
 
 def described(worker: Worker) -> scheduler_pb2.Drafting:
     """What the scheduler heard last of the worker's drafts."""
-    with grpc.insecure_channel(worker.fleet.scheduler) as channel:
+    with grpc.insecure_channel(worker.scheduler) as channel:
         answer = scheduler_pb2_grpc.SchedulerStub(channel).Describe(
             scheduler_pb2.DescribeRequest(), timeout=5
         )
