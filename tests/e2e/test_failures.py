@@ -156,7 +156,7 @@ async def read(stream: Any, into: Read) -> Read:
     return into
 
 
-STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 500}
 KINDS: list[dict[str, Any]] = [  # of long answers: none may have ended when the worker dies
     {},
     {"logprobs": 2},
@@ -165,7 +165,7 @@ KINDS: list[dict[str, Any]] = [  # of long answers: none may have ended when the
     {"temperature": 0.9, "seed": 11, "top_p": 0.9},
     {"stop": ["\x00 never \x00"]},
     {"logit_bias": {"300": 3.0}},
-    {"structured_outputs": {"regex": "[a-m]{100}[0-9]{600}x{50}"}, "max_tokens": 700},
+    {"structured_outputs": {"regex": "[a-m]{100}[0-9]{300}x{50}"}, "max_tokens": 450},
 ]
 
 
