@@ -87,7 +87,7 @@ class Zygote:
         )
         self._lock = threading.Lock()
 
-    def start(self, name: str, call: str, log_dir: Path, **arguments: Any) -> Forked:
+    def start(self, name: str, call: str, log_dir: Path, /, **arguments: Any) -> Forked:
         """Fork a process that calls `module:function`. To its log, NAME.log, all lives of it are appended."""
         command = {"start": name, "call": call, "arguments": arguments, "log_dir": str(log_dir)}
         answer = self._ask(command)

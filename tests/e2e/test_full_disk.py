@@ -1,0 +1,75 @@
+"""A machine whose shared memory is too small for what is handed over, and whose disk takes no log."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import zygote
+from tests.e2e.deployment import MODEL_NAME, START_S, Deployment, Process, deployment
+from tests.e2e.prompts import prompts
+from tests.support import eventually
+
+CLONE_NEWNS = 0x00020000
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
+SHM_MIB = 4  # the router's and the engine's own files find room; not one prompt's KV does
+LOG_KIB = 64
+GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "extra_body": {"return_token_ids": True}}
+
+
+def run(arguments: list[str], log_dir: str) -> None:
+    """In the forked process, which sees a /dev/shm and a folder for logs of its own: `baton ARGUMENT ...`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for done in (
+        libc.unshare(CLONE_NEWNS),
+        libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None),
+        libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=%dm" % SHM_MIB),
+        libc.mount(b"tmpfs", log_dir.encode(), b"tmpfs", 0, b"size=%dk" % LOG_KIB),
+    ):
+        if done != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    print("of its own", flush=True)
+    zygote.run_baton(arguments)
+
+
+def answers(one: Deployment) -> list[list[int]]:
+    found = []
+    with one.client() as client:
+        for prompt in prompts()[:4]:
+            done = client.completions.create(model=MODEL_NAME, prompt=prompt, **GREEDY)
+            found.append((done.choices[0].model_extra or {})["token_ids"])
+    return found
+
+
+@pytest.mark.timeout(200)
+def test_without_room_all_is_answered(one_pair: Deployment, tmp_path: Path) -> None:
+    """The prompts are read again where their answers are written."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    with deployment(tmp_path, scheduler={"heartbeat_s": 0.2}, router={"log_level": "debug"}) as one:
+        line = ["up", "--config", str(one.config_file), "--log-dir", str(logs)]
+        forked = zygote.shared().start("up", f"{__name__}:run", tmp_path, arguments=line, log_dir=str(logs))
+        one.processes["up"] = Process("up", forked, forked.log)
+        eventually(lambda: "of its own" in forked.text or forked.poll() is not None, 20, "it begins")
+        if "of its own" not in forked.text:
+            pytest.skip("may not mount: " + forked.text.splitlines()[-1])
+        eventually(lambda: "Ready." in forked.text or forked.poll() is not None, START_S, "it is ready")
+        own = Path(f"/proc/{forked.pid}/root")  # as its processes see the files
+        seen = own / logs.relative_to("/")
+        assert "no more shared memory" in (seen / "prefill-0.log").read_text()
+        with pytest.raises(OSError, match="No space left"), (seen / "fill").open("wb") as fill:
+            fill.write(bytes(LOG_KIB << 10))
+        assert shutil.disk_usage(seen).free == 0
+        assert answers(one) == answers(one_pair)
+        assert all(past.outcome == "length" for past in one.describe().handoffs)
+        eventually(
+            lambda: not any(worker.load.pinned_handoffs for worker in one.describe().workers),
+            10,
+            "nothing is held",
+        )
+        assert one.processes["up"].end() == 0
