@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.light import Client, Reply
-from bench.processes import free_blocks, idle, processes, rss_mib
+from bench.processes import processes, rss_mib
 from bench.stats import percentile, save
-from tests.e2e.deployment import ENGINE, MODEL, MODEL_NAME, Deployment, deployment
+from tests.e2e.deployment import ENGINE, MODEL, MODEL_NAME, Deployment, deployment, free_blocks, idle
 from tests.support import eventually
 
 SLOTS = 4

@@ -30,17 +30,3 @@ def private_mib(process: psutil.Process) -> float:
 def rss_mib(process: psutil.Process) -> float:
     everyone = [process, *process.children(recursive=True)]
     return sum(float(one.memory_info().rss) for one in everyone) / 2**20
-
-
-def free_blocks(one: Deployment) -> dict[str, int]:
-    """Worker -> free KV blocks, as it said last."""
-    return {worker.identity.worker_id: worker.load.free_blocks for worker in one.describe().workers}
-
-
-def idle(one: Deployment) -> bool:
-    """Nothing runs, nothing is placed, nothing is pinned."""
-    description = one.describe()
-    return not description.attempts and not any(
-        worker.load.running or worker.load.waiting or worker.load.pinned_handoffs
-        for worker in description.workers
-    )

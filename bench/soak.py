@@ -24,9 +24,9 @@ from typing import Any
 import psutil
 
 from bench.light import Client
-from bench.processes import free_blocks, idle, private_mib, processes, rss_mib
+from bench.processes import private_mib, processes, rss_mib
 from bench.stats import save
-from tests.e2e.deployment import ENGINE, MODEL_NAME, Deployment, deployment
+from tests.e2e.deployment import ENGINE, MODEL_NAME, Deployment, deployment, free_blocks, idle
 from tests.support import eventually
 
 CONNECTIONS = 8

@@ -284,3 +284,17 @@ def status_of(url: str) -> int:
         return error.code
     except OSError:
         return 0
+
+
+def free_blocks(one: Deployment) -> dict[str, int]:
+    """Worker -> free KV blocks, as it said last."""
+    return {worker.identity.worker_id: worker.load.free_blocks for worker in one.describe().workers}
+
+
+def idle(one: Deployment) -> bool:
+    """Nothing runs, nothing is placed, nothing is pinned."""
+    description = one.describe()
+    return not description.attempts and not any(
+        worker.load.running or worker.load.waiting or worker.load.pinned_handoffs
+        for worker in description.workers
+    )

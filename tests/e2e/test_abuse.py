@@ -13,8 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
-from tests.e2e.test_failures import free_blocks, idle
+from tests.e2e.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
 from tests.support import eventually
 
 SLOW_S = 2.0

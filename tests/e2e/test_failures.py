@@ -14,25 +14,11 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
+from tests.e2e.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
 from tests.e2e.prompts import prompts
 from tests.support import eventually
 
 LONG = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
-
-
-def free_blocks(one: Deployment) -> dict[str, int]:
-    """Worker -> free KV blocks, as it said last."""
-    return {worker.identity.worker_id: worker.load.free_blocks for worker in one.describe().workers}
-
-
-def idle(one: Deployment) -> bool:
-    """Nothing runs, nothing is placed, nothing is pinned."""
-    description = one.describe()
-    return not description.attempts and not any(
-        worker.load.running or worker.load.waiting or worker.load.pinned_handoffs
-        for worker in description.workers
-    )
 
 
 async def test_a_client_that_leaves_frees_both_workers_within_a_second(one_pair: Deployment) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from tests.e2e.deployment import Deployment, deployment
+from tests.e2e.deployment import Deployment, deployment, idle
 from tests.e2e.prompts import prompts
-from tests.e2e.test_failures import ask, idle
+from tests.e2e.test_failures import ask
 from tests.support import BATON, ROOT, eventually
 
 FLIPS = 12

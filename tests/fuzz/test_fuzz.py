@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from schemathesis import Case
 
-from tests.e2e.deployment import Deployment
-from tests.e2e.test_failures import free_blocks, idle
+from tests.e2e.deployment import Deployment, free_blocks, idle
 from tests.fuzz.cuts import Cut, cuts, perform
 from tests.fuzz.surface import UNAVAILABLE, operations, requests, send
 from tests.support import eventually
