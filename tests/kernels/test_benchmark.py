@@ -50,9 +50,9 @@ def test_a_table_and_figures(
     assert found["kv_pack"] == "measured before"
     row = found["verify"]["cases"][0]
     assert row["us"] > 0
-    assert row["of_copy"] == pytest.approx(
-        row["gb_s"] / found["verify"]["copy_gb_s"], rel=0.3
-    )  # it is rounded
+    copy = found["verify"]["copy_gb_s"]  # rounded to tenths, and beside other work it is a few of them
+    assert row["of_copy"] <= (row["gb_s"] + 0.005) / max(copy - 0.05, 1e-9)
+    assert row["of_copy"] >= (row["gb_s"] - 0.005) / (copy + 0.05) - 0.001
 
 
 @pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")  # vLLM's kernels, interpreted
