@@ -182,6 +182,7 @@ def _speculation(result: dict[str, Any]) -> str:
             "come to a decode worker, read to their end and with their first token. The length is the number of drafted tokens a step; `auto` chooses it "
             "step by step; it is compared with each fixed length, 0 and the engine without among them, round by round: the "
             "median of the ratios to whichever fared best. With a model this small a step is mostly vLLM's own Python, with drafts as without.",
+            *([result["note"]] if "note" in result else []),  # of a result that is not one run's
             _where(result, "make bench-spec"),
             _table(head, rows),
             _table(["goal", "measured"], goals),

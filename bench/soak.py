@@ -105,7 +105,9 @@ async def every_step_size(client: Client) -> None:
     for tokens in range(2, LARGEST_STEP + 1):
         prompt = [300 + (tokens * 7 + at) % 3000 for at in range(tokens)]
         asked = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 1, "temperature": 0}
-        await client.post("/v1/completions", asked)
+        reply = await client.post("/v1/completions", asked)
+        if reply.status != 200:
+            raise RuntimeError(f"a step of {tokens} tokens was not met: HTTP {reply.status}")
 
 
 async def part(

@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from typing import Any
 
 from tests.support import PYTHON, ROOT
 
+ANSWER_S = 100.0  # of the first one, which waits for the imports, on a busy machine
 STOP_S = 20.0
 
 
@@ -116,6 +118,8 @@ class Zygote:
         with self._lock:
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
+            if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
+                raise RuntimeError(f"the zygote does not answer within {ANSWER_S:g} s")
             line = self._process.stdout.readline()
         if not line:
             raise RuntimeError("the zygote ended")

@@ -66,7 +66,6 @@ def test_without_room_all_is_answered(one_pair: Deployment, tmp_path: Path) -> N
             fill.write(bytes(LOG_KIB << 10))
         assert shutil.disk_usage(seen).free == 0
         assert answers(one) == answers(one_pair)
-        assert all(past.outcome == "length" for past in one.describe().handoffs)
         eventually(
             lambda: not any(worker.load.pinned_handoffs for worker in one.describe().workers),
             10,
