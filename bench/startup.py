@@ -30,7 +30,7 @@ def baton(folder: Path) -> float:
 
 def stock(folder: Path) -> float:
     began = time.perf_counter()
-    with stock_vllm(folder) as (url, _):
+    with stock_vllm(folder, cold=True) as (url, _):
         asyncio.run(first_token(url))
         return time.perf_counter() - began
 

@@ -95,9 +95,9 @@ class Zygote:
         answer = self._ask(command)
         return Forked(self, answer["pid"], Path(answer["log"]))
 
-    def baton(self, name: str, arguments: list[str], log_dir: Path) -> Forked:
-        """Fork a process that runs `baton ARGUMENT ...`."""
-        return self.start(name, "tests.zygote:run_baton", log_dir, arguments=arguments)
+    def baton(self, name: str, arguments: list[str], log_dir: Path, path: str = "") -> Forked:
+        """Fork a process that runs `baton ARGUMENT ...`; `path`: a folder of packages beside ours."""
+        return self.start(name, "tests.zygote:run_baton", log_dir, arguments=arguments, path=path)
 
     def ended(self, pids: list[int]) -> dict[int, int]:
         """Exit codes of those that have ended, negative for a signal."""
@@ -145,10 +145,13 @@ def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
         process.kill()
 
 
-def run_baton(arguments: list[str]) -> None:
+def run_baton(arguments: list[str], path: str) -> None:
     """In the forked process: the command line as the entry point sees it."""
     from baton.services.cli.main import main
 
+    if path:  # as PYTHONPATH would have put it
+        sys.path.insert(0, path)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
     sys.argv = ["baton", *arguments]
     main()
 

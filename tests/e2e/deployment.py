@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -27,6 +30,7 @@ from tests.support import BATON, PYTHON, ROOT, eventually, free_port
 from tests.zygote import Forked
 
 START_S = 120.0
+STOCK = "vllm.entrypoints.launchers.api_server.entry"  # `vllm serve`, by its module
 MODEL = ROOT / "deploy" / "demo-model" / "weights"  # as stock vLLM serves it
 MODEL_NAME = "baton-demo"
 # Baton serves the same trunk with drafts: what the tests compare holds under speculation.
@@ -82,6 +86,7 @@ class Deployment:
     config: dict[str, Any] = field(default_factory=dict)
     processes: dict[str, Process] = field(default_factory=dict)
     cold: bool = False  # commands as a person gives them; else forked, as each import takes six seconds
+    path: str = ""  # a folder with packages that its processes find beside ours
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     _clients: ExitStack = field(default_factory=ExitStack, repr=False)
@@ -117,9 +122,9 @@ class Deployment:
         log = self.folder / f"{name}.log"
         log.write_bytes(b"")
         if self.cold:
-            process = Process(name, _popen(line, log), log)
+            process = Process(name, _popen([str(BATON), *line], log), log)
         else:
-            process = Process(name, zygote.shared().baton(name, line, self.folder), log)
+            process = Process(name, zygote.shared().baton(name, line, self.folder, self.path), log)
         self.processes[name] = process
         return process
 
@@ -211,17 +216,26 @@ class Deployment:
                 process.popen.wait(10)
 
 
-def _popen(line: list[str], log: Path) -> subprocess.Popen[bytes]:
+def _popen(
+    line: list[str], log: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[bytes]:
     with log.open("wb") as out:
         return subprocess.Popen(
-            [BATON, *line], stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
+            line,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            start_new_session=True,
         )
 
 
 @contextmanager
-def deployment(folder: Path, *, cold: bool = False, **config: Any) -> Iterator[Deployment]:
+def deployment(
+    folder: Path, *, cold: bool = False, path: Path | None = None, **config: Any
+) -> Iterator[Deployment]:
     """A deployment whose processes end with the block."""
-    one = Deployment(folder, config=config, cold=cold)
+    one = Deployment(folder, config=config, cold=cold, path=str(path or ""))
     try:
         yield one
     finally:
@@ -230,30 +244,33 @@ def deployment(folder: Path, *, cold: bool = False, **config: Any) -> Iterator[D
 
 @contextmanager
 def stock_vllm(
-    folder: Path, env: Mapping[str, str] | None = None, **engine: Any
+    folder: Path, env: Mapping[str, str] | None = None, *, cold: bool = False, **engine: Any
 ) -> Iterator[tuple[str, Process]]:
-    """vLLM's own API server, without Baton, on the same model: the reference. Yields its URL."""
+    """vLLM's own API server, without Baton, on the same model: the reference. Yields its URL.
+
+    Forked, unless it is to start `cold`: its API server and its engine would import vLLM anew.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     options = {**ENGINE, **engine}
-    command = [
-        *(PYTHON, "-m", "vllm.entrypoints.launchers.api_server.entry", "--port", port, "--host", "127.0.0.1"),
+    arguments = [
+        *("--port", port, "--host", "127.0.0.1"),
         *("--model", options["model"], "--served-model-name", options["served_model_name"]),
         *("--dtype", options["dtype"], "--max-model-len", options["max_model_len"], "--block-size", 32),
         *("--max-num-seqs", options["max_num_seqs"], "--gpu-memory-utilization", 0.2, "--enforce-eager"),
         *("--enable-auto-tool-choice", "--tool-call-parser", options["tool_call_parser"]),
         *("--no-async-scheduling",),
     ]
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", **(env or {})}
+    line = [str(part) for part in arguments]
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **(env or {})}
     log = folder / "vllm.log"
-    with log.open("wb") as out:
-        popen = subprocess.Popen(
-            [str(part) for part in command],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=environment,
-            start_new_session=True,
+    popen: subprocess.Popen[bytes] | Forked
+    if cold:
+        popen = _popen([str(PYTHON), "-m", STOCK, *line], log, environment)
+    else:
+        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        popen = zygote.shared().start(
+            "vllm", f"{__name__}:run_stock", folder, arguments=line, environment=environment
         )
     process = Process("vllm", popen, log)
     try:
@@ -273,6 +290,13 @@ def stock_vllm(
         with suppress(ProcessLookupError):
             os.killpg(popen.pid, signal.SIGKILL)
         popen.wait(10)
+
+
+def run_stock(arguments: list[str], environment: dict[str, str]) -> None:
+    """In the forked process: vLLM's command line as its module sees it."""
+    os.environ.update(environment)
+    sys.argv = ["vllm", *arguments]
+    importlib.import_module(STOCK).main()
 
 
 def status_of(url: str) -> int:

@@ -62,15 +62,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fleet", [{"prefill": 0, "decode": 0, "mixed": 1}, {"prefill": 1, "decode": 1}])
 def test_it_drafts_and_the_answers_stay_the_same(
-    fleet: dict[str, int],
-    installed: Path,
-    expected: list[list[int]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fleet: dict[str, int], installed: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(installed))
-    # The path is read when Python starts.
-    with deployment(tmp_path, cold=True, engine={"speculative_config": SPEC}) as one:
+    with deployment(tmp_path, path=installed, engine={"speculative_config": SPEC}) as one:
         found, usages = answers(one.up(**fleet).url, baton={"usage": True})
     assert found == expected
     assert {usage["method"] for usage in usages} == {"copy"}

@@ -19,7 +19,7 @@ MAX_TOKENS = 20
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to build a deployment; the four below meet every pair of choices at least once."""
+    """One way to build a deployment; the first four below meet every pair of choices at least once."""
 
     pairs: int
     store: str
@@ -37,12 +37,21 @@ SETUPS = [
     Setup(1, "redis", "grpc", prefix_caching=False, drafts="none"),
     Setup(2, "redis", "shm", prefix_caching=False, drafts="hybrid"),
     Setup(2, "memory", "grpc", prefix_caching=True, drafts="eagle3"),
+    Setup(1, "memory", "shm", prefix_caching=True, drafts="ngram"),
 ]
 DRAFTS: dict[str, dict[str, Any]] = {  # of the engine's settings
     "auto": {"speculative_config": {"method": "mtp", "num_speculative_tokens": "auto"}},
     "none": {"speculative_config": None},
     "hybrid": {
         "speculative_config": {"method": "mtp", "mtp_strategy": "with_ngram", "num_speculative_tokens": 5}
+    },
+    "ngram": {
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": 4,
+            "prompt_lookup_max": 4,
+            "prompt_lookup_min": 1,
+        }
     },
     "eagle3": {
         "model": str(MODEL),

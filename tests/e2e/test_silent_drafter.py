@@ -98,10 +98,10 @@ def aggregated(prompts: list[list[dict[str, str]]], tmp_path_factory: pytest.Tem
         return answers(one.up(0, 0, 2), prompts)
 
 
-def configured(folder: Path, aggregated: list[Any], *, cold: bool = False) -> Any:
+def configured(folder: Path, aggregated: list[Any], path: Path | None = None) -> Any:
     reference = round(first_acceptance(aggregated), 3)
     worker, scheduler = {"acceptance_reference": reference}, {"heartbeat_s": 0.2}
-    return deployment(folder, cold=cold, engine=ENGINE, worker=worker, scheduler=scheduler)
+    return deployment(folder, path=path, engine=ENGINE, worker=worker, scheduler=scheduler)
 
 
 @pytest.mark.timeout(300)
@@ -123,13 +123,9 @@ def test_a_drafter_whose_state_came_along_raises_no_alarm(
 
 @pytest.mark.timeout(300)
 def test_a_drafter_whose_state_was_dropped_raises_the_alarm(
-    aggregated: list[Any],
-    prompts: list[list[dict[str, str]]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    aggregated: list[Any], prompts: list[list[dict[str, str]]], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(FORGETFUL))
-    with configured(tmp_path, aggregated, cold=True) as one:  # the path is read when Python starts
+    with configured(tmp_path, aggregated, FORGETFUL) as one:
         got = answers(one.up(), prompts)
         assert texts(got) == texts(aggregated)  # nothing else shows it
         print(json.dumps({"reference": first_acceptance(aggregated), "dropped": first_acceptance(got)}))
