@@ -28,6 +28,11 @@ def api_keys(router: RouterSettings) -> list[str]:
     return [stock] if stock else []
 
 
+def guarded(router: RouterSettings) -> bool:
+    """Whether a key is needed."""
+    return bool(router.api_key or router.api_key_file or os.environ.get(ENV_VLLM_KEY))
+
+
 def keys_in(key: str, path: str) -> list[str]:
     """One a line; blank lines and comments (#) are none. `key` names the setting. Raises ConfigError."""
     found = []

@@ -9,7 +9,7 @@ from typing import NoReturn
 import baton
 from baton.services.cli.supervisor import Fleet, supervise
 from baton.services.config import Settings
-from baton.services.credentials import api_keys
+from baton.services.credentials import guarded
 from baton.services.leave import leave
 from baton.services.vllm_args import served_model_name
 
@@ -50,8 +50,7 @@ class _Terminal:
 def _banner(settings: Settings) -> str:
     model = served_model_name(settings.engine)
     url = f"http://{settings.router.host}:{settings.router.port}"
-    guarded = bool(api_keys(settings.router))
-    header, key = ("-H 'Authorization: Bearer KEY' ", "KEY") if guarded else ("", "none")
+    header, key = ("-H 'Authorization: Bearer KEY' ", "KEY") if guarded(settings.router) else ("", "none")
     return f"""
 Ready. It speaks OpenAI's API at {url}/v1
 

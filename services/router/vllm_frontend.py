@@ -37,7 +37,7 @@ from vllm.v1.executor import Executor
 
 from baton.protos import scheduler_pb2
 from baton.services.config import EngineSettings, Settings
-from baton.services.errors import StartError
+from baton.services.errors import StartError, one_line
 from baton.services.router.admission import AdmissionMiddleware
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.vllm_engine_client import RelayClient, without_reserved
@@ -66,7 +66,7 @@ def build_config(settings: Settings) -> Any:
             structured_outputs_config=args.create_structured_outputs_config(),
         )
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError, VLLMError) as error:
-        raise StartError(f"vLLM refuses the model or an engine argument: {_one_line(error)}") from error
+        raise StartError(f"vLLM refuses the model or an engine argument: {one_line(error)}") from error
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
     return config
@@ -216,7 +216,3 @@ def _engine_client(client: RelayClient) -> Iterator[None]:
         yield
     finally:
         async_llm.EngineCoreClient = original
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
