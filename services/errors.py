@@ -32,5 +32,8 @@ def one_line(error: BaseException) -> str:
     """What it says, in one line. pydantic's would quote the values that it was given, secrets among them."""
     if isinstance(error, ValidationError):
         found = error.errors(include_input=False, include_context=False, include_url=False)
-        return "; ".join(": ".join([*map(str, one["loc"][-1:]), one["msg"]]) for one in found)
+        where = (".".join(map(str, one["loc"])) for one in found)
+        return "; ".join(
+            f"{key}: {one['msg']}" if key else one["msg"] for key, one in zip(where, found, strict=True)
+        )
     return " ".join(str(error).split())

@@ -119,8 +119,9 @@ async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path
                     found.add(path)
                     continue
                 assert got.headers["www-authenticate"] == "Bearer"
-                error = {"type": "UnauthorizedError", "param": None, "code": 401}
-                assert got.json()["error"].items() >= error.items()
+                if method != "HEAD":  # whose answer has no body
+                    error = {"type": "UnauthorizedError", "param": None, "code": 401}
+                    assert got.json()["error"].items() >= error.items()
         assert found == OPEN
         assert set(refused) == {"401"}
         # A preflight tells of no answer and reaches no route; one that lacks its headers is none.
