@@ -22,8 +22,7 @@ class KeyMiddleware:
     """Pure ASGI. Looks at path and headers alone: a request without a key is refused before its body is read.
 
     Its place is right inside the CORS middleware. That answers a browser's preflight, which can carry no key,
-    by itself, and lets the browser read our 401; an OPTIONS that is no preflight would reach the routes and
-    needs the key. `refused` is told "401" for each request that has none.
+    by itself; an OPTIONS that is no preflight would reach what is mounted, and needs the key. `refused` is told "401" for each request that has none.
     """
 
     def __init__(
