@@ -22,7 +22,8 @@ class KeyMiddleware:
     """Pure ASGI. Looks at path and headers alone: a request without a key is refused before its body is read.
 
     Its place is right inside the CORS middleware. That answers a browser's preflight, which can carry no key,
-    by itself; an OPTIONS that is no preflight would reach what is mounted, and needs the key. `refused` is told "401" for each request that has none.
+    by itself; an OPTIONS that is no preflight would reach what is mounted, and needs the key. `refused` is
+    told "401" for each request without one.
     """
 
     def __init__(
