@@ -88,6 +88,7 @@ class RedisStore(Store):
                 "scheduler.store is not a Redis URL: it must look like redis://[:password@]host:port/db, "
                 "with the password percent-encoded or in a file (scheduler.store_password_file)"
             ) from None
+        self._password: str = pool.connection_kwargs.get("password") or ""
         self._client = Redis(connection_pool=pool)
         self._scripts = {name: self._client.register_script(_source(name)) for name in SCRIPTS}
         # Identities are read anew only when the roster has changed: they are most of a view's bytes.
@@ -235,7 +236,10 @@ class RedisStore(Store):
             return await _patiently(self._scripts[name](keys=self._keys, args=arguments))
         except (RedisError, OSError, TimeoutError) as error:
             kind = StoreRefuses if _for_good(error) else StoreUnavailable
-            raise kind(f"redis at {self._host} {_explain(error)}") from error
+            text = _explain(error)
+            if self._password:  # a server that does not know a command repeats its arguments
+                text = text.replace(self._password, "***")
+            raise kind(f"redis at {self._host} {text}") from None
 
 
 async def _patiently(call: Coroutine[Any, Any, Any]) -> Any:

@@ -93,6 +93,19 @@ async def test_a_wrong_password_is_said(redis_server: RedisServer) -> None:
         assert "wr0ng" not in text
 
 
+async def test_a_server_that_quotes_the_password_is_not(tmp_path: Path) -> None:
+    """One that knows neither HELLO nor AUTH repeats their arguments."""
+    without = (("--rename-command", name, "") for name in ("AUTH", "HELLO"))
+    server = RedisServer(tmp_path, extra=tuple(word for words in without for word in words))
+    server.start()
+    try:
+        text = await problem(f"redis://:s3cret@127.0.0.1:{server.port}/0")
+    finally:
+        server.stop()
+    assert "with args beginning with" in text
+    assert "s3cret" not in text
+
+
 async def test_a_password_of_its_own_is_used(redis_server: RedisServer) -> None:
     """Of a file, beside a URL without one."""
     store = RedisStore(f"redis://127.0.0.1:{redis_server.port}/0", "t", redis_server.password)
