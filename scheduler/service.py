@@ -50,11 +50,13 @@ class SchedulerServer:
     stands in for it, and is written back.
     """
 
-    def __init__(self, options: SchedulerOptions, policy: PolicyConfig | None = None) -> None:
+    def __init__(
+        self, options: SchedulerOptions, policy: PolicyConfig | None = None, *, store_password: str = ""
+    ) -> None:
         limits = Limits.of(options)
         self.metrics = Metrics()
         self.address = options.address  # with the port that was taken, once entered
-        self._store = open_store(options.store, options.topic)
+        self._store = open_store(options.store, options.topic, store_password)
         expired = self.metrics.leases_expired.inc
         self._placer = Placer(self._store, Policy(limits, policy), limits, options.placement_lease_s, expired)
         self._settling = Settling(options.worker_lease_s)
@@ -127,6 +129,7 @@ class SchedulerServer:
 async def serve(
     settings: SchedulerOptions,
     *,
+    store_password: str = "",
     policy: PolicyConfig | None = None,
     metrics_port: int | None = None,
     on_started: Callable[[str], None] | None = None,
@@ -134,12 +137,13 @@ async def serve(
 ) -> None:
     """Run a scheduler until `stop` is set; without one, until SIGTERM or SIGINT.
 
-    `on_started` gets the address (host:port) once it listens. `metrics_port` serves Prometheus' figures over
-    HTTP on the same host. Raises what `SchedulerServer` and `MetricsServer` raise on entry.
+    `store_password` stands for one in the store's URL. `on_started` gets the address (host:port) once it
+    listens. `metrics_port` serves Prometheus' figures over HTTP on the same host. Raises what
+    `SchedulerServer` and `MetricsServer` raise on entry.
     """
     if stop is None:
         stop = _stop_on_signals()
-    async with SchedulerServer(settings, policy) as server:
+    async with SchedulerServer(settings, policy, store_password=store_password) as server:
         with contextlib.ExitStack() as stack:
             if metrics_port is not None:
                 host = settings.address.rpartition(":")[0]

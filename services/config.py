@@ -8,25 +8,41 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    SerializationInfo,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     YamlConfigSettingsSource,
 )
 
+from baton.scheduler.store_url import has_password
 from baton.services.errors import ConfigError
 from baton.services.speculation import SpeculativeSettings
 
 ENV_PREFIX = "BATON_"
 ENV_CONFIG_FILE = "BATON_CONFIG"  # names the YAML file, as --config does
 OFF = ("none", "null", "")  # words for a section that is not to be
+# What these keys hold is never shown: not by an error, not in a process's title.
+SECRET = {("router", "api_key"), ("scheduler", "store"), ("engine", "extra")}
+REVEAL = {"secrets": True}  # the context of a dump that shall hold them, for another process of ours
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 RoleName = Literal["prefill", "decode", "mixed"]
@@ -34,7 +50,7 @@ TransportName = Literal["shm", "grpc"]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, hide_input_in_errors=True)
 
 
 class EngineSettings(_Section):
@@ -69,7 +85,9 @@ class EngineSettings(_Section):
         "whole; 'none' turns it off.",
     )
     extra: dict[str, Any] = Field(
-        default_factory=dict, description="Further engine arguments, by vLLM's own names (AsyncEngineArgs)."
+        default_factory=dict,
+        repr=False,  # a token of Hugging Face's may be in it
+        description="Further engine arguments, by vLLM's own names (AsyncEngineArgs).",
     )
 
     @field_validator("speculative_config", mode="before")
@@ -101,7 +119,12 @@ class SchedulerSettings(_Section):
         description="host:port where it listens. Where others find it: one, or several with commas between.",
     )
     store: str = Field(
-        "memory", description="memory, redis://[:password@]host:port/db, or rediss:// for TLS."
+        "memory",
+        repr=False,
+        description="memory, redis://[:password@]host:port/db, or rediss:// for TLS.",
+    )
+    store_password_file: str = Field(
+        "", description="File with the store's password, in place of one in its URL."
     )
     topic: str = Field("baton", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Namespace in a shared store.")
     heartbeat_s: Seconds = Field(1.0, description="Workers send one this often.")
@@ -134,6 +157,12 @@ class SchedulerSettings(_Section):
             raise ValueError(
                 f"worker_lease_s ({self.worker_lease_s}) is less than two heartbeat_s ({self.heartbeat_s})"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_password(self) -> SchedulerSettings:
+        if self.store_password_file and has_password(self.store):
+            raise ValueError("a password in store and a store_password_file are too much: leave one out")
         return self
 
 
@@ -188,7 +217,14 @@ class RouterSettings(_Section):
 
     host: str = Field("127.0.0.1", description="Address on which it listens; 0.0.0.0 for all.")
     port: Port = Field(8000, description="TCP port on which it listens.")
-    api_key: str = Field("", description="If set, clients must send it as a bearer token.")
+    api_key: SecretStr | None = Field(
+        None,
+        description="If set, clients must send it as a bearer token: docs/limits.md.",
+    )
+    api_key_file: str = Field(
+        "", description="File with such keys, one a line; each of them opens. In place of api_key."
+    )
+    metrics_open: bool = Field(False, description="/metrics needs no key.")
     request_timeout_s: Seconds = Field(
         600.0,
         description="A request that takes longer ends with an error. A client may ask for less with the "
@@ -221,12 +257,26 @@ class RouterSettings(_Section):
         "warning", description="Of the HTTP server; info writes a line a request: docs/observability.md."
     )
 
+    @model_validator(mode="after")
+    def _one_source_of_keys(self) -> RouterSettings:
+        if self.api_key and self.api_key_file:
+            raise ValueError("api_key and api_key_file are too much: leave one out")
+        return self
+
+    @field_serializer("api_key", when_used="json-unless-none")
+    def _masked_or_not(self, key: SecretStr, info: SerializationInfo) -> str:
+        return key.get_secret_value() if info.context == REVEAL else str(key)
+
 
 class Settings(BaseSettings):
     """The whole tree. Build it with `load`."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", case_sensitive=False
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        case_sensitive=False,
+        hide_input_in_errors=True,
     )
 
     engine: EngineSettings = Field(default_factory=EngineSettings)
@@ -263,7 +313,8 @@ def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None
     """Read the configuration.
 
     `flags` holds the command line's values, section by section; None values count as not given.
-    Raises ConfigError, one line a wrong key: where, which key, its value, what is allowed.
+    Raises ConfigError, one line a wrong key: where, which key, its value unless it may be a secret, what is
+    allowed.
     """
     _refuse_unknown_environment()
     name = config_file or os.environ.get(ENV_CONFIG_FILE)
@@ -278,8 +329,10 @@ def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None
         return Settings(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"configuration file {name!r} is not valid YAML: {_one_line(error)}") from None
+    except SettingsError as error:  # of the environment; names the key alone
+        raise ConfigError(f"the environment ({ENV_PREFIX}...) has a value that is no JSON: {error}") from None
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # the latter two of a value, or of the whole
+        raise ConfigError(f"configuration file {name!r} is not valid YAML: {_where(error)}") from None
     finally:
         _config_file["path"] = None
 
@@ -326,10 +379,32 @@ def _explain(error: ValidationError) -> str:
 
 def _explain_one(one: dict[str, Any]) -> str:
     location = [str(part) for part in one["loc"]]
-    where = ".".join(location)
+    message = one["msg"].removeprefix("Value error, ")
     if one["type"] == "extra_forbidden":
-        return f"unknown key {where!r} (value {one['input']!r}){_suggest(location[-1], keys(*location[:-1]))}"
-    return f"{where}: value {one['input']!r} is not allowed: {one['msg']}"
+        # A value may be a secret whose key is misspelt, and so may be what follows `key:` without a blank.
+        location[-1] = _UP_TO_A_VALUE.split(location[-1])[0]
+        return f"unknown key {'.'.join(location)!r}{_suggest(location[-1], keys(*location[:-1]))}"
+    where = ".".join(location)
+    if _may_be_shown(location, one["input"]):
+        return f"{where}: value {one['input']!r} is not allowed: {message}"
+    return f"{where} is not allowed: {message}"
+
+
+_UP_TO_A_VALUE = re.compile(r"[^\w.-]")
+
+
+def _may_be_shown(location: list[str], value: Any) -> bool:
+    """Whether this is one plain value of a key that is no secret: whole sections have secrets in them."""
+    model: type[BaseModel] = Settings
+    for part in location:
+        field = model.model_fields.get(part)
+        if field is None:
+            return False
+        inner = section_of(field.annotation)
+        if inner is None:
+            return tuple(location[:2]) not in SECRET and isinstance(value, str | int | float)
+        model = inner
+    return False
 
 
 def _suggest(word: str, allowed: list[str]) -> str:
@@ -338,5 +413,10 @@ def _suggest(word: str, allowed: list[str]) -> str:
     return f"{hint}; allowed: {', '.join(allowed)}"
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _where(error: Exception) -> str:
+    """YAML's own words up to the first that it quotes, and where: the source's line may hold a secret."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return "it must be a mapping of sections, each a mapping of keys, all of them plain text"
+    problem = re.split(r"['\"]", getattr(error, "problem", None) or "")[0].strip()
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem or 'it cannot be read'}"

@@ -7,6 +7,8 @@ BatonError
     └── PeerRefused      two processes may not talk: another vLLM version, another model
 """
 
+from pydantic import ValidationError
+
 from baton.errors import BatonError
 
 
@@ -24,3 +26,14 @@ class StartError(ServiceError):
 
 class PeerRefused(ServiceError):
     """Two processes of one deployment do not fit together."""
+
+
+def one_line(error: BaseException) -> str:
+    """What it says, in one line. pydantic's would quote the values that it was given, secrets among them."""
+    if isinstance(error, ValidationError):
+        found = error.errors(include_input=False, include_context=False, include_url=False)
+        where = (".".join(map(str, one["loc"])) for one in found)
+        return "; ".join(
+            f"{key}: {one['msg']}" if key else one["msg"] for key, one in zip(where, found, strict=True)
+        )
+    return " ".join(str(error).split())

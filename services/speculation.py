@@ -33,7 +33,7 @@ def _number_or_auto(value: Any) -> Any:
 class SpeculativeSettings(BaseModel):
     """How a deployment drafts. Shapes of state (method, model) must agree on both sides of a handoff."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, hide_input_in_errors=True)
 
     method: str = Field(description="Name of a registered method, e.g. mtp, eagle3, ngram.")
     num_speculative_tokens: Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)] = Field(

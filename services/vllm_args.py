@@ -61,9 +61,9 @@ def check_model(settings: EngineSettings) -> None:
 
     And for a key of engine.extra that Baton sets itself.
     """
-    for key, value in settings.extra.items():
+    for key in settings.extra:
         if key in _OURS:
-            raise ConfigError(f"engine.extra.{key} (value {value!r}) is not for you to set: use {_OURS[key]}")
+            raise ConfigError(f"engine.extra.{key} is not for you to set: use {_OURS[key]}")
     if not settings.model:
         raise ConfigError("engine.model is not set: pass --model FOLDER, or set it in the configuration file")
     if settings.model.startswith((".", "/", "~")) or Path(settings.model).exists():
@@ -99,11 +99,9 @@ def _checked_extra(extra: dict[str, Any]) -> dict[str, Any]:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
-    for key, value in extra.items():
+    for key in extra:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise ConfigError(
-                f"engine.extra.{key} (value {value!r}): vLLM {VLLM_VERSION} has no such argument{hint}"
-            )
+            raise ConfigError(f"engine.extra.{key}: vLLM {VLLM_VERSION} has no such argument{hint}")
     return extra

@@ -9,10 +9,10 @@ from baton.scheduler.store.memory import MemoryStore
 __all__ = ["Store", "open_store"]
 
 
-def open_store(url: str, topic: str) -> Store:
+def open_store(url: str, topic: str, password: str = "") -> Store:
     """`memory`, or `redis://[:password@]host:port/db`, `rediss://` for TLS.
 
-    Raises StoreRefuses when the URL makes no sense.
+    `password` is for a URL that has none. Raises StoreRefuses when the URL makes no sense.
     """
     if url == "memory":
         return MemoryStore(topic)
@@ -20,6 +20,7 @@ def open_store(url: str, topic: str) -> Store:
         from baton.scheduler.store.redis import RedisStore
         from baton.scheduler.store.resilient import ResilientStore
 
-        return ResilientStore(RedisStore(url, topic), MemoryStore(topic))
-    scheme = url.partition("://")[0]
-    raise StoreRefuses(f"scheduler.store {scheme!r} is unknown: use memory, redis:// or rediss://")
+        return ResilientStore(RedisStore(url, topic, password), MemoryStore(topic))
+    scheme, separator, _ = url.partition("://")
+    named = f" {scheme!r}" if separator else ""  # without it, all of it may be a secret
+    raise StoreRefuses(f"scheduler.store{named} is unknown: use memory, redis:// or rediss://")

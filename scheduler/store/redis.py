@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Coroutine
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -35,6 +34,7 @@ from baton.scheduler.errors import StaleWorker, StoreRefuses, StoreUnavailable
 from baton.scheduler.keys import lua_header, topic_keys
 from baton.scheduler.store import redis_wire as wire
 from baton.scheduler.store.base import Store
+from baton.scheduler.store_url import without_password
 from baton.scheduler.types import (
     Attempt,
     Claim,
@@ -65,14 +65,15 @@ SCRIPTS = (
 class RedisStore(Store):
     """Connects on first use and again by itself. A call is never repeated: a script may have run unseen."""
 
-    def __init__(self, url: str, topic: str) -> None:
+    def __init__(self, url: str, topic: str, password: str = "") -> None:
         self.name = without_password(url)
-        self._host = urlsplit(self.name).netloc  # for messages
+        self._host = self.name.partition("://")[2].partition("/")[0]  # for messages
         self._topic = topic
         self._keys = topic_keys(topic)
         try:
             pool = BlockingConnectionPool.from_url(
                 url,
+                **({"password": password} if password else {}),
                 max_connections=MAX_CONNECTIONS,
                 # `_patiently` ends a call that waits for a free connection, for connecting or for the reply.
                 timeout=None,
@@ -82,8 +83,12 @@ class RedisStore(Store):
                 # With it the pool would hand out connections that the server has closed.
                 maint_notifications_config=MaintNotificationsConfig(enabled=False),
             )
-        except ValueError as error:
-            raise StoreRefuses(f"scheduler.store {self.name!r} is not a Redis URL: {error}") from None
+        except ValueError:  # its words may quote a password
+            raise StoreRefuses(
+                "scheduler.store is not a Redis URL: it must look like redis://[:password@]host:port/db, "
+                "with the password percent-encoded or in a file (scheduler.store_password_file)"
+            ) from None
+        self._password: str = pool.connection_kwargs.get("password") or ""
         self._client = Redis(connection_pool=pool)
         self._scripts = {name: self._client.register_script(_source(name)) for name in SCRIPTS}
         # Identities are read anew only when the roster has changed: they are most of a view's bytes.
@@ -231,7 +236,10 @@ class RedisStore(Store):
             return await _patiently(self._scripts[name](keys=self._keys, args=arguments))
         except (RedisError, OSError, TimeoutError) as error:
             kind = StoreRefuses if _for_good(error) else StoreUnavailable
-            raise kind(f"redis at {self._host} {_explain(error)}") from error
+            text = _explain(error)
+            if self._password:  # a server that does not know a command repeats its arguments
+                text = text.replace(self._password, "***")
+            raise kind(f"redis at {self._host} {text}") from None
 
 
 async def _patiently(call: Coroutine[Any, Any, Any]) -> Any:
@@ -247,16 +255,6 @@ async def _patiently(call: Coroutine[Any, Any, Any]) -> Any:
         if not task.done():
             task.cancel()  # the client drops the connection, so that no late reply is taken for another's
             await asyncio.wait({task})
-
-
-def without_password(url: str) -> str:
-    """The URL as it may be shown."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    user = f"{parts.username}@" if parts.username else ""
-    return urlunsplit(parts._replace(netloc=user + host))
 
 
 def _source(name: str) -> str:
@@ -291,7 +289,8 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, OutOfMemoryError):
         return f"is full ({text}); raise its maxmemory"
     if _refuses_the_password(error):
-        return f"refused the password ({text}); put the right one into scheduler.store"
+        where = "scheduler.store or scheduler.store_password_file"
+        return f"refused the password ({text}); put the right one into {where}"
     if isinstance(error, TimeoutError | RedisTimeoutError):
         return "does not answer in time; is it up, and is this the right address?"
     if isinstance(error, ConnectionError | OSError) or type(error).__name__ == "ConnectionError":

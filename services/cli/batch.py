@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from baton.services import credentials
 from baton.services.cli.flags import with_settings
 from baton.services.config import Settings
+from baton.services.errors import ConfigError
 
 BAD_INPUT = 2  # exit status
 
@@ -23,7 +25,10 @@ def batch(
     url: Annotated[
         str, typer.Option(help="A deployment that runs already; else one is started.", metavar="URL")
     ] = "",
-    api_key: Annotated[str, typer.Option(help="Of that deployment. [default: router.api_key]")] = "",
+    api_key: Annotated[str, typer.Option(help="Of that deployment. [default: the configured one]")] = "",
+    api_key_file: Annotated[
+        str, typer.Option(help="File with that key, in its first line.", metavar="FILE")
+    ] = "",
     prefill: Annotated[int, typer.Option(help="Prefill workers.", min=0)] = 0,
     decode: Annotated[int, typer.Option(help="Decode workers.", min=0)] = 0,
     mixed: Annotated[
@@ -41,7 +46,6 @@ def batch(
     Started again after it was stopped, it goes on where it was. Exit status: 0, 1 if requests failed, 2 if
     the file of requests is wrong, 130 if interrupted.
     """
-    from baton.services.errors import ConfigError
     from baton.services.offline import batch as offline
     from baton.services.offline.client import Endpoint
     from baton.services.offline.errors import InputError
@@ -53,7 +57,7 @@ def batch(
         if url:
             endpoint = Endpoint(
                 url.rstrip("/").removesuffix("/v1"),
-                api_key or settings.router.api_key,
+                _key(api_key, api_key_file, settings),
                 settings.router.request_timeout_s,
             )
             source = offline.running_deployment(endpoint, concurrency or offline.URL_CONCURRENCY)
@@ -66,3 +70,12 @@ def batch(
         print(f"baton: error: {error}", file=sys.stderr)
         status = BAD_INPUT
     sys.exit(status)
+
+
+def _key(given: str, file: str, settings: Settings) -> str:
+    """The flag's, the file's, or the configuration's; empty where there is none."""
+    if given and file:
+        raise ConfigError("--api-key and --api-key-file are too much: leave one out")
+    if file:
+        return credentials.keys_in("--api-key-file", file)[0]
+    return given or next(iter(credentials.api_keys(settings.router)), "")

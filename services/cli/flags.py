@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic import BaseModel
 
-from baton.services.config import ENV_PREFIX, OFF, Settings, load, section_of
+from baton.services.config import ENV_PREFIX, OFF, SECRET, Settings, load, section_of
 from baton.services.errors import ConfigError
 
 # (section, key) -> flag, where the key alone would be unclear or is not the field's usual word.
@@ -70,6 +70,11 @@ def flag_name(section: str, key: str) -> str:
     """The flag of a key: `--max-model-len` for engine.max_model_len."""
     dashed = key.replace("_", "-")
     return _NAMES.get((section, key)) or (f"--{section}-{dashed}" if section in _PREFIXED else f"--{dashed}")
+
+
+def secret_flags() -> set[str]:
+    """Whose values are not to be seen by others."""
+    return {flag_name(section, key) for section, key in SECRET}
 
 
 def _section(section: str) -> type[BaseModel]:
@@ -143,19 +148,20 @@ def _parse(section: str, key: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if _is_mapping(annotation):
-        return _parse_json(flag_name(section, key), value, optional=type(None) in get_args(annotation))
+        return _parse_json(section, key, value, optional=type(None) in get_args(annotation))
     if get_origin(annotation) is list:
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
 
 
-def _parse_json(flag: str, value: str, optional: bool) -> Any:
+def _parse_json(section: str, key: str, value: str, optional: bool) -> Any:
     if optional and value.strip().lower() in OFF:
         return "none"
     try:
         parsed = json.loads(value)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{flag}: value {value!r} is not valid JSON: {error}") from None
+        shown = "the value" if (section, key) in SECRET else f"value {value!r}"
+        raise ConfigError(f"{flag_name(section, key)}: {shown} is not valid JSON: {error}") from None
     # Two dicts would be merged with the file's, key by key: a method with the leftovers of another one.
     return MappingProxyType(parsed) if optional and isinstance(parsed, dict) else parsed
 

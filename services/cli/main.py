@@ -11,6 +11,7 @@ import baton
 from baton.errors import BatonError
 from baton.services.cli.batch import batch
 from baton.services.cli.flags import with_settings
+from baton.services.cli.title import hide_secrets
 from baton.services.config import Settings
 
 app = typer.Typer(
@@ -153,6 +154,7 @@ def _run_worker(settings: Settings, role: str) -> None:
 
 def main() -> None:
     """The entry point: an expected error is one line on stderr and status 1, never a traceback."""
+    hide_secrets(sys.argv[1:])
     try:
         app()
     except BatonError as error:

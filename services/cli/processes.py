@@ -15,6 +15,7 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 from baton.errors import BatonError
+from baton.services.cli.title import name_process
 
 PR_SET_PDEATHSIG = 1
 _fork = multiprocessing.get_context("fork")
@@ -48,7 +49,9 @@ class Child:
 def spawn(name: str, target: Callable[[], None], log_dir: Path) -> Child:
     """Fork and run `target` in the child. What is imported here is imported there already."""
     log = log_dir / f"{name}.log"
-    process = _fork.Process(target=_child_main, args=(target, log, os.getpid()), name=name, daemon=False)
+    process = _fork.Process(
+        target=_child_main, args=(name, target, log, os.getpid()), name=name, daemon=False
+    )
     process.start()
     return Child(name, process, log, time.monotonic())
 
@@ -68,7 +71,8 @@ def stop_all(children: Sequence[Child], timeout_s: float) -> list[Child]:
     return stubborn
 
 
-def _child_main(target: Callable[[], None], log: Path, parent: int) -> None:
+def _child_main(name: str, target: Callable[[], None], log: Path, parent: int) -> None:
+    name_process(name)
     # Its own group: Ctrl-C in the terminal reaches the parent alone, which ends the children in order.
     os.setpgid(0, 0)
     # SIGKILL, as nobody is left who would wait for a drain.

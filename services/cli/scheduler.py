@@ -6,16 +6,18 @@ import asyncio
 
 from baton.scheduler.policy import PolicyConfig
 from baton.scheduler.service import serve
-from baton.services import logs
+from baton.services import credentials, logs
 from baton.services.config import Settings
 
 
 def run_scheduler(settings: Settings) -> None:
     """Serve placements until SIGTERM or SIGINT.
 
-    Raises BatonError, one line: the port is taken, the store's name or password is wrong. A store that does
-    not answer is gone on without, until it does.
+    Raises BatonError, one line: the port is taken, the store's name, its password or the file with it is
+    wrong. A store that does not answer is gone on without, until it does.
     """
     logs.configure(settings.log_format, "scheduler")
     own = settings.scheduler
-    asyncio.run(serve(own, policy=PolicyConfig.of(own.policy), metrics_port=own.metrics_port))
+    password = credentials.store_password(own)
+    policy = PolicyConfig.of(own.policy)
+    asyncio.run(serve(own, store_password=password, policy=policy, metrics_port=own.metrics_port))

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Protocol
 
-from baton.services import logs
+from baton.services import credentials, logs
 from baton.services.cli import devices, processes
 from baton.services.cli.processes import Child
 from baton.services.cli.watch import Seen, watch
@@ -162,6 +162,7 @@ def supervise(
     fleet.check()
     check_model(settings.engine)
     validation.check(settings.engine)
+    credentials.check(settings)
     placed = devices.assign(len(fleet.roles), settings.engine.tensor_parallel_size)
     _check_port("router.port", settings.router.host, settings.router.port)
     scheduler_host, _, scheduler_port = settings.scheduler.address.rpartition(":")

@@ -9,6 +9,7 @@ from typing import NoReturn
 import baton
 from baton.services.cli.supervisor import Fleet, supervise
 from baton.services.config import Settings
+from baton.services.credentials import guarded
 from baton.services.leave import leave
 from baton.services.vllm_args import served_model_name
 
@@ -49,13 +50,14 @@ class _Terminal:
 def _banner(settings: Settings) -> str:
     model = served_model_name(settings.engine)
     url = f"http://{settings.router.host}:{settings.router.port}"
+    header, key = ("-H 'Authorization: Bearer KEY' ", "KEY") if guarded(settings.router) else ("", "none")
     return f"""
 Ready. It speaks OpenAI's API at {url}/v1
 
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  curl {url}/v1/chat/completions {header}-H 'Content-Type: application/json' \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
-  python:   OpenAI(base_url="{url}/v1", api_key="none").chat.completions.create(model="{model}", ...)
+  python:   OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{model}", ...)
   status:   {Path(sys.argv[0]).name} status --scheduler {settings.scheduler.address}
   metrics:  {url}/metrics
   end:      Ctrl-C

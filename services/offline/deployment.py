@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
+from pydantic import SecretStr
+
 from baton.services.cli.supervisor import READY_TIMEOUT_S, STOP_TIMEOUT_S, Fleet
 from baton.services.config import ENV_PREFIX, Settings
 from baton.services.errors import ConfigError, ServiceError, StartError
@@ -110,8 +112,10 @@ class OwnDeployment:
     def _private(self, settings: Settings) -> Settings:
         own = settings.model_copy(deep=True)
         own.router.host, own.router.port = _HOST, int(self.url.rpartition(":")[2])
-        own.router.api_key = self.api_key
+        own.router.api_key_file = ""
+        own.router.api_key = SecretStr(self.api_key)
         own.scheduler.address = self.scheduler_address
+        own.scheduler.store_password_file = ""
         own.scheduler.store = "memory"  # in a shared one it would take work from others
         own.scheduler.metrics_port = None
         return own

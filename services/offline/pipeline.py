@@ -28,8 +28,10 @@ _OURS = (
     ("router", "host"),
     ("router", "port"),
     ("router", "api_key"),
+    ("router", "api_key_file"),
     ("scheduler", "address"),
     ("scheduler", "store"),
+    ("scheduler", "store_password_file"),
 )
 
 T = TypeVar("T")
@@ -291,7 +293,7 @@ def _load(model: str, config: str | Path | None, settings: dict[str, Any]) -> Se
         elif isinstance(value, dict):
             sections.setdefault(name, {}).update(value)
         else:
-            raise ConfigError(f"{name}: value {value!r} is not allowed: a section is a dict of its keys")
+            raise ConfigError(f"{name} is not allowed: a section is a dict of its keys")
     for section, key in _OURS:
         if key in sections.get(section, {}):
             raise ConfigError(f"{section}.{key} is not for you to set: a pipeline chooses its own")

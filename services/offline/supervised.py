@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from baton.errors import BatonError
 from baton.services.cli.supervisor import Fleet, supervise
-from baton.services.config import Settings
+from baton.services.config import REVEAL, Settings
 from baton.services.leave import leave
 
 
@@ -37,7 +37,7 @@ class Order:
 
     @classmethod
     def of(cls, settings: Settings, fleet: Fleet, log_dir: Path) -> Order:
-        return cls(os.getpid(), settings.model_dump(mode="json"), asdict(fleet), str(log_dir))
+        return cls(os.getpid(), settings.model_dump(mode="json", context=REVEAL), asdict(fleet), str(log_dir))
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -17,7 +17,7 @@ from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.policy import PolicyConfig
 from baton.scheduler.tasks import spawn, stop
-from baton.services import logs
+from baton.services import credentials, logs
 from baton.services.config import Settings
 from baton.services.errors import StartError
 from baton.services.router.cluster import ClusterView
@@ -52,18 +52,22 @@ def run_router(settings: Settings) -> None:
     logging.getLogger("baton.requests").setLevel(level)
     check_model(settings.engine)
     check_version()
+    keys = credentials.api_keys(settings.router)
     sock = _listen(settings.router.host, settings.router.port)
     with contextlib.closing(sock):
         import uvloop
 
         preload()
         gc.set_threshold(*_GC_THRESHOLDS)
-        uvloop.run(_serve(settings, sock))
+        uvloop.run(_serve(settings, sock, keys))
 
 
-async def _serve(settings: Settings, sock: socket.socket) -> None:
+async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> None:
+    from starlette.middleware import Middleware
+
     from baton.services import vllm_wire
     from baton.services.router import vllm_frontend
+    from baton.services.router.authentication import KeyMiddleware
     from baton.services.router.journal import Journal
     from baton.services.router.metrics import RouterMetrics
     from baton.services.router.placement import Placements
@@ -103,7 +107,15 @@ async def _serve(settings: Settings, sock: socket.socket) -> None:
         watching = spawn(cluster.watch(), "snapshots of the cluster")
         learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
         try:
-            app = await vllm_frontend.build_http_app(llm, args, settings.router.max_sequences)
+            door = Middleware(
+                KeyMiddleware,
+                keys=keys,
+                metrics_open=settings.router.metrics_open,
+                refused=metrics.refused,
+            )
+            app = await vllm_frontend.build_http_app(
+                llm, args, settings.router.max_sequences, door if keys else None
+            )
             await _serve_http(app, sock, settings, metrics.refused)
         finally:
             learning.cancel()

@@ -9,6 +9,7 @@ ServiceError
 │   ├── TooLarge          its body is
 │   ├── HeadersTooLarge   its headers are
 │   ├── TooSlow           its sender is
+│   ├── Unauthorized      it has no API key, or a wrong one
 │   └── Unsupported       it asks for what workers behind a router cannot do
 └── WorkerUnreachable     a worker does not answer (the request goes on elsewhere)
 """
@@ -82,6 +83,12 @@ class TooSlow(RequestFailed):
     """It did not arrive in its time."""
 
     status = HTTPStatus.REQUEST_TIMEOUT
+
+
+class Unauthorized(RequestFailed):
+    """It has no API key, or a wrong one."""
+
+    status = HTTPStatus.UNAUTHORIZED
 
 
 class Unsupported(RequestFailed):

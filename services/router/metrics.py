@@ -44,7 +44,7 @@ class RouterMetrics:
         )
         self._refusals = Counter(
             "baton_router_clients_refused_total",
-            "By their connection: the status they got, dropped (no answer), unread (they did not read)",
+            "At the door: the status they got (401: no key), dropped (no answer), unread (they did not read)",
             ["why"],
             registry=registry,
         )
@@ -102,7 +102,7 @@ class RouterMetrics:
         self._rejections.labels(code).inc()
 
     def refused(self, why: str) -> None:
-        """A client, by its connection; `rejected` counts what the scheduler has no place for."""
+        """A client, by its connection or for want of a key; what has no place is `rejected`."""
         self._refusals.labels(why).inc()
 
     def began(self) -> None:

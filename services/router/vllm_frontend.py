@@ -6,7 +6,8 @@ vllm.v1.engine.async_llm (AsyncLLM.__init__, which asks its module's EngineCoreC
 _add_request; check_admission, which handlers call before they render; output_processor.{request_states,
 abort_requests}),
 vllm.entrypoints.launchers.{cli_args.make_arg_parser, app.build_app, api_server.app_state.init_app_state}, and
-the Starlette app that build_app returns (user_middleware, build_middleware_stack, router.routes).
+the Starlette app that build_app returns (user_middleware, build_middleware_stack, router.routes; in it
+starlette's CORSMiddleware), envs.VLLM_API_KEY (build_app's own, narrower guard: turned off).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -35,7 +37,7 @@ from vllm.v1.executor import Executor
 
 from baton.protos import scheduler_pb2
 from baton.services.config import EngineSettings, Settings
-from baton.services.errors import StartError
+from baton.services.errors import StartError, one_line
 from baton.services.router.admission import AdmissionMiddleware
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.vllm_engine_client import RelayClient, without_reserved
@@ -64,7 +66,7 @@ def build_config(settings: Settings) -> Any:
             structured_outputs_config=args.create_structured_outputs_config(),
         )
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError, VLLMError) as error:
-        raise StartError(f"vLLM refuses the model or an engine argument: {_one_line(error)}") from error
+        raise StartError(f"vLLM refuses the model or an engine argument: {one_line(error)}") from error
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
     return config
@@ -82,7 +84,6 @@ def build_arguments(settings: Settings, config: Any) -> Namespace:
     args.model = config.model_config.model
     args.served_model_name = [served_model_name(engine)]
     args.host, args.port = router.host, router.port
-    args.api_key = [router.api_key] if router.api_key else None
     args.disable_log_stats = bool(engine.extra.get("disable_log_stats", False))
     args.structured_outputs_config = config.structured_outputs_config
     if engine.tool_call_parser:
@@ -160,14 +161,23 @@ class RelayLLM(async_llm.AsyncLLM):
         self.engine_core.abort([one for one in siblings if one != request_id])
 
 
-async def build_http_app(llm: RelayLLM, args: Namespace, max_sequences: int) -> Any:
-    """vLLM's app with our admission, limits and /health; everything else is as it comes."""
+async def build_http_app(
+    llm: RelayLLM, args: Namespace, max_sequences: int, door: Middleware | None = None
+) -> Any:
+    """vLLM's app with our admission, limits and /health; everything else is as it comes.
+
+    `door` lets in who may ask. Without one everybody may.
+    """
+    envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
     tasks = await llm.get_supported_tasks()
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
     limit_requests(app.state, max_sequences)
     # Innermost, so that vLLM's metrics and log count the status that the client gets.
     app.user_middleware.append(Middleware(AdmissionMiddleware))
+    if door is not None:
+        outer = [one.cls for one in app.user_middleware].index(CORSMiddleware)
+        app.user_middleware.insert(outer + 1, door)
     for kind in UNFORESEEN:
         app.exception_handler(kind)(unforeseen)
     app.middleware_stack = app.build_middleware_stack()  # build_app has built it already, without ours
@@ -206,7 +216,3 @@ def _engine_client(client: RelayClient) -> Iterator[None]:
         yield
     finally:
         async_llm.EngineCoreClient = original
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

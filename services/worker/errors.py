@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from baton.errors import BatonError
 from baton.protos.worker_pb2 import Failed
-from baton.services.errors import ServiceError
+from baton.services.errors import ServiceError, one_line
 
 
 class WorkerError(ServiceError):
@@ -23,7 +23,7 @@ class EngineFailed(WorkerError):
 
 def describe(error: BaseException) -> str:
     """One line of at most 600 characters; with the class where it is not one of ours."""
-    text = " ".join(str(error).split())[:600]
+    text = one_line(error)[:600]
     if isinstance(error, BatonError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -60,7 +60,7 @@ def test_a_wrong_yaml_key(command: str, tmp_path: Path) -> None:
     config = tmp_path / "baton.yaml"
     config.write_text(yaml.safe_dump({"router": {"prot": 8000}}))
     said = fails(command, "--config", str(config), within_s=10)
-    assert "unknown key 'router.prot' (value 8000); did you mean 'port'?" in said
+    assert "unknown key 'router.prot'; did you mean 'port'?" in said
 
 
 def test_an_engine_argument_that_vllm_does_not_have(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_an_engine_argument_that_vllm_does_not_have(tmp_path: Path) -> None:
         eventually(lambda: listening(one.scheduler_port), 20, "the scheduler listens")
         wrong = json.dumps({"max_model_length": 4})
         said = fails(*worker("mixed", "--engine-args", wrong, scheduler=one.scheduler_address))
-    assert "engine.extra.max_model_length (value 4)" in said
+    assert "engine.extra.max_model_length:" in said
     assert "max_model_len" in said
 
 

@@ -15,7 +15,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StoreUnavailable
 from baton.scheduler.keys import EPOCH_KEEP_MS, TOPIC_TTL_MS, topic_keys
 from baton.scheduler.store import open_store
-from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore, without_password
+from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
+from baton.scheduler.store_url import has_password, without_password
 from baton.scheduler.types import Attempt, Reserved, ReserveOutcome, State
 from tests.scheduler.support import LEASE_S, RedisServer, claim_on, free_port, need, register, report, until
 
@@ -37,13 +38,45 @@ async def problem(url: str) -> str:
         ("rediss://user:s3cret@host/1", "rediss://user@host/1"),
         ("redis://[::1]:6379", "redis://[::1]:6379"),
         ("redis://:@host", "redis://host"),
+        ("redis://:s3/cr?et#@host:6379/0", "redis://host:6379/0"),  # not percent-encoded
+        ("redis://user:s3@cret@host", "redis://user@host"),
+        ("redis://s3cret@host", "redis://host"),
+        ("redis://host/0?password=s3cret&db=1", "redis://host/0"),
     ],
 )
 def test_the_password_is_not_shown(url: str, shown: str) -> None:
     assert without_password(url) == shown
 
 
-@pytest.mark.parametrize("url", ["postgres://:s3cret@host", "redis://host:port/0", "nowhere"])
+@pytest.mark.parametrize(
+    ("url", "has"),
+    [
+        *(("redis://:a@host", True), ("redis://u:a@host", True), ("redis://host?password=a", True)),
+        *(("redis://host/0", False), ("redis://u@host", False), ("redis://:@host", False), ("memory", False)),
+    ],
+)
+def test_a_password_in_a_url_is_seen(url: str, has: bool) -> None:
+    assert has_password(url) is has
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "postgres://:s3cret@host",
+            "redis://host:port/0",
+            "nowhere",
+            ":s3cret@host:6379",
+            "redis:/:s3cret@h",
+        ),
+        *(
+            "redis://:s3cret/x@host:6379/0",
+            "redis://:s3cret:6379/0",
+            "redis://:[s3cret@host",
+            "redis://[s3cret",
+        ),
+    ],
+)
 async def test_a_wrong_url_is_named(url: str) -> None:
     with pytest.raises(StoreUnavailable, match=r"scheduler\.store") as caught:
         open_store(url, "t")
@@ -58,6 +91,28 @@ async def test_a_wrong_password_is_said(redis_server: RedisServer) -> None:
         text = await problem(url)
         assert text.startswith(f"redis at 127.0.0.1:{redis_server.port} refused the password")
         assert "wr0ng" not in text
+
+
+async def test_a_server_that_quotes_the_password_is_not(tmp_path: Path) -> None:
+    """One that knows neither HELLO nor AUTH repeats their arguments."""
+    without = (("--rename-command", name, "") for name in ("AUTH", "HELLO"))
+    server = RedisServer(tmp_path, extra=tuple(word for words in without for word in words))
+    server.start()
+    try:
+        text = await problem(f"redis://:s3cret@127.0.0.1:{server.port}/0")
+    finally:
+        server.stop()
+    assert "with args beginning with" in text
+    assert "s3cret" not in text
+
+
+async def test_a_password_of_its_own_is_used(redis_server: RedisServer) -> None:
+    """Of a file, beside a URL without one."""
+    store = RedisStore(f"redis://127.0.0.1:{redis_server.port}/0", "t", redis_server.password)
+    try:
+        assert (await store.view()).workers == {}
+    finally:
+        await store.close()
 
 
 async def test_nobody_there_is_said() -> None:

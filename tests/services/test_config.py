@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from baton.services.config import load
+from baton.services.config import REVEAL, Settings, load
 from baton.services.errors import ConfigError
 
 
@@ -36,7 +37,7 @@ def test_an_empty_section_is_the_default(yaml_file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("router: {prt: 1}", ["router.prt", "(value 1)", "'port'", "allowed: host, port"]),
+        ("router: {prt: 1}", ["'router.prt'; did you mean 'port'?", "allowed: host, port"]),
         ("routr: {port: 1}", ["'routr'", "'router'", "allowed: engine, scheduler"]),
         ("router: {port: 70000}", ["router.port", "70000", "less than or equal to 65535"]),
         ("router: {port: often}", ["router.port", "'often'", "valid integer"]),
@@ -77,3 +78,85 @@ def test_a_misspelt_environment_variable_is_refused(
     monkeypatch.setenv(name, "1")
     with pytest.raises(ConfigError, match=said):
         load()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("router: {api_keys: c4nary}", "unknown key 'router.api_keys'; did you mean 'api_key'?"),
+        ("router: {port: 1, api_key:c4nary}", "unknown key 'router.api_key'"),
+        ("api_key: c4nary", "unknown key 'api_key'"),
+        ("router: {api_key: [c4nary]}", "router.api_key is not allowed"),
+        ("router: {api_key: 0xc4, api_key_file: c4nary}", "router.api_key is not allowed"),
+        ("router: {api_key: c4nary, api_key_file: x}", "router is not allowed: api_key and api_key_file"),
+        ("router: {port: 70000, api_key: c4nary}", "router.port: value 70000"),
+        ("router: {port: [c4nary]}", "router.port is not allowed"),
+        ("router: 'api_key: c4nary'", "router is not allowed"),
+        ("router:\n  api_key:c4nary", "router is not allowed"),
+        ("scheduler: {store: ['redis://:c4nary@host']}", "scheduler.store is not allowed"),
+        ("scheduler: {heartbeat_s: 4, store: 'redis://:c4nary@host'}", "less than two heartbeat_s"),
+        (
+            "scheduler: {store: 'redis://:c4nary@host', store_password_file: x}",
+            "scheduler is not allowed: a password in store and a store_password_file",
+        ),
+        ("engine: {extra: 'hf_token=c4nary'}", "engine.extra is not allowed"),
+        ("engine: {extra: [c4nary]}", "engine.extra is not allowed"),
+        ("engine: {speculative_config: {method: mtp, key: c4nary}}", "speculative_config.key"),
+        ("router: {api_key: 'c4nary}", "line 1, column 27: found unexpected end of stream"),
+        ("router:\n  api_key: *c4nary", "line 2, column 12: found undefined alias"),
+        ("router:\n  api_key: !c4nary x", "line 2, column 12: could not determine a constructor"),
+        ("router:\n  api_key: c4nary: x", "line 2, column 18: mapping values are not allowed here"),
+        ("router:\n  api_key: @c4nary", "line 2, column 12: found character"),
+        ("c4nary", "must be a mapping"),
+        ("- c4nary", "must be a mapping"),
+        ("router: {api_key: !!int c4nary}", "is not valid YAML"),
+        ("router: {api_key: c4nary\x00}", "is not valid YAML"),
+    ],
+)
+def test_what_may_be_a_secret_is_not_shown(yaml_file: Path, text: str, said: str) -> None:
+    yaml_file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(config_file=str(yaml_file))
+    assert said in str(error.value)
+    assert "c4nary" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("BATON_ROUTER", "api_key=c4nary", "router"),
+        ("BATON_ROUTER__APIKEY", "c4nary", "did you mean 'api_key'?"),
+        ("BATON_ENGINE__EXTRA", '{"hf_token": "c4nary"', "engine"),
+        ("BATON_SCHEDULER", '{"store": ["redis://:c4nary@host"]}', "scheduler.store is not allowed"),
+    ],
+)
+def test_nor_what_the_environment_holds(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as error:
+        load()
+    assert said in str(error.value)
+    assert "c4nary" not in str(error.value)
+
+
+SECRETS = {
+    "router": {"api_key": "c4nary"},
+    "scheduler": {"store": "redis://:c4nary@host"},
+    "engine": {"extra": {"hf_token": "c4nary"}},
+}
+
+
+def test_settings_tell_no_secret_but_to_a_process_of_ours() -> None:
+    settings = load(SECRETS)
+    for shown in (repr(settings), str(settings), str(settings.router), f"{settings.router.api_key}"):
+        assert "c4nary" not in shown
+    assert "c4nary" not in settings.router.model_dump_json()
+    there = Settings(**settings.model_dump(mode="json", context=REVEAL))
+    assert there.router.api_key is not None
+    assert there.router.api_key.get_secret_value() == "c4nary"
+    assert (there.scheduler.store, there.engine.extra) == ("redis://:c4nary@host", {"hf_token": "c4nary"})
+    with pytest.raises(ValidationError) as error:
+        settings.scheduler.store = ["redis://:c4nary@host"]  # type: ignore[assignment]
+    assert "c4nary" not in str(error.value)

@@ -64,6 +64,7 @@ class Router:
 
     url: str = ""
     seen: Counter[str] = field(default_factory=Counter)
+    keys: set[str] = field(default_factory=set)  # all that it was shown
     under_way: int = 0
     most: int = 0  # under way at a time
     held: int = 0
@@ -74,6 +75,7 @@ class Router:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         prompt = str((await request.json())["prompt"])
         self.seen[prompt] += 1
+        self.keys.add(request.headers.get("Authorization", ""))
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         try:

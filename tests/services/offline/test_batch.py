@@ -36,8 +36,8 @@ async def end(process: Process) -> tuple[int, str]:
     return process.returncode or 0, said.decode()
 
 
-async def run(served: Router, requests: Path) -> tuple[int, str]:
-    return await end(await start(served, requests))
+async def run(served: Router, requests: Path, *more: str) -> tuple[int, str]:
+    return await end(await start(served, requests, *more))
 
 
 def answered(requests: Path) -> list[str]:
@@ -66,6 +66,27 @@ async def test_some_fail_and_the_others_do_not(served: Router, tmp_path: Path) -
     assert status == 1
     assert "nothing was left to do" in said
     assert served.seen.total() == seen
+
+
+async def test_whose_key_is_shown(served: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# new\nof-the-file\nolder\n")
+    keys.chmod(0o600)
+    (tmp_path / "baton.yaml").write_text(f"router: {{api_key_file: {keys}}}")
+    monkeypatch.setenv("VLLM_API_KEY", "of-vllm")
+    for flags, key in (
+        (("--api-key", "own"), "own"),
+        (("--api-key-file", str(keys)), "of-the-file"),
+        (("--config", str(tmp_path / "baton.yaml")), "of-the-file"),
+    ):
+        requests = write(tmp_path / "in.jsonl", "a")
+        served.keys.clear()
+        requests.with_name("out.jsonl").unlink(missing_ok=True)
+        status, said = await run(served, requests, *flags)
+        assert (status, served.keys) == (0, {f"Bearer {key}"}), said
+        assert "of-the-file" not in said
+    status, said = await run(served, requests, "--api-key", "own", "--api-key-file", str(keys))
+    assert (status, said) == (1, "baton: error: --api-key and --api-key-file are too much: leave one out\n")
 
 
 async def test_bad_input_starts_nothing(served: Router, tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""Keys and passwords, put where people put them, are nowhere to be seen: in ps, or in what is printed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.checkpoints import tiny_qwen2
+from tests.e2e.deployment import START_S, deployment, status_of
+from tests.e2e.test_bad_start import fails
+from tests.support import BATON, ROOT, eventually, free_port, redis_server
+
+CANARY = "c4nary"
+KEY, PASSWORD, TOKEN = f"{CANARY}-key", f"{CANARY}-password", f"{CANARY}-hf-token"
+PARTS = {"watcher", "scheduler", "mixed-0", "router"}
+
+
+def titles(pid: int) -> list[str]:
+    """The command lines of a process and of all below it, as everybody on the machine sees them."""
+    found = []
+    for one in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        raw = Path(f"/proc/{one.pid}/cmdline").read_bytes()
+        found.append(raw.replace(b"\0", b" ").decode(errors="replace").strip())
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_nothing_shows_them(tmp_path: Path) -> None:
+    """On the command line, the worst place, of `baton up` as a person starts it; and a store that fails."""
+    model = tiny_qwen2(tmp_path / "model")
+    redis_port = free_port()
+    with deployment(tmp_path / "up", cold=True) as one:
+        one.config["engine"] = {"model": str(model), "kv_cache_gib": 0.1, "max_model_len": 256}
+        one.config_file.write_text(yaml.safe_dump(one.config))
+        logs = one.folder / "logs"
+        with redis_server(redis_port, PASSWORD):
+            process = one.start(
+                *("up", "up", "--mixed", "1", "--log-dir", str(logs), "--api-key", KEY),
+                *("--store", f"redis://:{PASSWORD}@127.0.0.1:{redis_port}/0"),
+                *("--engine-args", json.dumps({"hf_token": TOKEN})),
+            )
+            pid = process.popen.pid
+
+            def ready() -> bool:
+                assert process.popen.poll() is None, process.text
+                return "Ready." in process.text
+
+            eventually(ready, START_S, "baton up is ready")
+            seen = titles(pid)
+            assert {f"baton {name}" for name in PARTS} <= set(seen)
+            assert seen[0].startswith(f"baton up --mixed 1 --log-dir {logs} --api-key *** --store ***")
+            assert seen[0].endswith(f"--engine-args *** --config {one.config_file}")
+            assert status_of(f"{one.url}/v1/models") == 401
+            status = subprocess.run(
+                [BATON, "status", "--scheduler", one.scheduler_address],
+                capture_output=True,
+                text=True,
+                timeout=30,
+                cwd=ROOT,
+                check=True,
+            )
+            assert f"redis://127.0.0.1:{redis_port}/0" in status.stdout
+        scheduler_log = logs / "scheduler.log"
+        eventually(lambda: "the store is away" in scheduler_log.read_text(), 20, "the scheduler notices")
+        with redis_server(redis_port, "another"):
+            eventually(lambda: "refused the password" in one.describe().store_problem, 20, "it is refused")
+            seen += titles(pid)
+        assert process.end(60) == 0
+        said = [process.text, status.stdout, status.stderr, *(log.read_text() for log in logs.iterdir())]
+    assert len(said) == len(PARTS) + 3
+    for text in (*seen, *said):
+        assert CANARY not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["router", "--api-key", KEY, "--engine-args", f'{{"hf_token": "{TOKEN}"'], "is not valid JSON"),
+        (["router", "--api-key", KEY, "--api-key-file", "/nowhere"], "leave one out"),
+        (["scheduler", "--store", f"redis://:{PASSWORD}/x@127.0.0.1/0"], "is not a Redis URL"),
+        (["scheduler", "--store", f"redis:/{PASSWORD}"], "is unknown"),
+        (["scheduler", "--store-password-file", "/nowhere"], "cannot read '/nowhere'"),
+        (["up", "--model", "{model}", "--api-key-file", "/nowhere"], "cannot read '/nowhere'"),
+        (["up", "--model", "{model}", "--engine-args", f'{{"model": "{TOKEN}"}}'], "is not for you to set"),
+    ],
+)
+def test_a_refusal_shows_none(tmp_path: Path, command: list[str], said: str) -> None:
+    model = tiny_qwen2(tmp_path / "model") if "{model}" in command else Path()
+    line = fails(*(part.replace("{model}", str(model)) for part in command), within_s=30)
+    assert said in line
+    assert CANARY not in line
+
+
+@pytest.mark.parametrize("extra", [{"hf_token": [TOKEN]}, {"hf_tokens": TOKEN}, {"runner": TOKEN}])
+def test_nor_does_vllms(tmp_path: Path, extra: dict[str, object]) -> None:
+    """vLLM's checks are pydantic's, which quote what they were given."""
+    from baton.services.config import load
+    from baton.services.errors import ServiceError
+    from baton.services.router.vllm_frontend import build_config
+
+    settings = load({"engine": {"model": str(tiny_qwen2(tmp_path / "model")), "extra": extra}})
+    with pytest.raises(ServiceError) as error:
+        build_config(settings)
+    assert CANARY not in str(error.value)
+    assert next(iter(extra)) in str(error.value)

@@ -1,0 +1,224 @@
+"""The router's door: with a key set, what is open to those who have none, and that nothing else is."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests import zygote
+from tests.checkpoints import tiny_qwen2
+from tests.services.router.fakes import MODEL
+from tests.services.router.harness import Cluster
+from tests.support import eventually, free_port, listening
+from tests.zygote import Forked
+
+START_S = 90.0
+KEY, SECOND, STOCK = "c4nary-one", "c4nary-two", "c4nary-of-vllm"
+OPEN = {"/health", "/ping", "/version"}
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+PREFLIGHT = {"Origin": "http://elsewhere", "Access-Control-Request-Method": "POST"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen2(tmp_path_factory.mktemp("model"))
+
+
+def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
+    """In the forked process: be a router until its end."""
+    from baton.services.config import load
+    from baton.services.router.app import run_router
+
+    os.environ.update(environment)
+    run_router(load(settings))
+
+
+class Door:
+    """A router's process and its address; no scheduler is there."""
+
+    def __init__(self, model: Path, folder: Path, router: dict[str, Any], **environment: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        settings = {
+            "engine": {"model": str(model), "served_model_name": MODEL},
+            "scheduler": {"address": f"127.0.0.1:{free_port()}"},
+            "router": {"port": self.port, **router},
+        }
+        folder.mkdir()
+        self.process: Forked = zygote.shared().start(
+            "router", f"{__name__}:run", folder, settings=settings, environment=environment
+        )
+
+    def status(self, path: str, key: str = "", method: str = "GET", **headers: str) -> int:
+        """Of a request whose target is sent as it is, which HTTP clients do not do."""
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", "Content-Length: 0"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        with socket.create_connection(("127.0.0.1", self.port), timeout=START_S) as client:
+            client.sendall("\r\n".join([*lines, "", ""]).encode())
+            return int(client.makefile("rb").readline().split()[1])
+
+
+@pytest.fixture(scope="module")
+def doors(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Door]]:
+    folder = tmp_path_factory.mktemp("routers")
+    keys = folder / "keys"
+    keys.write_text(f"# of today\n{KEY}\n\n  # of yesterday\n{SECOND}\n")
+    keys.chmod(0o600)
+    made = {
+        "key": Door(model, folder / "key", {"api_key": KEY}),
+        "file": Door(
+            model, folder / "file", {"api_key_file": str(keys), "metrics_open": True}, VLLM_API_KEY=STOCK
+        ),
+        "stock": Door(model, folder / "stock", {}, VLLM_API_KEY=STOCK),
+        "none": Door(model, folder / "none", {}),
+    }
+    try:
+        for name, door in made.items():
+            eventually(lambda door=door: listening(door.port), START_S, f"router {name!r} listens")
+        yield made
+    finally:
+        zygote.end_all([door.process for door in made.values()], 20)
+
+
+@pytest.mark.timeout(240)
+async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path) -> None:
+    """Of the real app, with all methods, whatever vLLM adds to it one day."""
+    from starlette.middleware import Middleware
+
+    from baton.services.config import load
+    from baton.services.router import vllm_frontend
+    from baton.services.router.authentication import KeyMiddleware
+    from baton.services.router.cluster import ClusterView
+
+    settings = load({"engine": {"model": str(model), "served_model_name": MODEL}})
+    config = vllm_frontend.build_config(settings)
+    args = vllm_frontend.build_arguments(settings, config)
+    llm = vllm_frontend.RelayLLM(config, cluster.client, ClusterView(cluster.scheduler), settings.engine)
+    refused: list[str] = []
+    door = Middleware(KeyMiddleware, keys=[KEY], metrics_open=False, refused=refused.append)
+    app = await vllm_frontend.build_http_app(llm, args, 8, door)
+    paths = {re.sub(r"\{[^}]*\}", "x", route.path) for route in app.router.routes}
+    assert paths >= {*OPEN, "/metrics", "/invocations", "/tokenize", "/docs", "/v1/models"}
+    found = set()
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://router") as http:
+        for path in sorted(paths):
+            for method in METHODS:
+                got = await http.request(method, path)
+                if got.status_code != 401:
+                    found.add(path)
+                    continue
+                assert got.headers["www-authenticate"] == "Bearer"
+                if method != "HEAD":  # whose answer has no body
+                    error = {"type": "UnauthorizedError", "param": None, "code": 401}
+                    assert got.json()["error"].items() >= error.items()
+        assert found == OPEN
+        assert set(refused) == {"401"}
+        # A preflight is answered in front of the door (vLLM allows no other origin); without its headers it
+        # is none, and would reach what is mounted.
+        assert "Disallowed CORS origin" in (await http.options("/metrics", headers=PREFLIGHT)).text
+        assert (await http.options("/metrics")).status_code == 401
+        got = await http.get("/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+        assert got.json()["data"][0]["id"] == MODEL
+    llm.shutdown()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("/v1/models", "/v1/models/", "//v1/models", "/V1/models", "/%761/models", "/v1%2fmodels", "/v1"),
+        *("/./v1/models", "/health/../v1/models", "/health%2f..%2fv1/models", "/health/", "//health"),
+        *("/health/v1/models", "/health;/v1/models", "/Health", "/pingx", "/version/", "/health%00", "*"),
+        *("/metrics", "/metrics/", "/metricsx", "//metrics", "/metrics/../health", "/%6detrics"),
+        *("http://router/v1/models", "/docs", "/redoc", "/openapi.json", "/load", "/nowhere", "/static/x"),
+        *("/v1/models?x=/health", "/v1/models#/health", "/?/health", "?/health"),
+    ],
+)
+def test_no_spelling_of_a_path_gets_around_it(doors: dict[str, Door], target: str) -> None:
+    for method in ("GET", "OPTIONS", "HEAD"):
+        assert doors["key"].status(target, method=method) in (400, 401)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("path", ["/invocations", "/tokenize", "/generative_scoring", "/v1/completions"])
+def test_no_work_is_done_without_a_key(doors: dict[str, Door], path: str) -> None:
+    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 1}
+    url = doors["key"].url + path
+    assert httpx.post(url, json=body, timeout=START_S).status_code == 401
+    assert httpx.post(url, content=b"x" * (1 << 20), timeout=START_S).status_code == 401
+    headers = {"Authorization": f"Bearer {KEY}"}
+    assert httpx.post(url, json=body, headers=headers, timeout=START_S).status_code != 401
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Basic {KEY}",
+        KEY,
+        f"Bearer {KEY}x",
+        f"Bearer {KEY[:-1]}",
+        f"Bearer {KEY.upper()}",
+    ],
+)
+def test_another_key_is_none(doors: dict[str, Door], value: str) -> None:
+    assert doors["key"].status("/v1/models", Authorization=value) == 401
+
+
+@pytest.mark.timeout(240)
+def test_the_key_opens(doors: dict[str, Door]) -> None:
+    for value in (f"Bearer {KEY}", f"bearer {KEY}", f"Bearer   {KEY} "):
+        assert doors["key"].status("/v1/models", Authorization=value) == 200
+    assert doors["key"].status("/metrics", KEY) == 200
+    assert doors["key"].status("/openapi.json", KEY) == 200
+    assert [doors["key"].status(path) for path in ("/health", "/ping", "/version")] == [503, 503, 200]
+    with (
+        openai.OpenAI(base_url=f"{doors['key'].url}/v1", api_key="no", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError, match="API key"),
+    ):
+        client.models.list()
+    refused = httpx.get(
+        f"{doors['key'].url}/metrics", headers={"Authorization": f"Bearer {KEY}"}, timeout=START_S
+    )
+    assert 'baton_router_clients_refused_total{why="401"}' in refused.text
+
+
+@pytest.mark.timeout(240)
+def test_every_key_of_a_file_opens_and_metrics_may_be_open(doors: dict[str, Door]) -> None:
+    door = doors["file"]
+    assert [door.status("/v1/models", key) for key in (KEY, SECOND)] == [200, 200]
+    assert [door.status("/v1/models", key) for key in ("", "#", "# of today", STOCK)] == [401] * 4
+    assert door.status("/metrics") == 200
+    assert [door.status(path) for path in ("/metrics/", "/metricsx", "//metrics", "/load")] == [401] * 4
+
+
+@pytest.mark.timeout(240)
+def test_vllms_own_variable_is_honoured(doors: dict[str, Door]) -> None:
+    door = doors["stock"]
+    assert [door.status("/v1/models", key) for key in ("", KEY, STOCK)] == [401, 401, 200]
+    assert [door.status("/invocations", key, "POST") for key in ("", KEY)] == [401, 401]
+
+
+@pytest.mark.timeout(240)
+def test_without_any_key_all_is_open(doors: dict[str, Door]) -> None:
+    door = doors["none"]
+    assert [door.status(path) for path in ("/v1/models", "/metrics", "/docs", "/version")] == [200] * 4
+
+
+def test_no_key_is_on_a_log_line(doors: dict[str, Door]) -> None:
+    for door in doors.values():
+        assert not re.search("c4nary", door.process.text)

@@ -1,0 +1,95 @@
+"""Keys and passwords in files: what counts, and what is said of a file that cannot be used."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from baton.services import credentials
+from baton.services.config import RouterSettings, SchedulerSettings, Settings, load
+from baton.services.errors import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "secret"
+    made.touch(0o600)
+    return made
+
+
+def test_every_line_is_a_key(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_text("\ufeff# new\n one \n\n\t# old\ntwo\r\n")
+    assert credentials.api_keys(RouterSettings(api_key_file=str(file))) == ["one", "two"]
+    assert not caplog.records
+
+
+def test_whose_key_counts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("of-the-file")
+    assert credentials.api_keys(RouterSettings()) == []
+    monkeypatch.setenv("VLLM_API_KEY", "stock")
+    assert credentials.api_keys(RouterSettings()) == ["stock"]
+    assert credentials.api_keys(RouterSettings(api_key_file=str(file))) == ["of-the-file"]
+    assert credentials.api_keys(load({"router": {"api_key": "own"}}).router) == ["own"]
+    monkeypatch.setenv("VLLM_API_KEY", "")
+    monkeypatch.setenv("BATON_ROUTER__API_KEY", "")
+    assert credentials.api_keys(load().router) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "holds no key"),
+        (b"\n# c4nary\n", "holds no key"),
+        (b"# x\nc4nary # of today", "line 2 of"),
+        (b"\xffc4nary", "not a text file"),
+    ],
+)
+def test_a_file_without_a_key_is_refused(file: Path, text: bytes, said: str) -> None:
+    file.write_bytes(text)
+    with pytest.raises(ConfigError, match=r"^router\.api_key_file: ") as error:
+        credentials.check(Settings(router=RouterSettings(api_key_file=str(file))))
+    assert said in str(error.value)
+    assert str(file) in str(error.value)
+    assert "c4nary" not in str(error.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, said in ((tmp_path / "nowhere", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(ConfigError, match=rf"router\.api_key_file: cannot read .*{said}"):
+            credentials.api_keys(RouterSettings(api_key_file=str(path)))
+        with pytest.raises(ConfigError, match=rf"scheduler\.store_password_file: cannot read .*{said}"):
+            credentials.store_password(SchedulerSettings(store_password_file=str(path)))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_of_somebody_else(file: Path) -> None:
+    file.chmod(0)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        credentials.api_keys(RouterSettings(api_key_file=str(file)))
+
+
+def test_everybody_can_read_it(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_text("c4nary")
+    file.chmod(0o644)
+    assert credentials.api_keys(RouterSettings(api_key_file=str(file))) == ["c4nary"]
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(file) in record.getMessage()
+    assert "c4nary" not in record.getMessage()
+
+
+def test_the_stores_password(file: Path) -> None:
+    file.write_text("#a b\n")
+    assert credentials.store_password(SchedulerSettings(store_password_file=str(file))) == "#a b"
+    assert credentials.store_password(SchedulerSettings()) == ""
+
+
+@pytest.mark.parametrize("text", ["", "\n", "c4nary\nc4nary\n"])
+def test_a_password_is_one_line(file: Path, text: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="in one line") as error:
+        credentials.store_password(SchedulerSettings(store_password_file=str(file)))
+    assert "c4nary" not in str(error.value)
