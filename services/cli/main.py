@@ -12,6 +12,7 @@ from baton.errors import BatonError
 from baton.services.cli.batch import batch
 from baton.services.cli.flags import with_settings
 from baton.services.config import Settings
+from baton.services.leave import leave
 
 app = typer.Typer(
     name="baton",
@@ -60,7 +61,6 @@ app.command()(batch)
 @with_settings("engine", "router", "scheduler")
 def router(settings: Settings) -> None:
     """Run a router: OpenAI's HTTP API in, tokens out. Needs no GPU and no weights."""
-    from baton.services.leave import leave
     from baton.services.router.app import run_router
 
     run_router(settings)
@@ -157,7 +157,7 @@ def main() -> None:
         app()
     except BatonError as error:
         print(f"baton: error: {error}", file=sys.stderr)
-        sys.exit(1)
+        leave(1)  # a library's last words would hide the line
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -210,7 +210,7 @@ def _start(supervisor: Supervisor, settings: Settings, fleet: Fleet, placed: lis
 
 def _preload(settings: Settings) -> None:
     # What vLLM has to say of this machine it says again in each log.
-    logs.configure(settings.log_format, "up", vllm="ERROR")
+    logs.configure(settings.log_format, "up")
     from baton.services.router import app
     from baton.services.worker import lifecycle
 
@@ -224,6 +224,7 @@ def _worker(settings: Settings, name: str, role: str, where: devices.Devices) ->
     def run() -> None:
         from baton.services.worker.lifecycle import run_worker
 
+        logs.keep_warnings()
         os.environ.update(where.environment)
         own = settings.model_copy(deep=True)
         own.worker.cpu = where.cpu
@@ -236,6 +237,7 @@ def _worker(settings: Settings, name: str, role: str, where: devices.Devices) ->
 def _run_router(settings: Settings) -> None:
     from baton.services.router.app import run_router
 
+    logs.keep_warnings()
     run_router(settings)
     leave(0)
 

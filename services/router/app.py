@@ -47,8 +47,7 @@ def run_router(settings: Settings) -> None:
     one. A scheduler that is away is no reason not to start: requests get 503 until it was there once.
     """
     level = settings.router.log_level.upper()
-    # At its default the router shows vLLM's errors alone: it warns of a device that is not used here.
-    logs.configure(settings.log_format, "router", others=level, vllm="ERROR" if level == "WARNING" else level)
+    logs.configure(settings.log_format, "router", libraries="ERROR" if level == "WARNING" else level)
     logging.getLogger("baton.requests").setLevel(level)
     check_model(settings.engine)
     check_version()
