@@ -329,7 +329,7 @@ def _explain_one(one: dict[str, Any]) -> str:
     where = ".".join(location)
     if one["type"] == "extra_forbidden":
         return f"unknown key {where!r} (value {one['input']!r}){_suggest(location[-1], keys(*location[:-1]))}"
-    return f"{where}: value {one['input']!r} is not allowed: {one['msg']}"
+    return f"{where}: value {one['input']!r} is not allowed: {one['msg'].removeprefix('Value error, ')}"
 
 
 def _suggest(word: str, allowed: list[str]) -> str:

@@ -16,7 +16,8 @@ from baton.services.errors import ConfigError
 
 LOGGER = "baton"
 LEVEL_VARIABLE = "VLLM_LOGGING_LEVEL"
-_FOREIGN = ("vllm", "torch", "transformers", "grpc", "uvicorn", "asyncio", "py.warnings")
+_FOREIGN = ("vllm", "torch", "transformers", "huggingface_hub", "grpc", "uvicorn", "asyncio", "py.warnings")
+_SAYS_TWICE = "vllm.transformers_utils.repo_utils"  # what it logs, of a model that cannot be read, it raises
 _MADE_HERE = frozenset({"message", "asctime", "fields"})
 
 
@@ -57,9 +58,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return {key: value for key, value in vars(record).items() if key not in usual}
 
 
-def configure(
-    log_format: Literal["text", "json"], who: str, *, libraries: str = "ERROR"
-) -> logging.Logger:
+def configure(log_format: Literal["text", "json"], who: str, *, libraries: str = "ERROR") -> logging.Logger:
     """Send all logs of this process to stderr in one form. Called once, before vLLM is imported.
 
     Ours are shown from INFO on. Those of libraries, vLLM's and Python's warnings among them, are shown from
@@ -78,8 +77,12 @@ def configure(
         foreign.handlers.clear()
         foreign.propagate = True
         foreign.setLevel(level)
-    # What torch's C++ side prints does not come through a logger.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if level > logging.WARNING else "WARNING")
+    logging.getLogger(_SAYS_TWICE).setLevel(logging.CRITICAL)
+    # These set their own loggers up when they are imported; torch's C++ side has none.
+    shown = "error" if level > logging.WARNING else "warning"
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", shown)
+    os.environ.setdefault("HF_HUB_VERBOSITY", shown)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", shown.upper())
     logging.captureWarnings(True)  # Python's own, which would break a log of JSON lines
     own = logging.getLogger(LOGGER)
     own.setLevel(logging.INFO)

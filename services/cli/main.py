@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Literal
 
@@ -153,6 +154,8 @@ def _run_worker(settings: Settings, role: str) -> None:
 
 def main() -> None:
     """The entry point: an expected error is one line on stderr and status 1, never a traceback."""
+    # gRPC's core prints lines of C++ beside the errors that it raises. It reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         app()
     except BatonError as error:

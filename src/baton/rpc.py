@@ -1,15 +1,10 @@
 """How every gRPC connection in Baton is made: limits, keepalive, deadlines in one place."""
 
-import os
 import socket
 from pathlib import Path
 
 import grpc
 import grpc.aio
-
-# gRPC's core reads it when the first server or channel is made. What it logs (a line of C++ for a port that is
-# taken, a peer that went away) its callers learn in their own terms, and say better.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 MAX_MESSAGE_BYTES = 64 << 20  # a 128 k-token prompt is 0.5 MB, a handoff's chunk 4 MB
 KEEPALIVE_MS = 5_000  # a peer whose machine vanished is noticed within this plus the timeout

@@ -16,7 +16,8 @@ from baton.services.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING", "TORCH_CPP_LOG_LEVEL"):
+    verbosities = ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "TORCH_CPP_LOG_LEVEL")
+    for name in ("VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING", *verbosities):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     root, own = logging.getLogger(), logging.getLogger(logs.LOGGER)
