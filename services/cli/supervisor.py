@@ -16,7 +16,8 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -30,7 +31,7 @@ from baton.services.cli.watch import Seen, watch
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
-from baton.services.leave import leave
+from baton.services.leave import leave, on_signals
 from baton.services.vllm_args import check_model
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes; a small one is there in ten seconds
@@ -173,17 +174,25 @@ def supervise(
     ours, theirs = Pipe(duplex=False)
     health = f"http://{settings.router.host}:{settings.router.port}/health"
     watcher = processes.spawn("watcher", lambda: watch(settings.scheduler.address, health, theirs), folder)
+
+    def end() -> None:
+        report.ending()
+        processes.stop_all([watcher], 1.0)
+        supervisor.stop()
+
     try:
-        _start(supervisor, settings, fleet, placed)
+        _start_scheduler(supervisor, settings)
+        with _left_on_signals(stops, end, report.ended):
+            _preload(settings)
+        supervisor.say("engine", "code loaded")
+        _start_engines(supervisor, settings, fleet, placed)
         _until_ready(supervisor, ours, stops)
         report.ready()
         _run(supervisor, ours, stops)
     except _Stopped:
         pass
     finally:
-        report.ending()
-        processes.stop_all([watcher], 1.0)
-        supervisor.stop()
+        end()
     report.ended()
 
 
@@ -191,14 +200,17 @@ class _Stopped(Exception):
     """A signal asked us to end, or nobody is left to serve."""
 
 
-def _start(supervisor: Supervisor, settings: Settings, fleet: Fleet, placed: list[devices.Devices]) -> None:
+def _start_scheduler(supervisor: Supervisor, settings: Settings) -> None:
     from baton.services.cli.scheduler import run_scheduler
 
     scheduler = Part("scheduler", lambda: run_scheduler(settings))
     supervisor.parts.append(scheduler)
     supervisor.start(scheduler)
-    _preload(settings)
-    supervisor.say("engine", "code loaded")
+
+
+def _start_engines(
+    supervisor: Supervisor, settings: Settings, fleet: Fleet, placed: list[devices.Devices]
+) -> None:
     for number, (role, where) in enumerate(zip(fleet.roles, placed, strict=True)):
         name = f"{role}-{fleet.roles[:number].count(role)}"
         supervisor.parts.append(Part(name, _worker(settings, name, role, where)))
@@ -240,6 +252,28 @@ def _run_router(settings: Settings) -> None:
     logs.keep_warnings()
     run_router(settings)
     leave(0)
+
+
+@contextmanager
+def _left_on_signals(
+    stops: list[socket.socket | int], end: Callable[[], None], ended: Callable[[], None]
+) -> Iterator[None]:
+    """While nobody looks at `stops`, and nothing is forked, a signal's handler itself ends everything."""
+
+    def end_at_once() -> None:
+        for one in usual:  # a second one kills us, and the children with us
+            signal.signal(one, signal.SIG_DFL)
+        end()
+        ended()
+        leave(0)
+
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    on_signals(end_at_once)
+    if wait(stops, timeout=0):  # it came before
+        raise _Stopped
+    yield
+    for number, handler in usual.items():
+        signal.signal(number, handler)
 
 
 def _until_ready(supervisor: Supervisor, events: Connection, stops: list[socket.socket | int]) -> None:

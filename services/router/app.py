@@ -20,6 +20,7 @@ from baton.scheduler.tasks import spawn, stop
 from baton.services import logs
 from baton.services.config import Settings
 from baton.services.errors import StartError
+from baton.services.leave import leave_on_signals
 from baton.services.router.cluster import ClusterView
 from baton.services.vllm_args import VLLM_VERSION, check_model, check_version, served_model_name
 
@@ -55,6 +56,7 @@ def run_router(settings: Settings) -> None:
     with contextlib.closing(sock):
         import uvloop
 
+        leave_on_signals(0)  # until the server takes them: it imports for seconds, and holds nothing yet
         preload()
         gc.set_threshold(*_GC_THRESHOLDS)
         uvloop.run(_serve(settings, sock))

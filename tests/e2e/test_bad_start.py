@@ -88,7 +88,7 @@ def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a scheduler, for workers that fail after they have found it."""
     with deployment(tmp_path_factory.mktemp("somewhere")) as one:
         one.start("scheduler", "scheduler")
-        eventually(lambda: listening(one.scheduler_port), 20, "the scheduler listens")
+        eventually(lambda: listening(one.scheduler_port), 60, "the scheduler listens")
         yield one.scheduler_address
 
 
