@@ -13,11 +13,20 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     YamlConfigSettingsSource,
 )
 
@@ -31,6 +40,18 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 RoleName = Literal["prefill", "decode", "mixed"]
 TransportName = Literal["shm", "grpc"]
+
+
+def _address(value: str) -> str:
+    """host:port, or several with commas between; what does not fit is refused before anything starts."""
+    for one in value.split(",") if value else []:
+        host, _, port = one.strip().rpartition(":")
+        if not (host and port.isdecimal() and int(port) <= 65535):
+            raise ValueError("give host:port, with a port up to 65535")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
 
 
 class _Section(BaseModel):
@@ -96,8 +117,9 @@ class PolicySettings(_Section):
 class SchedulerSettings(_Section):
     """The scheduler's own settings, and how others reach it."""
 
-    address: str = Field(
+    address: Address = Field(
         "127.0.0.1:7400",
+        min_length=1,
         description="host:port where it listens. Where others find it: one, or several with commas between.",
     )
     store: str = Field(
@@ -162,8 +184,10 @@ class HandoffSettings(_Section):
 class WorkerSettings(_Section):
     """One worker's process."""
 
-    listen: str = Field("127.0.0.1:0", description="host:port of its gRPC server; port 0 takes a free one.")
-    advertise: str = Field("", description="host:port as others reach it; what it listens on by default.")
+    listen: Address = Field(
+        "127.0.0.1:0", description="host:port of its gRPC server; port 0 takes a free one."
+    )
+    advertise: Address = Field("", description="host:port as others reach it; what it listens on by default.")
     worker_id: str = Field("", description="Unique name; made from role, host and process by default.")
     metrics_port: Port | None = Field(
         None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."
@@ -269,6 +293,8 @@ def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None
     name = config_file or os.environ.get(ENV_CONFIG_FILE)
     if name and not Path(name).is_file():
         raise ConfigError(f"configuration file {name!r} does not exist; pass an existing one with --config")
+    if name:
+        _check_mapping(name)
     _config_file["path"] = Path(name) if name else None
     given = {
         section: {key: value for key, value in values.items() if value is not None}
@@ -278,8 +304,8 @@ def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None
         return Settings(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"configuration file {name!r} is not valid YAML: {_one_line(error)}") from None
+    except SettingsError as error:
+        raise ConfigError(f"environment variables {ENV_PREFIX}...: {error}: {error.__cause__}") from None
     finally:
         _config_file["path"] = None
 
@@ -301,6 +327,20 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
         if isinstance(one, type) and issubclass(one, BaseModel):
             return one
     return None
+
+
+def _check_mapping(name: str) -> None:
+    """What pydantic-settings does not say well of a file. Raises ConfigError."""
+    try:
+        found = yaml.safe_load(Path(name).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {name!r} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"configuration file {name!r} is not valid YAML: {_one_line(error)}") from None
+    if found is not None and not isinstance(found, dict):
+        raise ConfigError(
+            f"configuration file {name!r} holds no sections: begin it with 'engine:', see docs/configuration.md"
+        )
 
 
 def _refuse_unknown_environment() -> None:

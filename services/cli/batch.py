@@ -49,6 +49,8 @@ def batch(
 
     if url and (prefill or decode or mixed):
         raise ConfigError("--url names a deployment that runs: leave out --prefill, --decode and --mixed")
+    if url and not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url {url}: give it as http://HOST:PORT")
     try:
         if url:
             endpoint = Endpoint(

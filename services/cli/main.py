@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, get_args
 
 import typer
 
@@ -13,7 +13,8 @@ from baton.errors import BatonError
 from baton.services.cli.batch import batch
 from baton.services.cli.flags import with_settings
 from baton.services.cli.help import SectionedCommand
-from baton.services.config import Settings
+from baton.services.config import RoleName, Settings
+from baton.services.errors import ConfigError
 from baton.services.leave import leave
 
 app = typer.Typer(
@@ -138,10 +139,7 @@ def role(
     worker: Annotated[
         str, typer.Argument(metavar="WORKER", help="The worker's id, or a beginning of it that is unique.")
     ],
-    to: Annotated[
-        Literal["prefill", "decode", "mixed"],
-        typer.Argument(metavar="prefill|decode|mixed", help="Its role from now on."),
-    ],
+    to: Annotated[str, typer.Argument(metavar="ROLE", help="prefill, decode or mixed.")],
 ) -> None:
     """Give a worker another role without a restart.
 
@@ -149,6 +147,8 @@ def role(
     """
     from baton.services.cli.status import run_role
 
+    if to not in get_args(RoleName):
+        raise ConfigError(f"there is no role {to!r}: give {', '.join(get_args(RoleName))}")
     run_role(settings.scheduler.address, worker, to)
 
 

@@ -337,5 +337,11 @@ def _check_port(key: str, host: str, port: int) -> None:
 
 def _log_folder(given: str) -> Path:
     folder = Path(given) if given else Path(tempfile.mkdtemp(prefix="baton-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "watcher.log").touch()
+    except OSError as error:
+        raise ConfigError(
+            f"--log-dir {given}: cannot write there: {error.strerror}; choose another folder"
+        ) from None
     return folder

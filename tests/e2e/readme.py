@@ -31,7 +31,7 @@ def shell_blocks() -> list[str]:
 
 @dataclass
 class Reader:
-    """Somebody in the repository's folder, with a shell. `netns` is the file of a network namespace, if any."""
+    """Somebody in the repository's folder, with a shell; `netns`: the file of a network namespace, if any."""
 
     folder: Path
     netns: str = ""
