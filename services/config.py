@@ -332,14 +332,15 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 def _check_mapping(name: str) -> None:
     """What pydantic-settings does not say well of a file. Raises ConfigError."""
     try:
-        found = yaml.safe_load(Path(name).read_text())
+        with Path(name).open() as file:
+            found = yaml.safe_load(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {name!r} cannot be read: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"configuration file {name!r} is not valid YAML: {_one_line(error)}") from None
     if found is not None and not isinstance(found, dict):
         raise ConfigError(
-            f"configuration file {name!r} holds no sections: begin it with 'engine:', see docs/configuration.md"
+            f"configuration file {name!r} holds no sections, as 'engine:' is one: see docs/configuration.md"
         )
 
 
