@@ -210,7 +210,8 @@ class Node:
         thread = ThreadPoolExecutor(1, "preload")
         importing = asyncio.get_running_loop().run_in_executor(thread, self._preload)
         stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait([importing, stopping], return_when=asyncio.FIRST_COMPLETED)
+        waited: list[asyncio.Future[Any]] = [importing, stopping]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not importing.done():
             logger.info("told to end while vLLM was imported")
