@@ -20,8 +20,9 @@ from tests.zygote import Forked
 
 PORTS = (8000, 7400)
 _CLONE_NEWNET = 0x40000000
-# In place of the command: tells what the shell made of its line.
-_TELL = f"""baton() {{ {PYTHON} -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@"; }}\n"""
+# In place of the command: tells what the shell made of its line, in one write, as several tell at a time.
+_TELL_ONE = "import json, sys; sys.stdout.write(json.dumps(sys.argv[1:]) + chr(10))"
+_TELL = f"""baton() {{ {PYTHON} -c '{_TELL_ONE}' "$@"; }}\n"""
 
 
 def shell_blocks() -> list[str]:

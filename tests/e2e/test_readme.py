@@ -59,7 +59,6 @@ def test_the_parts_one_by_one(person: Reader) -> None:
     started: dict[str, Forked] = {}
     for arguments in person.commands(block(PARTS)):
         started[arguments[0]] = person.start(arguments)
-    assert list(started) == ["scheduler", *sorted(set(started) - {"scheduler"}, key=list(started).index)]
     assert set(started) == {"scheduler", "prefill", "decode", "router"}
 
     eventually(lambda: ready(person), READY_S, "all parts are ready", 0.5)
