@@ -115,7 +115,7 @@ def reason(error: BaseException, extra: Collection[str] = ()) -> str:
             return say(found)
     text = _shorten_lists(_LINKS.sub("", text))
     text = _NAME.sub(lambda m: m[0] if m["name"] in extra else _NAMES[m["name"]], text)
-    for name in extra:
+    for name in (one for one in extra if "_" in one):  # others are words, too
         text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", f"engine.extra.{name}", text, count=1)
     if isinstance(error, KeyError) or not text:  # a KeyError's text is the key alone
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -140,7 +140,7 @@ def test_engine_arguments_that_a_router_refuses(tmp_path: Path, engine: dict[str
         (["--engine-args", '{"quantization": "fp8"}'], "does not go with engine.dtype (--dtype) float32"),
         (["--engine-args", '{"device": "cuda"}'], "engine.extra.device (value 'cuda')"),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_an_engine_refuses(tmp_path: Path, somewhere: str, arguments: list[str], said: str) -> None:
     assert said in fails_forked(tmp_path, *worker("mixed", *arguments, scheduler=somewhere))
