@@ -15,6 +15,7 @@ from typing import Literal
 from baton.services.errors import ConfigError
 
 LOGGER = "baton"
+_FORM = "_BATON_LOG"  # inherited by every process that this one starts: FORMAT:WHO
 LEVEL_VARIABLE = "VLLM_LOGGING_LEVEL"
 _FOREIGN = ("vllm", "torch", "transformers", "huggingface_hub", "grpc", "uvicorn", "asyncio", "py.warnings")
 _SAYS_TWICE = "vllm.transformers_utils.repo_utils"  # what it logs, of a model that cannot be read, it raises
@@ -84,9 +85,17 @@ def configure(log_format: Literal["text", "json"], who: str, *, libraries: str =
     os.environ.setdefault("HF_HUB_VERBOSITY", shown)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", shown.upper())
     logging.captureWarnings(True)  # Python's own, which would break a log of JSON lines
+    os.environ[_FORM] = f"{log_format}:{who}"
     own = logging.getLogger(LOGGER)
     own.setLevel(logging.INFO)
     return own
+
+
+def follow() -> None:
+    """In a process that vLLM started anew (a tensor-parallel rank): log as the one that asked for it."""
+    log_format, _, who = os.environ.get(_FORM, "").partition(":")
+    if who and not logging.getLogger().handlers:
+        configure("json" if log_format == "json" else "text", who)
 
 
 def keep_warnings() -> None:

@@ -17,7 +17,7 @@ from baton.services.errors import ConfigError
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     verbosities = ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "TORCH_CPP_LOG_LEVEL")
-    for name in ("VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING", *verbosities):
+    for name in ("_BATON_LOG", "VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING", *verbosities):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     root, own = logging.getLogger(), logging.getLogger(logs.LOGGER)
@@ -115,3 +115,11 @@ def test_who_wants_more_or_less_says_so(
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "chatty")
     with pytest.raises(ConfigError, match="VLLM_LOGGING_LEVEL: value 'chatty' is not allowed"):
         logs.configure("text", "w")
+
+
+def test_a_process_that_was_started_anew_logs_as_its_parent(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json", "decode-1")
+    logging.getLogger().handlers.clear()  # as in a new interpreter with the same environment
+    logs.follow()
+    logging.getLogger("vllm.rank").error("broke")
+    assert json.loads(capsys.readouterr().err)["process"] == "decode-1"
