@@ -63,7 +63,6 @@ def run_batch(source: Source, requests: Path, answers: Path) -> int:
     if requests.exists() and answers.exists() and requests.samefile(answers):
         raise InputError(f"{requests} cannot be both the requests and the answers")
     ids = batch_file.check(requests, source.served)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGINT and SIGTERM are one from here on
     with Output.resume(answers, ids) as output:
         done, total = len(output.done), len(ids)
         if done:

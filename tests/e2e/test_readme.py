@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.readme import Reader, reader, shell_blocks
-from tests.support import eventually
+from tests.support import ROOT, eventually
 from tests.zygote import Forked
 
 ASK = "curl http://127.0.0.1:8000/v1/chat/completions"
@@ -44,6 +44,13 @@ def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         yield one
 
 
+def headings(text: str) -> list[str]:
+    """The heads of the tables in what `baton status` prints, whatever their widths."""
+    lines = [line.strip() for line in text.splitlines()]
+    rules = [number for number, line in enumerate(lines) if line and set(line) == {"─"}]
+    return [" ".join(f"{lines[at - 2]} {lines[at - 1]}".split()) for at in rules]
+
+
 def ready(person: Reader) -> bool:
     """Whether the router takes requests, and two workers are there."""
     try:
@@ -70,6 +77,9 @@ def test_the_parts_one_by_one(person: Reader) -> None:
     assert "model baton-demo" in told
     for role in ("prefill", "decode"):
         assert re.search(rf"^ {role}-\S+ +{role} +ready ", told, re.MULTILINE), told
+
+    assert headings(told) == headings((ROOT / "README.md").read_text())
+    assert len(headings(told)) == 3
 
     told = person.shell(block(QUESTIONS))
     assert re.search(r"^decode-\S+ is a mixed worker now", told, re.MULTILINE), told

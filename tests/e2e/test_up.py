@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -63,11 +64,12 @@ def test_ctrl_c_while_engines_load(tmp_path: Path) -> None:
 
 
 def loads(process: Process, library: str) -> bool:
-    """Whether it has mapped a file of this library: it is about to import what is built on it."""
+    """Whether it or a child has mapped a file of this library: what is built on it is imported next."""
     try:
-        return library in Path(f"/proc/{process.popen.pid}/maps").read_text()
-    except OSError:
+        maps = [Path(f"/proc/{one.pid}/maps").read_text() for one in family(process.popen.pid)]
+    except (OSError, psutil.Error):
         return False
+    return any(library in one for one in maps)
 
 
 @pytest.mark.timeout(150)
@@ -90,6 +92,24 @@ def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: sign
     assert "nanobind" not in process.text
     assert "Traceback" not in process.text
     assert took < 3.0  # 0.4 s on a quiet machine; the import goes on for six
+
+
+@pytest.mark.timeout(150)
+def test_a_batch_told_to_end_while_it_starts(tmp_path: Path) -> None:
+    requests = tmp_path / "in.jsonl"
+    body = {"model": MODEL_NAME, "prompt": "x"}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
+    requests.write_text(json.dumps(line))
+    with deployment(tmp_path / "import", cold=True) as one:
+        process = one.start("batch", "batch", str(requests), str(tmp_path / "out.jsonl"))
+        eventually(lambda: loads(process, "libtorch"), 60, "its engines' code is imported", 0.01)
+        all_of_it = family(process.popen.pid)
+        began = time.monotonic()
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130, process.text
+        assert time.monotonic() - began < 4.0
+        eventually(lambda: gone(all_of_it), 10, "all have ended")
+    assert "interrupted: 0 of 1 are answered" in process.text
 
 
 @pytest.mark.timeout(150)
