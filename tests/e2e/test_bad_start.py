@@ -19,7 +19,7 @@ from tests import zygote
 from tests.e2e.deployment import ENGINE, MODEL, deployment
 from tests.support import BATON, ROOT, eventually, free_port, listening, redis_server
 
-WITHIN_S = 60.0  # a cold import of vLLM takes up to 11 s of it, and more on a busy machine
+WITHIN_S = 100.0  # a cold import of vLLM takes up to 11 s of it, and more on a busy machine
 A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker tells how far it is before it fails
 
 
@@ -50,7 +50,7 @@ def the_line(said: str) -> str:
     lines = [line for line in said.splitlines() if not A_LOG_LINE.match(line)]
     assert len(lines) == 1, said
     assert lines[0].startswith("baton: error: "), said
-    for noise in ("validation error", "Value error", "pydantic", "ValueError", "gpu_memory", "VLLM_"):
+    for noise in ("validation error", "Value error", "pydantic", "ValueError", "gpu_memory", "VLLM_CPU"):
         assert noise not in lines[0]
     return lines[0]
 
