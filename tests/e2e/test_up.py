@@ -91,7 +91,7 @@ def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: sign
     assert "code loaded" not in process.text
     assert "nanobind" not in process.text
     assert "Traceback" not in process.text
-    assert took < 3.0  # 0.4 s on a quiet machine; the import goes on for six
+    assert took < 5.0  # 0.5 s on a quiet machine, where the import goes on for six; on a busy one for 20
 
 
 @pytest.mark.timeout(150)
@@ -107,7 +107,7 @@ def test_a_batch_told_to_end_while_it_starts(tmp_path: Path) -> None:
         began = time.monotonic()
         process.popen.send_signal(signal.SIGTERM)
         assert process.wait(30) == 130, process.text
-        assert time.monotonic() - began < 4.0
+        assert time.monotonic() - began < 5.0
         eventually(lambda: gone(all_of_it), 10, "all have ended")
     assert "interrupted: 0 of 1 are answered" in process.text
 
