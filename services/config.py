@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -47,6 +48,18 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 RoleName = Literal["prefill", "decode", "mixed"]
 TransportName = Literal["shm", "grpc"]
+
+
+def _address(value: str) -> str:
+    """host:port, or several with commas between; what does not fit is refused before anything starts."""
+    for one in value.split(",") if value else []:
+        host, _, port = one.strip().rpartition(":")
+        if not (host and port.isdecimal() and int(port) <= 65535):
+            raise ValueError("give host:port, with a port up to 65535")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
 
 
 class _Section(BaseModel):
@@ -114,8 +127,9 @@ class PolicySettings(_Section):
 class SchedulerSettings(_Section):
     """The scheduler's own settings, and how others reach it."""
 
-    address: str = Field(
+    address: Address = Field(
         "127.0.0.1:7400",
+        min_length=1,
         description="host:port where it listens. Where others find it: one, or several with commas between.",
     )
     store: str = Field(
@@ -191,8 +205,10 @@ class HandoffSettings(_Section):
 class WorkerSettings(_Section):
     """One worker's process."""
 
-    listen: str = Field("127.0.0.1:0", description="host:port of its gRPC server; port 0 takes a free one.")
-    advertise: str = Field("", description="host:port as others reach it; what it listens on by default.")
+    listen: Address = Field(
+        "127.0.0.1:0", description="host:port of its gRPC server; port 0 takes a free one."
+    )
+    advertise: Address = Field("", description="host:port as others reach it; what it listens on by default.")
     worker_id: str = Field("", description="Unique name; made from role, host and process by default.")
     metrics_port: Port | None = Field(
         None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."
@@ -306,6 +322,9 @@ class Settings(BaseSettings):
         return (init_settings, env_settings, *from_file)
 
 
+_NO_MAPPING = (
+    "it must be a mapping of sections, as 'engine:' is one, each a mapping of keys, all of them plain text"
+)
 _config_file: dict[str, Path | None] = {"path": None}  # pydantic-settings passes sources no argument
 
 
@@ -320,6 +339,8 @@ def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None
     name = config_file or os.environ.get(ENV_CONFIG_FILE)
     if name and not Path(name).is_file():
         raise ConfigError(f"configuration file {name!r} does not exist; pass an existing one with --config")
+    if name:
+        _check_mapping(name)
     _config_file["path"] = Path(name) if name else None
     given = {
         section: {key: value for key, value in values.items() if value is not None}
@@ -331,8 +352,8 @@ def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None
         raise ConfigError(_explain(error)) from None
     except SettingsError as error:  # of the environment; names the key alone
         raise ConfigError(f"the environment ({ENV_PREFIX}...) has a value that is no JSON: {error}") from None
-    except (yaml.YAMLError, ValueError, TypeError) as error:  # the latter two of a value, or of the whole
-        raise ConfigError(f"configuration file {name!r} is not valid YAML: {_where(error)}") from None
+    except (ValueError, TypeError):  # of a file whose keys are no text
+        raise ConfigError(f"configuration file {name!r}: {_NO_MAPPING}") from None
     finally:
         _config_file["path"] = None
 
@@ -354,6 +375,19 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
         if isinstance(one, type) and issubclass(one, BaseModel):
             return one
     return None
+
+
+def _check_mapping(name: str) -> None:
+    """What pydantic-settings does not say well of a file. Raises ConfigError."""
+    try:
+        with Path(name).open() as file:
+            found = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {name!r} cannot be read: {error}") from None
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise ConfigError(f"configuration file {name!r} is not valid YAML: {_where(error)}") from None
+    if found is not None and not isinstance(found, dict):
+        raise ConfigError(f"configuration file {name!r}: {_NO_MAPPING}")
 
 
 def _refuse_unknown_environment() -> None:
@@ -417,6 +451,6 @@ def _where(error: Exception) -> str:
     """YAML's own words up to the first that it quotes, and where: the source's line may hold a secret."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return "it must be a mapping of sections, each a mapping of keys, all of them plain text"
+        return "a value does not fit its tag"
     problem = re.split(r"['\"]", getattr(error, "problem", None) or "")[0].strip()
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem or 'it cannot be read'}"

@@ -7,6 +7,8 @@ BatonError
     └── PeerRefused      two processes may not talk: another vLLM version, another model
 """
 
+import re
+
 from pydantic import ValidationError
 
 from baton.errors import BatonError
@@ -29,11 +31,15 @@ class PeerRefused(ServiceError):
 
 
 def one_line(error: BaseException) -> str:
-    """What it says, in one line. pydantic's would quote the values that it was given, secrets among them."""
+    """Return what it says in one line.
+
+    pydantic's own text would quote the values that it was given, secrets among them, and frame each reason.
+    """
     if isinstance(error, ValidationError):
         found = error.errors(include_input=False, include_context=False, include_url=False)
         where = (".".join(map(str, one["loc"])) for one in found)
-        return "; ".join(
-            f"{key}: {one['msg']}" if key else one["msg"] for key, one in zip(where, found, strict=True)
-        )
-    return " ".join(str(error).split())
+        said = (re.sub(r"^(Value error|Assertion failed), ", "", one["msg"]) for one in found)
+        text = "; ".join(f"{key}: {one}" if key else one for key, one in zip(where, said, strict=True))
+    else:
+        text = str(error)
+    return " ".join(text.split())

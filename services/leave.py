@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 
@@ -18,3 +20,23 @@ def leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def on_signals(react: Callable[[], None]) -> None:
+    """Have `react` called with SIGINT and SIGTERM, for as long as nobody else takes them.
+
+    While vLLM is imported nothing else looks at what came, and an exception cannot be raised there: import
+    runs callbacks in which Python drops it. So `react` ends the process itself where it shall end.
+    """
+
+    def on_signal(number: int, frame: object) -> None:
+        del number, frame
+        react()
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+
+
+def leave_on_signals(status: int) -> None:
+    """SIGINT and SIGTERM end this process at once: for a start that holds nothing yet."""
+    on_signals(lambda: leave(status))

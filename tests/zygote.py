@@ -84,7 +84,8 @@ class Zygote:
             stdout=subprocess.PIPE,
             cwd=ROOT,
             # Workers that know their cores use them all; others would wait for each other on a busy machine.
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # torch reads its level when it is loaded; a cold start has set it by then (services/logs.py).
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
             text=True,
         )
         self._lock = threading.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +47,7 @@ def batch(
     Started again after it was stopped, it goes on where it was. Exit status: 0, 1 if requests failed, 2 if
     the file of requests is wrong, 130 if interrupted.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, from the first import on
     from baton.services.offline import batch as offline
     from baton.services.offline.client import Endpoint
     from baton.services.offline.errors import InputError
@@ -53,6 +55,8 @@ def batch(
 
     if url and (prefill or decode or mixed):
         raise ConfigError("--url names a deployment that runs: leave out --prefill, --decode and --mixed")
+    if url and not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url {url}: give it as http://HOST:PORT")
     try:
         if url:
             endpoint = Endpoint(

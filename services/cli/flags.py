@@ -34,24 +34,27 @@ ConfigFlag = Annotated[
 ]
 
 
-def with_settings(*sections: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a typer command the flags of `sections`; it receives the loaded `settings` instead.
+def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a typer command the flags of `names`; it receives the loaded `settings` instead.
+
+    A name is `engine` for a whole section, `scheduler.address` for one key.
 
     The command's other parameters stay its own. Wrong values end the command with one line and status 2.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        flags = [_parameter(section, key) for section in sections for key in _fields(section)]
+        keys = [pair for name in names for pair in _keys(name)]
+        flags = [_parameter(section, key) for section, key in keys]
         # Evaluated, as typer finds no help in an annotation that is still a string.
         parameters = inspect.signature(command, eval_str=True).parameters.values()
         own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.name != "settings"]
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            given: dict[str, dict[str, Any]] = {section: {} for section in sections}
-            for section in sections:
-                for key in _fields(section):
-                    given[section][key] = _parse(section, key, values.pop(_variable(section, key)))
+            given: dict[str, dict[str, Any]] = {}
+            for section, key in keys:
+                value = _parse(section, key, values.pop(_variable(section, key)))
+                given.setdefault(section, {})[key] = value
             config = values.pop("config")
             command(settings=load(given, config), **values)
 
@@ -84,8 +87,10 @@ def _section(section: str) -> type[BaseModel]:
     return model
 
 
-def _fields(section: str) -> list[str]:
-    return list(_section(section).model_fields)
+def _keys(name: str) -> list[tuple[str, str]]:
+    """`engine` or `scheduler.address` as (section, key)."""
+    section, _, key = name.partition(".")
+    return [(section, one) for one in ([key] if key else _section(section).model_fields)]
 
 
 def _variable(section: str, key: str) -> str:
@@ -100,14 +105,16 @@ def _parameter(section: str, key: str) -> inspect.Parameter:
     names = [name, f"--no-{name[2:]}"] if kind is bool else [name]
     plain = default not in (None, "", {}) and not isinstance(default, BaseModel)
     shown = f" [default: {_text(default)}]" if plain else ""
+    usual = name in {f"--{key.replace('_', '-')}", f"--{section}-{key.replace('_', '-')}"}
+    variable = "" if usual else f" [key: {section}.{key}; env: {ENV_PREFIX}{section.upper()}__{key.upper()}]"
     choices = _choices(field.annotation)
     option = typer.Option(
         "/".join(names) if kind is bool else names[0],
-        help=f"{field.description or ''}{shown} [env: {ENV_PREFIX}{section.upper()}__{key.upper()}]".strip(),
+        help=f"{field.description or ''}{shown}{variable}".strip(),
         metavar="|".join(choices)
         if choices
         else ("JSON" if kind is str and _is_mapping(field.annotation) else None),
-        rich_help_panel=section.capitalize(),
+        rich_help_panel=_heading(section),
         show_default=False,
     )
     return inspect.Parameter(
@@ -116,6 +123,10 @@ def _parameter(section: str, key: str) -> inspect.Parameter:
         default=None,
         annotation=Annotated[kind | None, option],
     )
+
+
+def _heading(section: str) -> str:
+    return f"{section.capitalize()} (file: {section}.KEY; env: {ENV_PREFIX}{section.upper()}__KEY)"
 
 
 def _flag_type(annotation: Any) -> type:

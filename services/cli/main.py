@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, get_args
 
 import typer
 
@@ -11,24 +12,30 @@ import baton
 from baton.errors import BatonError
 from baton.services.cli.batch import batch
 from baton.services.cli.flags import with_settings
+from baton.services.cli.help import SectionedCommand
 from baton.services.cli.title import hide_secrets
-from baton.services.config import Settings
+from baton.services.config import RoleName, Settings
+from baton.services.errors import ConfigError
+from baton.services.leave import leave
 
 app = typer.Typer(
     name="baton",
     help="Serve large language models with prefill and decode on separate workers.\n\n"
     "`baton up` runs everything on this machine; the other commands are its parts, one process each. "
-    "Every flag can also be set in the environment or in a YAML file (--config).",
+    "Every flag can also be set in the environment (BATON_SECTION__KEY) or in a YAML file (--config).",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # its tables cut long flag names short
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+WorkerId = Annotated[
+    str, typer.Argument(metavar="WORKER", help="The worker's id, or a beginning of it that is unique.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @with_settings("engine", "router", "scheduler", "handoff")
 def up(
     settings: Settings,
@@ -54,52 +61,51 @@ def up(
     run_up(settings, fleet, log_dir)
 
 
-app.command()(batch)
+app.command(cls=SectionedCommand)(batch)
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @with_settings("engine", "router", "scheduler")
 def router(settings: Settings) -> None:
     """Run a router: OpenAI's HTTP API in, tokens out. Needs no GPU and no weights."""
-    from baton.services.leave import leave
     from baton.services.router.app import run_router
 
     run_router(settings)
     leave(0)
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @with_settings("scheduler")
 def scheduler(settings: Settings) -> None:
-    """Run a scheduler: the registry of workers, and the placement of every request."""
+    """Run a scheduler: knows the workers, places every request."""
     from baton.services.cli.scheduler import run_scheduler
 
     run_scheduler(settings)
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @with_settings("engine", "worker", "scheduler", "handoff")
 def prefill(settings: Settings) -> None:
     """Run a prefill worker: reads prompts, hands their KV cache over."""
     _run_worker(settings, "prefill")
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @with_settings("engine", "worker", "scheduler", "handoff")
 def decode(settings: Settings) -> None:
     """Run a decode worker: pulls the KV cache, writes the answers."""
     _run_worker(settings, "decode")
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 @with_settings("engine", "worker", "scheduler", "handoff")
 def mixed(settings: Settings) -> None:
     """Run a worker that does both: the aggregated mode."""
     _run_worker(settings, "mixed")
 
 
-@app.command()
-@with_settings("scheduler")
+@app.command(cls=SectionedCommand)
+@with_settings("scheduler.address")
 def status(
     settings: Settings,
     json: Json = False,
@@ -107,38 +113,47 @@ def status(
         bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl-C.")
     ] = False,
 ) -> None:
-    """Show the workers, their load, the placements under way and the last handoffs."""
+    """Show the workers, their load and the last requests."""
     from baton.services.cli.status import run_status
 
-    run_status(settings.scheduler, as_json=json, watch=watch)
+    run_status(settings.scheduler.address, as_json=json, watch=watch)
 
 
-@app.command()
-@with_settings("scheduler")
+@app.command(cls=SectionedCommand)
+@with_settings("scheduler.address")
 def drain(
     settings: Settings,
-    worker: Annotated[str, typer.Argument(help="The worker's id, or a beginning of it that is unique.")],
+    worker: Annotated[
+        str, typer.Argument(metavar="WORKER", help="The worker's id, or a beginning of it that is unique.")
+    ],
 ) -> None:
     """Ask a worker to finish what it has, take nothing new, and exit."""
     from baton.services.cli.status import run_drain
 
-    run_drain(settings.scheduler, worker)
+    run_drain(settings.scheduler.address, worker)
 
 
-@app.command()
-@with_settings("scheduler")
+@app.command(cls=SectionedCommand)
+@with_settings("scheduler.address")
 def role(
     settings: Settings,
-    worker: Annotated[str, typer.Argument(help="The worker's id, or a beginning of it that is unique.")],
-    to: Annotated[Literal["prefill", "decode", "mixed"], typer.Argument(help="What it shall do.")],
+    worker: Annotated[
+        str, typer.Argument(metavar="WORKER", help="The worker's id, or a beginning of it that is unique.")
+    ],
+    to: Annotated[str, typer.Argument(metavar="ROLE", help="prefill, decode or mixed.")],
 ) -> None:
-    """Give a worker another role, without a restart: what it runs goes on, other work is placed on it."""
+    """Give a worker another role without a restart.
+
+    What it runs goes on to its end; what is placed on it from now on is of the new role.
+    """
     from baton.services.cli.status import run_role
 
-    run_role(settings.scheduler, worker, to)
+    if to not in get_args(RoleName):
+        raise ConfigError(f"there is no role {to!r}: give {', '.join(get_args(RoleName))}")
+    run_role(settings.scheduler.address, worker, to)
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 def version() -> None:
     """Print Baton's version and the engine's that it is made for."""
     from baton.services.vllm_args import VLLM_VERSION
@@ -155,11 +170,13 @@ def _run_worker(settings: Settings, role: str) -> None:
 def main() -> None:
     """The entry point: an expected error is one line on stderr and status 1, never a traceback."""
     hide_secrets(sys.argv[1:])
+    # gRPC's core prints lines of C++ beside the errors that it raises. It reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         app()
     except BatonError as error:
         print(f"baton: error: {error}", file=sys.stderr)
-        sys.exit(1)
+        leave(1)  # a library's last words would hide the line
     except KeyboardInterrupt:
         sys.exit(130)
 

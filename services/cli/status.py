@@ -4,47 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import time
+from collections.abc import Sequence
 from typing import cast
 
 from google.protobuf.json_format import MessageToDict
-from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from baton.services.config import SchedulerSettings
+from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
 from baton.services.errors import ServiceError
 
 WATCH_S = 1.0
 SHOWN_HANDOFFS = 10
+PIPE_WIDTH = 200  # columns
 
 
-def run_status(settings: SchedulerSettings, *, as_json: bool, watch: bool) -> None:
+def run_status(address: str, *, as_json: bool, watch: bool) -> None:
     """Print the deployment's state once, or every second. Raises SchedulerUnavailable."""
     if as_json:
-        print(
-            json.dumps(MessageToDict(_describe(settings.address), preserving_proto_field_name=True), indent=2)
-        )
+        print(json.dumps(MessageToDict(_describe(address), preserving_proto_field_name=True), indent=2))
     elif watch:
-        with Live(render(_describe(settings.address)), auto_refresh=False) as live:
+        # All of it, also where it is higher than the terminal.
+        with Live(auto_refresh=False, vertical_overflow="visible") as live:
             while True:
+                live.update(render(_describe(address), live.console.width), refresh=True)
                 time.sleep(WATCH_S)
-                live.update(render(_describe(settings.address)), refresh=True)
     else:
-        # A pipe has no width: do not cut the tables there.
-        width = None if sys.stdout.isatty() else 160
-        Console(width=width).print(render(_describe(settings.address)))
+        # A pipe has no width: nothing is left out there.
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+        # As wide as it comes: an id that is longer than the terminal is wrapped by it, not cut by us.
+        Console(width=UNLIMITED, highlight=False).print(render(_describe(address), width))
 
 
-def run_drain(settings: SchedulerSettings, worker: str) -> None:
+def run_drain(address: str, worker: str) -> None:
     """Ask one worker to drain. Raises ServiceError when no single worker is meant."""
 
     async def ask() -> pb.DrainReply:
-        client = SchedulerClient(settings.address)
+        client = SchedulerClient(address)
         try:
             return await client.drain(worker)
         finally:
@@ -56,11 +58,11 @@ def run_drain(settings: SchedulerSettings, worker: str) -> None:
     print(f"{reply.worker_id} drains: it takes nothing new and exits when it has finished")
 
 
-def run_role(settings: SchedulerSettings, worker: str, to: str) -> None:
+def run_role(address: str, worker: str, to: str) -> None:
     """Give one worker another role. Raises ServiceError when it does not take it."""
 
     async def ask() -> pb.SetRoleReply:
-        async with SchedulerClient(settings.address) as client:
+        async with SchedulerClient(address) as client:
             return await client.set_role(worker, cast(pb.Role, pb.Role.Value(f"ROLE_{to.upper()}")))
 
     reply = asyncio.run(ask())
@@ -69,19 +71,21 @@ def run_role(settings: SchedulerSettings, worker: str, to: str) -> None:
     print(f"{reply.worker_id} is a {to} worker now; what it runs goes on to its end")
 
 
-def render(description: pb.Description) -> Group:
-    """The tables: workers, placements under way, last handoffs."""
-    under_way = len(description.attempts)
+def render(description: pb.Description, width: int) -> Group:
+    """The tables for a terminal of `width` columns: workers, speculation, last requests."""
+    in_flight = len(description.attempts)
     models = sorted({worker.identity.model for worker in description.workers})
     head = (
         f"model {', '.join(models) or '(no worker)'}, topic {description.topic}, store {description.store}, "
-        f"{under_way} requests under way\n"
+        f"{in_flight} requests in flight\n"
     )
     if description.store_problem:
         head += f"THE STORE IS AWAY, going on from memory: {description.store_problem}\n"
-    tables = [_workers(description), _handoffs(description)]
-    if any(worker.load.HasField("drafting") for worker in description.workers):
-        tables.insert(1, _drafting(description))
+    tables = [fitted("workers", _WORKERS, description.workers, width)]
+    drafting = [worker for worker in description.workers if worker.load.HasField("drafting")]
+    if drafting:
+        tables.append(fitted("speculation", _SPECULATION, drafting, width))
+    tables.append(_requests(description.handoffs[:SHOWN_HANDOFFS], width))
     return Group(head, *tables)
 
 
@@ -96,92 +100,66 @@ def _describe(address: str) -> pb.Description:
     return asyncio.run(ask())
 
 
-def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for column in texts:
-        table.add_column(column, no_wrap=True, vertical="bottom")
-    for column in numbers:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
+def _requests(past: Sequence[pb.PastHandoff], width: int) -> Table:
+    """Both ids beside each other; one above the other where the terminal is too narrow for that."""
+    beside = fitted("last requests", [_PREFILL_WORKER, _DECODE_WORKER, *_REQUESTS], past, width)
+    if needed(beside) <= width:
+        return beside
+    return fitted("last requests", [_BOTH_WORKERS, *_REQUESTS], past, width)
 
 
-def _workers(description: pb.Description) -> Table:
-    numbers = (
-        "running",
-        "waiting",
+_WORKERS: list[Column[pb.WorkerStatus]] = [
+    Column("worker", lambda w: w.identity.worker_id),
+    Column("role", lambda w: pb.Role.Name(w.identity.role).removeprefix("ROLE_").lower()),
+    Column("state", lambda w: pb.WorkerState.Name(w.state).removeprefix("WORKER_STATE_").lower()),
+    Column("running", lambda w: str(w.load.running), number=True, rank=6),
+    Column("waiting", lambda w: str(w.load.waiting), number=True, rank=5),
+    Column(
         "free\nblocks",
-        "pinned\nMiB",
-        "unread\ntokens",
-        "placed",
-        "heard\nof, s",
-    )
-    table = _table("workers", ("worker", "role", "state"), numbers)
-    for worker in description.workers:
-        load = worker.load
-        table.add_row(
-            worker.identity.worker_id,
-            pb.Role.Name(worker.identity.role).removeprefix("ROLE_").lower(),
-            pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower(),
-            str(load.running),
-            str(load.waiting),
-            f"{load.free_blocks}/{worker.identity.capacity.num_blocks}",
-            f"{load.pinned_bytes / 2**20:.1f}",
-            str(worker.reserved_prompt_tokens),
-            str(worker.reserved_requests),
-            f"{worker.heartbeat_age_s:.1f}",
-        )
-    return table
-
-
-def _drafting(description: pb.Description) -> Table:
-    numbers = (
-        "draft\nlength",
-        "drafts\nlast min",
-        "first token\naccepted",
-        "tokens\na step",
-    )
-    table = _table("speculation", ("worker", "method", "alarm"), numbers)
-    for worker in description.workers:
-        load = worker.load
-        if not load.HasField("drafting"):
-            continue
-        drafting = load.drafting
-        table.add_row(
-            worker.identity.worker_id,
-            worker.identity.capacity.speculative_method,
-            "ACCEPTED TOO SELDOM" if drafting.alarm else "-",
-            str(drafting.draft_length),
-            str(drafting.drafts),
-            f"{drafting.first_acceptance:.0%}" if drafting.drafts else "-",
-            f"{drafting.mean_accepted_length:.2f}" if drafting.drafts else "-",
-        )
-    return table
-
-
-def _handoffs(description: pb.Description) -> Table:
-    numbers = (
-        "tokens\nin",
-        "\nout",
-        "KV\nMiB",
-        "first\ntoken ms",
-        "handoff\nms",
-        "decode\nms",
-        "ended\ns ago",
-    )
-    table = _table("last requests", ("prompt read by", "answer written by", "outcome", "by"), numbers)
-    for past in description.handoffs[:SHOWN_HANDOFFS]:
-        cost = past.cost
-        table.add_row(
-            past.prefill_worker_id or past.decode_worker_id,
-            past.decode_worker_id,
-            past.outcome,
-            cost.transport or "-",
-            str(cost.prompt_tokens),
-            str(cost.output_tokens),
-            f"{cost.handoff_bytes / 2**20:.1f}",
-            f"{cost.prefill_ms:.1f}",
-            f"{cost.handoff_ms:.1f}",
-            f"{cost.decode_ms:.0f}",
-            f"{past.age_s:.0f}",
-        )
-    return table
+        lambda w: f"{w.load.free_blocks}/{w.identity.capacity.num_blocks}",
+        number=True,
+        rank=4,
+    ),
+    Column("pinned\nMiB", lambda w: f"{w.load.pinned_bytes / 2**20:.1f}", number=True, rank=2),
+    Column("queued\ntokens", lambda w: str(w.reserved_prompt_tokens), number=True, rank=3),
+    Column("placed", lambda w: str(w.reserved_requests), number=True, rank=1),
+    Column("heartbeat\ns ago", lambda w: f"{w.heartbeat_age_s:.1f}", number=True, rank=2),
+]
+_SPECULATION: list[Column[pb.WorkerStatus]] = [
+    Column("worker", lambda w: w.identity.worker_id),
+    Column("method", lambda w: w.identity.capacity.speculative_method, rank=4),
+    Column("alarm", lambda w: "ACCEPTED TOO SELDOM" if w.load.drafting.alarm else "-"),
+    Column("draft\nlength", lambda w: str(w.load.drafting.draft_length), number=True, rank=1),
+    Column("drafts\nlast min", lambda w: str(w.load.drafting.drafts), number=True, rank=1),
+    Column(
+        "first position\naccepted",
+        lambda w: f"{w.load.drafting.first_acceptance:.0%}" if w.load.drafting.drafts else "-",
+        number=True,
+        rank=3,
+    ),
+    Column(
+        "accepted\nlength",
+        lambda w: f"{w.load.drafting.mean_accepted_length:.2f}" if w.load.drafting.drafts else "-",
+        number=True,
+        rank=2,
+    ),
+]
+_PREFILL_WORKER: Column[pb.PastHandoff] = Column(
+    "prefill worker", lambda past: past.prefill_worker_id or past.decode_worker_id
+)
+_DECODE_WORKER: Column[pb.PastHandoff] = Column("decode worker", lambda past: past.decode_worker_id)
+_BOTH_WORKERS: Column[pb.PastHandoff] = Column(
+    "prefill worker\ndecode worker",
+    lambda past: f"{past.prefill_worker_id or past.decode_worker_id}\n{past.decode_worker_id}",
+)
+_REQUESTS: list[Column[pb.PastHandoff]] = [
+    Column("outcome", lambda past: past.outcome),
+    Column("transport", lambda past: past.cost.transport or "-", rank=1),
+    Column("prompt\ntokens", lambda past: str(past.cost.prompt_tokens), number=True, rank=5),
+    Column("output\ntokens", lambda past: str(past.cost.output_tokens), number=True, rank=6),
+    Column("KV\nMiB", lambda past: f"{past.cost.handoff_bytes / 2**20:.1f}", number=True, rank=2),
+    Column("prefill\nms", lambda past: f"{past.cost.prefill_ms:.1f}", number=True, rank=4),
+    Column("handoff\nms", lambda past: f"{past.cost.handoff_ms:.1f}", number=True, rank=3),
+    Column("decode\nms", lambda past: f"{past.cost.decode_ms:.0f}", number=True, rank=4),
+    Column("ended\ns ago", lambda past: f"{past.age_s:.0f}", number=True, rank=3),
+]

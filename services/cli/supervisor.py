@@ -16,7 +16,8 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -30,7 +31,7 @@ from baton.services.cli.watch import Seen, watch
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
-from baton.services.leave import leave
+from baton.services.leave import leave, on_signals
 from baton.services.vllm_args import check_model
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes; a small one is there in ten seconds
@@ -174,17 +175,25 @@ def supervise(
     ours, theirs = Pipe(duplex=False)
     health = f"http://{settings.router.host}:{settings.router.port}/health"
     watcher = processes.spawn("watcher", lambda: watch(settings.scheduler.address, health, theirs), folder)
+
+    def end() -> None:
+        report.ending()
+        processes.stop_all([watcher], 1.0)
+        supervisor.stop()
+
     try:
-        _start(supervisor, settings, fleet, placed)
+        _start_scheduler(supervisor, settings)
+        with _left_on_signals(stops, end, report.ended):
+            _preload(settings)
+        supervisor.say("engine", "code loaded")
+        _start_engines(supervisor, settings, fleet, placed)
         _until_ready(supervisor, ours, stops)
         report.ready()
         _run(supervisor, ours, stops)
     except _Stopped:
         pass
     finally:
-        report.ending()
-        processes.stop_all([watcher], 1.0)
-        supervisor.stop()
+        end()
     report.ended()
 
 
@@ -192,14 +201,17 @@ class _Stopped(Exception):
     """A signal asked us to end, or nobody is left to serve."""
 
 
-def _start(supervisor: Supervisor, settings: Settings, fleet: Fleet, placed: list[devices.Devices]) -> None:
+def _start_scheduler(supervisor: Supervisor, settings: Settings) -> None:
     from baton.services.cli.scheduler import run_scheduler
 
     scheduler = Part("scheduler", lambda: run_scheduler(settings))
     supervisor.parts.append(scheduler)
     supervisor.start(scheduler)
-    _preload(settings)
-    supervisor.say("engine", "code loaded")
+
+
+def _start_engines(
+    supervisor: Supervisor, settings: Settings, fleet: Fleet, placed: list[devices.Devices]
+) -> None:
     for number, (role, where) in enumerate(zip(fleet.roles, placed, strict=True)):
         name = f"{role}-{fleet.roles[:number].count(role)}"
         supervisor.parts.append(Part(name, _worker(settings, name, role, where)))
@@ -211,7 +223,7 @@ def _start(supervisor: Supervisor, settings: Settings, fleet: Fleet, placed: lis
 
 def _preload(settings: Settings) -> None:
     # What vLLM has to say of this machine it says again in each log.
-    logs.configure(settings.log_format, "up", vllm="ERROR")
+    logs.configure(settings.log_format, "up")
     from baton.services.router import app
     from baton.services.worker import lifecycle
 
@@ -225,6 +237,7 @@ def _worker(settings: Settings, name: str, role: str, where: devices.Devices) ->
     def run() -> None:
         from baton.services.worker.lifecycle import run_worker
 
+        logs.keep_warnings()
         os.environ.update(where.environment)
         own = settings.model_copy(deep=True)
         own.worker.cpu = where.cpu
@@ -237,8 +250,31 @@ def _worker(settings: Settings, name: str, role: str, where: devices.Devices) ->
 def _run_router(settings: Settings) -> None:
     from baton.services.router.app import run_router
 
+    logs.keep_warnings()
     run_router(settings)
     leave(0)
+
+
+@contextmanager
+def _left_on_signals(
+    stops: list[socket.socket | int], end: Callable[[], None], ended: Callable[[], None]
+) -> Iterator[None]:
+    """While nobody looks at `stops`, and nothing is forked, a signal's handler itself ends everything."""
+
+    def end_at_once() -> None:
+        for one in usual:  # a second one kills us, and the children with us
+            signal.signal(one, signal.SIG_DFL)
+        end()
+        ended()
+        leave(0)
+
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    on_signals(end_at_once)
+    if wait(stops, timeout=0):  # it came before
+        raise _Stopped
+    yield
+    for number, handler in usual.items():
+        signal.signal(number, handler)
 
 
 def _until_ready(supervisor: Supervisor, events: Connection, stops: list[socket.socket | int]) -> None:
@@ -302,5 +338,11 @@ def _check_port(key: str, host: str, port: int) -> None:
 
 def _log_folder(given: str) -> Path:
     folder = Path(given) if given else Path(tempfile.mkdtemp(prefix="baton-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "watcher.log").touch()
+    except OSError as error:
+        raise ConfigError(
+            f"--log-dir {given}: cannot write there: {error.strerror}; choose another folder"
+        ) from None
     return folder

@@ -20,6 +20,7 @@ from baton.scheduler.tasks import spawn, stop
 from baton.services import credentials, logs
 from baton.services.config import Settings
 from baton.services.errors import StartError
+from baton.services.leave import leave_on_signals
 from baton.services.router.cluster import ClusterView
 from baton.services.vllm_args import VLLM_VERSION, check_model, check_version, served_model_name
 
@@ -47,8 +48,7 @@ def run_router(settings: Settings) -> None:
     one. A scheduler that is away is no reason not to start: requests get 503 until it was there once.
     """
     level = settings.router.log_level.upper()
-    # At its default the router shows vLLM's errors alone: it warns of a device that is not used here.
-    logs.configure(settings.log_format, "router", others=level, vllm="ERROR" if level == "WARNING" else level)
+    logs.configure(settings.log_format, "router", libraries="ERROR" if level == "WARNING" else level)
     logging.getLogger("baton.requests").setLevel(level)
     check_model(settings.engine)
     check_version()
@@ -57,6 +57,7 @@ def run_router(settings: Settings) -> None:
     with contextlib.closing(sock):
         import uvloop
 
+        leave_on_signals(0)  # until the server takes them: it imports for seconds, and holds nothing yet
         preload()
         gc.set_threshold(*_GC_THRESHOLDS)
         uvloop.run(_serve(settings, sock, keys))

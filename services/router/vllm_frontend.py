@@ -37,13 +37,14 @@ from vllm.v1.executor import Executor
 
 from baton.protos import scheduler_pb2
 from baton.services.config import EngineSettings, Settings
-from baton.services.errors import StartError, one_line
+from baton.services.errors import StartError
 from baton.services.router.admission import AdmissionMiddleware
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.vllm_engine_client import RelayClient, without_reserved
 from baton.services.router.vllm_odd_requests import UNFORESEEN, unforeseen
 from baton.services.router.vllm_request_limits import limit_requests
 from baton.services.vllm_args import engine_args, served_model_name
+from baton.services.vllm_refusals import reason
 
 # What vLLM serves besides, for one engine's administrators and for models of another kind: 404 here.
 _NOT_OFFERED = ("/scale_elastic_ep", "/is_scaling_elastic_ep", "/kv_event_sources", "/v1/systemone")
@@ -56,7 +57,7 @@ def build_config(settings: Settings) -> Any:
     """
     arguments = engine_args(settings.engine)
     envs.VLLM_CPU_KVCACHE_SPACE = 0  # or the CPU platform warns of a KV cache that is never made
-    try:
+    with _refusals(settings.engine):
         args = AsyncEngineArgs(**arguments)
         model = args.create_model_config()
         model.quantization = None  # it concerns kernels: its check asks for the workers' device
@@ -65,8 +66,6 @@ def build_config(settings: Settings) -> Any:
             logging_config=args.create_logging_config(),
             structured_outputs_config=args.create_structured_outputs_config(),
         )
-    except (ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError, VLLMError) as error:
-        raise StartError(f"vLLM refuses the model or an engine argument: {one_line(error)}") from error
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
     return config
@@ -99,13 +98,13 @@ def build_arguments(settings: Settings, config: Any) -> Namespace:
 
 
 class RelayLLM(async_llm.AsyncLLM):
-    """AsyncLLM over a RelayClient. Make it inside the event loop."""
+    """AsyncLLM over a RelayClient. Make it inside the event loop. Raises StartError for what vLLM refuses."""
 
     def __init__(
         self, config: Any, client: RelayClient, cluster: ClusterView, engine: EngineSettings
     ) -> None:
         log_stats = not engine.extra.get("disable_log_stats")
-        with _engine_client(client):
+        with _refusals(engine), _engine_client(client):
             super().__init__(config, executor_class=Executor, log_stats=log_stats, log_requests=False)
         self._cluster = cluster
         client.on_failure = self._request_failed
@@ -216,3 +215,13 @@ def _engine_client(client: RelayClient) -> Iterator[None]:
         yield
     finally:
         async_llm.EngineCoreClient = original
+
+
+@contextlib.contextmanager
+def _refusals(engine: EngineSettings) -> Iterator[None]:
+    """What vLLM raises while it is built, as StartError, one line."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError, VLLMError) as error:
+        why = reason(error, engine.extra)
+        raise StartError(f"vLLM refuses the model {engine.model!r} or an engine argument: {why}") from error

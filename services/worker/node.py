@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,8 @@ class Node:
                 await server.stop(SERVER_GRACE_S)
 
     async def _live(self, server: grpc.aio.Server, session: WorkerSession) -> int:
-        await asyncio.to_thread(self._preload)
+        if not await self._preloaded():
+            return 0
         from baton.services.worker.dispatcher import Dispatcher
         from baton.services.worker.drafting import Drafting, method_of
         from baton.services.worker.metrics import WorkerMetrics
@@ -201,6 +203,21 @@ class Node:
         dispatcher.on_failure(EngineFailed(f"a step takes longer than {limit_s:g} s (worker.engine_stall_s)"))
 
     # Starting.
+
+    async def _preloaded(self) -> bool:
+        """False when told to end before all was imported."""
+        # In a thread of its own: the end of the loop would wait for one of the loop's.
+        thread = ThreadPoolExecutor(1, "preload")
+        importing = asyncio.get_running_loop().run_in_executor(thread, self._preload)
+        stopping = asyncio.create_task(self._stop.wait())
+        waited: list[asyncio.Future[Any]] = [importing, stopping]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not importing.done():
+            logger.info("told to end while vLLM was imported")
+            return False
+        await importing
+        return True
 
     async def _load_engine(self, host: EngineHost, dispatcher: Dispatcher) -> EngineInfo | None:
         """None when told to end before it was loaded. Raises StartError and ConfigError."""

@@ -23,8 +23,8 @@ from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
 from baton.services.prefill import fair_share
 from baton.services.vllm_args import engine_args
+from baton.services.vllm_refusals import reason
 from baton.services.worker import process, vllm_continuation, vllm_undrafted
-from baton.services.worker.errors import describe
 from baton.services.worker.fingerprint import model_fingerprint
 
 logger = logging.getLogger(__name__)
@@ -235,7 +235,8 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
     except (ConfigError, StartError):
         raise
     except Exception as error:
-        raise StartError(f"the engine could not load {settings.engine.model!r}: {describe(error)}") from error
+        why = reason(error, settings.engine.extra)
+        raise StartError(f"the engine could not load {settings.engine.model!r}: {why}") from error
     if not vllm_continuation.installed():
         raise StartError(
             "vLLM did not load Baton's plug-in: pip install the package, and name it in VLLM_PLUGINS if set"

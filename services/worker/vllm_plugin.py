@@ -5,6 +5,7 @@ vLLM finds it by the entry point `baton` of the group `vllm.general_plugins`.
 
 from __future__ import annotations
 
+from baton.services import logs
 from baton.services.worker import (
     process,
     vllm_continuation,
@@ -20,6 +21,7 @@ from baton.services.worker import (
 
 def register() -> None:
     """Called by vLLM, once a process; harmless when called again."""
+    logs.follow()
     vllm_continuation.install()
     vllm_mends.install()
     vllm_torchvision.install()

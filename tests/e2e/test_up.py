@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
+from tests.e2e.deployment import MODEL_NAME, Deployment, Process, deployment
 from tests.support import eventually, listening
 
 
@@ -59,6 +61,67 @@ def test_ctrl_c_while_engines_load(tmp_path: Path) -> None:
         process.popen.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         eventually(lambda: gone(all_of_it), 10, "all have ended")
+
+
+def loads(process: Process, library: str) -> bool:
+    """Whether it or a child has mapped a file of this library: what is built on it is imported next."""
+    try:
+        maps = [Path(f"/proc/{one.pid}/maps").read_text() for one in family(process.popen.pid)]
+    except (OSError, psutil.Error):
+        return False
+    return any(library in one for one in maps)
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [("up", signal.SIGINT), ("up", signal.SIGTERM), ("router", signal.SIGINT), ("router", signal.SIGTERM)],
+)
+def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: signal.Signals) -> None:
+    """It ends at once, as it would later, and nothing is left. Cold: a fork has all imported."""
+    with deployment(tmp_path / "import", cold=True) as one:
+        process = one.start(command, command)
+        eventually(lambda: loads(process, "libtorch"), 60, "it imports torch", 0.01)
+        all_of_it = family(process.popen.pid)
+        began = time.monotonic()
+        process.popen.send_signal(how)
+        assert process.wait(30) == 0, process.text
+        took = time.monotonic() - began
+        eventually(lambda: gone(all_of_it), 10, "all have ended")
+    assert "code loaded" not in process.text
+    assert "nanobind" not in process.text
+    assert "Traceback" not in process.text
+    assert took < 5.0  # 0.5 s on a quiet machine, where the import goes on for six; on a busy one for 20
+
+
+@pytest.mark.timeout(150)
+def test_a_batch_told_to_end_while_it_starts(tmp_path: Path) -> None:
+    requests = tmp_path / "in.jsonl"
+    body = {"model": MODEL_NAME, "prompt": "x"}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
+    requests.write_text(json.dumps(line))
+    with deployment(tmp_path / "import", cold=True) as one:
+        process = one.start("batch", "batch", str(requests), str(tmp_path / "out.jsonl"))
+        eventually(lambda: loads(process, "libtorch"), 60, "its engines' code is imported", 0.01)
+        all_of_it = family(process.popen.pid)
+        began = time.monotonic()
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130, process.text
+        assert time.monotonic() - began < 5.0
+        eventually(lambda: gone(all_of_it), 10, "all have ended")
+    assert "interrupted: 0 of 1 are answered" in process.text
+
+
+@pytest.mark.timeout(150)
+def test_a_worker_told_to_end_while_it_imports(tmp_path: Path) -> None:
+    with deployment(tmp_path / "import", cold=True) as one:
+        one.start("scheduler", "scheduler")
+        process = one.start("prefill", "prefill")
+        eventually(lambda: loads(process, "libtorch"), 60, "it imports torch", 0.01)
+        process.popen.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0, process.text
+        assert "told to end while vLLM was imported" in process.text
+        assert not one.describe().workers
 
 
 @pytest.mark.timeout(150)

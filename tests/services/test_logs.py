@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from baton.services import logs
+from baton.services.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING"):
+    verbosities = ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "TORCH_CPP_LOG_LEVEL")
+    for name in ("_BATON_LOG", "VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING", *verbosities):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     root, own = logging.getLogger(), logging.getLogger(logs.LOGGER)
@@ -66,10 +69,57 @@ def test_what_a_library_adds_to_every_record_is_not_told(capsys: pytest.CaptureF
     assert capsys.readouterr().err.endswith("ready blocks=7\n")
 
 
-def test_vllm_speaks_from_warning_on(capsys: pytest.CaptureFixture[str]) -> None:
+def speak() -> None:
+    """What libraries say: of each level once, and a warning of Python's."""
+    for name in ("vllm.engine", "transformers.modeling", "some.other.library"):
+        for level in ("info", "warning", "error"):
+            getattr(logging.getLogger(name), level)("%s from %s", level, name)
+    warnings.warn("reduce_op is deprecated", FutureWarning, stacklevel=1)
+
+
+@pytest.mark.filterwarnings("always")
+def test_libraries_are_heard_when_something_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("text", "w").info("ours")
+    speak()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2] for line in lines] == [
+        "ours",
+        "error from vllm.engine",
+        "error from transformers.modeling",
+        "error from some.other.library",
+    ]
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_log_file_keeps_their_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.keep_warnings()
     logs.configure("text", "w")
-    logging.getLogger("vllm.engine").info("chatter")
-    logging.getLogger("vllm.engine").warning("careful")
+    speak()
     text = capsys.readouterr().err
-    assert "chatter" not in text
-    assert text.count("careful") == 1
+    for name in ("vllm.engine", "transformers.modeling", "some.other.library"):
+        assert text.count(f"warning from {name}") == 1
+        assert text.count(f"error from {name}") == 1
+    assert "reduce_op is deprecated" in text
+    assert "info from" not in text
+
+
+@pytest.mark.filterwarnings("always")
+def test_who_wants_more_or_less_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "info")
+    logs.keep_warnings()
+    logs.configure("text", "w")
+    speak()
+    assert "info from vllm.engine" in capsys.readouterr().err
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "chatty")
+    with pytest.raises(ConfigError, match="VLLM_LOGGING_LEVEL: value 'chatty' is not allowed"):
+        logs.configure("text", "w")
+
+
+def test_a_process_that_was_started_anew_logs_as_its_parent(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json", "decode-1")
+    logging.getLogger().handlers.clear()  # as in a new interpreter with the same environment
+    logs.follow()
+    logging.getLogger("vllm.rank").error("broke")
+    assert json.loads(capsys.readouterr().err)["process"] == "decode-1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import pytest
@@ -60,11 +61,43 @@ def test_no_two_keys_share_a_flag() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(
-    "command", ["up", "router", "scheduler", "prefill", "decode", "mixed", "status", "drain"]
-)
-def test_help_tells_every_flag(command: str) -> None:
-    result = CliRunner().invoke(main.app, [command, "--help"])
+def help_of(*command: str) -> str:
+    result = CliRunner().invoke(main.app, [*command, "--help"])
     assert result.exit_code == 0
-    assert "--scheduler" in result.output
-    assert "BATON_SCHEDULER__ADDRESS" in result.output
+    return result.output
+
+
+@pytest.mark.parametrize(
+    "command", ["up", "batch", "router", "scheduler", "prefill", "decode", "mixed", "status", "drain", "role"]
+)
+def test_help_tells_every_flag_under_its_section(command: str) -> None:
+    """A heading for each section of the configuration; the command's own flags before them."""
+    told = help_of(command)
+    headings = re.findall(r"^(\w+)(?: \(file: (\w+)\.KEY; env: BATON_(\w+)__KEY\))?:", told, re.MULTILINE)
+    sections = [section for _, section, _ in headings if section]
+    assert sections == sorted(set(sections), key=sections.index)
+    assert [name for name, section, _ in headings if not section] in (
+        ["Usage", "Options"],
+        ["Usage", "Arguments", "Options"],
+    )
+    assert told.index("\nOptions:") < told.index("(file: ")
+    assert "..." not in told.replace("{...}", "")
+
+
+def test_questions_to_a_deployment_need_its_address_alone() -> None:
+    for command in ("status", "drain", "role"):
+        told = help_of(command)
+        assert "--scheduler " in told
+        assert "BATON_SCHEDULER__ADDRESS" in told
+        assert set(re.findall(r"--[a-z-]+", told)) <= {
+            "--scheduler",
+            "--config",
+            "--help",
+            "--json",
+            "--watch",
+        }
+        assert len(told.splitlines()) < 25
+
+
+def test_the_list_of_commands_is_whole() -> None:
+    assert "..." not in help_of().partition("Commands:")[2]

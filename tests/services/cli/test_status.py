@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from baton.protos import scheduler_pb2 as pb
 from baton.services.cli.status import render
+from baton.services.cli.tables import UNLIMITED
 
 
 def worker(name: str, role: pb.Role, method: str = "", **drafting: float) -> pb.WorkerStatus:
@@ -18,11 +20,17 @@ def worker(name: str, role: pb.Role, method: str = "", **drafting: float) -> pb.
     )
 
 
-def shown(*workers: pb.WorkerStatus, store_problem: str = "") -> list[str]:
-    console = Console(width=160, file=io.StringIO())
-    told = pb.Description(topic="t", store="memory", workers=workers, store_problem=store_problem)
-    console.print(render(told))
+def printed(told: pb.Description, width: int) -> list[str]:
+    """The lines of `baton status` in a terminal of this width."""
+    console = Console(width=UNLIMITED, file=io.StringIO(), highlight=False)
+    console.print(render(told, width))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def shown(*workers: pb.WorkerStatus, store_problem: str = "") -> list[str]:
+    return printed(
+        pb.Description(topic="t", store="memory", workers=workers, store_problem=store_problem), 160
+    )
 
 
 def test_each_worker_that_drafts_has_a_line() -> None:
@@ -49,3 +57,74 @@ def test_a_store_that_is_away_is_told() -> None:
     problem = "redis at 127.0.0.1:6379 does not answer"
     assert any("STORE IS AWAY" in line and problem in line for line in shown(store_problem=problem))
     assert not any("STORE" in line for line in shown())
+
+
+def large_deployment(prefill: str, decode: str) -> pb.Description:
+    """Twenty workers and ten requests, with figures as long as they come."""
+    load = pb.WorkerLoad(
+        running=64,
+        waiting=128,
+        free_blocks=120_000,
+        pinned_bytes=512 << 20,
+        drafting=pb.Drafting(draft_length=10, drafts=99_999, first_acceptance=1, mean_accepted_length=10.5),
+    )
+    capacity = pb.Capacity(num_blocks=120_000, speculative_method="mtp+suffix")
+    workers = [
+        pb.WorkerStatus(
+            identity=pb.WorkerIdentity(worker_id=f"{name}{n:02}", role=role, capacity=capacity),
+            state=pb.WORKER_STATE_DRAINING,
+            load=load,
+            reserved_prompt_tokens=32_768,
+            reserved_requests=128,
+            heartbeat_age_s=12.3,
+        )
+        for n in range(10)
+        for name, role in ((prefill, pb.ROLE_PREFILL), (decode, pb.ROLE_DECODE))
+    ]
+    workers[3].load.drafting.alarm = True
+    cost = pb.Cost(
+        transport="shm",
+        prompt_tokens=32_768,
+        output_tokens=32_768,
+        handoff_bytes=4 << 30,
+        prefill_ms=12_345.6,
+        handoff_ms=1_234.5,
+        decode_ms=123_456,
+    )
+    handoffs = [
+        pb.PastHandoff(
+            prefill_worker_id=f"{prefill}{n:02}",
+            decode_worker_id=f"{decode}{n:02}",
+            outcome="cancelled",
+            cost=cost,
+            age_s=999,
+        )
+        for n in range(10)
+    ]
+    return pb.Description(topic="t", store="memory", workers=workers, handoffs=handoffs)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+@pytest.mark.parametrize(
+    "names",
+    [("prefill-0.90", "decode-0.90"), ("prefill-some-long-hostname-123", "decode-some-long-hostname-123")],
+)
+def test_ids_and_cells_are_whole_at_any_width(width: int, names: tuple[str, str]) -> None:
+    told = large_deployment(*names)
+    lines = printed(told, width)
+    assert max(map(len, lines[2:])) <= width
+    text = "\n".join(lines)
+    assert "…" not in text
+    assert "..." not in text
+    for worker in told.workers:
+        assert f" {worker.identity.worker_id} " in text
+        assert " draining " in text
+    assert text.count("cancelled") == 10
+    if width == 160:
+        for title in ("heartbeat", "queued", "placed", "pinned", "handoff", "transport"):
+            assert title in text
+
+
+def test_an_id_wider_than_the_terminal_is_whole() -> None:
+    name = "prefill-" + "long" * 20 + "."
+    assert any(f" {name}00 " in line for line in printed(large_deployment(name, name), 60))

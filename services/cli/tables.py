@@ -1,0 +1,54 @@
+"""Tables that fit a terminal: columns are left out, the least important first; no cell is ever cut."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+Row = TypeVar("Row")
+UNLIMITED = 10_000  # terminal columns
+_MEASURING = Console(width=UNLIMITED, file=io.StringIO())
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """`rank`: 0 is never left out; of the others the lowest is the first to go."""
+
+    title: str
+    cell: Callable[[Row], str]
+    number: bool = False
+    rank: int = 0
+
+
+def fitted(title: str, columns: Iterable[Column[Row]], rows: Iterable[Row], width: int) -> Table:
+    """A table of at most `width` terminal columns, or of the columns that may not be left out."""
+    left, rows = list(columns), list(rows)
+    while True:
+        table = _table(title, left, rows)
+        spare = [column for column in left if column.rank]
+        if not spare or needed(table) <= width:
+            return table
+        left.remove(min(spare, key=lambda column: column.rank))
+
+
+def needed(table: Table) -> int:
+    """The terminal columns in which no cell of it is cut."""
+    return Measurement.get(_MEASURING, _MEASURING.options, table).maximum
+
+
+def _table(title: str, columns: list[Column[Row]], rows: list[Row]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for column in columns:
+        table.add_column(
+            column.title, justify="right" if column.number else "left", no_wrap=True, vertical="top"
+        )
+    for row in rows:
+        table.add_row(*(column.cell(row) for column in columns))
+    return table

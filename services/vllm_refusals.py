@@ -1,0 +1,131 @@
+"""What vLLM says when it does not start, in the words of our configuration.
+
+Leans on: that vLLM's configuration classes are pydantic's (a refusal is a ValidationError around the reason),
+and on the wording of the refusals in `_SAYINGS`; one that vLLM words anew is passed on as it is, with the
+names of its arguments translated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+
+from baton.errors import BatonError
+from baton.services.errors import one_line
+
+LONGEST = 600  # characters
+_LONG_LIST = 12  # entries; vLLM lists all the architectures that it knows
+
+# vLLM's arguments, command-line flags and variables -> where they are set here.
+_NAMES = {
+    "max_model_len": "engine.max_model_len (--max-model-len)",
+    "max-model-len": "engine.max_model_len (--max-model-len)",
+    "gpu_memory_utilization": "engine.kv_cache_gib (--kv-cache-gib)",
+    "gpu-memory-utilization": "engine.kv_cache_gib (--kv-cache-gib)",
+    "kv_cache_memory_bytes": "engine.kv_cache_gib (--kv-cache-gib)",
+    "kv-cache-memory-bytes": "engine.kv_cache_gib (--kv-cache-gib)",
+    "VLLM_CPU_KVCACHE_SPACE": "engine.kv_cache_gib (--kv-cache-gib)",
+    "max_num_seqs": "engine.max_num_seqs (--max-num-seqs)",
+    "max-num-seqs": "engine.max_num_seqs (--max-num-seqs)",
+    "max_num_batched_tokens": "engine.max_num_batched_tokens (--max-num-batched-tokens)",
+    "max-num-batched-tokens": "engine.max_num_batched_tokens (--max-num-batched-tokens)",
+    "block_size": "engine.block_size (--block-size)",
+    "block-size": "engine.block_size (--block-size)",
+    "tensor_parallel_size": "engine.tensor_parallel_size (--tensor-parallel-size)",
+    "tensor-parallel-size": "engine.tensor_parallel_size (--tensor-parallel-size)",
+}
+_NAME = re.compile(rf"`?(?<![\w.])(?:--)?(?P<name>{'|'.join(map(re.escape, _NAMES))})(?![\w-])`?")
+
+# What people meet most often, said from their side.
+_SAYINGS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
+    (
+        re.compile(
+            r"max_model_len \((?P<asked>\d+)\) is greater than the derived max_model_len "
+            r"\(max_position_embeddings=(?P<most>\d+)"
+        ),
+        lambda m: (
+            f"engine.max_model_len (value {m['asked']}): the model reads at most {m['most']} tokens; "
+            "give --max-model-len no more, or leave it out"
+        ),
+    ),
+    (
+        re.compile(
+            r"max seq len \((?P<tokens>\d+)\), \((?P<need>[\d.]+) GiB KV cache is needed"
+            r".*?maximum model length is (?P<fits>\d+)"
+        ),
+        lambda m: (
+            f"{m['tokens']} tokens, the longest request, need {m['need']} GiB of KV cache, and there is room "
+            f"for {m['fits']}: raise engine.kv_cache_gib (--kv-cache-gib), or lower engine.max_model_len "
+            f"(--max-model-len) to {m['fits']}"
+        ),
+    ),
+    (
+        re.compile(
+            r"Available memory on node (?P<node>\d+) \((?P<free>[\d.]+)/[\d.]+ GiB\) on kv cache allocation "
+            r"is less than requested memory for kv \((?P<asked>[\d.]+) GiB\)"
+        ),
+        lambda m: (
+            f"engine.kv_cache_gib (value {m['asked']}): only {m['free']} GiB of memory are free on node "
+            f"{m['node']}; lower --kv-cache-gib, or end what uses the memory"
+        ),
+    ),
+    (
+        re.compile(r"No common block size for (?P<size>\d+) \(.*?MultipleOf\((?P<of>\d+)\)"),
+        lambda m: f"engine.block_size (value {m['size']}): give --block-size a multiple of {m['of']}",
+    ),
+    (
+        re.compile(
+            r"(?P<asked>torch\.\w+) is not supported for quantization method (?P<how>\w+)\. (?P<what>.*)"
+        ),
+        lambda m: (
+            f"the model is quantized as {m['how']}, which does not go with engine.dtype (--dtype) "
+            f"{m['asked'].removeprefix('torch.')}. {m['what']}"
+        ),
+    ),
+    (
+        re.compile(r"Cannot find any model weights with `(?P<folder>[^`]*)`"),
+        lambda m: f"{m['folder']} holds no weights (*.safetensors): complete it, or pass another --model",
+    ),
+    (
+        re.compile(r"model type `(?P<kind>[^`]*)` but Transformers does not recognize"),
+        lambda m: f"its config.json names the model type {m['kind']!r}, which transformers does not have",
+    ),
+    (
+        re.compile(r"couldn't connect to '(?P<hub>[^']*)'"),
+        lambda m: (
+            f"it is no folder here, and {m['hub']} cannot be reached to look for it there: "
+            "pass a model folder with --model"
+        ),
+    ),
+]
+_LINKS = re.compile(r"\s*(See|For further information,? (visit|see)) `?https?://\S+( for more details)?\.?")
+
+
+def reason(error: BaseException, extra: Collection[str] = ()) -> str:
+    """One line of at most 600 characters: what is wrong and, where vLLM tells, what to do.
+
+    `extra` are the arguments that came from `engine.extra`: they are called so.
+    """
+    if isinstance(error, BatonError):
+        return str(error)
+    text = one_line(error)
+    for pattern, say in _SAYINGS:
+        if found := pattern.search(text):
+            return say(found)
+    text = _shorten_lists(_LINKS.sub("", text))
+    text = _NAME.sub(lambda m: m[0] if m["name"] in extra else _NAMES[m["name"]], text)
+    for name in (one for one in extra if "_" in one):  # others are words, too
+        text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", f"engine.extra.{name}", text, count=1)
+    if isinstance(error, KeyError) or not text:  # a KeyError's text is the key alone
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
+
+
+def _shorten_lists(text: str) -> str:
+    def shortened(found: re.Match[str]) -> str:
+        entries = found[0].split(", ")
+        if len(entries) <= _LONG_LIST:
+            return found[0]
+        return f"{', '.join(entries[:_LONG_LIST])}, ... ({len(entries)} in all)"
+
+    return re.sub(r"'[^']*'(?:, '[^']*')+", shortened, text)

@@ -1,0 +1,111 @@
+"""README's shell commands as a reader gives them, in a network of their own where its ports are free."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests import zygote
+from tests.support import PYTHON, ROOT, listening
+from tests.zygote import Forked
+
+PORTS = (8000, 7400)
+_CLONE_NEWNET = 0x40000000
+# In place of the command: tells what the shell made of its line, in one write, as several tell at a time.
+_TELL_ONE = "import json, sys; sys.stdout.write(json.dumps(sys.argv[1:]) + chr(10))"
+_TELL = f"""baton() {{ {PYTHON} -c '{_TELL_ONE}' "$@"; }}\n"""
+
+
+def shell_blocks() -> list[str]:
+    """README's ```bash blocks, in order."""
+    return re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+@dataclass
+class Reader:
+    """Somebody in the repository's folder, with a shell; `netns`: the file of a network namespace, if any."""
+
+    folder: Path
+    netns: str = ""
+    started: list[Forked] = field(default_factory=list)
+
+    def shell(self, script: str, timeout_s: float = 60.0) -> str:
+        """Run it as it stands, after the environment was activated; its stdout. It must succeed."""
+        enter = ["nsenter", f"--net={self.netns}"] if self.netns else []
+        done = subprocess.run(
+            [*enter, "bash", "-euc", f"source .venv/bin/activate\n{script}"],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def commands(self, block: str) -> list[list[str]]:
+        """The arguments of each `baton` in a block, as the shell understands it; the scheduler's first."""
+        told = self.shell(f"{_TELL}{block}\nwait")
+        return sorted(map(json.loads, told.splitlines()), key=lambda one: one[0] != "scheduler")
+
+    def start(self, arguments: list[str]) -> Forked:
+        """`baton ARGUMENT ...` in the background: forked, as importing vLLM takes six seconds each time."""
+        name = f"{len(self.started)}-{arguments[0]}"
+        call = "tests.e2e.readme:run_there"
+        where = {"netns": self.netns, "folder": str(self.folder)}
+        process = zygote.shared().start(name, call, self.folder, arguments=arguments, **where)
+        self.started.append(process)
+        return process
+
+
+def run_there(arguments: list[str], netns: str, folder: str) -> None:
+    """In the forked process."""
+    os.chdir(folder)
+    if netns:
+        descriptor = os.open(netns, os.O_RDONLY)
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {netns}")
+        os.close(descriptor)
+    zygote.run_baton(arguments)
+
+
+@contextmanager
+def reader(folder: Path) -> Iterator[Reader]:
+    """Ends what was started. Skips where README's ports are another's and no namespace can be made."""
+    for name in ("deploy", ".venv"):
+        (folder / name).symlink_to(ROOT / name)
+    with _namespace() as netns:
+        if not netns and (taken := [port for port in PORTS if listening(port)]):
+            pytest.skip(f"README's ports {taken} are another's, and only root can make a network namespace")
+        one = Reader(folder, netns)
+        try:
+            yield one
+        finally:
+            zygote.end_all(list(reversed(one.started)), 30)
+
+
+@contextmanager
+def _namespace() -> Iterator[str]:
+    name = f"baton-readme-{os.getpid()}"
+    try:
+        made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        made = False
+    if not made:
+        yield ""
+        return
+    try:
+        subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
+        yield f"/run/netns/{name}"
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)

@@ -1,0 +1,130 @@
+"""README's shell commands do what README says."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.readme import Reader, reader, shell_blocks
+from tests.support import ROOT, eventually
+from tests.zygote import Forked
+
+ASK = "curl http://127.0.0.1:8000/v1/chat/completions"
+STATUS = "source .venv/bin/activate"
+DRAFTS = "baton up --model deploy/demo-model/weights-mtp"
+PARTS = "baton scheduler &"
+QUESTIONS = "baton status  "
+BATCH = "baton batch in.jsonl out.jsonl"
+RUN = (ASK, STATUS, DRAFTS, PARTS, QUESTIONS, BATCH)
+NOT_RUN = ("make up", "make chaos")  # what they set up or do takes minutes; their own tests run what they run
+
+READY_S = 240.0
+OWN_LINE = re.compile(r"[\d-]+ [\d:,]+ (INFO|WARNING) \[[\w.-]+\] baton\.")
+
+
+def block(beginning: str) -> str:
+    (found,) = [one for one in shell_blocks() if one.startswith(beginning)]
+    return found
+
+
+def test_every_block_is_run_or_named_as_not() -> None:
+    for one in shell_blocks():
+        assert sum(one.startswith(known) for known in (*RUN, *NOT_RUN)) == 1, f"nobody runs this:\n{one}"
+    for known in (*RUN, *NOT_RUN):
+        assert block(known)
+
+
+@pytest.fixture(scope="module")
+def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    with reader(tmp_path_factory.mktemp("readme")) as one:
+        yield one
+
+
+def headings(text: str) -> list[str]:
+    """The heads of the tables in what `baton status` prints, whatever their widths."""
+    lines = [line.strip() for line in text.splitlines()]
+    rules = [number for number, line in enumerate(lines) if line and set(line) == {"─"}]
+    return [" ".join(f"{lines[at - 2]} {lines[at - 1]}".split()) for at in rules]
+
+
+def ready(person: Reader) -> bool:
+    """Whether the router takes requests, and two workers are there."""
+    try:
+        person.shell("curl -fsS http://127.0.0.1:8000/health")
+        told = json.loads(person.shell("baton status --json"))
+    except AssertionError:
+        return False
+    return [one["state"] for one in told.get("workers", [])] == ["WORKER_STATE_READY"] * 2
+
+
+@pytest.mark.timeout(600)
+def test_the_parts_one_by_one(person: Reader) -> None:
+    started: dict[str, Forked] = {}
+    for arguments in person.commands(block(PARTS)):
+        started[arguments[0]] = person.start(arguments)
+    assert set(started) == {"scheduler", "prefill", "decode", "router"}
+
+    eventually(lambda: ready(person), READY_S, "all parts are ready", 0.5)
+    answer = json.loads(person.shell(block(ASK)))
+    assert answer["model"] == "baton-demo"
+    assert answer["choices"][0]["message"]["content"]
+
+    told = person.shell(block(STATUS))
+    assert "model baton-demo" in told
+    for role in ("prefill", "decode"):
+        assert re.search(rf"^ {role}-\S+ +{role} +ready ", told, re.MULTILINE), told
+
+    assert headings(told) == headings((ROOT / "README.md").read_text())
+    assert len(headings(told)) == 3
+
+    told = person.shell(block(QUESTIONS))
+    assert re.search(r"^decode-\S+ is a mixed worker now", told, re.MULTILINE), told
+    assert re.search(r"^decode-\S+ drains: ", told, re.MULTILINE), told
+    assert started["decode"].wait(60) == 0
+
+    for name in ("scheduler", "prefill", "decode", "router"):
+        for line in started[name].text.splitlines():
+            assert OWN_LINE.match(line), f"{name} shows what is not Baton's: {line}"
+    for name in ("router", "prefill", "scheduler"):
+        started[name].terminate()
+        assert started[name].wait(60) == 0
+
+
+@pytest.mark.timeout(600)
+def test_each_way_of_drafting(person: Reader) -> None:
+    commands = person.commands(block(DRAFTS))
+    methods = [json.loads(arguments[-1])["method"] for arguments in commands]
+    assert methods == ["mtp", "ngram", "mtp"]
+    for arguments, method in zip(commands, methods, strict=True):
+        process = person.start(arguments)
+
+        def begun(process: Forked = process) -> bool:
+            assert process.poll() is None, process.text
+            return "Ready." in process.text
+
+        eventually(begun, READY_S, f"ready: {arguments}")
+        told = json.loads(person.shell("baton status --json"))
+        drafts = [one["identity"]["capacity"]["speculative_method"] for one in told["workers"]]
+        assert len(drafts) == 2
+        assert all(one.startswith(method) for one in drafts)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.timeout(600)
+def test_a_batch(person: Reader) -> None:
+    request = {
+        "custom_id": "one",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": "baton-demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4},
+    }
+    (person.folder / "in.jsonl").write_text(json.dumps(request) + "\n")
+    person.shell(block(BATCH), timeout_s=READY_S)
+    (answer,) = [json.loads(line) for line in (person.folder / "out.jsonl").read_text().splitlines()]
+    assert answer["custom_id"] == "one"
+    assert answer["response"]["status_code"] == 200

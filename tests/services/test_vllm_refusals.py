@@ -1,0 +1,52 @@
+"""What is said of an error of vLLM's. tests/e2e/test_bad_start.py has the errors of vLLM itself."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+from baton.services.errors import ConfigError
+from baton.services.vllm_refusals import LONGEST, reason
+
+
+class CacheConfig(BaseModel):
+    gpu_memory_utilization: float = Field(0.9, le=1)
+    block_size: int = 32
+
+    @field_validator("block_size")
+    @classmethod
+    def _even(cls, value: int) -> int:
+        if value % 2:
+            raise ValueError("block_size must be\neven. See https://docs.vllm.ai/x for more details.")
+        return value
+
+
+def refusal(**values: float) -> ValidationError:
+    with pytest.raises(ValidationError) as caught:
+        CacheConfig(**values)  # type: ignore[arg-type]
+    return caught.value
+
+
+def test_pydantics_frame_goes_and_the_names_are_ours() -> None:
+    said = reason(refusal(block_size=3))
+    named = "engine.block_size (--block-size)"
+    assert said == f"{named}: {named} must be even."
+
+
+def test_what_came_from_engine_extra_is_called_so() -> None:
+    said = reason(refusal(gpu_memory_utilization=3), {"gpu_memory_utilization": 3, "seed": 1})
+    assert said.startswith("engine.extra.gpu_memory_utilization: ")
+    assert "kv_cache_gib" not in said
+
+
+def test_a_list_of_all_that_is_allowed_is_cut() -> None:
+    names = ", ".join(f"'A{number}'" for number in range(300))
+    said = reason(ValueError(f"'Nope' is unknown, there are: [{names}]."))
+    assert "'A11', ... (300 in all)]." in said
+    assert len(reason(ValueError("x" * 2000))) == LONGEST
+
+
+def test_there_is_always_a_line() -> None:
+    assert reason(KeyError("rope_theta")) == "KeyError: 'rope_theta'"
+    assert reason(AssertionError()) == "AssertionError"
+    assert reason(ConfigError("as it is")) == "as it is"
