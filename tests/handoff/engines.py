@@ -36,6 +36,7 @@ class Options:
     drafter: Path | None = None
     handoff: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[], None] | None = None  # run in the child before anything of vLLM's
 
 
 @dataclass
@@ -183,6 +184,8 @@ def _serve(connection: Connection, options: Options) -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU this alone keeps the one rank in this process
     }
     try:
+        if options.prepare is not None:
+            options.prepare()
         engine = Engine(options)
     except BaseException:
         connection.send((False, traceback.format_exc()))
