@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated, Literal
 
@@ -153,6 +154,9 @@ def _run_worker(settings: Settings, role: str) -> None:
 
 def main() -> None:
     """The entry point: an expected error is one line on stderr and status 1, never a traceback."""
+    # A script's shell starts what is behind `&` with SIGINT ignored, and Python would leave it at that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         app()
     except BatonError as error:

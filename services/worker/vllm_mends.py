@@ -8,8 +8,9 @@ Leans on: vllm.utils.cpu_triton_utils._expand_kernel_impl, which a worker regist
 plug-ins (vllm.v1.worker.worker_base.WorkerWrapperBase.init_worker), and on Triton's order of its arguments;
 vllm.model_executor.layers.rotary_embedding.base.RotaryEmbedding.forward_cpu;
 vllm.triton_utils.dispatcher._rebind_kernels, which looks through sys.modules;
-vllm.v1.spec_decode.ngram_proposer.NgramProposer (`__init__`, `propose`, k, max_model_len); that vLLM asks
-torch.cpu._is_amx_tile_supported, by this name, before it chooses kernels that use AMX's tiles; torch.cpu._init_amx.
+vllm.v1.spec_decode.ngram_proposer.NgramProposer (`__init__`, `propose`, k, max_model_len);
+torch.cpu._init_amx, and torch.cpu._is_amx_tile_supported, which vLLM asks by this name before it chooses
+kernels that use AMX's tiles.
 """
 
 from __future__ import annotations
@@ -163,8 +164,8 @@ def _amx(shipped: Callable[..., Any]) -> Callable[..., Any]:
         permitted: bool = torch.cpu._init_amx()
         if not permitted:
             logger.warning(
-                "this CPU has AMX, but the kernel does not let this process use its AMX (Linux before 5.16, or "
-                "a sandbox that refuses arch_prctl): slower kernels without it are used"
+                "this CPU has AMX, but the kernel does not let this process use its AMX (Linux before 5.16, "
+                "or a sandbox that refuses arch_prctl): slower kernels without it are used"
             )
         return permitted
 
@@ -212,9 +213,9 @@ MENDS = (
         mended=_ngrams,
     ),
     Mend(
-        wrong="it says whether the CPU has AMX, but a process must also have asked the kernel for its tiles, and "
-        "vLLM leaves that to oneDNN's first large product: with a small model in bfloat16 there was none, and "
-        "the engine's process dies of SIGILL in its first attention",
+        wrong="it says whether the CPU has AMX, but a process must also have asked the kernel for its tiles, "
+        "and vLLM leaves that to oneDNN's first large product: with a small model in bfloat16 there was none, "
+        "and the engine's process dies of SIGILL in its first attention",
         until="vLLM asks for the permission (torch.cpu._init_amx) before it chooses kernels that use AMX",
         place=_place_of_amx,
         parameters=(),

@@ -61,6 +61,7 @@ def test_a_quantised_latent_has_one_scale_a_token(tmp_path: Path) -> None:
     deepseek_v3(model)
     width, element = 512 + 64, 2
     own = ALONE | {
+        "attention_backend": "CPU_MLA",  # as in a worker, also where the CPU has AMX
         "block_size": 16,
         "compilation_config": {"custom_ops": ["-rotary_embedding"]},  # the CPU's is wrong for this model
         "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
