@@ -5,8 +5,8 @@ has AMX, takes bfloat16 and blocks of 32 alone. Baton takes CPU_MLA unless asked
 then served in every dtype on every machine, and machines with and without AMX hand KV to each other.
 
 Leans on: vllm.platforms.cpu.CpuPlatform (get_attn_backend_cls and check_and_update_config, which choose the
-back end by torch.cpu._is_amx_tile_supported and by the engine argument attention_backend, and give CPU_MLA its
-block size whatever was asked for), vllm.config.ModelConfig (use_mla, dtype).
+back end by torch.cpu._is_amx_tile_supported and by the engine argument attention_backend, and give CPU_MLA
+its block size whatever was asked for), vllm.config.ModelConfig (use_mla, dtype).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One vLLM EngineCore from our settings: its configuration, its place on the machine, what it became.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs (create_model_config, create_engine_config),
-vllm.config.KVTransferConfig, vllm.config.VllmConfig (additional_config, use_v2_model_runner), SpeculativeConfig
-(num_speculative_tokens_per_batch_size, where 0 tokens still run the drafter's first pass),
+vllm.config.KVTransferConfig, vllm.config.VllmConfig (additional_config, use_v2_model_runner) and
+SpeculativeConfig (num_speculative_tokens_per_batch_size, where 0 tokens still run the drafter's first pass),
 vllm.config.SchedulerConfig (long_prefill_token_threshold, _adaptive, policy),
 vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor, scheduler.kv_cache_manager),
 vllm.platforms.current_platform.is_cpu; on CPU the variables VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single

@@ -214,8 +214,8 @@ MENDS = (
     ),
     Mend(
         wrong="it says whether the CPU has AMX, but a process must also have asked the kernel for its tiles, "
-        "and vLLM leaves that to oneDNN's first large product: with a small model in bfloat16 there was none, "
-        "and the engine's process dies of SIGILL in its first attention",
+        "and vLLM leaves that to oneDNN's first large product: a small model in bfloat16 has none, and "
+        "the engine's process dies of SIGILL in its first attention",
         until="vLLM asks for the permission (torch.cpu._init_amx) before it chooses kernels that use AMX",
         place=_place_of_amx,
         parameters=(),

@@ -82,6 +82,7 @@ class Deployment:
     config: dict[str, Any] = field(default_factory=dict)
     processes: dict[str, Process] = field(default_factory=dict)
     cold: bool = False  # commands as a person gives them; else forked, as each import takes six seconds
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside ours; of cold commands
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     _clients: ExitStack = field(default_factory=ExitStack, repr=False)
@@ -117,7 +118,7 @@ class Deployment:
         log = self.folder / f"{name}.log"
         log.write_bytes(b"")
         if self.cold:
-            process = Process(name, _popen(line, log), log)
+            process = Process(name, _popen(line, log, self.environment), log)
         else:
             process = Process(name, zygote.shared().baton(name, line, self.folder), log)
         self.processes[name] = process
@@ -211,17 +212,24 @@ class Deployment:
                 process.popen.wait(10)
 
 
-def _popen(line: list[str], log: Path) -> subprocess.Popen[bytes]:
+def _popen(line: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with log.open("wb") as out:
         return subprocess.Popen(
-            [BATON, *line], stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
+            [BATON, *line],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            start_new_session=True,
         )
 
 
 @contextmanager
-def deployment(folder: Path, *, cold: bool = False, **config: Any) -> Iterator[Deployment]:
+def deployment(
+    folder: Path, *, cold: bool = False, environment: Mapping[str, str] | None = None, **config: Any
+) -> Iterator[Deployment]:
     """A deployment whose processes end with the block."""
-    one = Deployment(folder, config=config, cold=cold)
+    one = Deployment(folder, config=config, cold=cold, environment=environment or {})
     try:
         yield one
     finally:

@@ -46,6 +46,7 @@ class Answer:
     saved: Saved | None = None
     saved_with_first_token: bool = False
     loaded: Loaded | None = None
+    gaps: list[float] = field(default_factory=list)  # by token, from the best to the second; where asked for
 
 
 class Engine:
@@ -87,12 +88,19 @@ class Engine:
         self.answers: dict[str, Answer] = {}
 
     def add(
-        self, request_id: str, prompt: list[int], max_tokens: int, params: dict[str, Any] | None = None
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int,
+        params: dict[str, Any] | None = None,
+        logprobs: int | None = None,
     ) -> Answer:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
-        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=logprobs
+        )
         made, wave = self.core.preprocess_add_request(
             EngineCoreRequest(
                 request_id=request_id,
@@ -125,6 +133,8 @@ class Engine:
                 if output.new_token_ids and not answer.tokens:
                     first.add(output.request_id)
                 answer.tokens += output.new_token_ids
+                if output.new_logprobs is not None:  # of each token: the sampled one, the best, the second
+                    answer.gaps += [float(best - second) for _, best, second in output.new_logprobs.logprobs]
                 if output.finish_reason is not None:
                     answer.finish_reason = str(output.finish_reason)
         reports = self.connector.take_reports()
@@ -160,6 +170,14 @@ def generate(engine: Engine, request_id: str, prompt: list[int], max_tokens: int
     answer = engine.add(request_id, prompt, max_tokens)
     engine.run()
     return answer.tokens
+
+
+def least_gap(engine: Engine, request_id: str, prompt: list[int], max_tokens: int) -> float:
+    """By how much, in log-probability, the best token leads the second where it leads it least."""
+    answer = engine.add(request_id, prompt, max_tokens, logprobs=2)
+    engine.run()
+    assert len(answer.gaps) == max_tokens
+    return min(answer.gaps)
 
 
 def prefill(engine: Engine, request_id: str, prompt: list[int], epoch: int = 1) -> Answer:

@@ -22,8 +22,6 @@ with warnings.catch_warnings():
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="back ends of CPUs")
 
-WITH_AMX = pytest.mark.parametrize("amx", [True, False], ids=["amx", "no-amx"])
-
 
 @pytest.fixture(scope="module")
 def model() -> Path:
@@ -31,11 +29,13 @@ def model() -> Path:
     return one.target(one.checkpoint())
 
 
-@pytest.fixture
-def cpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    amx = request.node.callspec.params.get("amx", True)
-    load_general_plugins()  # or the mend of it would take what is made up for the shipped one
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+@pytest.fixture(params=[True, False], ids=["amx", "no-amx"])
+def amx(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load_general_plugins()  # or the mend of it would take what is made up for the shipped one
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: request.param)
+    return bool(request.param)
 
 
 def built(model: Path, dtype: str, **extra: Any) -> Any:
@@ -45,11 +45,10 @@ def built(model: Path, dtype: str, **extra: Any) -> Any:
         return build_config(EnginePlan(settings, "w", "f00", needs_handoffs=True))
 
 
-@WITH_AMX
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.usefixtures("cpu")
 def test_every_machine_serves_it_in_the_same_blocks(
-    model: Path, amx: bool, dtype: str, caplog: pytest.LogCaptureFixture
+    model: Path, dtype: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = built(model, dtype)
     assert config.cache_config.block_size == 16
@@ -64,14 +63,14 @@ class Selection:
     use_mla, use_sparse = True, False
 
 
-@pytest.mark.usefixtures("cpu")
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("amx", [True], indirect=True)
 def test_amx_is_used_for_it_where_asked_for(model: Path) -> None:
     assert built(model, "bfloat16", attention_backend="AMX_MLA").cache_config.block_size == 32
     config = built(model, "bfloat16", attention_config={"backend": "AMX_MLA"})
     assert config.cache_config.block_size == 32
 
 
-@WITH_AMX
 @pytest.mark.parametrize(
     ("dtype", "extra", "problem"),
     [
@@ -80,7 +79,6 @@ def test_amx_is_used_for_it_where_asked_for(model: Path) -> None:
         ("bfloat16", {"attention_backend": "TRITON_MLA"}, "CPU_MLA or AMX_MLA"),
     ],
 )
-@pytest.mark.usefixtures("cpu")
 def test_what_cannot_be_is_refused_before_the_model_loads(
     model: Path, amx: bool, dtype: str, extra: dict[str, Any], problem: str
 ) -> None:
