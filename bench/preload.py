@@ -1,12 +1,13 @@
 """What preloaded libraries give on a CPU: `baton up` as it is, with tcmalloc, with Intel's OpenMP, with both.
 
-    python -m bench preload --tcmalloc /usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4 --iomp FOLDER/libiomp5.so
+    python -m bench preload --tcmalloc FOLDER/libtcmalloc_minimal.so.4 --iomp FOLDER/libiomp5.so
 
 vLLM asks for both in LD_PRELOAD. tcmalloc is Debian's libtcmalloc-minimal4; libiomp5.so lies in the wheel
-`intel-openmp` (`pip download --no-deps intel-openmp`, a zip file). Each way is `baton up` of deploy/laptop.yaml
-with LD_PRELOAD in its environment: one prefill and one decode worker, a core each, with drafts. They take turns,
-A B C D A B C D, each started anew. The run fails, and reports nothing, when a worker has not loaded what it
-should have, when an answer differs from the one without, or with fewer than three rounds.
+`intel-openmp` (`pip download --no-deps intel-openmp`, a zip file). Each way is `baton up` of
+deploy/laptop.yaml with LD_PRELOAD in its environment: one prefill and one decode worker, a core each, with
+drafts. They take turns, A B C D A B C D, each started anew. The run fails, and reports nothing, when a worker
+has not loaded what it should have, when an answer differs from the one without, or with fewer than three
+rounds.
 """
 
 from __future__ import annotations
