@@ -10,7 +10,7 @@ import pytest
 from baton.handoff.reports import Loaded
 from tests.architectures.experts import deepseek_v3
 from tests.handoff import checkpoints
-from tests.handoff.engines import EngineProcess, Options, decode, generate, prefer, prefill
+from tests.handoff.engines import EngineProcess, Options, clear_prompt, decode, generate, prefer, prefill
 
 WRITTEN = 12
 ALONE = {"enable_prefix_caching": False}  # or there would be nothing left to pull
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.timeout(300)
 
 def hand_over(engine: EngineProcess, name: str, length: int) -> tuple[int, Loaded, list[str]]:
     """Read, pull and write; the ranks, the load, the layers."""
-    prompt = random.Random(length).choices(range(2, checkpoints.VOCAB), k=length)
+    draw = random.Random(length)
+    prompt = clear_prompt(engine, lambda: draw.choices(range(2, checkpoints.VOCAB), k=length), WRITTEN)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
     read = engine.call(prefill, name, prompt)
     assert read.saved is not None
