@@ -6,7 +6,8 @@ then served in every dtype on every machine, and machines with and without AMX h
 
 Leans on: vllm.platforms.cpu.CpuPlatform (get_attn_backend_cls and check_and_update_config, which choose the
 back end by torch.cpu._is_amx_tile_supported and by the engine argument attention_backend, and give CPU_MLA
-its block size whatever was asked for), vllm.config.ModelConfig (use_mla, dtype).
+its block size whatever was asked for), vllm.config.ModelConfig (use_mla, dtype),
+vllm.config.SpeculativeConfig (attention_backend).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _BLOCK_SIZES = {_ANY_CPU: 16, _AMX: 32}  # tokens; AMX_MLA takes multiples of it
 
 
 def add_arguments(args: dict[str, Any], model_config: Any) -> None:
-    """The back end and its block size, for a model with MLA.
+    """The back end and its block size, for a model with MLA and what drafts for it.
 
     Raises ConfigError for a back end that this machine or the dtype cannot have.
     """
@@ -35,6 +36,8 @@ def add_arguments(args: dict[str, Any], model_config: Any) -> None:
         _check_amx(args, str(model_config.dtype).removeprefix("torch."))
     if not asked:
         args["attention_backend"] = backend
+    if args.get("speculative_config") is not None:
+        args["speculative_config"]["attention_backend"] = backend  # else vLLM would choose anew
     args.setdefault("block_size", _BLOCK_SIZES[backend])
 
 

@@ -65,7 +65,11 @@ def test_a_quantised_latent_has_one_scale_a_token(tmp_path: Path) -> None:
         "attention_backend": "CPU_MLA",  # as in a worker, also where the CPU has AMX
         "block_size": 16,
         "compilation_config": {"custom_ops": ["-rotary_embedding"]},  # the CPU's is wrong for this model
-        "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
+        "speculative_config": {
+            "method": "mtp",
+            "num_speculative_tokens": 1,
+            "attention_backend": "CPU_MLA",
+        },
     }
     options = Options(model, "both", handoff={"kv_wire_dtype": "int8"}, engine=own)
     with EngineProcess(options) as engine:

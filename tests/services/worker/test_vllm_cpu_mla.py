@@ -39,7 +39,8 @@ def amx(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool
 
 
 def built(model: Path, dtype: str, **extra: Any) -> Any:
-    settings = load({"engine": {"model": str(model), "dtype": dtype, "max_model_len": 256, "extra": extra}})
+    engine = {"model": str(model), "dtype": dtype, "max_model_len": 256, "extra": extra}
+    settings = load({"engine": engine | {"speculative_config": {"method": "mtp"}}})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return build_config(EnginePlan(settings, "w", "f00", needs_handoffs=True))
@@ -53,8 +54,8 @@ def test_every_machine_serves_it_in_the_same_blocks(
     config = built(model, dtype)
     assert config.cache_config.block_size == 16
     assert "overriding" not in caplog.text
-    chosen = current_platform.get_attn_backend_cls(config.attention_config.backend, Selection())
-    assert chosen.endswith("CPUMLABackend")
+    for backend in (config.attention_config.backend, config.speculative_config.attention_backend):
+        assert current_platform.get_attn_backend_cls(backend, Selection()).endswith("CPUMLABackend")
 
 
 class Selection:
