@@ -263,6 +263,23 @@ def _soak(result: dict[str, Any]) -> str:
     )
 
 
+def _preload(result: dict[str, Any]) -> str:
+    keys = ["tokens_per_s_1", "ms_per_token_1", "tokens_per_s_8", "ms_per_token_8"]
+    rows = [
+        [name, *(f"{figures[key]:.2f} ({result['ratio'][name][key]:.2f})" for key in keys)]
+        for name, figures in result["median"].items()
+    ]
+    return "\n".join(
+        [
+            "## Libraries preloaded into every process of `baton up`\n",
+            f"deploy/laptop.yaml, chat, answers of {result['tokens']} tokens, one stream and eight; medians of "
+            f"{result['rounds']} rounds in turns, in brackets the median of each round's ratio to the first line.",
+            _where(result, "python -m bench preload --tcmalloc FILE --iomp FILE"),
+            _table(["", "1: tokens/s", "ms a token", "8: tokens/s", "ms a token"], rows),
+        ]
+    )
+
+
 SECTIONS = {
     "speculation": _speculation,
     "disaggregation": _disaggregation,
@@ -272,6 +289,7 @@ SECTIONS = {
     "router": _router,
     "scheduler": _scheduler,
     "startup": _startup,
+    "preload": _preload,
     "overload": _overload,
     "soak": _soak,
 }

@@ -20,7 +20,11 @@ class Answer:
 
     asked: float
     arrivals: list[float] = field(default_factory=list)  # one a chunk that carries tokens
-    tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
 
     @property
     def ttft(self) -> float:
@@ -57,7 +61,7 @@ async def stream(
             ids = data["choices"][0].get("token_ids") or []
             if ids:
                 answer.arrivals.append(time.perf_counter())
-                answer.tokens += len(ids)
+                answer.token_ids += ids
     if answer.tokens != max_tokens:
         raise RuntimeError(f"{answer.tokens} tokens came, {max_tokens} were asked for")
     return answer

@@ -27,6 +27,7 @@ class Facts:
     cache_dtype: str
     quantization: str
     block_size: int
+    attention_kernels: str  # where they lay KV out each in a way of its own (CPUs); empty elsewhere
     tensor_parallel_size: int
     speculative_method: str  # empty without a drafter that keeps KV
     drafter: Mapping[str, Any]  # its configuration
@@ -46,6 +47,7 @@ def in_words(facts: Facts) -> dict[str, str]:
         "KV cache's dtype": facts.cache_dtype,
         "quantization": facts.quantization,
         "block size": str(facts.block_size),
+        "attention kernels": facts.attention_kernels,
         "tensor_parallel_size": str(facts.tensor_parallel_size),
         "speculative method": facts.speculative_method,
         "draft model": facts.drafter_fingerprint[:_SHORT],

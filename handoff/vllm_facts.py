@@ -2,7 +2,9 @@
 
 Leans on vllm.__version__ and on VllmConfig: model_config (hf_config, dtype, quantization),
 cache_config.cache_dtype, parallel_config.tensor_parallel_size, speculative_config (method,
-uses_draft_kv_cache, draft_model_config.{hf_config, quantization});
+uses_draft_kv_cache, draft_model_config.{hf_config, quantization}),
+compilation_config.static_forward_context[layer].isa, which vllm.v1.attention.backends.cpu_attn sets before a
+connector is given the caches;
 KVCacheConfig.kv_cache_groups[] (layer_names, kv_cache_spec), AttentionSpec (block_size, head_size,
 head_size_v), UniformTypeKVCacheSpecs.kv_cache_specs.
 """
@@ -45,6 +47,16 @@ def row_widths(kv_cache_config: Any) -> dict[str, int]:
     return widths
 
 
+def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> str:
+    """Which instructions a CPU's attention computes with; empty on a GPU, and for MLA.
+
+    Each of them keeps keys and values in an order of its own: AMX's of the same shape as another CPU's.
+    """
+    layers = vllm_config.compilation_config.static_forward_context
+    names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
+    return ", ".join(sorted({getattr(layers.get(name), "isa", "") for name in names} - {""}))
+
+
 def facts(
     vllm_config: Any,
     kv_cache_config: Any,
@@ -65,6 +77,7 @@ def facts(
         cache_dtype=str(vllm_config.cache_config.cache_dtype),
         quantization=str(model.quantization or ""),
         block_size=block_size(kv_cache_config),
+        attention_kernels=attention_kernels(vllm_config, kv_cache_config),
         tensor_parallel_size=vllm_config.parallel_config.tensor_parallel_size,
         speculative_method=str(speculative.method) if speculative is not None else "",
         drafter=drafter.hf_config.to_dict() if drafter is not None else {},

@@ -76,7 +76,9 @@ class EngineSettings(_Section):
     )
     max_model_len: int | None = Field(None, ge=16, description="Tokens of prompt and answer together.")
     block_size: int | None = Field(
-        None, ge=1, description="Tokens a KV block; the engine's default if unset."
+        None,
+        ge=1,
+        description="Tokens a KV block. If unset: vLLM's default on a GPU; on a CPU 32, for MLA 16.",
     )
     kv_cache_gib: float | None = Field(None, gt=0, description="KV cache of one worker, GiB.")
     max_num_seqs: int = Field(64, ge=1, description="Requests in one batch.")

@@ -14,6 +14,8 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 BATON = ROOT / ".venv" / "bin" / "baton"
 PYTHON = ROOT / ".venv" / "bin" / "python"
+# Before a command: it starts with SIGINT ignored, as from a script's `command &`.
+IGNORING = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
 
 
 def eventually(look: Callable[[], T], timeout_s: float, what: str, every_s: float = 0.05) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated, get_args
 
@@ -170,6 +171,9 @@ def _run_worker(settings: Settings, role: str) -> None:
 def main() -> None:
     """The entry point: an expected error is one line on stderr and status 1, never a traceback."""
     hide_secrets(sys.argv[1:])
+    # A script's shell starts what is behind `&` with SIGINT ignored, and Python would leave it at that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # gRPC's core prints lines of C++ beside the errors that it raises. It reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:

@@ -1,8 +1,8 @@
 """One vLLM EngineCore from our settings: its configuration, its place on the machine, what it became.
 
-Leans on: vllm.engine.arg_utils.AsyncEngineArgs.create_engine_config, vllm.config.KVTransferConfig,
-vllm.config.VllmConfig (additional_config, use_v2_model_runner) and SpeculativeConfig
-(num_speculative_tokens_per_batch_size, where 0 tokens still run the drafter's first pass),
+Leans on: vllm.engine.arg_utils.AsyncEngineArgs (create_model_config, create_engine_config),
+vllm.config.KVTransferConfig, vllm.config.VllmConfig (additional_config, use_v2_model_runner) and
+SpeculativeConfig (num_speculative_tokens_per_batch_size, where 0 tokens still run the drafter's first pass),
 vllm.config.SchedulerConfig (long_prefill_token_threshold, _adaptive, policy),
 vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor, scheduler.kv_cache_manager),
 vllm.platforms.current_platform.is_cpu; on CPU the variables VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
@@ -24,14 +24,15 @@ from baton.services.errors import ConfigError, StartError
 from baton.services.prefill import fair_share
 from baton.services.vllm_args import engine_args
 from baton.services.vllm_refusals import reason
-from baton.services.worker import process, vllm_continuation, vllm_undrafted
+from baton.services.worker import process, vllm_continuation, vllm_cpu_mla, vllm_undrafted
 from baton.services.worker.fingerprint import model_fingerprint
 
 logger = logging.getLogger(__name__)
 
 CONNECTOR = "BatonConnector"
 CONNECTOR_MODULE = "baton.handoff.vllm_connector"
-CPU_BLOCK_SIZE = 32  # tokens; the CPU kernels want a multiple of it, and vLLM's own 128 wastes short prompts
+# Tokens; the CPU kernels, but for MLA's, want a multiple of it, and vLLM's own 128 wastes short prompts.
+CPU_BLOCK_SIZE = 32
 CPU_KV_CACHE_GIB = 1.0
 # Of the NUMA node's memory; checked though kv_cache_memory_bytes decides. Low, so that several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
@@ -116,6 +117,8 @@ def build_config(plan: EnginePlan) -> Any:
     args["kv_transfer_config"] = _transfer_config(plan)
     _add_speculation(args, plan)
     _add_fair_share(args, plan, on_cpu=current_platform.is_cpu())
+    if current_platform.is_cpu():
+        _add_cpu_blocks(args)
     config = AsyncEngineArgs(**args).create_engine_config()
     _check_verification(config)
     if config.model_config.is_hybrid:
@@ -206,8 +209,16 @@ def _check_verification(config: Any) -> None:
         )
 
 
-def _cpu_arguments(args: dict[str, Any]) -> None:
+def _add_cpu_blocks(args: dict[str, Any]) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    model_config = AsyncEngineArgs(**args).create_model_config()  # 0.02 s, and once more for the whole
+    if model_config.use_mla:
+        vllm_cpu_mla.add_arguments(args, model_config)
     args.setdefault("block_size", CPU_BLOCK_SIZE)
+
+
+def _cpu_arguments(args: dict[str, Any]) -> None:
     args.setdefault("kv_cache_memory_bytes", int(CPU_KV_CACHE_GIB * _GIB))
     args.setdefault("gpu_memory_utilization", CPU_MEMORY_UTILIZATION)
     # Compiled, an 80 M model wrote 3 to 13 % faster and started in 42 s instead of 9 (one core, bfloat16).

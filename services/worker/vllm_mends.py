@@ -8,13 +8,16 @@ Leans on: vllm.utils.cpu_triton_utils._expand_kernel_impl, which a worker regist
 plug-ins (vllm.v1.worker.worker_base.WorkerWrapperBase.init_worker), and on Triton's order of its arguments;
 vllm.model_executor.layers.rotary_embedding.base.RotaryEmbedding.forward_cpu;
 vllm.triton_utils.dispatcher._rebind_kernels, which looks through sys.modules;
-vllm.v1.spec_decode.ngram_proposer.NgramProposer (`__init__`, `propose`, k, max_model_len).
+vllm.v1.spec_decode.ngram_proposer.NgramProposer (`__init__`, `propose`, k, max_model_len);
+torch.cpu._init_amx, and torch.cpu._is_amx_tile_supported, which vLLM asks by this name before it chooses
+kernels that use AMX's tiles.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import sys
 import warnings
 from collections.abc import Callable
@@ -24,6 +27,8 @@ from typing import Any
 import numpy as np
 
 from baton.services.errors import StartError
+
+logger = logging.getLogger(__name__)
 
 _MARK = "_baton_mend"
 _ODD_MODULE = "llvmlite.binding.ffi"
@@ -143,6 +148,30 @@ def _ngrams(shipped: Callable[..., Any]) -> Callable[..., Any]:
     return __init__
 
 
+def _place_of_amx() -> tuple[Any, str]:
+    import torch
+
+    return torch.cpu, "_is_amx_tile_supported"
+
+
+def _amx(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.cache  # asked at every step of some models; what the kernel gave, forked children have too
+    def _is_amx_tile_supported() -> bool:
+        import torch
+
+        if not shipped():
+            return False
+        permitted: bool = torch.cpu._init_amx()
+        if not permitted:
+            logger.warning(
+                "this CPU has AMX, but the kernel does not let this process use its AMX (Linux before 5.16, "
+                "or a sandbox that refuses arch_prctl): slower kernels without it are used"
+            )
+        return permitted
+
+    return _is_amx_tile_supported
+
+
 MENDS = (
     Mend(
         wrong="temperature, top-k and top-p of requests with drafts are written into a copy, but for int64: "
@@ -182,5 +211,14 @@ MENDS = (
         place=_place_of_ngrams,
         parameters=("self", "vllm_config"),
         mended=_ngrams,
+    ),
+    Mend(
+        wrong="it says whether the CPU has AMX, but a process must also have asked the kernel for its tiles, "
+        "and vLLM leaves that to oneDNN's first large product: a small model in bfloat16 has none, and "
+        "the engine's process dies of SIGILL in its first attention",
+        until="vLLM asks for the permission (torch.cpu._init_amx) before it chooses kernels that use AMX",
+        place=_place_of_amx,
+        parameters=(),
+        mended=_amx,
     ),
 )

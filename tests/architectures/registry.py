@@ -113,7 +113,6 @@ ARCHITECTURES = _named(
         "mtp-deepseek-v3",
         experts.deepseek_v3,
         _spec("mtp", 2),
-        engine={"block_size": 16},  # of attention over latents on CPU
         reference="DeepseekV3ForCausalLM",
     ),
     Architecture("mtp-qwen3.5", gated_delta.qwen3_5, _spec("mtp", 2), **_HYBRID),

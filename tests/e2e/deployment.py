@@ -87,6 +87,7 @@ class Deployment:
     processes: dict[str, Process] = field(default_factory=dict)
     cold: bool = False  # commands as a person gives them; else forked, as each import takes six seconds
     path: str = ""  # a folder with packages that its processes find beside ours
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside ours; of cold commands
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     _clients: ExitStack = field(default_factory=ExitStack, repr=False)
@@ -122,7 +123,7 @@ class Deployment:
         log = self.folder / f"{name}.log"
         log.write_bytes(b"")
         if self.cold:
-            process = Process(name, _popen([str(BATON), *line], log), log)
+            process = Process(name, _popen([str(BATON), *line], log, self.environment), log)
         else:
             process = Process(name, zygote.shared().baton(name, line, self.folder, self.path), log)
         self.processes[name] = process
@@ -216,9 +217,7 @@ class Deployment:
                 process.popen.wait(10)
 
 
-def _popen(
-    line: list[str], log: Path, environment: Mapping[str, str] = MappingProxyType({})
-) -> subprocess.Popen[bytes]:
+def _popen(line: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with log.open("wb") as out:
         return subprocess.Popen(
             line,
@@ -232,10 +231,15 @@ def _popen(
 
 @contextmanager
 def deployment(
-    folder: Path, *, cold: bool = False, path: Path | None = None, **config: Any
+    folder: Path,
+    *,
+    cold: bool = False,
+    path: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **config: Any,
 ) -> Iterator[Deployment]:
     """A deployment whose processes end with the block."""
-    one = Deployment(folder, config=config, cold=cold, path=str(path or ""))
+    one = Deployment(folder, config=config, cold=cold, path=str(path or ""), environment=environment)
     try:
         yield one
     finally:

@@ -110,7 +110,16 @@ def test_several_answers_with_logprobs(pair: Pipeline) -> None:
         assert [len(token.top) >= 2 for token in choice.logprobs] == [True] * len(choice.token_ids)
 
 
+@pytest.fixture
+def ctrl_c_interrupts() -> Iterator[None]:
+    """As in a program started by hand; the shell that started the tests may have had SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_ends_the_requests_alone(pair: Pipeline) -> None:
     endless: dict[str, Any] = {"max_tokens": 1000, "ignore_eos": True}
     first = next(iter(pair.stream("def main(", **endless)))  # leaving the loop

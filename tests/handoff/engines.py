@@ -7,6 +7,7 @@ in the child; the function must be importable, its arguments and result picklabl
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import time
@@ -24,7 +25,11 @@ from baton.protos.handoff_pb2 import Manifest
 P = ParamSpec("P")
 T = TypeVar("T")
 BLOCK_SIZE = 32
+CLEAR = (
+    0.75  # of log-probability: three steps of bfloat16 where the checkpoints' best logits are, at 32 to 64
+)
 START_S, CALL_S = 180.0, 60.0  # generous: the machine may be busy with other engines
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Options:
     drafter: Path | None = None
     handoff: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[], None] | None = None  # run in the child before anything of vLLM's
 
 
 @dataclass
@@ -45,6 +51,7 @@ class Answer:
     saved: Saved | None = None
     saved_with_first_token: bool = False
     loaded: Loaded | None = None
+    gaps: list[float] = field(default_factory=list)  # by token, from the best to the second; where asked for
 
 
 class Engine:
@@ -86,12 +93,19 @@ class Engine:
         self.answers: dict[str, Answer] = {}
 
     def add(
-        self, request_id: str, prompt: list[int], max_tokens: int, params: dict[str, Any] | None = None
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int,
+        params: dict[str, Any] | None = None,
+        logprobs: int | None = None,
     ) -> Answer:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
-        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=logprobs
+        )
         made, wave = self.core.preprocess_add_request(
             EngineCoreRequest(
                 request_id=request_id,
@@ -124,6 +138,8 @@ class Engine:
                 if output.new_token_ids and not answer.tokens:
                     first.add(output.request_id)
                 answer.tokens += output.new_token_ids
+                if output.new_logprobs is not None:  # of each token: the sampled one, the best, the second
+                    answer.gaps += [float(best - second) for _, best, second in output.new_logprobs.logprobs]
                 if output.finish_reason is not None:
                     answer.finish_reason = str(output.finish_reason)
         reports = self.connector.take_reports()
@@ -161,6 +177,14 @@ def generate(engine: Engine, request_id: str, prompt: list[int], max_tokens: int
     return answer.tokens
 
 
+def least_gaps(engine: Engine, prompts: dict[str, list[int]], max_tokens: int) -> dict[str, float]:
+    """By how much the best token of each answer leads the second, where it leads it least."""
+    answers = {name: engine.add(name, prompt, max_tokens, logprobs=2) for name, prompt in prompts.items()}
+    engine.run()
+    assert all(len(answer.gaps) == max_tokens for answer in answers.values())
+    return {name: min(answer.gaps) for name, answer in answers.items()}
+
+
 def prefill(engine: Engine, request_id: str, prompt: list[int], epoch: int = 1) -> Answer:
     answer = engine.add(request_id, prompt, 1, save_params(epoch))
     engine.run()
@@ -183,6 +207,8 @@ def _serve(connection: Connection, options: Options) -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU this alone keeps the one rank in this process
     }
     try:
+        if options.prepare is not None:
+            options.prepare()
         engine = Engine(options)
     except BaseException:
         connection.send((False, traceback.format_exc()))
@@ -198,6 +224,21 @@ def _serve(connection: Connection, options: Options) -> None:
     del engine
     gc.collect()  # vLLM's queues between ranks remove their shared memory when they are collected
     connection.send((True, None))
+
+
+def clear_prompt(engine: EngineProcess, draw: Callable[[], list[int]], max_tokens: int) -> list[int]:
+    """Of the prompts drawn, one whose answer leaves no doubt.
+
+    On some CPUs (AMX) what else is in a step decides the order of its sums, and with it the last bit in
+    bfloat16. At half of all prompts the two best tokens of a model of random weights are no further apart.
+    """
+    for _ in range(10):
+        prompts = {f"drawn-{next(_numbers)}": draw() for _ in range(8)}
+        gaps = engine.call(least_gaps, prompts, max_tokens)
+        clearest = max(gaps, key=gaps.__getitem__)
+        if gaps[clearest] >= CLEAR:
+            return prompts[clearest]
+    raise AssertionError("no prompt's answer is clear")
 
 
 class EngineProcess:

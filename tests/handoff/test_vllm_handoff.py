@@ -6,11 +6,10 @@ and must find the prefill side's token.
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from tests.handoff.engines import (
     Engine,
     EngineProcess,
     Options,
+    clear_prompt,
     decode,
     generate,
     prefer,
@@ -35,7 +35,7 @@ from tests.handoff.engines import (
 LENGTHS = [1, 31, 32, 33, 63, 64, 65, 300]
 WRITTEN = 8
 FREE_AGAIN_S = 10.0
-_numbers = itertools.count()
+_drawn = random.Random()
 
 pytestmark = pytest.mark.timeout(240)  # engines start within the first test of each
 
@@ -66,8 +66,19 @@ def transport(request: pytest.FixtureRequest, writer: EngineProcess) -> str:
     return name
 
 
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return random.Random(f"{length}/{seed}/{next(_numbers)}").choices(range(2, checkpoints.VOCAB), k=length)
+@pytest.fixture(autouse=True)
+def _own_prompts(request: pytest.FixtureRequest) -> None:
+    """Of each test alone, and the same whichever others run."""
+    _drawn.seed(request.node.name)
+
+
+def prompt_of(length: int) -> list[int]:
+    return _drawn.choices(range(2, checkpoints.VOCAB), k=length)
+
+
+def clear_prompt_of(reader: EngineProcess, length: int, start: Sequence[int] = ()) -> list[int]:
+    """For what two engines answer: they need not do the same sums in the same steps."""
+    return clear_prompt(reader, lambda: [*start, *prompt_of(length)], WRITTEN)
 
 
 def read(reader: EngineProcess, request_id: str, prompt: list[int]) -> Manifest:
@@ -95,7 +106,7 @@ def until_nothing_is_held(engine: EngineProcess) -> None:
 def test_what_two_engines_write_is_what_one_writes(
     reader: EngineProcess, writer: EngineProcess, transport: str, length: int
 ) -> None:
-    prompt, name = prompt_of(length), f"equal-{length}-{transport}"
+    prompt, name = clear_prompt_of(reader, length), f"equal-{length}-{transport}"
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
     manifest = read(reader, name, prompt)
     assert (manifest.num_tokens, manifest.num_blocks) == (length, -(-length // BLOCK_SIZE))
@@ -118,7 +129,7 @@ def test_only_the_missing_blocks_are_pulled(
 ) -> None:
     start, name = prompt_of(3 * BLOCK_SIZE), f"prefix-{transport}"
     writer.call(generate, f"{name}-first", start + prompt_of(10), 1)
-    prompt = start + prompt_of(70)
+    prompt = clear_prompt_of(reader, 70, start)
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
     answer = writer.call(decode, name, prompt, WRITTEN, read(reader, name, prompt))
     assert answer.tokens == expected
@@ -130,7 +141,7 @@ def test_only_the_missing_blocks_are_pulled(
 def test_nothing_is_pulled_when_the_prefix_cache_has_it_all(
     reader: EngineProcess, writer: EngineProcess
 ) -> None:
-    prompt = prompt_of(2 * BLOCK_SIZE + 1)
+    prompt = clear_prompt_of(reader, 2 * BLOCK_SIZE + 1)
     expected = writer.call(generate, "all-here", prompt, WRITTEN)
     answer = writer.call(decode, "all-there", prompt, WRITTEN, read(reader, "all-there", prompt))
     assert answer.tokens == expected
@@ -141,7 +152,7 @@ def test_nothing_is_pulled_when_the_prefix_cache_has_it_all(
 def test_a_prompt_whose_start_was_cached_is_saved_whole(reader: EngineProcess, writer: EngineProcess) -> None:
     start = prompt_of(4 * BLOCK_SIZE)
     reader.call(generate, "cached-first", start, 1)
-    prompt = start + prompt_of(20)
+    prompt = clear_prompt_of(reader, 20, start)
     expected = reader.call(generate, "cached-alone", prompt, WRITTEN)
     assert writer.call(decode, "cached", prompt, WRITTEN, read(reader, "cached", prompt)).tokens == expected
     until_nothing_is_held(reader)
@@ -172,7 +183,8 @@ def test_many_at_once_beside_a_running_batch(
     reader: EngineProcess, writer: EngineProcess, transport: str
 ) -> None:
     prompts = {
-        f"many-{transport}-{i}": prompt_of(length) for i, length in enumerate([40, 300, 33, 64, 129, 250])
+        f"many-{transport}-{i}": clear_prompt_of(reader, length)
+        for i, length in enumerate([40, 300, 33, 64, 129, 250])
     }
     expected = {
         name: reader.call(generate, f"{name}-alone", prompt, WRITTEN) for name, prompt in prompts.items()
@@ -247,7 +259,7 @@ def test_broken_bytes_and_a_gone_source_end_the_request_by_name(
     assert (ended, lost) == ("error []", 0)
     assert problem.split(":")[0] in ("UnknownHandoff", "LeaseExpired")
     # The engine is none the worse for it.
-    fine = prompt_of(70)
+    fine = clear_prompt_of(reader, 70)
     expected = reader.call(generate, f"{name}-alone", fine, WRITTEN)
     assert (
         writer.call(decode, f"{name}-fine", fine, WRITTEN, read(reader, f"{name}-fine", fine)).tokens
@@ -326,7 +338,9 @@ def take_over(engine: Engine, name: str, prompt: list[int], manifest: Manifest) 
 def test_the_end_of_an_attempt_does_not_stop_the_next_ones_load(
     reader: EngineProcess, writer: EngineProcess
 ) -> None:
-    prompt = prompt_of(20)  # no whole block: the first attempt leaves nothing to the prefix cache
+    prompt = clear_prompt_of(
+        reader, 20
+    )  # no whole block: the first attempt leaves nothing to the prefix cache
     expected = reader.call(generate, "again-alone", prompt, WRITTEN)
     manifest = reader.call(prefill, "again", prompt, 2).saved.manifest
     assert writer.call(take_over, "again", prompt, manifest) == expected
@@ -365,7 +379,7 @@ def test_a_quantised_handoff_writes_about_the_same_and_other_formats_are_refused
     with EngineProcess(options) as quantised:
         for transport in ("shm", "grpc"):
             quantised.call(prefer, transport)
-            prompt, name = prompt_of(300), f"quantised-{transport}"
+            prompt, name = clear_prompt_of(reader, 300), f"quantised-{transport}"
             as_it_is = read(reader, name, prompt)
             HandoffClient().release(as_it_is)
             manifest = read(quantised, name, prompt)

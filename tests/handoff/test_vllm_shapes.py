@@ -10,7 +10,7 @@ import pytest
 from baton.handoff.reports import Loaded
 from tests.architectures.experts import deepseek_v3
 from tests.handoff import checkpoints
-from tests.handoff.engines import EngineProcess, Options, decode, generate, prefer, prefill
+from tests.handoff.engines import EngineProcess, Options, clear_prompt, decode, generate, prefer, prefill
 
 WRITTEN = 12
 ALONE = {"enable_prefix_caching": False}  # or there would be nothing left to pull
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.timeout(300)
 
 def hand_over(engine: EngineProcess, name: str, length: int) -> tuple[int, Loaded, list[str]]:
     """Read, pull and write; the ranks, the load, the layers."""
-    prompt = random.Random(length).choices(range(2, checkpoints.VOCAB), k=length)
+    draw = random.Random(length)
+    prompt = clear_prompt(engine, lambda: draw.choices(range(2, checkpoints.VOCAB), k=length), WRITTEN)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
     read = engine.call(prefill, name, prompt)
     assert read.saved is not None
@@ -61,9 +62,14 @@ def test_a_quantised_latent_has_one_scale_a_token(tmp_path: Path) -> None:
     deepseek_v3(model)
     width, element = 512 + 64, 2
     own = ALONE | {
+        "attention_backend": "CPU_MLA",  # as in a worker, also where the CPU has AMX
         "block_size": 16,
         "compilation_config": {"custom_ops": ["-rotary_embedding"]},  # the CPU's is wrong for this model
-        "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
+        "speculative_config": {
+            "method": "mtp",
+            "num_speculative_tokens": 1,
+            "attention_backend": "CPU_MLA",
+        },
     }
     options = Options(model, "both", handoff={"kv_wire_dtype": "int8"}, engine=own)
     with EngineProcess(options) as engine:

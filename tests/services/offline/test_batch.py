@@ -6,12 +6,13 @@ import asyncio
 import json
 import signal
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.services.offline.router import Router
-from tests.support import BATON
+from tests.support import BATON, IGNORING
 
 
 def write(path: Path, *prompts: str) -> Path:
@@ -24,9 +25,9 @@ def write(path: Path, *prompts: str) -> Path:
     return path
 
 
-async def start(served: Router, requests: Path, *more: str) -> Process:
+async def start(served: Router, requests: Path, *more: str, by: Sequence[str] = ()) -> Process:
     answers = requests.with_name("out.jsonl")
-    command = [BATON, "batch", requests, answers, "--url", f"{served.url}/v1", *more]
+    command = [*by, BATON, "batch", requests, answers, "--url", f"{served.url}/v1", *more]
     return await asyncio.create_subprocess_exec(*map(str, command), stderr=PIPE)
 
 
@@ -104,7 +105,7 @@ async def test_it_goes_on_where_it_was_stopped(served: Router, tmp_path: Path, h
     slow = [f"held-{number}" for number in range(8)]
     requests = write(tmp_path / "in.jsonl", *quick, *slow, *(f"more-{number}" for number in range(50)))
     served.crowd = len(slow)
-    process = await start(served, requests, "--concurrency", str(len(slow)))
+    process = await start(served, requests, "--concurrency", str(len(slow)), by=IGNORING)
     async with asyncio.timeout(30):
         await served.crowded.wait()  # only the slow ones are left under way
     process.send_signal(how)

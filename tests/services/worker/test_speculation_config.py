@@ -23,7 +23,7 @@ MIMO = ARCHITECTURES["mtp-mimo"]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
 
-def built(model: Path, spec: dict[str, Any], *, block_size: int = 32) -> Any:
+def built(model: Path, spec: dict[str, Any]) -> Any:
     """The VllmConfig of a worker of any role."""
     settings = load(
         {
@@ -32,7 +32,6 @@ def built(model: Path, spec: dict[str, Any], *, block_size: int = 32) -> Any:
                 "dtype": "float32",
                 "max_model_len": 256,
                 "max_num_seqs": 8,
-                "block_size": block_size,
                 "speculative_config": spec,
             }
         }
@@ -65,7 +64,7 @@ def test_every_mtp_layer_is_run_over_the_prompt(tmp_path: Path, layers: int, lea
     shutil.copytree(one.target(one.checkpoint()), target)
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": layers}))
-    read = built(target, {"method": "mtp", "num_speculative_tokens": 4}, block_size=16)
+    read = built(target, {"method": "mtp", "num_speculative_tokens": 4})
     assert least_drafts(read) == least
 
 

@@ -6,9 +6,11 @@ drafts: requests without a draft, with some, with the most, and with drafts that
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +19,12 @@ import pytest
 import torch
 
 from baton.services.worker import vllm_mends
+from tests.handoff import checkpoints
+from tests.handoff.engines import Engine, EngineProcess, Options, generate
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from vllm import _custom_ops
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
     from vllm.platforms import current_platform
@@ -35,7 +40,7 @@ VOCABULARY = 23  # no multiple of a vector's width
 COUNTS = [0, 3, 1, 0, 4, 2, 0]  # drafts of each request
 WIDEST = max(COUNTS)
 TOKENS = sum(COUNTS)
-EXPAND, ROTARY, REBIND, NGRAMS = vllm_mends.MENDS
+EXPAND, ROTARY, REBIND, NGRAMS, AMX = vllm_mends.MENDS
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="mends are for CPU engines")
 
@@ -173,7 +178,69 @@ def test_other_shapes_are_rotated_as_before(shape: tuple[int, ...]) -> None:
     assert none is None
 
 
+@pytest.mark.parametrize("granted", [True, False])
+def test_amx_is_used_where_the_kernel_permits_it(
+    granted: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What this machine's CPU and kernel say is made up."""
+    asked = 0
+
+    def ask() -> bool:
+        nonlocal asked
+        asked += 1
+        return granted
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": True})
+    monkeypatch.setattr(torch.cpu, "_init_amx", ask)
+    anew = AMX.mended(shipped(AMX))  # another process, to which nothing was said yet
+    with caplog.at_level(logging.WARNING):
+        assert [anew(), anew()] == [granted, granted]
+    assert asked == 1
+    told = ["the kernel does not let this process use its AMX" in line for line in caplog.messages]
+    assert told == [] if granted else told == [True]
+    shipped(AMX)()
+    still_wrong(asked > 1, AMX)
+
+
+def test_amx_is_not_asked_for_where_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True})
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: pytest.fail("it was asked for"))
+    assert AMX.mended(shipped(AMX))() is False
+
+
+def amx_without_permission() -> None:
+    """The CPU says that it has AMX; no tile may be used. So it is without a mend at any bfloat16 step."""
+    torch.cpu._is_amx_tile_supported = lambda: True
+    torch.cpu._init_amx = lambda: False
+
+
+@pytest.mark.timeout(240)
+def test_an_engine_answers_where_the_kernel_refuses_amx(tmp_path: Path) -> None:
+    """Unmended, its process ends with SIGILL in the first step."""
+    options = Options(checkpoints.qwen2(tmp_path / "qwen2"), "refused", prepare=amx_without_permission)
+    with EngineProcess(options) as engine:
+        assert len(engine.call(generate, "r", [5] * 40, 4)) == 4
+        assert engine.call(told)["attention kernels"] == "vec"
+
+
+def told(engine: Engine) -> dict[str, str]:
+    """To whom it hands KV over."""
+    return dict(engine.connector.facts)
+
+
 # What is not mended.
+
+
+def test_amx_keeps_kv_in_an_order_of_its_own() -> None:
+    """Of the same shape as other kernels': a handoff has to tell them apart."""
+    given = torch.arange(32 * 64, dtype=torch.float32).to(torch.bfloat16).view(32, 1, 64)
+    caches = []
+    for isa in ("vec", "amx"):
+        cache = torch.zeros(1, 1, 2 * 32, 64, dtype=torch.bfloat16)
+        keys, values = cache.chunk(2, dim=2)
+        _custom_ops.cpu_attn_reshape_and_cache(given, given, keys, values, torch.arange(32), isa)
+        caches.append(cache)
+    assert not torch.equal(*caches)
 
 
 def sampling(**given: Any) -> SamplingMetadata:

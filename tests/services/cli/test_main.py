@@ -1,0 +1,59 @@
+"""`baton`, as a command: signals end it, whatever its shell does with them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import BATON, IGNORING, eventually, free_port, listening
+
+INTERRUPTED = 130
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[str]:
+    """The address of one that a script's `baton scheduler &` started; one SIGINT ends it."""
+    address = f"127.0.0.1:{free_port()}"
+    process = subprocess.Popen([*IGNORING, BATON, "scheduler", "--scheduler", address])
+    try:
+        eventually(lambda: listening(int(address.rpartition(":")[2])), 60, "the scheduler listens")
+        yield address
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, -signal.SIGTERM)],
+    ids=lambda one: one.name if isinstance(one, signal.Signals) else "",
+)
+def test_one_signal_ends_what_a_script_started(scheduler: str, how: signal.Signals, status: int) -> None:
+    """A shell without job control starts what is behind `&` with SIGINT ignored."""
+    screen, theirs = pty.openpty()  # to a file it shows nothing before its end
+    os.set_blocking(screen, False)
+    command = [*IGNORING, BATON, "status", "--watch", "--scheduler", scheduler]
+    process = subprocess.Popen(command, stdout=theirs)
+    try:
+        eventually(lambda: b"requests under way" in read(screen), 60, "it shows something")
+        process.send_signal(how)
+        assert process.wait(20) == status
+    finally:
+        process.kill()
+        process.wait(10)
+        os.close(theirs)
+        os.close(screen)
+
+
+def read(screen: int) -> bytes:
+    with contextlib.suppress(BlockingIOError):
+        return os.read(screen, 1 << 16)
+    return b""

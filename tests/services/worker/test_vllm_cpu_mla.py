@@ -1,0 +1,89 @@
+"""MLA on CPUs with AMX and without. What the CPU says of itself is made up here: either kind may run this."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.services.config import load
+from baton.services.errors import ConfigError
+from tests.architectures.registry import ARCHITECTURES
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.platforms import current_platform
+    from vllm.plugins import load_general_plugins
+
+    from baton.services.worker.vllm_engine import EnginePlan, build_config
+
+pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="back ends of CPUs")
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    one = ARCHITECTURES["mtp-deepseek-v3"]
+    return one.target(one.checkpoint())
+
+
+@pytest.fixture(params=[True, False], ids=["amx", "no-amx"])
+def amx(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load_general_plugins()  # or the mend of it would take what is made up for the shipped one
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: request.param)
+    return bool(request.param)
+
+
+def built(model: Path, dtype: str, **extra: Any) -> Any:
+    engine = {"model": str(model), "dtype": dtype, "max_model_len": 256, "extra": extra}
+    settings = load({"engine": engine | {"speculative_config": {"method": "mtp"}}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return build_config(EnginePlan(settings, "w", "f00", needs_handoffs=True))
+
+
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_machine_serves_it_in_the_same_blocks(
+    model: Path, dtype: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = built(model, dtype)
+    assert config.cache_config.block_size == 16
+    assert "overriding" not in caplog.text
+    for backend in (config.attention_config.backend, config.speculative_config.attention_backend):
+        assert current_platform.get_attn_backend_cls(backend, Selection()).endswith("CPUMLABackend")
+
+
+class Selection:
+    """Of vLLM's AttentionSelectorConfig, what a CPU looks at."""
+
+    use_mla, use_sparse = True, False
+
+
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("amx", [True], indirect=True)
+def test_amx_is_used_for_it_where_asked_for(model: Path) -> None:
+    assert built(model, "bfloat16", attention_backend="AMX_MLA").cache_config.block_size == 32
+    config = built(model, "bfloat16", attention_config={"backend": "AMX_MLA"})
+    assert config.cache_config.block_size == 32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "extra", "problem"),
+    [
+        ("float32", {"attention_backend": "amx_mla"}, "bfloat16 alone, and engine.dtype is float32"),
+        ("bfloat16", {"attention_backend": "AMX_MLA", "block_size": 16}, "value 16. is no multiple of 32"),
+        ("bfloat16", {"attention_backend": "TRITON_MLA"}, "CPU_MLA or AMX_MLA"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_model_loads(
+    model: Path, amx: bool, dtype: str, extra: dict[str, Any], problem: str
+) -> None:
+    without_amx = problem if problem.startswith("CPU_MLA") else "has no AMX"
+    with pytest.raises(ConfigError, match=problem if amx else without_amx) as raised:
+        built(model, dtype, **extra)
+    assert "\n" not in str(raised.value)
