@@ -78,7 +78,7 @@ async def _serve(settings: Settings, sock: socket.socket) -> None:
         router_id=router_id, vllm_version=VLLM_VERSION, model=served_model_name(settings.engine)
     )
     pool = WorkerPool(hello, vllm_wire.decode_outputs, settings.scheduler.worker_lease_s)
-    cluster = ClusterView(scheduler)
+    cluster = ClusterView(scheduler, own.worker_lease_s)
     try:
         config = vllm_frontend.build_config(settings)
         args = vllm_frontend.build_arguments(settings, config)

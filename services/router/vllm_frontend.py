@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from prometheus_client import REGISTRY
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -39,6 +40,7 @@ from baton.services.errors import StartError
 from baton.services.router.admission import AdmissionMiddleware
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.vllm_engine_client import RelayClient, without_reserved
+from baton.services.router.vllm_metrics import FrontEndLogger, WorkerFigures
 from baton.services.router.vllm_odd_requests import UNFORESEEN, unforeseen
 from baton.services.router.vllm_request_limits import limit_requests
 from baton.services.vllm_args import engine_args, served_model_name
@@ -104,8 +106,14 @@ class RelayLLM(async_llm.AsyncLLM):
         self, config: Any, client: RelayClient, cluster: ClusterView, engine: EngineSettings
     ) -> None:
         log_stats = not engine.extra.get("disable_log_stats")
+        own: list[Any] = [FrontEndLogger] if log_stats else []
         with _engine_client(client):
-            super().__init__(config, executor_class=Executor, log_stats=log_stats, log_requests=False)
+            super().__init__(
+                config, executor_class=Executor, log_stats=log_stats, log_requests=False, stat_loggers=own
+            )
+        if log_stats:
+            model = config.model_config.served_model_name
+            REGISTRY.register(WorkerFigures(cluster.heard, model, caching=engine.enable_prefix_caching))
         self._cluster = cluster
         client.on_failure = self._request_failed
 
