@@ -31,7 +31,8 @@ from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
 from baton.services.leave import leave
-from baton.services.vllm_args import check_model
+from baton.services.vllm_args import check_model, engine_args
+from baton.services.vllm_frontend_args import check_names, frontend_namespace
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes; a small one is there in ten seconds
 STILL_WAITING_S = 10.0
@@ -161,6 +162,7 @@ def supervise(
     """
     fleet.check()
     check_model(settings.engine)
+    check_names(settings.router)
     validation.check(settings.engine)
     placed = devices.assign(len(fleet.roles), settings.engine.tensor_parallel_size)
     _check_port("router.port", settings.router.host, settings.router.port)
@@ -198,6 +200,9 @@ def _start(supervisor: Supervisor, settings: Settings, fleet: Fleet, placed: lis
     supervisor.parts.append(scheduler)
     supervisor.start(scheduler)
     _preload(settings)
+    # What vLLM would refuse, before anybody loads a model.
+    engine_args(settings.engine)
+    frontend_namespace(settings.engine, settings.router)
     supervisor.say("engine", "code loaded")
     for number, (role, where) in enumerate(zip(fleet.roles, placed, strict=True)):
         name = f"{role}-{fleet.roles[:number].count(role)}"

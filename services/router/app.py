@@ -22,6 +22,7 @@ from baton.services.config import Settings
 from baton.services.errors import StartError
 from baton.services.router.cluster import ClusterView
 from baton.services.vllm_args import VLLM_VERSION, check_model, check_version, served_model_name
+from baton.services.vllm_frontend_args import check_names
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ def run_router(settings: Settings) -> None:
     logs.configure(settings.log_format, "router", others=level, vllm="ERROR" if level == "WARNING" else level)
     logging.getLogger("baton.requests").setLevel(level)
     check_model(settings.engine)
+    check_names(settings.router)
     check_version()
     sock = _listen(settings.router.host, settings.router.port)
     with contextlib.closing(sock):
