@@ -6,8 +6,9 @@ not served (docs/observability.md lists which).
 
 Leans on: vllm.v1.metrics.loggers.PrometheusStatLogger (its makers of metrics, `_gauge_cls` and so on, which
 it calls with keyword arguments alone; log_engine_initialized, which shows its own cache_config;
-WAITING_REASON_CAPACITY, WAITING_REASON_DEFERRED), vllm.v1.metrics.cache_hit_source.CacheHitSource; the names
-and labels of vLLM's families, which dashboards and autoscalers know.
+WAITING_REASON_CAPACITY, WAITING_REASON_DEFERRED), vllm.v1.metrics.perf.PerfMetricsProm (its maker, too),
+vllm.v1.metrics.cache_hit_source.CacheHitSource; the names and labels of vLLM's families, which dashboards and
+autoscalers know.
 """
 
 from __future__ import annotations
@@ -25,13 +26,22 @@ from vllm.v1.metrics.loggers import (
     WAITING_REASON_DEFERRED,
     PrometheusStatLogger,
 )
+from vllm.v1.metrics.perf import PerfMetricsProm
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import usable_blocks
 
 # An engine's own, of which heartbeats say nothing: an engine never sleeps here, and what the front end takes
 # at once is no engine's step.
-NOT_SERVED = frozenset({"vllm:engine_sleep_state", "vllm:iteration_tokens_total"})
+NOT_SERVED = frozenset(
+    {
+        "vllm:engine_sleep_state",
+        "vllm:iteration_tokens_total",
+        "vllm:estimated_flops_per_gpu_total",
+        "vllm:estimated_read_bytes_per_gpu_total",
+        "vllm:estimated_write_bytes_per_gpu_total",
+    }
+)
 
 Values = Iterable[tuple[tuple[str, ...], float]]  # labels beside model_name and engine, and the value
 
@@ -171,8 +181,14 @@ def _made_here(kind: Callable[..., Any]) -> Any:
     return staticmethod(make)
 
 
+class _NoPerfMetrics(PerfMetricsProm):
+    _counter_cls = _made_here(Counter)
+
+
 class FrontEndLogger(PrometheusStatLogger):
     """vLLM's own, for what its front end counts."""
+
+    _perf_metrics_cls = _NoPerfMetrics
 
     _gauge_cls = _made_here(Gauge)
     _counter_cls = _made_here(Counter)
@@ -183,7 +199,11 @@ class FrontEndLogger(PrometheusStatLogger):
 
 
 class WorkerFigures(Collector):
-    """The workers' series. Made at a scrape, in a thread of the HTTP server's."""
+    """The workers' series. Made at a scrape, in a thread of the HTTP server's.
+
+    1,000 workers that draft four tokens have 19,000 series: 2 MB of text, 0.24 s of that thread (one core of an
+    EPYC, Prometheus' client), in which the event loop still gets its turn every 5 ms.
+    """
 
     def __init__(self, heard: Callable[[], Iterable[pb.WorkerStatus]], model: str, *, caching: bool) -> None:
         """`heard` gives the workers whose figures are young, from any thread; `model` is vLLM's model_name.
