@@ -5,17 +5,15 @@ from __future__ import annotations
 from vllm.reasoning import ReasoningParserManager
 from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 
-BEGIN, END = "<tool_response>", "</tool_response>"
-
 
 @ReasoningParserManager.register_module("demo")
 class DemoReasoningParser(BaseThinkingReasoningParser):
-    """Thoughts end at END; the chat template of the test writes BEGIN."""
+    """The chat template of the test writes the first mark, so a thought begins with the answer."""
 
     @property
     def start_token(self) -> str:
-        return BEGIN
+        return "<tool_response>"
 
     @property
     def end_token(self) -> str:
-        return END
+        return "</tool_response>"

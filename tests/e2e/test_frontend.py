@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
-from tests.e2e.reasoning_plugin import BEGIN, END
 from tests.support import ROOT
 
+BEGIN, END = "<tool_response>", "</tool_response>"  # as reasoning_plugin.py has them
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}: {{ message.content }}<|im_end|>\n"
     "{% endfor %}"

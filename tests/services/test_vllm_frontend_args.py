@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from typing import Any
 
 import pytest
-from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from baton.services.config import EngineSettings, RouterSettings
 from baton.services.errors import ConfigError
 from baton.services.vllm_frontend_args import REFUSED, frontend_namespace
 from tests.support import ROOT
+
+with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
+    warnings.simplefilter("ignore")
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 PAGE = ROOT / "docs" / "frontend.md"
 
