@@ -93,10 +93,11 @@ class RelayLLM(async_llm.AsyncLLM):
         self, config: Any, client: RelayClient, cluster: ClusterView, engine: EngineSettings
     ) -> None:
         log_stats = not engine.extra.get("disable_log_stats")
-        own: list[Any] = [FrontEndLogger] if log_stats else []
+        ours: list[Any] = [FrontEndLogger] if log_stats else []
         with _engine_client(client):
+            # log_stats is for vLLM's own loggers alone: one would log each ten seconds that nothing runs.
             super().__init__(
-                config, executor_class=Executor, log_stats=log_stats, log_requests=False, stat_loggers=own
+                config, executor_class=Executor, log_stats=False, log_requests=False, stat_loggers=ours
             )
         if log_stats:
             model = config.model_config.served_model_name
