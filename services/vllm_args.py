@@ -1,7 +1,8 @@
 """From our settings to vLLM's engine arguments: one translation, for the router and for every worker.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs (its dataclass fields), vllm.reasoning.ReasoningParserManager
-.list_registered, vllm.utils.import_utils.import_plugin (logs what it cannot load, and gives None).
+.list_registered, vllm.config.reasoning.ReasoningConfig, vllm.utils.import_utils.import_plugin (logs what it
+cannot load, and gives None).
 """
 
 from __future__ import annotations
@@ -56,8 +57,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     }
     args.update({key: value for key, value in optional.items() if value is not None})
     args.update(_checked_extra(settings.extra))
-    if settings.reasoning_parser or settings.extra.get("reasoning_parser_plugin"):
-        args["reasoning_parser"] = _checked_reasoning(settings)
+    args.update(_reasoning(settings))
     return args
 
 
@@ -116,16 +116,26 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _checked_reasoning(settings: EngineSettings) -> str:
-    """Its plug-in is loaded first, as its tokens are looked up when the configuration is made."""
-    from vllm.reasoning import ReasoningParserManager
-
+def _reasoning(settings: EngineSettings) -> dict[str, Any]:
+    """The parser's plug-in is loaded here, as vLLM looks its marks up when it makes its configuration."""
     if plugin := settings.extra.get("reasoning_parser_plugin"):
         import_parsers("engine.extra.reasoning_parser_plugin", plugin)
+    args: dict[str, Any] = {}
     if settings.reasoning_parser:
+        from vllm.reasoning import ReasoningParserManager
+
         known = ReasoningParserManager.list_registered()
         check_parser("engine.reasoning_parser", settings.reasoning_parser, known)
-    return settings.reasoning_parser
+        args["reasoning_parser"] = settings.reasoning_parser
+    if isinstance(marks := settings.extra.get("reasoning_config"), dict):
+        from vllm.config.reasoning import ReasoningConfig
+
+        try:
+            args["reasoning_config"] = ReasoningConfig(**marks)
+        except (TypeError, ValueError) as error:
+            problem = " ".join(str(error).split())
+            raise ConfigError(f"engine.extra.reasoning_config (value {marks!r}): {problem}") from None
+    return args
 
 
 def _checked_extra(extra: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
 from tests.support import ROOT
 
 BEGIN, END = "<tool_response>", "</tool_response>"  # as reasoning_plugin.py has them
+ENOUGH = f" That will do.{END}"  # written where a budget ends
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}: {{ message.content }}<|im_end|>\n"
     "{% endfor %}"
@@ -38,7 +39,9 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """1P1D with a reasoning parser, a chat template of its own and many arguments of vLLM's front end."""
     folder = tmp_path_factory.mktemp("frontend")
     (folder / "chat.jinja").write_text(TEMPLATE)
-    engine = {"reasoning_parser": "demo", "extra": {"reasoning_parser_plugin": PLUGIN}}
+    marks = {"reasoning_end_str": ENOUGH}
+    extra = {"reasoning_parser_plugin": PLUGIN, "reasoning_config": marks}
+    engine = {"reasoning_parser": "demo", "extra": extra}
     router = {
         "chat_template": str(folder / "chat.jinja"),
         "enable_prompt_tokens_details": True,
@@ -84,12 +87,12 @@ def test_thoughts_end_at_their_budget(thinking: Deployment, budget: int) -> None
     assert not free.message.content, "the demo model does not end its thoughts by itself"
     choice = ask(thinking, extra_body={**asked, "thinking_token_budget": budget}).choices[0]
     with httpx.Client(base_url=thinking.url, timeout=30) as http:
-        mark = {"model": MODEL_NAME, "prompt": END, "add_special_tokens": False}
+        mark = {"model": MODEL_NAME, "prompt": ENOUGH, "add_special_tokens": False}
         end = http.post("/tokenize", json=mark).json()["tokens"]
     assert choice.token_ids[:budget] == free.token_ids[:budget]
     assert choice.token_ids[budget : budget + len(end)] == end
     assert choice.message.content
-    assert bool(choice.message.reasoning) == bool(budget)
+    assert choice.message.reasoning.endswith(" That will do.")
 
 
 def test_others_reach_vllms_app(thinking: Deployment) -> None:
