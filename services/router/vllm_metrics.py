@@ -63,7 +63,8 @@ def _waiting(load: pb.WorkerLoad, _: pb.Capacity) -> Values:
 
 
 def _usage(load: pb.WorkerLoad, capacity: pb.Capacity) -> Values:
-    if blocks := usable_blocks(capacity):
+    told = load.free_blocks or load.running or load.waiting  # not by a worker that was loading until now
+    if told and (blocks := usable_blocks(capacity)):
         yield (), 1 - load.free_blocks / blocks
 
 

@@ -60,6 +60,12 @@ def test_each_worker_has_its_series() -> None:
     }
 
 
+def test_a_worker_that_has_just_loaded_is_not_full() -> None:
+    """Its last heartbeat is of the time before: it told of no block."""
+    assert not [key for key in shown(worker("new")) if "kv_cache_usage" in key[0]]
+    assert shown(worker("full", running=1))["vllm:kv_cache_usage_perc", "full", ()] == 1
+
+
 def test_a_worker_whose_engine_still_loads_has_none() -> None:
     loading = worker("new", running=0)
     loading.identity.ClearField("capacity")
