@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
+import inspect
 import json
 from argparse import Action, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from baton.services.config import EngineSettings, RouterSettings
@@ -110,6 +112,7 @@ def frontend_namespace(engine: EngineSettings, router: RouterSettings) -> Namesp
     args.enable_force_include_usage = router.enable_force_include_usage
     _check_template(router.chat_template)
     _take_tool_parser(args, engine)
+    _check_middleware(args.middleware)
     if args.enable_log_outputs and not args.enable_log_requests:
         raise ConfigError(f"{_KEY}.enable_log_outputs needs engine.extra.enable_log_requests")
     try:
@@ -198,6 +201,18 @@ def _check_template(template: str) -> None:
         raise ConfigError(
             f"router.chat_template: value {shown!r} is not allowed: {_one_line(error)}"
         ) from None
+
+
+def _check_middleware(paths: Iterable[str]) -> None:
+    """As vLLM's app loads them. Raises ConfigError."""
+    for path in paths:
+        module, _, name = path.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"{_KEY}.middleware: cannot load {path!r}: {_one_line(error)}") from None
+        if not (inspect.isclass(found) or inspect.iscoroutinefunction(found)):
+            raise ConfigError(f"{_KEY}.middleware: {path!r} is neither a class nor a coroutine function")
 
 
 def _take_tool_parser(args: Namespace, engine: EngineSettings) -> None:

@@ -19,6 +19,7 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
     from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+GZIP = "starlette.middleware.gzip.GZipMiddleware"
 PAGE = ROOT / "docs" / "frontend.md"
 
 
@@ -43,7 +44,7 @@ def test_both_spellings_and_every_kind_of_value() -> None:
             "enable_log_deltas": False,
             "default_chat_template_kwargs": {"enable_thinking": False},
             "allowed_origins": ["https://a.example"],
-            "middleware": ["a.b", "c.d"],
+            "middleware": [GZIP, GZIP],
             "max_log_len": 5,
             "fingerprint-value": "--x.y z",
             "response_role": None,
@@ -53,7 +54,7 @@ def test_both_spellings_and_every_kind_of_value() -> None:
     assert not args.enable_log_deltas
     assert args.default_chat_template_kwargs == {"enable_thinking": False}
     assert args.allowed_origins == ["https://a.example"]
-    assert args.middleware == ["a.b", "c.d"]
+    assert args.middleware == [GZIP, GZIP]
     assert (args.max_log_len, args.fingerprint_value, args.response_role) == (5, "--x.y z", "assistant")
 
 
@@ -71,6 +72,8 @@ def test_both_spellings_and_every_kind_of_value() -> None:
         ),
         ({"log_error_stack": "yes"}, "log_error_stack (value 'yes'): true or false is needed"),
         ({"middleware": "a.b"}, "middleware (value 'a.b'): a list is needed"),
+        ({"middleware": ["nowhere.b"]}, "middleware: cannot load 'nowhere.b': No module named 'nowhere'"),
+        ({"middleware": ["os.name"]}, "middleware: 'os.name' is neither a class nor a coroutine function"),
         (
             {"default_chat_template_kwargs": [1]},
             "default_chat_template_kwargs (value [1]): a mapping is needed",
