@@ -83,20 +83,42 @@ class Capacity(_message.Message):
     def __init__(self, compatibility_hash: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., lookahead_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., speculative_method: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "pinned_handoffs", "pinned_bytes", "drafting")
+    __slots__ = ("running", "waiting", "free_blocks", "pinned_handoffs", "pinned_bytes", "drafting", "deferred", "counts")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PINNED_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAFTING_FIELD_NUMBER: _ClassVar[int]
+    DEFERRED_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_blocks: int
     pinned_handoffs: int
     pinned_bytes: int
     drafting: Drafting
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., pinned_handoffs: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ...) -> None: ...
+    deferred: int
+    counts: EngineCounts
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., pinned_handoffs: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., deferred: _Optional[int] = ..., counts: _Optional[_Union[EngineCounts, _Mapping]] = ...) -> None: ...
+
+class EngineCounts(_message.Message):
+    __slots__ = ("prefix_queries", "prefix_hits", "external_queries", "external_hits", "drafts", "drafted_tokens", "accepted_by_position")
+    PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_HITS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    prefix_queries: int
+    prefix_hits: int
+    external_queries: int
+    external_hits: int
+    drafts: int
+    drafted_tokens: int
+    accepted_by_position: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., external_queries: _Optional[int] = ..., external_hits: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Drafting(_message.Message):
     __slots__ = ("draft_length", "drafts", "first_acceptance", "mean_accepted_length", "learned_reference", "alarm")

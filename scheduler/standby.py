@@ -75,6 +75,15 @@ class Standby:
         oldest = self._clock() - KEPT_S
         return [seen.status for seen in self._seen.values() if seen.at >= oldest]
 
+    def heard(self, within_s: float) -> list[pb.WorkerStatus]:
+        """Those whose last heartbeat is not older than that.
+
+        From any thread, as what it reads is replaced as a whole.
+        """
+        now = self._clock()
+        seen = self._seen.values()
+        return [one.status for one in seen if now - one.at + one.status.heartbeat_age_s <= within_s]
+
     def place(self, need: Need, mine: Iterable[Known]) -> Picked | NoChoice | None:
         """Choose, beside what this router holds already (`mine`); None when nobody is known."""
         workers = self._workers(mine)

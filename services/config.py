@@ -94,6 +94,9 @@ class EngineSettings(_Section):
     tool_call_parser: str | None = Field(
         None, description="vLLM's name of the tool-call parser, e.g. hermes."
     )
+    reasoning_parser: str = Field(
+        "", description="vLLM's name of the parser of a model's reasoning, e.g. deepseek_r1."
+    )
     speculative_config: SpeculativeSettings | None = Field(
         None,
         description="Speculative decoding (docs/speculative-decoding.md). The flag replaces the file's as a "
@@ -270,6 +273,19 @@ class RouterSettings(_Section):
         30.0,
         description="A client that takes longer to send its request, or reads nothing of its answer for so "
         "long, is cut off: docs/limits.md.",
+    )
+    chat_template: str = Field(
+        "", description="A file, or the template itself; the model's own by default (docs/frontend.md)."
+    )
+    enable_prompt_tokens_details: bool = Field(
+        False, description="Tell in `usage` how many of the prompt's tokens were cached."
+    )
+    enable_force_include_usage: bool = Field(
+        False, description="Send `usage` with every stream, also to clients that do not ask for it."
+    )
+    frontend: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further arguments of the front end, by vLLM's own names: docs/frontend.md.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="Of the HTTP server; info writes a line a request: docs/observability.md."

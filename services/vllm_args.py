@@ -1,6 +1,8 @@
 """From our settings to vLLM's engine arguments: one translation, for the router and for every worker.
 
-Leans on: vllm.engine.arg_utils.AsyncEngineArgs (its dataclass fields).
+Leans on: vllm.engine.arg_utils.AsyncEngineArgs (its dataclass fields), vllm.reasoning.ReasoningParserManager
+.list_registered, vllm.config.reasoning.ReasoningConfig, vllm.utils.import_utils.import_plugin (logs what it
+cannot load, and gives None).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import contextlib
 import dataclasses
 import difflib
 import importlib.metadata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ _OURS = {
     "spec_tokens": "engine.speculative_config (--speculative-config)",
     "distributed_executor_backend": "nothing: Baton chooses it",
     "data_parallel_size": "more workers",
+    "reasoning_parser": "engine.reasoning_parser (--reasoning-parser)",
 }
 
 
@@ -53,6 +57,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     }
     args.update({key: value for key, value in optional.items() if value is not None})
     args.update(_checked_extra(settings.extra))
+    args.update(_reasoning(settings))
     return args
 
 
@@ -68,6 +73,22 @@ def check_model(settings: EngineSettings) -> None:
         raise ConfigError("engine.model is not set: pass --model FOLDER, or set it in the configuration file")
     if settings.model.startswith((".", "/", "~")) or Path(settings.model).exists():
         _check_folder(Path(settings.model).expanduser())
+
+
+def check_parser(key: str, name: str, known: Iterable[str]) -> None:
+    """Raises ConfigError unless vLLM has the parser that `key` names."""
+    if name not in (known := sorted(known)):
+        raise ConfigError(f"{key}: vLLM has no parser {name!r}; allowed: {', '.join(known)}")
+
+
+def import_parsers(key: str, plugin: str) -> None:
+    """Run a module or a file that registers parsers. Raises ConfigError when it cannot be run."""
+    from vllm.utils.import_utils import import_plugin
+
+    if plugin.endswith(".py") and not Path(plugin).is_file():
+        raise ConfigError(f"{key}: the file {plugin!r} does not exist")
+    if import_plugin(plugin) is None:
+        raise ConfigError(f"{key}: cannot load {plugin!r}; the lines above say why")
 
 
 def check_version() -> None:
@@ -93,6 +114,28 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(
             f"model folder {str(folder)!r} holds no config.json: it is not a model in Hugging Face's layout"
         )
+
+
+def _reasoning(settings: EngineSettings) -> dict[str, Any]:
+    """The parser's plug-in is loaded here, as vLLM looks its marks up when it makes its configuration."""
+    if plugin := settings.extra.get("reasoning_parser_plugin"):
+        import_parsers("engine.extra.reasoning_parser_plugin", plugin)
+    args: dict[str, Any] = {}
+    if settings.reasoning_parser:
+        from vllm.reasoning import ReasoningParserManager
+
+        known = ReasoningParserManager.list_registered()
+        check_parser("engine.reasoning_parser", settings.reasoning_parser, known)
+        args["reasoning_parser"] = settings.reasoning_parser
+    if isinstance(marks := settings.extra.get("reasoning_config"), dict):
+        from vllm.config.reasoning import ReasoningConfig
+
+        try:
+            args["reasoning_config"] = ReasoningConfig(**marks)
+        except (TypeError, ValueError) as error:
+            problem = " ".join(str(error).split())
+            raise ConfigError(f"engine.extra.reasoning_config (value {marks!r}): {problem}") from None
+    return args
 
 
 def _checked_extra(extra: dict[str, Any]) -> dict[str, Any]:

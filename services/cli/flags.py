@@ -24,6 +24,7 @@ _NAMES = {
     ("scheduler", "metrics_port"): "--scheduler-metrics-port",
     ("router", "drain_timeout_s"): "--router-drain-timeout-s",
     ("engine", "extra"): "--engine-args",
+    ("router", "frontend"): "--frontend-args",
     ("handoff", "kv_wire_dtype"): "--kv-wire-dtype",
 }
 _PREFIXED = {"handoff"}

@@ -32,7 +32,8 @@ from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
 from baton.services.leave import leave, on_signals
-from baton.services.vllm_args import check_model
+from baton.services.vllm_args import check_model, engine_args
+from baton.services.vllm_frontend_args import check_names, frontend_namespace
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes; a small one is there in ten seconds
 STILL_WAITING_S = 10.0
@@ -162,6 +163,7 @@ def supervise(
     """
     fleet.check()
     check_model(settings.engine)
+    check_names(settings.router)
     validation.check(settings.engine)
     credentials.check(settings)
     placed = devices.assign(len(fleet.roles), settings.engine.tensor_parallel_size)
@@ -185,6 +187,9 @@ def supervise(
         _start_scheduler(supervisor, settings)
         with _left_on_signals(stops, end, report.ended):
             _preload(settings)
+            # What vLLM would refuse, before anybody loads a model.
+            engine_args(settings.engine)
+            frontend_namespace(settings.engine, settings.router)
         supervisor.say("engine", "code loaded")
         _start_engines(supervisor, settings, fleet, placed)
         _until_ready(supervisor, ours, stops)

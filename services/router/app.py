@@ -23,6 +23,7 @@ from baton.services.errors import StartError
 from baton.services.leave import leave_on_signals
 from baton.services.router.cluster import ClusterView
 from baton.services.vllm_args import VLLM_VERSION, check_model, check_version, served_model_name
+from baton.services.vllm_frontend_args import check_names
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ def run_router(settings: Settings) -> None:
     logs.configure(settings.log_format, "router", libraries="ERROR" if level == "WARNING" else level)
     logging.getLogger("baton.requests").setLevel(level)
     check_model(settings.engine)
+    check_names(settings.router)
     check_version()
     keys = credentials.api_keys(settings.router)
     sock = _listen(settings.router.host, settings.router.port)
@@ -83,7 +85,7 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
         router_id=router_id, vllm_version=VLLM_VERSION, model=served_model_name(settings.engine)
     )
     pool = WorkerPool(hello, vllm_wire.decode_outputs, settings.scheduler.worker_lease_s)
-    cluster = ClusterView(scheduler)
+    cluster = ClusterView(scheduler, own.worker_lease_s)
     try:
         config = vllm_frontend.build_config(settings)
         args = vllm_frontend.build_arguments(settings, config)

@@ -30,8 +30,10 @@ class Health:
 class ClusterView:
     """Keeps the client's snapshot of the cluster young, and reads it."""
 
-    def __init__(self, client: SchedulerClient) -> None:
+    def __init__(self, client: SchedulerClient, worker_lease_s: float) -> None:
         self._client = client
+        # A worker's lease, and as much again for a scheduler that is away for a moment.
+        self._heard_s = 2 * worker_lease_s
         self._problem = "the scheduler was not asked yet"  # empty: it answered the last time
         self._asked_at = 0.0  # time.monotonic
         self._asking = asyncio.Lock()
@@ -57,6 +59,10 @@ class ClusterView:
         """That of a ready worker; None when none is known."""
         ready = _ready(self._client.standby.workers)
         return ready[0].identity.capacity if ready else None
+
+    def heard(self) -> list[pb.WorkerStatus]:
+        """The workers whose last heartbeat still says something of now. From any thread."""
+        return self._client.standby.heard(self._heard_s)
 
     async def first_capacity(self) -> pb.Capacity:
         """The same, as soon as there is one. For a task of its own: it waits for as long as it takes."""

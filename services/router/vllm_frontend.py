@@ -1,11 +1,12 @@
 """vLLM's own OpenAI front end over our engine client: its app, its handlers, its tokenizer; no engine.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.{create_model_config, create_structured_outputs_config,
-create_logging_config}, vllm.config.VllmConfig built from them alone (as vLLM's GPU-less render server does),
+create_logging_config, _set_default_reasoning_config_args}, vllm.config.VllmConfig built from them alone (as
+vLLM's GPU-less render server does),
 vllm.v1.engine.async_llm (AsyncLLM.__init__, which asks its module's EngineCoreClient.make_async_mp_client;
 _add_request; check_admission, which handlers call before they render; output_processor.{request_states,
 abort_requests}),
-vllm.entrypoints.launchers.{cli_args.make_arg_parser, app.build_app, api_server.app_state.init_app_state}, and
+vllm.entrypoints.launchers.{app.build_app, api_server.app_state.init_app_state}, and
 the Starlette app that build_app returns (user_middleware, build_middleware_stack, router.routes; in it
 starlette's CORSMiddleware), envs.VLLM_API_KEY (build_app's own, narrower guard: turned off).
 """
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from prometheus_client import REGISTRY
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -28,9 +30,7 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.exceptions import VLLMError
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import async_llm
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
@@ -41,9 +41,11 @@ from baton.services.errors import StartError
 from baton.services.router.admission import AdmissionMiddleware
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.vllm_engine_client import RelayClient, without_reserved
+from baton.services.router.vllm_metrics import FrontEndLogger, WorkerFigures
 from baton.services.router.vllm_odd_requests import UNFORESEEN, unforeseen
 from baton.services.router.vllm_request_limits import limit_requests
 from baton.services.vllm_args import engine_args, served_model_name
+from baton.services.vllm_frontend_args import frontend_namespace
 from baton.services.vllm_refusals import reason
 
 # What vLLM serves besides, for one engine's administrators and for models of another kind: 404 here.
@@ -60,11 +62,13 @@ def build_config(settings: Settings) -> Any:
     with _refusals(settings.engine):
         args = AsyncEngineArgs(**arguments)
         model = args.create_model_config()
+        args._set_default_reasoning_config_args()
         model.quantization = None  # it concerns kernels: its check asks for the workers' device
         config = VllmConfig(
             model_config=model,
             logging_config=args.create_logging_config(),
             structured_outputs_config=args.create_structured_outputs_config(),
+            reasoning_config=args.reasoning_config,
         )
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
@@ -72,28 +76,13 @@ def build_config(settings: Settings) -> Any:
 
 
 def build_arguments(settings: Settings, config: Any) -> Namespace:
-    """The namespace that vLLM's app reads: its own defaults, and what our settings say.
-
-    Raises StartError for a tool-call parser that vLLM does not have.
-    """
-    from vllm.tool_parsers import ToolParserManager
-
+    """The namespace that vLLM's app reads. Raises ConfigError for what it would refuse."""
     engine, router = settings.engine, settings.router
-    args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    args = frontend_namespace(engine, router)
     args.model = config.model_config.model
     args.served_model_name = [served_model_name(engine)]
     args.host, args.port = router.host, router.port
-    args.disable_log_stats = bool(engine.extra.get("disable_log_stats", False))
     args.structured_outputs_config = config.structured_outputs_config
-    if engine.tool_call_parser:
-        known = list(ToolParserManager.list_registered())
-        if engine.tool_call_parser not in known:
-            raise StartError(
-                f"engine.tool_call_parser: vLLM has no parser {engine.tool_call_parser!r}; "
-                f"allowed: {', '.join(sorted(known))}"
-            )
-        args.tool_call_parser = engine.tool_call_parser
-        args.enable_auto_tool_choice = True
     return args
 
 
@@ -104,8 +93,15 @@ class RelayLLM(async_llm.AsyncLLM):
         self, config: Any, client: RelayClient, cluster: ClusterView, engine: EngineSettings
     ) -> None:
         log_stats = not engine.extra.get("disable_log_stats")
+        ours: list[Any] = [FrontEndLogger] if log_stats else []
         with _refusals(engine), _engine_client(client):
-            super().__init__(config, executor_class=Executor, log_stats=log_stats, log_requests=False)
+            # log_stats is for vLLM's own loggers alone: one would log each ten seconds that nothing runs.
+            super().__init__(
+                config, executor_class=Executor, log_stats=False, log_requests=False, stat_loggers=ours
+            )
+        if log_stats:
+            model = config.model_config.served_model_name
+            REGISTRY.register(WorkerFigures(cluster.heard, model, caching=engine.enable_prefix_caching))
         self._cluster = cluster
         client.on_failure = self._request_failed
 

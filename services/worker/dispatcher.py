@@ -16,6 +16,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, RunReply, Start
 from baton.services.worker import vllm_outputs, vllm_requests
 from baton.services.worker.attempts import Attempt, Attempts
+from baton.services.worker.counts import Counts
 from baton.services.worker.drafting import Drafting
 from baton.services.worker.errors import RequestRefused, describe
 from baton.services.worker.metrics import WorkerMetrics
@@ -42,6 +43,7 @@ class Dispatcher:
     ) -> None:
         """`drafting` hears of drafts; None where none are made."""
         self.load = EngineLoad()
+        self.counts = Counts()  # since the engine began
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.become(role, max_requests)
         self._host = host
@@ -218,9 +220,11 @@ class Dispatcher:
     def on_step(self, step: Step) -> None:
         """Sort a step's outputs and reports by router, one reply each."""
         self.load = step.load
+        self.counts.add(step.counts)
         self._metrics.on_step(step)
-        if self._drafting is not None and step.executed and (self._role.writes or step.drafts.drafts):
-            self._drafting.on_step(step.drafts, step.draft_length)
+        drafts = step.counts.drafts
+        if self._drafting is not None and step.executed and (self._role.writes or drafts.drafts):
+            self._drafting.on_step(drafts, step.draft_length)
         replies: dict[int, RunReply] = {}
         for loaded in step.loaded:
             self._on_loaded(loaded, replies)

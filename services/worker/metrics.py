@@ -103,8 +103,8 @@ class WorkerMetrics:
             len(output.new_token_ids) for outputs in step.outputs.values() for output in outputs.outputs
         )
         self._tokens.inc(tokens)
-        self._prefix_queries.inc(step.prefix_queries)
-        self._prefix_hits.inc(step.prefix_hits)
+        self._prefix_queries.inc(step.counts.prefix_queries)
+        self._prefix_hits.inc(step.counts.prefix_hits)
 
     def on_refused(self, code: Failed.Code) -> None:
         """A request was not taken."""

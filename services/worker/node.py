@@ -305,6 +305,8 @@ class Node:
             running=load.running,
             waiting=load.waiting,
             free_blocks=load.free_blocks,
+            deferred=load.deferred,
+            counts=self._dispatcher.counts.message(),
             pinned_handoffs=self._pinned[0],
             pinned_bytes=self._pinned[1],
             drafting=self._drafting.report() if self._drafting is not None and self._role.writes else None,

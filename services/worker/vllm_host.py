@@ -6,8 +6,9 @@ others call is `submit`, `abort` and `stop`, from any thread, and what is marked
 
 Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort_requests, model_executor,
 batch_queue, scheduler, structured_output_manager.grammar_init, request_block_hasher), its scheduler
-(has_requests, get_request_counts, get_kv_connector, kv_cache_manager.block_pool.get_num_free_blocks,
-shutdown), vllm.v1.engine.EngineCoreOutputs and its scheduler_stats (spec_decoding_stats, prefix_cache_stats),
+(has_requests, get_request_counts, deferred_waiting, get_kv_connector,
+kv_cache_manager.block_pool.get_num_free_blocks, shutdown), vllm.v1.engine.EngineCoreOutputs and its
+scheduler_stats (spec_decoding_stats, prefix_cache_stats, connector_prefix_cache_stats),
 vllm.v1.spec_decode.metrics.SpecDecodingStats (num_drafts, num_draft_tokens_per_pos,
 num_accepted_tokens_per_pos).
 """
@@ -28,6 +29,7 @@ from baton.handoff.errors import HandoffError
 from baton.handoff.reports import Loaded, Saved
 from baton.services.decode.acceptance import DraftCounts
 from baton.services.worker import vllm_draft_length, vllm_step_times
+from baton.services.worker.counts import Counts
 from baton.services.worker.errors import EngineFailed
 from baton.services.worker.vllm_engine import EngineInfo, EnginePlan, build_engine, info_of
 
@@ -49,6 +51,7 @@ class EngineLoad:
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
+    deferred: int = 0  # of `waiting`: for something else than room, as for KV on its way
 
 
 @dataclass
@@ -62,10 +65,8 @@ class Step:
     seconds: float = 0.0
     executed: bool = False
     times: vllm_step_times.StepTimes = field(default_factory=vllm_step_times.StepTimes)  # parts of `seconds`
-    drafts: DraftCounts = field(default_factory=DraftCounts)  # verified in this step
+    counts: Counts = field(default_factory=Counts)  # in this step
     draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
-    prefix_queries: int = 0  # tokens that were looked up in the prefix cache
-    prefix_hits: int = 0
 
     @property
     def matters(self) -> bool:
@@ -231,7 +232,7 @@ class EngineHost:
             step.saved, step.loaded = reports.saved, reports.loaded
         running, waiting = engine.scheduler.get_request_counts()
         free = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        step.load = EngineLoad(running, waiting, free)
+        step.load = EngineLoad(running, waiting, free, len(engine.scheduler.deferred_waiting))
         if step.matters or step.load != self._load:
             self._load = step.load
             self._tell(lambda listener: listener.on_step(step))
@@ -253,10 +254,13 @@ def _take_stats(step: Step) -> None:
         drafts = stats.spec_decoding_stats
         if drafts is not None:
             positions = drafts.num_draft_tokens_per_pos, drafts.num_accepted_tokens_per_pos
-            step.drafts.add(DraftCounts(drafts.num_drafts, *positions))
+            step.counts.drafts.add(DraftCounts(drafts.num_drafts, *positions))
         if stats.prefix_cache_stats is not None:
-            step.prefix_queries += stats.prefix_cache_stats.queries
-            step.prefix_hits += stats.prefix_cache_stats.hits
+            step.counts.prefix_queries += stats.prefix_cache_stats.queries
+            step.counts.prefix_hits += stats.prefix_cache_stats.hits
+        if stats.connector_prefix_cache_stats is not None:
+            step.counts.external_queries += stats.connector_prefix_cache_stats.queries
+            step.counts.external_hits += stats.connector_prefix_cache_stats.hits
 
 
 def _rank_lost() -> None:

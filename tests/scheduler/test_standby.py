@@ -65,6 +65,17 @@ def test_without_a_snapshot_nobody_is_chosen(standby: Standby) -> None:
     assert standby.workers == []
 
 
+def test_a_heartbeat_is_told_for_as_long_as_it_is_young(standby: Standby, clock: Clock) -> None:
+    told = snapshot("p", "d")
+    told.workers[1].heartbeat_age_s = 4.0  # when the snapshot was taken
+    standby.learn(told)
+    clock.now += 3.0
+    assert {one.identity.worker_id for one in standby.heard(8.0)} == {"p", "d"}
+    assert {one.identity.worker_id for one in standby.heard(5.0)} == {"p"}
+    clock.now += 6.0
+    assert standby.heard(8.0) == []
+
+
 def test_a_pair_is_chosen_as_the_scheduler_would(standby: Standby) -> None:
     standby.learn(snapshot("p", "d"))
     picked = standby.place(need(prompt=100, new=10), [])

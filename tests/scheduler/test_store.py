@@ -39,7 +39,8 @@ async def test_a_registered_worker_is_seen_as_it_is(store: Store) -> None:
     assert worker.placeable
     assert worker.reserved == Reserved()
     assert LEASE_S - 5 < worker.lease_left_s <= LEASE_S
-    load = pb.WorkerLoad(running=3, free_blocks=17)
+    counts = pb.EngineCounts(prefix_queries=2**40, prefix_hits=64, accepted_by_position=[5, 0, 3])
+    load = pb.WorkerLoad(running=3, free_blocks=17, counts=counts)
     assert await store.heartbeat("p", DRAINING, load, LEASE_S) == Heard(known=True, drain=False)
     worker = (await store.view()).workers["p"]
     assert worker.load == load

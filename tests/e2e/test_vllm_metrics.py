@@ -1,0 +1,104 @@
+"""vLLM's own metrics at the router say what the engines do, as dashboards and autoscalers read them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.deployment import MODEL_NAME, Deployment, idle
+from tests.e2e.prompts import prompts
+from tests.support import eventually
+
+STREAMS = 3
+RUNNING = "vllm:num_requests_running"
+
+
+def figures(one: Deployment) -> dict[str, dict[str, float]]:
+    """Family -> engine -> value; of several series of an engine the sum."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(httpx.get(f"{one.url}/metrics", timeout=30).text):
+        for sample in family.samples:
+            if sample.name.startswith("vllm:") and "engine" in sample.labels:
+                of = found.setdefault(sample.name, {})
+                engine = sample.labels["engine"]
+                of[engine] = of.get(engine, 0) + sample.value
+    return found
+
+
+def told(one: Deployment, *path: str) -> dict[str, float]:
+    """Worker -> what `baton status --json` says of its load; a number that is 0 is left out there."""
+    loads = {w["identity"]["worker_id"]: w["load"] for w in one.status()["workers"]}
+    found = {}
+    for name, load in loads.items():
+        value: object = load
+        for key in path:
+            value = value.get(key, 0) if isinstance(value, Mapping) else 0
+        found[name] = float(str(value))
+    return found
+
+
+@pytest.mark.timeout(120)
+async def test_the_gauges_tell_what_runs(one_pair: Deployment) -> None:
+    client = one_pair.async_client()
+    long = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    streams = await asyncio.gather(
+        *(
+            client.completions.create(model=MODEL_NAME, prompt=prompt, stream=True, **long)
+            for prompt in prompts()[20 : 20 + STREAMS]
+        )
+    )
+    decode = one_pair.workers("decode")[0]["identity"]["worker_id"]
+    now = await asyncio.to_thread(
+        eventually,
+        lambda: (now := figures(one_pair)).get(RUNNING, {}).get(decode) == STREAMS and now,
+        20,
+        "the router's gauge counts the streams",
+    )
+    assert now[RUNNING] == await asyncio.to_thread(told, one_pair, "running")
+    assert 0 < now["vllm:kv_cache_usage_perc"][decode] < 1
+    await asyncio.gather(*(stream.close() for stream in streams))
+    await client.close()
+    eventually(lambda: idle(one_pair), 20, "the deployment is idle")
+    eventually(lambda: set(figures(one_pair)[RUNNING].values()) == {0}, 20, "the gauge is 0 again")
+    assert set(figures(one_pair)["vllm:kv_cache_usage_perc"].values()) == {0}
+
+
+def test_the_counters_are_the_engines(one_pair: Deployment) -> None:
+    eventually(lambda: idle(one_pair), 20, "the deployment is idle")
+    prefill, decode = (one_pair.workers(role)[0]["identity"]["worker_id"] for role in ("prefill", "decode"))
+
+    def ask_and_see() -> dict[str, dict[str, float]]:
+        one_pair.client().completions.create(model=MODEL_NAME, prompt="Twice the same. " * 20, max_tokens=40)
+        eventually(lambda: idle(one_pair), 20, "the deployment is idle")
+        counted = told(one_pair, "counts", "prefix_queries")
+        return eventually(
+            lambda: (now := figures(one_pair))["vllm:prefix_cache_queries_total"] == counted and now,
+            20,
+            "the router shows the workers' counters",
+        )
+
+    first, second = ask_and_see(), ask_and_see()
+    for name in ("vllm:prefix_cache_hits_total", "vllm:prompt_tokens_cached_by_source_total"):
+        assert second[name][prefill] >= first[name][prefill] + 64, name  # two blocks
+    assert second["vllm:external_prefix_cache_hits_total"][decode] > 0
+    assert second["vllm:external_prefix_cache_hits_total"][prefill] == 0
+    drafts = [one["vllm:spec_decode_num_drafts_total"][decode] for one in (first, second)]
+    assert drafts[1] > drafts[0]
+    assert second["vllm:spec_decode_num_accepted_tokens_total"] == {
+        prefill: 0,
+        decode: second["vllm:spec_decode_num_accepted_tokens_per_pos_total"][decode],
+    }
+
+
+def test_what_no_router_can_tell_is_not_served(one_pair: Deployment) -> None:
+    now = figures(one_pair)
+    workers = set(now["vllm:cache_config_info"])
+    assert workers == {worker.identity.worker_id for worker in one_pair.describe().workers}
+    unknown = ("iteration_tokens", "sleep_state", "per_gpu")
+    assert not [name for name in now if any(one in name for one in unknown)]
+    # The front end's own have one series: it is one, whoever the workers are.
+    assert set(now["vllm:time_to_first_token_seconds_count"]) == {"0"}
