@@ -21,6 +21,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from baton import addresses
 from baton.services.errors import ConfigError
 from baton.services.speculation import SpeculativeSettings
 
@@ -145,7 +146,16 @@ class HandoffSettings(_Section):
         min_length=1,
         description="Offered by a worker, best first; both ends choose a common one.",
     )
-    host: str = Field("", description="Address on which KV is served; the worker's own by default.")
+    host: str = Field(
+        "",
+        description="Address on which KV is served; that of worker.listen by default. Others are told this "
+        "one, or the host that the worker advertises where it is unset, 0.0.0.0 or ::.",
+    )
+    port: Port = Field(
+        0,
+        description="TCP port on which KV is served; rank r of a tensor-parallel worker takes port + r. 0 "
+        "takes free ones.",
+    )
     staging_mib: int = Field(512, ge=1, description="Saved KV that may wait to be pulled, MiB a rank.")
     lease_s: Seconds = Field(30.0, description="Saved KV is kept this long for the decode worker.")
     pull_timeout_s: Seconds = Field(20.0, description="Deadline of one pull.")
@@ -158,12 +168,27 @@ class HandoffSettings(_Section):
         "(docs/handoff-wire.md). All workers must have the same.",
     )
 
+    @field_validator("host")
+    @classmethod
+    def _is_a_host(cls, value: str) -> str:
+        host, port = addresses.split(value) if value else ("", 0)
+        if port:
+            raise ValueError("a host without a port; the port is handoff.port")
+        return host
+
 
 class WorkerSettings(_Section):
     """One worker's process."""
 
-    listen: str = Field("127.0.0.1:0", description="host:port of its gRPC server; port 0 takes a free one.")
-    advertise: str = Field("", description="host:port as others reach it; what it listens on by default.")
+    listen: str = Field(
+        "127.0.0.1:0",
+        description="host:port of its gRPC server; port 0 takes a free one, 0.0.0.0 and [::] all addresses.",
+    )
+    advertise: str = Field(
+        "",
+        description="host:port as others reach it, or the host alone. By default what it listens on; where "
+        "that is all addresses, the one by which it reaches the scheduler.",
+    )
     worker_id: str = Field("", description="Unique name; made from role, host and process by default.")
     metrics_port: Port | None = Field(
         None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."
@@ -182,12 +207,32 @@ class WorkerSettings(_Section):
     )
     scheduler_wait_s: Seconds = Field(15.0, description="At start, wait this long for the scheduler.")
 
+    @field_validator("listen", "advertise")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        if value:
+            addresses.split(value)
+        return value
+
+    @field_validator("advertise")
+    @classmethod
+    def _can_be_dialled(cls, value: str) -> str:
+        if value and addresses.is_wildcard(addresses.split(value)[0]):
+            raise ValueError("others cannot dial it: give an address of this machine, or its name")
+        return value
+
 
 class RouterSettings(_Section):
     """The OpenAI-compatible HTTP front."""
 
     host: str = Field("127.0.0.1", description="Address on which it listens; 0.0.0.0 for all.")
     port: Port = Field(8000, description="TCP port on which it listens.")
+
+    @property
+    def url(self) -> str:
+        """Where a process of the same machine finds it."""
+        return f"http://{addresses.from_here(addresses.join(self.host, self.port))}"
+
     api_key: str = Field("", description="If set, clients must send it as a bearer token.")
     request_timeout_s: Seconds = Field(
         600.0,
