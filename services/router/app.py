@@ -167,6 +167,6 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise StartError(
-            f"router.port: cannot listen on {join(host, port)}: {error.strerror or error}; choose another port "
-            "or end who uses it"
+            f"router.port: cannot listen on {join(host, port)}: {error.strerror or error}; choose another "
+            "port or end who uses it"
         ) from None

@@ -4,8 +4,8 @@ Each container is a host of tests/e2e/netns.py: addresses and a host name of its
 /etc/hosts, process ids of its own (the command is number 1, as in Docker), a /dev/shm of its own of the size
 that the file says, no privileges, and a working folder that cannot be written to.
 
-What is Docker's own is stood in for. The image is the checkout with its .venv (tests/deploy/test_dockerfile.py
-has the steps that make one), and the machine's redis-server without its protected mode, as in Redis's image.
+What is Docker's own is stood in for. The image is the checkout with its .venv (its steps are tried by
+tests/deploy/test_dockerfile.py), and the machine's redis-server without its protected mode, as in Redis's own.
 This file minds `depends_on` and health checks as that one orders them, and starts further containers as
 `--scale` does. What comes in by the published port comes from the bridge's own machine to the container's
 port. `restart` and `stop_grace_period` are not tried.
