@@ -33,6 +33,13 @@ def texts(name: str) -> list[str]:
     return [one.text for one in instructions() if one.name == name]
 
 
+def of_the_user() -> list[str]:
+    """The RUN lines after USER."""
+    every = instructions()
+    first = [one.name for one in every].index("USER")
+    return [one.text for one in every[first:] if one.name == "RUN"]
+
+
 def workdir() -> str:
     return texts("WORKDIR")[-1]
 

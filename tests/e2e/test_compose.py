@@ -5,7 +5,8 @@ Each container is a host of tests/e2e/netns.py: addresses and a host name of its
 that the file says, no privileges, and a working folder that cannot be written to.
 
 What is Docker's own is stood in for. The image is the checkout with its .venv (its steps are tried by
-tests/deploy/test_dockerfile.py), and the machine's redis-server without its protected mode, as in Redis's own.
+tests/deploy/test_dockerfile.py; those of its user are run here), and the machine's redis-server without its
+protected mode, as in Redis's own.
 This file minds `depends_on` and health checks as that one orders them, and starts further containers as
 `--scale` does. What comes in by the published port comes from the bridge's own machine to the container's
 port. `restart` and `stop_grace_period` are not tried.
@@ -34,7 +35,8 @@ from tests.support import ROOT, eventually
 COMPOSE = ROOT / "docker-compose.yml"
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BATON_USER = User(54321)  # as `useradd` of the image makes one: nobody in particular
-START_S = 240.0
+BUILD_S = 200.0
+START_S = 300.0
 PROMPT = "Tell me a long story about a lighthouse, a storm and the people who wait for a ship. " * 6
 
 
@@ -58,8 +60,22 @@ class Compose:
     def __init__(self, network: Network, folder: Path) -> None:
         self.network = network
         self.folder = folder
+        self.home = folder / "home"  # of the image's user
         self.containers: dict[str, list[Host]] = {}
         self.router_port = 0
+
+    def build(self) -> None:
+        """Run what the image's user runs in the Dockerfile."""
+        self.home.mkdir()
+        os.chown(self.home, BATON_USER.number, BATON_USER.number)
+        name = "build"
+        into = f"mount --bind '{self.home}' /home/{dockerfile.user()}"
+        host = self.network.host(name, user=BATON_USER, setup=self._file_system(name, into))
+        for line in dockerfile.of_the_user():
+            environment = self._environment({"image": "baton"}, name)
+            done = host.run(["sh", "-ec", f"ENGINE=cpu; {line}"], BUILD_S, env=environment, cwd=ROOT)
+            assert done.returncode == 0, f"RUN {line}\n{done.stdout}\n{done.stderr}"
+        host.kill()
 
     def up(self, **environment: str) -> None:
         """Start what is not there yet, each service once those that it depends on are as it wants them."""
@@ -125,7 +141,7 @@ class Compose:
             cwd=ROOT if ours else None,
             user=BATON_USER,
             shm_mib=megabytes(spec.get("shm_size", "64mb")),
-            setup=self._file_system(name),
+            setup=self._file_system(name, f"cp -a '{self.home}/.' /home/{dockerfile.user()}"),
         )
         self.containers.setdefault(service, []).append(host)
 
@@ -138,7 +154,7 @@ class Compose:
         own = {key: str(value) for key, value in spec.get("environment", {}).items()}
         return {**image, "HOSTNAME": name, "HOME": f"/home/{dockerfile.user()}", **own}
 
-    def _file_system(self, name: str) -> str:
+    def _file_system(self, name: str, fill_home: str) -> str:
         """Shell: a home and an account for the user, and a working folder that is never written to."""
         user, number = dockerfile.user(), BATON_USER.number
         accounts = self.folder / f"{name}.passwd"
@@ -148,6 +164,7 @@ mount --bind '{accounts}' /etc/passwd
 mount -t tmpfs -o mode=755 tmpfs /home
 mkdir /home/{user}
 chown {number}:{number} /home/{user}
+{fill_home}
 mount --bind '{ROOT}' '{ROOT}'
 mount -o remount,bind,ro '{ROOT}'
 """
@@ -169,6 +186,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
     folder = tmp_path_factory.mktemp("compose")
     with Network(folder) as network:
         compose = Compose(network, folder)
+        compose.build()
         compose.up()
         wanted = services({})
         published, compose.router_port = map(int, wanted["router"]["ports"][0].split(":"))
@@ -186,7 +204,7 @@ def chat(compose: Compose, content: str) -> str:
     return answer
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_chat_request_passes_through_all_containers(composed: Compose) -> None:
     assert chat(composed, PROMPT)
     prefill, decode = composed.of("prefill")[0], composed.of("decode")[0]
@@ -223,6 +241,20 @@ def test_more_workers_join_as_the_file_says(composed: Compose) -> None:
         return (len(by), len(to)) == (2, 3)
 
     eventually(all_used, 100, "each worker has had requests")
+
+
+def test_what_the_image_prepares_is_used(composed: Compose) -> None:
+    """No container compiles or looks up what lies in its user's cache already."""
+    made = {path.relative_to(composed.home) for path in composed.home.rglob("*") if path.is_file()}
+    assert any(path.suffix == ".nbi" for path in made)
+    assert any(path.parent.name == "modelinfos" for path in made)
+    host = composed.of("decode")[0]
+    home = f"/home/{dockerfile.user()}"
+    found = host.run(["find", home, "-type", "f", "-printf", "%P\\n"], 20).stdout.split()
+    kinds = (".nbi", ".nbc", ".json")
+    assert {path for path in map(Path, found) if path.suffix in kinds} == {
+        path for path in made if path.suffix in kinds
+    }
 
 
 def test_nothing_tries_to_write_beside_the_program(composed: Compose) -> None:
