@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 import yaml
 
+from baton import addresses
 from tests import dockerfile
 from tests.e2e.deployment import MODEL_NAME
 from tests.e2e.netns import Host, Network, User, why_not
@@ -210,9 +211,9 @@ def test_a_chat_request_passes_through_all_containers(composed: Compose) -> None
     prefill, decode = composed.of("prefill")[0], composed.of("decode")[0]
     status = composed.status()
     workers = {one["identity"]["role"]: one["identity"] for one in status["workers"]}
-    # Who listens on all addresses of a container is found by the container's.
-    assert workers["ROLE_PREFILL"]["address"] == f"{prefill.address}:7401"
-    assert workers["ROLE_DECODE"]["address"] == f"{decode.address}:7401"
+    # Who listens on all addresses of a container is found by one of the container's.
+    for role, host in (("PREFILL", prefill), ("DECODE", decode)):
+        assert workers[f"ROLE_{role}"]["address"] in (f"{host.address}:7401", f"[{host.address6}]:7401")
     assert status["store"].startswith("redis")
     (handoff,) = status["handoffs"]
     assert (handoff["prefill_worker_id"], handoff["decode_worker_id"]) == (
@@ -241,6 +242,17 @@ def test_more_workers_join_as_the_file_says(composed: Compose) -> None:
         return (len(by), len(to)) == (2, 3)
 
     eventually(all_used, 100, "each worker has had requests")
+
+
+@pytest.mark.timeout(200)
+def test_a_stopped_container_leaves_in_order(composed: Compose) -> None:
+    """`docker stop` of one worker: the signal reaches the command, as it is the container's first process."""
+    stopped = composed.of("decode")[-1]
+    stopped.terminate()
+    assert stopped.process.wait(60) == 0, stopped.text
+    workers = [one["identity"]["address"] for one in composed.status()["workers"]]
+    assert not any(addresses.split(address)[0] in (stopped.address, stopped.address6) for address in workers)
+    assert chat(composed, "Hello")
 
 
 def test_what_the_image_prepares_is_used(composed: Compose) -> None:
