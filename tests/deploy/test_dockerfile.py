@@ -182,12 +182,13 @@ def test_the_compose_file_finds_what_it_names(image: Image) -> None:
     assert configured
     for name in configured:
         code = (
-            "from baton.services.config import load; from baton.services.vllm_args import check_model;"
-            f"engine = load(config_file='{name}').engine; check_model(engine);"
-            "from baton.services.worker.fingerprint import model_fingerprint; model_fingerprint(engine.model)"
+            f"from baton.services.config import load; model = load(config_file='{name}').engine.model;"
+            "print(model);"
+            "from baton.services.worker.fingerprint import model_fingerprint; model_fingerprint(model)"
         )
         said = image.run(f"python -c {shlex.quote(code)}")
         assert said.returncode == 0, said.stderr
+        assert list((image.workdir / said.stdout.strip()).glob("*.safetensors")), said.stdout
 
 
 def test_its_user_reads_everything_and_writes_at_home_alone(image: Image) -> None:
