@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from baton.addresses import is_wildcard
 from baton.handoff.errors import HandoffError
 from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES
 
@@ -19,7 +20,9 @@ class HandoffConfig:
 
     worker_id: str
     transports: tuple[str, ...] = ("shm", "grpc")  # best first
-    host: str = ""  # address on which KV is served; loopback if empty
+    host: str = "127.0.0.1"  # address on which KV is served
+    port: int = 0  # of rank 0, the next ones of the others; 0: a free one each
+    advertise_host: str = ""  # under which others find it; `host` if empty
     staging_mib: int = 512  # a rank
     lease_s: float = 30.0
     pull_timeout_s: float = 20.0
@@ -47,6 +50,11 @@ class HandoffConfig:
                 raise HandoffError(
                     f"kv_connector_extra_config: {name} is {getattr(config, name)}; above 0 is needed"
                 )
+        if is_wildcard(config.published_host):
+            raise HandoffError(
+                f"kv_connector_extra_config: host is {config.host}, which others cannot dial; give"
+                " advertise_host"
+            )
         if config.pull_timeout_s > MAX_PULL_S:
             raise HandoffError(
                 f"kv_connector_extra_config: pull_timeout_s is {config.pull_timeout_s}; allowed: up to"
@@ -60,9 +68,13 @@ class HandoffConfig:
         return config
 
     @property
-    def bind_host(self) -> str:
-        """Where the rank's service listens."""
-        return self.host or "127.0.0.1"
+    def published_host(self) -> str:
+        """Under which others find the ranks' services."""
+        return self.advertise_host or self.host
+
+    def port_of(self, rank: int) -> int:
+        """On which the rank's service listens; 0: a free one."""
+        return self.port and self.port + rank
 
     @property
     def staging_bytes(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from baton import addresses
 from baton.handoff import wire
 from baton.handoff.config import MAX_PULL_S
 from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, PullTimeout, StaleEpoch
@@ -30,22 +31,30 @@ _MAX_CALLS = 128  # running and queued; beyond it a call is refused at once
 class HandoffService:
     """The gRPC server of one rank, with threads of its own."""
 
-    def __init__(self, staging: Staging, rank: int, host: str, chunk_bytes: int) -> None:
-        """Listens on a free port of `host` at once. Raises HandoffError when it cannot."""
+    def __init__(
+        self, staging: Staging, rank: int, listen: str, chunk_bytes: int, advertise: str = ""
+    ) -> None:
+        """Listens on `listen` (host:port; port 0 takes a free one) at once.
+
+        `advertise` is the host under which others find it; that of `listen` if empty. Raises HandoffError
+        when it cannot listen.
+        """
         self._staging = staging
         self._rank = rank
         self._chunk_bytes = chunk_bytes
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-handoff")
         self._server = grpc.server(pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
         self._server.add_generic_rpc_handlers((self._handlers(),))
-        bracketed = f"[{host}]" if ":" in host else host
         try:
-            port = self._server.add_insecure_port(f"{bracketed}:0")
+            port = self._server.add_insecure_port(listen)
         except RuntimeError as error:
             raise HandoffError(
-                f"cannot serve KV on {host!r}: {error}; set handoff.host to this machine's address"
+                f"cannot serve KV on {listen}: {error}; set handoff.host to an address of this machine and "
+                "handoff.port to a free port, or to 0"
             ) from None
-        self.address = f"{bracketed}:{port}"
+        host, _ = addresses.split(listen)
+        self.address = addresses.join(advertise or host, port)  # as others dial it
+        self.local_address = addresses.from_here(addresses.join(host, port))
         self._server.start()
 
     def close(self, grace_s: float = 1.0) -> None:

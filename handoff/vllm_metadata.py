@@ -47,8 +47,7 @@ class RankHandshake(KVConnectorHandshakeMetadata):
     """A rank to the scheduler, once, when its cache is there."""
 
     rank: int
-    address: str
-    host: str
+    address: str  # of its Handoff service, as a process of this machine dials it
     compatibility_hash: str
     facts: Mapping[str, str]  # what the hash is made of, in words
     layers: tuple[bytes, ...]  # serialized handoff.Layer

@@ -15,6 +15,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
+from baton.addresses import join
 from baton.handoff import segments, vllm_facts
 from baton.handoff.arena import Arena
 from baton.handoff.cache import BlockCache, block_cache
@@ -59,7 +60,8 @@ class WorkerSide:
         self._client = HandoffClient()
         segments.remove_stale()
         self.staging = Staging(Arena(config.staging_bytes, create=self._create_segment), config.lease_s)
-        self._service = HandoffService(self.staging, rank, config.bind_host, config.chunk_bytes)
+        listen = join(config.host, config.port_of(rank))
+        self._service = HandoffService(self.staging, rank, listen, config.chunk_bytes, config.published_host)
         self._origin = Origin(
             rank, self._service.address, host_id(), shares_memory="shm" in config.transports
         )
@@ -96,9 +98,7 @@ class WorkerSide:
         )
 
     def handshake(self) -> RankHandshake:
-        return RankHandshake(
-            self._rank, self._origin.address, self._origin.host, self._hash, self._facts, self._layers
-        )
+        return RankHandshake(self._rank, self._service.local_address, self._hash, self._facts, self._layers)
 
     def begin_step(self, jobs: StepJobs) -> None:
         """Loads start before the forward pass, so that it hides them."""

@@ -18,6 +18,7 @@ from typing import Self
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from baton import addresses
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import SERVER_OPTIONS
@@ -146,9 +147,9 @@ async def serve(
     async with SchedulerServer(settings, policy, store_password=store_password) as server:
         with contextlib.ExitStack() as stack:
             if metrics_port is not None:
-                host = settings.address.rpartition(":")[0]
+                host, _ = addresses.split(settings.address)
                 exposed = stack.enter_context(MetricsServer(server.metrics, host, metrics_port))
-                log.info("metrics on http://%s:%d/metrics", host, exposed.port)
+                log.info("metrics on http://%s/metrics", addresses.join(host, exposed.port))
             log.info(
                 "scheduler of topic %r on %s, store %s", settings.topic, server.address, server.store_name
             )
@@ -168,12 +169,13 @@ def _stop_on_signals() -> asyncio.Event:
 def _listen(server: grpc.aio.Server, address: str) -> str:
     """Bind; host:port with the port that was taken. Raises ListenFailed."""
     try:
-        port = server.add_insecure_port(address)
-    except RuntimeError:
+        host, port = addresses.split(address)
+        port = server.add_insecure_port(addresses.join(host, port))
+    except (RuntimeError, ValueError):
         port = 0
     if not port:
         raise ListenFailed(
             f"the scheduler cannot listen on {address}: the port is taken or the host is not this one; "
             "set scheduler.address"
         )
-    return f"{address.rpartition(':')[0]}:{port}"
+    return addresses.join(host, port)

@@ -34,6 +34,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from baton import addresses
 from baton.scheduler.store_url import has_password
 from baton.services.errors import ConfigError
 from baton.services.speculation import SpeculativeSettings
@@ -53,8 +54,13 @@ TransportName = Literal["shm", "grpc"]
 def _address(value: str) -> str:
     """host:port, or several with commas between; what does not fit is refused before anything starts."""
     for one in value.split(",") if value else []:
-        host, _, port = one.strip().rpartition(":")
-        if not (host and port.isdecimal() and int(port) <= 65535):
+        try:
+            addresses.split(one)
+        except ValueError:
+            port = ""
+        else:
+            port = one.strip().rpartition(":")[2]
+        if not port.isdecimal():
             raise ValueError("give host:port, with a port up to 65535")
     return value
 
@@ -193,7 +199,16 @@ class HandoffSettings(_Section):
         min_length=1,
         description="Offered by a worker, best first; both ends choose a common one.",
     )
-    host: str = Field("", description="Address on which KV is served; the worker's own by default.")
+    host: str = Field(
+        "",
+        description="Address on which KV is served; that of worker.listen by default. Others are told this "
+        "one, or the host that the worker advertises where it is unset, 0.0.0.0 or ::.",
+    )
+    port: Port = Field(
+        0,
+        description="TCP port on which KV is served; rank r of a tensor-parallel worker takes port + r. 0 "
+        "takes free ones.",
+    )
     staging_mib: int = Field(512, ge=1, description="Saved KV that may wait to be pulled, MiB a rank.")
     lease_s: Seconds = Field(30.0, description="Saved KV is kept this long for the decode worker.")
     pull_timeout_s: Seconds = Field(20.0, description="Deadline of one pull.")
@@ -206,14 +221,27 @@ class HandoffSettings(_Section):
         "(docs/handoff-wire.md). All workers must have the same.",
     )
 
+    @field_validator("host")
+    @classmethod
+    def _is_a_host(cls, value: str) -> str:
+        host, port = addresses.split(value) if value else ("", 0)
+        if port:
+            raise ValueError("a host without a port; the port is handoff.port")
+        return host
+
 
 class WorkerSettings(_Section):
     """One worker's process."""
 
     listen: Address = Field(
-        "127.0.0.1:0", description="host:port of its gRPC server; port 0 takes a free one."
+        "127.0.0.1:0",
+        description="host:port of its gRPC server; port 0 takes a free one, 0.0.0.0 and [::] all addresses.",
     )
-    advertise: Address = Field("", description="host:port as others reach it; what it listens on by default.")
+    advertise: str = Field(
+        "",
+        description="host:port as others reach it, or the host alone. By default what it listens on; where "
+        "that is all addresses, the one by which it reaches the scheduler.",
+    )
     worker_id: str = Field("", description="Unique name; made from role, host and process by default.")
     metrics_port: Port | None = Field(
         None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."
@@ -231,6 +259,13 @@ class WorkerSettings(_Section):
         300.0, description="An engine whose step takes longer hangs: the worker fails, others go on."
     )
     scheduler_wait_s: Seconds = Field(15.0, description="At start, wait this long for the scheduler.")
+
+    @field_validator("advertise")
+    @classmethod
+    def _can_be_dialled(cls, value: str) -> str:
+        if value and addresses.is_wildcard(addresses.split(value)[0]):
+            raise ValueError("others cannot dial it: give an address of this machine, or its name")
+        return value
 
 
 class RouterSettings(_Section):
@@ -290,6 +325,11 @@ class RouterSettings(_Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="Of the HTTP server; info writes a line a request: docs/observability.md."
     )
+
+    @property
+    def url(self) -> str:
+        """Where a process of the same machine finds it."""
+        return f"http://{addresses.from_here(addresses.join(self.host, self.port))}"
 
     @model_validator(mode="after")
     def _one_source_of_keys(self) -> RouterSettings:

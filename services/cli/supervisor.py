@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Protocol
 
+from baton import addresses
 from baton.services import credentials, logs
 from baton.services.cli import devices, processes
 from baton.services.cli.processes import Child
@@ -168,15 +169,16 @@ def supervise(
     credentials.check(settings)
     placed = devices.assign(len(fleet.roles), settings.engine.tensor_parallel_size)
     _check_port("router.port", settings.router.host, settings.router.port)
-    scheduler_host, _, scheduler_port = settings.scheduler.address.rpartition(":")
-    _check_port("scheduler.address", scheduler_host, int(scheduler_port))
+    _check_port("scheduler.address", *_scheduler_address(settings))
     folder = _log_folder(log_dir)
     supervisor = Supervisor(folder, report)
     stops: list[socket.socket | int] = [_wake_on_signals(), *([] if owner is None else [owner])]
     report.begun(folder)
     ours, theirs = Pipe(duplex=False)
-    health = f"http://{settings.router.host}:{settings.router.port}/health"
-    watcher = processes.spawn("watcher", lambda: watch(settings.scheduler.address, health, theirs), folder)
+    peers = settings.model_copy(deep=True)  # of who dials the scheduler, which may listen on all addresses
+    peers.scheduler.address = addresses.from_here(settings.scheduler.address)
+    health = f"{settings.router.url}/health"
+    watcher = processes.spawn("watcher", lambda: watch(peers.scheduler.address, health, theirs), folder)
 
     def end() -> None:
         report.ending()
@@ -191,7 +193,7 @@ def supervise(
             engine_args(settings.engine)
             frontend_namespace(settings.engine, settings.router)
         supervisor.say("engine", "code loaded")
-        _start_engines(supervisor, settings, fleet, placed)
+        _start_engines(supervisor, peers, fleet, placed)
         _until_ready(supervisor, ours, stops)
         report.ready()
         _run(supervisor, ours, stops)
@@ -215,12 +217,12 @@ def _start_scheduler(supervisor: Supervisor, settings: Settings) -> None:
 
 
 def _start_engines(
-    supervisor: Supervisor, settings: Settings, fleet: Fleet, placed: list[devices.Devices]
+    supervisor: Supervisor, peers: Settings, fleet: Fleet, placed: list[devices.Devices]
 ) -> None:
     for number, (role, where) in enumerate(zip(fleet.roles, placed, strict=True)):
         name = f"{role}-{fleet.roles[:number].count(role)}"
-        supervisor.parts.append(Part(name, _worker(settings, name, role, where)))
-    supervisor.parts.append(Part("router", lambda: _run_router(settings)))
+        supervisor.parts.append(Part(name, _worker(peers, name, role, where)))
+    supervisor.parts.append(Part("router", lambda: _run_router(peers)))
     for part in supervisor.parts[1:]:
         supervisor.start(part)
     supervisor.say("processes", "started; the engines load the model")
@@ -329,15 +331,24 @@ def _wake_on_signals() -> socket.socket:
     return reading
 
 
+def _scheduler_address(settings: Settings) -> tuple[str, int]:
+    try:
+        return addresses.split(settings.scheduler.address)
+    except ValueError as error:
+        raise ConfigError(f"scheduler.address: {error}") from None
+
+
 def _check_port(key: str, host: str, port: int) -> None:
     if port == 0:
         raise ConfigError(f"{key}: port 0 is not allowed here, as the parts must find each other; choose one")
     try:
-        with socket.create_server((host, port)):
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.create_server((host, port), family=family):
             return
     except OSError as error:
         raise StartError(
-            f"{key}: cannot listen on {host}:{port}: {error.strerror}; choose another or end who uses it"
+            f"{key}: cannot listen on {addresses.join(host, port)}: {error.strerror}; "
+            "choose another or end who uses it"
         ) from None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import baton
+from baton.addresses import from_here
 from baton.services.cli.supervisor import Fleet, supervise
 from baton.services.config import Settings
 from baton.services.credentials import guarded
@@ -49,7 +50,7 @@ class _Terminal:
 
 def _banner(settings: Settings) -> str:
     model = served_model_name(settings.engine)
-    url = f"http://{settings.router.host}:{settings.router.port}"
+    url = settings.router.url
     header, key = ("-H 'Authorization: Bearer KEY' ", "KEY") if guarded(settings.router) else ("", "none")
     return f"""
 Ready. It speaks OpenAI's API at {url}/v1
@@ -58,7 +59,7 @@ Ready. It speaks OpenAI's API at {url}/v1
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
   python:   OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{model}", ...)
-  status:   {Path(sys.argv[0]).name} status --scheduler {settings.scheduler.address}
+  status:   {Path(sys.argv[0]).name} status --scheduler {from_here(settings.scheduler.address)}
   metrics:  {url}/metrics
   end:      Ctrl-C
 """

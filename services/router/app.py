@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from baton.addresses import join
 from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.policy import PolicyConfig
@@ -170,8 +171,7 @@ async def _serve_http(
     )
     server = Server(config)
     app.state.server = server
-    host, port = sock.getsockname()[:2]
-    log.info("router %d listens on http://%s:%d", os.getpid(), host, port)
+    log.info("router %d listens on http://%s", os.getpid(), join(*sock.getsockname()[:2]))
     await server.serve(sockets=[sock])
 
 
@@ -182,6 +182,6 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise StartError(
-            f"router.port: cannot listen on {host}:{port}: {error.strerror or error}; choose another port or "
-            "end who uses it"
+            f"router.port: cannot listen on {join(host, port)}: {error.strerror or error}; choose another "
+            "port or end who uses it"
         ) from None

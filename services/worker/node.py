@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from baton import addresses
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import SERVER_OPTIONS, host_id
 from baton.scheduler.client import SchedulerClient
@@ -26,6 +27,7 @@ from baton.services.config import Settings
 from baton.services.errors import PeerRefused, StartError
 from baton.services.vllm_args import VLLM_VERSION, served_model_name
 from baton.services.worker import roles
+from baton.services.worker.advertise import advertised
 from baton.services.worker.errors import EngineFailed, describe
 from baton.services.worker.roles import Role
 
@@ -71,6 +73,7 @@ class Node:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
         self._drafting: Drafting | None = None
+        self._kv_host = ""  # under which others find what is pinned
         self._pinned = (0, 0)  # handoffs, bytes
 
     async def run(self) -> int:
@@ -80,11 +83,13 @@ class Node:
         """
         self._handle_signals()
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._bind(server)
+        port = self._bind(server)
+        deadline = time.monotonic() + self._settings.worker.scheduler_wait_s
+        await self._advertise(port)
         async with SchedulerClient(self._settings.scheduler.address) as client:
             session = WorkerSession(client, self._identity, self._load, self._on_heartbeat)
             try:
-                await session.start(self._settings.worker.scheduler_wait_s)
+                await session.start(max(0.0, deadline - time.monotonic()))
                 return await self._live(server, session)
             except Refused as error:
                 raise PeerRefused(f"the scheduler refuses this worker: {error}") from None
@@ -112,6 +117,7 @@ class Node:
                 mine.worker_id,
                 mine.model_fingerprint,
                 needs_handoffs=self._role.needs_handoffs,
+                kv_host=self._kv_host,
             )
         )
         method = method_of(self._settings.engine)
@@ -149,8 +155,9 @@ class Node:
 
     def _serve_metrics(self, stack: contextlib.AsyncExitStack, metrics: WorkerMetrics) -> None:
         if self._settings.worker.metrics_port is not None:
-            port = stack.enter_context(metrics.serving(self._listen_host, self._settings.worker.metrics_port))
-            logger.info("metrics on http://%s:%d/metrics", self._listen_host, port)
+            host, _ = addresses.split(self._settings.worker.listen)
+            port = stack.enter_context(metrics.serving(host, self._settings.worker.metrics_port))
+            logger.info("metrics on http://%s/metrics", addresses.join(host, port))
 
     # Serving and draining.
 
@@ -239,9 +246,9 @@ class Node:
             return None
         return await loading
 
-    def _bind(self, server: grpc.aio.Server) -> None:
+    def _bind(self, server: grpc.aio.Server) -> int:
         """Take the port before anything slow. Raises StartError when it is taken."""
-        listen, advertise = self._settings.worker.listen, self._settings.worker.advertise
+        listen = addresses.join(*addresses.split(self._settings.worker.listen))
         try:
             port = server.add_insecure_port(listen)
         except RuntimeError:
@@ -251,15 +258,14 @@ class Node:
                 f"worker.listen: cannot listen on {listen}: the port is taken or the host is not this one; "
                 "choose another, or port 0"
             )
-        if self._listen_host in {"0.0.0.0", "[::]", "::"} and not advertise:  # noqa: S104
-            raise StartError(
-                f"worker.listen is {listen}: set worker.advertise to host:port as others reach it"
-            )
-        self._identity.address = advertise or f"{self._listen_host}:{port}"
+        return int(port)
 
-    @property
-    def _listen_host(self) -> str:
-        return self._settings.worker.listen.rpartition(":")[0]
+    async def _advertise(self, port: int) -> None:
+        """Settle what others are told. Raises StartError."""
+        told = await advertised(self._settings, port, self._settings.worker.scheduler_wait_s)
+        self._identity.address, self._kv_host = told.worker, told.kv_host
+        listen = self._settings.worker.listen
+        logger.info("listens on %s, advertises %s; its KV is at %s", listen, told.worker, told.kv_host)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from baton import addresses
 from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
@@ -92,6 +93,7 @@ class EnginePlan:
     worker_id: str
     fingerprint: str  # of the model
     needs_handoffs: bool
+    kv_host: str  # under which others find what the ranks save
 
 
 def build_config(plan: EnginePlan) -> Any:
@@ -147,7 +149,8 @@ def _transfer_config(plan: EnginePlan) -> Any:
         kv_load_failure_policy="fail",  # the router decides: prefill again elsewhere, or compute here
         kv_connector_extra_config={
             **handoff.model_dump(),
-            "host": handoff.host or plan.settings.worker.listen.rpartition(":")[0],
+            "host": handoff.host or addresses.split(plan.settings.worker.listen)[0],
+            "advertise_host": plan.kv_host,
             "worker_id": plan.worker_id,
             "model_fingerprint": plan.fingerprint,
             "drafter_fingerprint": _drafter_fingerprint(plan.settings.engine),

@@ -1,153 +1,276 @@
-"""docker-compose.yml, without Docker: each service's command runs as a plain process with its environment."""
+"""docker-compose.yml: its commands, environments and health checks unchanged, in namespaces, not in Docker.
+
+Each container is a host of tests/e2e/netns.py: addresses and a host name of its own, the services' names in
+/etc/hosts, process ids of its own (the command is number 1, as in Docker), a /dev/shm of its own of the size
+that the file says, no privileges, and a working folder that cannot be written to.
+
+What is Docker's own is stood in for. The image is the checkout with its .venv (its steps are tried by
+tests/deploy/test_dockerfile.py; those of its user are run here), and the machine's redis-server without its
+protected mode, as in Redis's own.
+This file minds `depends_on` and health checks as that one orders them, and starts further containers as
+`--scale` does. What comes in by the published port comes from the bridge's own machine to the container's
+port. `restart` and `stop_grace_period` are not tried.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import suppress
+import urllib.request
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import yaml
 
-from tests.e2e.deployment import MODEL_NAME, status_of
-from tests.support import ROOT, eventually, free_port
+from baton import addresses
+from tests import dockerfile
+from tests.e2e.deployment import MODEL_NAME
+from tests.e2e.netns import Host, Network, User, why_not
+from tests.support import ROOT, eventually
 
 COMPOSE = ROOT / "docker-compose.yml"
-ORDER = ["redis", "scheduler", "prefill", "decode", "router"]
+BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+BATON_USER = User(54321)  # as `useradd` of the image makes one: nobody in particular
+BUILD_S = 200.0
+START_S = 300.0
+PROMPT = "Tell me a long story about a lighthouse, a storm and the people who wait for a ship. " * 6
 
 
-def services() -> dict[str, dict[str, Any]]:
-    """The compose file's services, with ${NAME:-default} replaced by the default, as compose does."""
+def services(environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The file's services as `docker compose` sees them with this environment: ${NAME:-default} replaced."""
     text = re.sub(
-        r"\$\{(\w+):-([^}]*)\}", lambda found: os.environ.get(found[1], found[2]), COMPOSE.read_text()
+        r"\$\{(\w+):-([^}]*)\}", lambda found: environment.get(found[1]) or found[2], COMPOSE.read_text()
     )
     loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
     return loaded
 
 
-class Network:
-    """Stands in for compose's network: every service's name and port becomes a loopback port of its own."""
+def megabytes(size: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)(mb|gb)", size).groups()  # type: ignore[union-attr]
+    return int(number) << (10 if unit == "gb" else 0)
 
-    def __init__(self) -> None:
-        self.ports: dict[tuple[str, str], int] = {}
 
-    def port(self, service: str, port: str) -> int:
-        return self.ports.setdefault((service, port), free_port())
+class Compose:
+    """`docker compose up` of the file, one container a host."""
 
-    def here(self, service: str, value: str) -> str:
-        """`scheduler:7400` and, inside the scheduler, `0.0.0.0:7400` become the same loopback address."""
+    def __init__(self, network: Network, folder: Path) -> None:
+        self.network = network
+        self.folder = folder
+        self.home = folder / "home"  # of the image's user
+        self.containers: dict[str, list[Host]] = {}
+        self.router_port = 0
 
-        def replace(found: re.Match[str]) -> str:
-            name = service if found["host"] in ("0.0.0.0", "127.0.0.1") else found["host"]
-            return f"127.0.0.1:{self.port(name, found['port'])}"
+    def build(self) -> None:
+        """Run what the image's user runs in the Dockerfile."""
+        self.home.mkdir()
+        os.chown(self.home, BATON_USER.number, BATON_USER.number)
+        name = "build"
+        into = f"mount --bind '{self.home}' /home/{dockerfile.user()}"
+        host = self.network.host(name, user=BATON_USER, setup=self._file_system(name, into))
+        for line in dockerfile.of_the_user():
+            environment = self._environment({"image": "baton"}, name)
+            done = host.run(["sh", "-ec", f"ENGINE=cpu; {line}"], BUILD_S, env=environment, cwd=ROOT)
+            assert done.returncode == 0, f"RUN {line}\n{done.stdout}\n{done.stderr}"
+        host.kill()
 
-        return re.sub(rf"(?P<host>{'|'.join(ORDER)}|0\.0\.0\.0|127\.0\.0\.1):(?P<port>\d+)", replace, value)
+    def up(self, **environment: str) -> None:
+        """Start what is not there yet, each service once those that it depends on are as it wants them."""
+        wanted = services(environment)
+        while waiting := [name for name, one in wanted.items() if len(self.of(name)) < self.replicas(one)]:
+            name = next(name for name in waiting if not set(depends(wanted[name])).intersection(waiting))
+            for other, condition in depends(wanted[name]).items():
+                if condition == "service_healthy":
+                    self.wait_healthy(other, wanted[other], 30)
+            for number in range(len(self.of(name)) + 1, self.replicas(wanted[name]) + 1):
+                self._start(name, number, wanted[name])
+
+    def of(self, service: str) -> list[Host]:
+        return self.containers.get(service, [])
+
+    @staticmethod
+    def replicas(service: Mapping[str, Any]) -> int:
+        return int(service.get("deploy", {}).get("replicas", 1))
+
+    def wait_healthy(self, name: str, service: Mapping[str, Any], timeout_s: float) -> None:
+        """By the file's own check, inside each container, as often as it says there."""
+        check = service["healthcheck"]
+        assert check["test"][0] == "CMD"
+        for host in self.of(name):
+
+            def healthy(host: Host = host) -> bool:
+                assert host.process.poll() is None, f"{host.name} ended:\n{host.text[-3000:]}"
+                environment = self._environment(service, host.name)
+                done = host.run(check["test"][1:], 60, env=environment, cwd=ROOT)
+                return done.returncode == 0
+
+            eventually(healthy, timeout_s, f"{host.name} is healthy", every_s=0.5)
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """A request to the router's container, from the machine that publishes its port."""
+        url = f"http://{self.of('router')[0].address}:{self.router_port}{path}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        with self.network.inside(), urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())
+
+    def baton(self, service: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """`docker compose exec SERVICE baton COMMAND`."""
+        host = self.of(service)[0]
+        environment = self._environment(services({})[service], host.name)
+        return host.run(["baton", *command], 60, env=environment, cwd=ROOT)
+
+    def status(self) -> dict[str, Any]:
+        """`docker compose exec router baton status --json`."""
+        done = self.baton("router", "status", "--json")
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def _start(self, service: str, number: int, spec: Mapping[str, Any]) -> None:
+        name = f"{service}-{number}"
+        ours = spec["image"] == "baton"
+        host = self.network.host(
+            name,
+            spec["command"] if ours else [*spec["command"], "--protected-mode", "no"],
+            service=service,
+            env=self._environment(spec, name),
+            cwd=ROOT if ours else None,
+            user=BATON_USER,
+            shm_mib=megabytes(spec.get("shm_size", "64mb")),
+            setup=self._file_system(name, f"cp -a '{self.home}/.' /home/{dockerfile.user()}"),
+        )
+        self.containers.setdefault(service, []).append(host)
+
+    def _environment(self, spec: Mapping[str, Any], name: str) -> dict[str, str]:
+        """What a container has: the image's, Docker's and the file's variables."""
+        image = dockerfile.environment(BASE_PATH) if spec["image"] == "baton" else {"PATH": BASE_PATH}
+        image = {key: value.replace(dockerfile.workdir(), str(ROOT)) for key, value in image.items()}
+        if "PYTHONPATH" in os.environ:  # a checkout that is tested beside the one that is installed
+            image["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        own = {key: str(value) for key, value in spec.get("environment", {}).items()}
+        return {**image, "HOSTNAME": name, "HOME": f"/home/{dockerfile.user()}", **own}
+
+    def _file_system(self, name: str, fill_home: str) -> str:
+        """Shell: a home and an account for the user, and a working folder that is never written to."""
+        user, number = dockerfile.user(), BATON_USER.number
+        accounts = self.folder / f"{name}.passwd"
+        accounts.write_text(Path("/etc/passwd").read_text() + f"{user}:x:{number}:{number}::/home/{user}:\n")
+        return f"""
+mount --bind '{accounts}' /etc/passwd
+mount -t tmpfs -o mode=755 tmpfs /home
+mkdir /home/{user}
+chown {number}:{number} /home/{user}
+{fill_home}
+mount --bind '{ROOT}' '{ROOT}'
+mount -o remount,bind,ro '{ROOT}'
+"""
+
+
+def depends(service: Mapping[str, Any]) -> dict[str, str]:
+    """Service -> condition."""
+    found = service.get("depends_on", {})
+    if isinstance(found, list):
+        return dict.fromkeys(found, "service_started")
+    return {name: one["condition"] for name, one in found.items()}
 
 
 @pytest.fixture(scope="module")
-def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Network]]:
-    """All services of the file, started in order; yields the router's port."""
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
+    """All services of the file, one prefill and one decode worker, healthy."""
+    if why := why_not():
+        pytest.skip(why)
     folder = tmp_path_factory.mktemp("compose")
-    network = Network()
-    running: list[subprocess.Popen[bytes]] = []
-    router_port = network.port("router", "8000")
-    try:
-        for name in ORDER:
-            service = services()[name]
-            command = list(service["command"])
-            environment = {
-                key: network.here(name, str(value)) for key, value in service.get("environment", {}).items()
-            }
-            if name == "redis":
-                command += ["--port", str(network.port("redis", "6379")), "--bind", "127.0.0.1"]
-            if name == "router":
-                environment |= {"BATON_ROUTER__HOST": "127.0.0.1", "BATON_ROUTER__PORT": str(router_port)}
-            if name in ("prefill", "decode"):
-                environment["BATON_WORKER__METRICS_PORT"] = str(free_port())
-            with (folder / f"{name}.log").open("wb") as log:
-                path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
-                running.append(
-                    subprocess.Popen(
-                        command,
-                        env={**os.environ, **environment, "PATH": path},
-                        cwd=ROOT,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    )
-                )
-
-        def ready() -> bool:
-            for name, process in zip(ORDER, running, strict=True):
-                assert process.poll() is None, f"{name} ended:\n{_text(folder, name)}"
-            return status_of(f"http://127.0.0.1:{router_port}/health") == 200
-
-        eventually(ready, 120, "the router is healthy")
-        yield router_port, network
-    finally:
-        for process in reversed(running):
-            process.terminate()
-        for process in running:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+    with Network(folder) as network:
+        compose = Compose(network, folder)
+        compose.build()
+        compose.up()
+        wanted = services({})
+        published, compose.router_port = map(int, wanted["router"]["ports"][0].split(":"))
+        assert published
+        for name, one in wanted.items():
+            compose.wait_healthy(name, one, START_S)
+        yield compose
 
 
-def _text(folder: Path, name: str) -> str:
-    return (folder / f"{name}.log").read_text(errors="replace")[-3000:]
+def chat(compose: Compose, content: str) -> str:
+    """One answer."""
+    message = {"role": "user", "content": content}
+    body = {"model": MODEL_NAME, "messages": [message], "max_tokens": 16, "temperature": 0}
+    answer: str = compose.ask("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+    return answer
+
+
+@pytest.mark.timeout(600)
+def test_a_chat_request_passes_through_all_containers(composed: Compose) -> None:
+    assert chat(composed, PROMPT)
+    prefill, decode = composed.of("prefill")[0], composed.of("decode")[0]
+    status = composed.status()
+    workers = {one["identity"]["role"]: one["identity"] for one in status["workers"]}
+    # Who listens on all addresses of a container is found by one of the container's.
+    for role, host in (("PREFILL", prefill), ("DECODE", decode)):
+        assert workers[f"ROLE_{role}"]["address"] in (f"{host.address}:7401", f"[{host.address6}]:7401")
+    assert status["store"].startswith("redis")
+    (handoff,) = status["handoffs"]
+    assert (handoff["prefill_worker_id"], handoff["decode_worker_id"]) == (
+        workers["ROLE_PREFILL"]["worker_id"],
+        workers["ROLE_DECODE"]["worker_id"],
+    )
+    assert handoff["cost"]["transport"] == "grpc"  # no memory is shared between containers
+    assert int(handoff["cost"]["handoff_bytes"]) > 0
+
+
+@pytest.mark.timeout(400)
+def test_more_workers_join_as_the_file_says(composed: Compose) -> None:
+    """`PREFILL=2 DECODE=3 docker compose up` beside what runs already."""
+    more = {"PREFILL": "2", "DECODE": "3"}
+    composed.up(**more)
+    wanted = services(more)
+    for name in ("prefill", "decode"):
+        composed.wait_healthy(name, wanted[name], START_S)
+    assert (len(composed.of("prefill")), len(composed.of("decode"))) == (2, 3)
+
+    def all_used() -> bool:
+        with ThreadPoolExecutor(6) as pool:
+            assert all(pool.map(lambda number: chat(composed, f"{number}. {PROMPT}"), range(12)))
+        moved = [one for one in composed.status()["handoffs"] if one["cost"].get("transport") == "grpc"]
+        by, to = ({one[f"{role}_worker_id"] for one in moved} for role in ("prefill", "decode"))
+        return (len(by), len(to)) == (2, 3)
+
+    eventually(all_used, 100, "each worker has had requests")
 
 
 @pytest.mark.timeout(200)
-def test_a_chat_request_passes_through_all_services(composed: tuple[int, Network]) -> None:
-    router_port, _ = composed
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{router_port}/v1", api_key="none", timeout=30) as client:
-        answer = client.chat.completions.create(
-            model=MODEL_NAME, messages=[{"role": "user", "content": "Hello"}], max_tokens=16
-        )
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens > 1
-    assert answer.choices[0].message.content
+def test_a_stopped_container_leaves_in_order(composed: Compose) -> None:
+    """`docker stop` of one worker: the signal reaches the command, as it is the container's first process."""
+    stopped = composed.of("decode")[-1]
+    stopped.terminate()
+    assert stopped.process.wait(60) == 0, stopped.text
+    workers = [one["identity"]["address"] for one in composed.status()["workers"]]
+    assert not any(addresses.split(address)[0] in (stopped.address, stopped.address6) for address in workers)
+    assert chat(composed, "Hello")
 
 
-def test_the_health_checks_pass(composed: tuple[int, Network]) -> None:
-    router_port, network = composed
-    for name, service in services().items():
-        check = service.get("healthcheck")
-        assert check, f"{name} has no health check"
-        command = [network.here(name, part) for part in check["test"][1:]]
-        if name == "redis":
-            command += ["-p", str(network.port("redis", "6379"))]
-            command = [command[0], *command[2:], command[1]]
-        if name == "router":
-            command = [
-                part.replace("127.0.0.1:" + str(network.port("router", "8000")), f"127.0.0.1:{router_port}")
-                for part in command
-            ]
-        path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path}
-
-        def passes(command: list[str] = command, environment: dict[str, str] = environment) -> bool:
-            done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, timeout=20, check=False
-            )
-            return done.returncode == 0
-
-        # Asked again, as Docker does: a worker that a busy machine kept from its heartbeats registers anew.
-        eventually(passes, 20, f"{name} passes {command}")
+def test_what_the_image_prepares_is_used(composed: Compose) -> None:
+    """No container compiles or looks up what lies in its user's cache already."""
+    made = {path.relative_to(composed.home) for path in composed.home.rglob("*") if path.is_file()}
+    assert any(path.suffix == ".nbi" for path in made)
+    assert any(path.parent.name == "modelinfos" for path in made)
+    host = composed.of("decode")[0]
+    home = f"/home/{dockerfile.user()}"
+    found = host.run(["find", home, "-type", "f", "-printf", "%P\\n"], 20).stdout.split()
+    kinds = (".nbi", ".nbc", ".json")
+    assert {path for path in map(Path, found) if path.suffix in kinds} == {
+        path for path in made if path.suffix in kinds
+    }
 
 
-def test_each_service_can_be_scaled_by_a_number() -> None:
-    text = COMPOSE.read_text()
-    assert "${PREFILL:-1}" in text
-    assert "${DECODE:-1}" in text
-    for name in ORDER[1:]:
-        assert services()[name]["build"]["dockerfile"] == "deploy/Dockerfile"
-    assert (ROOT / "deploy" / "Dockerfile").exists()
+def test_nothing_tries_to_write_beside_the_program(composed: Compose) -> None:
+    for hosts in composed.containers.values():
+        for host in hosts:
+            assert "Read-only file system" not in host.text, host.text
+            assert "Permission denied" not in host.text, host.text

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from tests.e2e.deployment import MODEL_NAME, Deployment, Process, deployment
 from tests.support import eventually, listening
@@ -29,12 +30,25 @@ def segments(processes: list[psutil.Process]) -> list[Path]:
     return [path for path in Path("/dev/shm").glob("baton-*") if theirs.intersection(path.name.split("-"))]
 
 
+def listen_everywhere(one: Deployment) -> None:
+    """All parts on all addresses. They find each other on this machine, and a person is told so."""
+    one.config["scheduler"]["address"] = f"0.0.0.0:{one.scheduler_port}"
+    one.config["router"]["host"] = "0.0.0.0"
+    one.config["worker"] = {"listen": "0.0.0.0:0"}
+    one.config_file.write_text(yaml.safe_dump(one.config))
+
+
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
 def test_no_process_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
     with deployment(tmp_path / how.name, cold=how is signal.SIGINT) as one:
+        if how is signal.SIGTERM:
+            listen_everywhere(one)
         one.up()
         process = one.processes["up"]
+        assert f"at http://127.0.0.1:{one.port}/v1" in process.text
+        assert f"status --scheduler 127.0.0.1:{one.scheduler_port}" in process.text
+        assert all(worker.identity.address.startswith("127.0.0.1:") for worker in one.describe().workers)
         all_of_it = family(process.popen.pid)
         assert len(all_of_it) >= 6  # itself, scheduler, prefill, decode, router, watcher
         answer = one.client().chat.completions.create(

@@ -29,6 +29,19 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     assert load().handoff.transports == ["shm", "grpc"]
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("fd00::5", "http://[fd00::5]:80"),
+        ("front", "http://front:80"),
+    ],
+)
+def test_where_the_router_is_found_from_here(host: str, url: str) -> None:
+    assert load({"router": {"host": host, "port": 80}}).router.url == url
+
+
 def test_an_empty_section_is_the_default(yaml_file: Path) -> None:
     yaml_file.write_text("router:\n")
     assert load(config_file=str(yaml_file)).router.port == 8000

@@ -103,7 +103,7 @@ async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path
     settings = load({"engine": {"model": str(model), "served_model_name": MODEL}})
     config = vllm_frontend.build_config(settings)
     args = vllm_frontend.build_arguments(settings, config)
-    llm = vllm_frontend.RelayLLM(config, cluster.client, ClusterView(cluster.scheduler), settings.engine)
+    llm = vllm_frontend.RelayLLM(config, cluster.client, ClusterView(cluster.scheduler, 5.0), settings.engine)
     refused: list[str] = []
     door = Middleware(KeyMiddleware, keys=[KEY], metrics_open=False, refused=refused.append)
     app = await vllm_frontend.build_http_app(llm, args, 8, door)

@@ -13,7 +13,7 @@ import psutil
 from baton.protos import scheduler_pb2
 from baton.protos import worker_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from tests.services.worker.fleet import Fleet, Worker
+from tests.services.worker.fleet import START_TIMEOUT_S, Fleet, Worker
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
 from tests.support import eventually, free_port
 
@@ -217,7 +217,32 @@ def test_an_engine_that_cannot_load_is_one_line(workers: Fleet, mixed: Worker) -
     assert str(workers.model) in worker.error
 
 
-def test_wildcard_addresses_must_be_advertised(workers: Fleet) -> None:
-    worker = workers.start("decode", worker={"listen": f"0.0.0.0:{free_port()}"})
+async def test_who_listens_everywhere_tells_where_it_is_found(workers: Fleet, mixed: Worker) -> None:
+    """The router's stream and the KV go to what was told, the KV to the port that was asked for."""
+    port, kv_port = free_port(), free_port()
+    worker = workers.start(
+        "prefill",
+        worker={"listen": f"0.0.0.0:{port}"},
+        handoff={"transports": ["grpc"], "port": kv_port},
+    )
+    eventually(lambda: "ready on" in worker.text, START_TIMEOUT_S, "the worker is ready")
+    identity = (await registered(workers))[worker.name].identity
+    assert identity.address == f"127.0.0.1:{port}"  # its scheduler is on this host
+    handed = request("kv by its address", prompt(100, seed=22))
+    async with connected(identity.address) as source, connected(mixed.address) as target:
+        begun = await source.run(handed, PREFILL)
+        assert begun.saved is not None
+        assert [shard.address for shard in begun.saved.manifest.shards] == [f"127.0.0.1:{kv_port}"]
+        rest = await target.run(handed, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+        assert rest.admitted is not None
+        assert rest.admitted.transport == "grpc"
+    worker.signal(signal.SIGTERM)
+    assert worker.ended() == 0
+
+
+def test_a_port_of_kv_that_is_taken_is_an_error(workers: Fleet, mixed: Worker) -> None:
+    taken = int(mixed.address.rpartition(":")[2])
+    worker = workers.start("decode", handoff={"port": taken})
     assert worker.ended() == 1
-    assert "worker.advertise" in worker.error
+    assert f"127.0.0.1:{taken}" in worker.error
+    assert "handoff.port" in worker.error

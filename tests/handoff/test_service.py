@@ -1,0 +1,52 @@
+"""Where a rank's Handoff service listens, and under which address it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from baton.addresses import split
+from baton.handoff.arena import Arena
+from baton.handoff.client import HandoffClient
+from baton.handoff.config import MIB
+from baton.handoff.errors import HandoffError
+from baton.handoff.service import HandoffService
+from baton.handoff.staging import Staging
+from tests.support import free_port
+
+
+@pytest.fixture
+def staging() -> Iterator[Staging]:
+    with closing(Staging(Arena(MIB, segment_bytes=MIB), 30.0)) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "found", "local"),
+    [
+        ("127.0.0.1", "", "127.0.0.1", "127.0.0.1"),
+        ("[::1]", "", "::1", "::1"),
+        ("0.0.0.0", "kv.example", "kv.example", "127.0.0.1"),
+        ("[::]", "fd00::5", "fd00::5", "::1"),
+    ],
+)
+def test_it_is_found_where_it_was_said_and_here(
+    staging: Staging, listen: str, advertise: str, found: str, local: str
+) -> None:
+    port = free_port()
+    with (
+        closing(HandoffService(staging, 0, f"{listen}:{port}", MIB, advertise)) as service,
+        closing(HandoffClient()) as client,
+    ):
+        assert split(service.address) == (found, port)
+        assert split(service.local_address) == (local, port)
+        assert client.staged([service.local_address]) == (0, 0)
+
+
+def test_a_taken_port_is_an_error_that_names_its_key(staging: Staging) -> None:
+    with closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service:
+        with pytest.raises(HandoffError, match=r"handoff\.port") as error:
+            HandoffService(staging, 1, service.address, MIB)
+        assert service.address in str(error.value)

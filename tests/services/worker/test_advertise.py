@@ -1,0 +1,117 @@
+"""Under which address a worker is found by others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from baton.addresses import join
+from baton.services.config import Settings, load
+from baton.services.errors import ConfigError, StartError
+from baton.services.worker.advertise import Advertised, address_towards, advertised
+from tests.support import free_port
+
+NOBODY = "127.0.0.1:1"
+
+
+@asynccontextmanager
+async def listening(host: str, port: int = 0) -> AsyncIterator[str]:
+    """Stands for a scheduler: only that it accepts a connection matters here."""
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), host, port)
+    async with server:
+        yield join(host, server.sockets[0].getsockname()[1])
+
+
+def settings(listen: str, advertise: str = "", handoff_host: str = "", scheduler: str = NOBODY) -> Settings:
+    return load(
+        {
+            "scheduler": {"address": scheduler},
+            "worker": {"listen": listen, "advertise": advertise, "scheduler_wait_s": 0.2},
+            "handoff": {"host": handoff_host},
+        }
+    )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_the_address_on_the_way_to_the_scheduler(host: str) -> None:
+    async with listening(host) as scheduler:
+        assert await address_towards(scheduler, 1) == host
+        assert await address_towards(f"{NOBODY}, {scheduler}", 1) == host
+        assert await address_towards(f"no-such-host.invalid:7400,{scheduler}", 5) == host
+
+
+async def test_a_name_is_resolved() -> None:
+    async with listening("127.0.0.1") as scheduler:
+        assert await address_towards(scheduler.replace("127.0.0.1", "localhost"), 1) == "127.0.0.1"
+
+
+async def test_a_scheduler_that_comes_later_is_waited_for() -> None:
+    port = free_port()
+    asking = asyncio.create_task(address_towards(f"127.0.0.1:{port}", 20))
+    await asyncio.sleep(0)
+    assert not asking.done()
+    async with listening("127.0.0.1", port):
+        assert await asking == "127.0.0.1"
+
+
+@pytest.mark.parametrize("scheduler", [NOBODY, "no-such-host.invalid:7400", f"{NOBODY},[::1]:1"])
+async def test_no_scheduler_in_time_is_an_error_that_says_what_to_do(scheduler: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(StartError, match=r"worker\.advertise") as error:
+        await address_towards(scheduler, 0.5)
+    assert time.monotonic() - began < 10
+    assert scheduler in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7401", "[::]:7401", ":::7401"])
+async def test_a_wildcard_listener_advertises_its_own_address(listen: str) -> None:
+    async with listening("::1") as scheduler:
+        found = await advertised(settings(listen, scheduler=scheduler), 7401, 1)
+    assert found == Advertised("[::1]:7401", "::1")
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "handoff_host", "worker", "kv_host"),
+    [
+        ("10.0.0.5:0", "", "", "10.0.0.5:7401", "10.0.0.5"),
+        ("[fd00::5]:0", "", "", "[fd00::5]:7401", "fd00::5"),
+        ("0.0.0.0:7401", "gate:17401", "", "gate:17401", "gate"),
+        ("0.0.0.0:7401", "gate", "", "gate:7401", "gate"),
+        ("0.0.0.0:7401", "gate:0", "", "gate:7401", "gate"),
+        ("0.0.0.0:7401", "[fd00::5]", "", "[fd00::5]:7401", "fd00::5"),
+        ("10.0.0.5:7401", "gate:17401", "", "gate:17401", "gate"),
+        ("0.0.0.0:7401", "gate", "10.1.0.5", "gate:7401", "10.1.0.5"),  # KV on a network of its own
+        ("10.0.0.5:7401", "gate", "0.0.0.0", "gate:7401", "gate"),
+    ],
+)
+async def test_what_is_told_needs_no_scheduler(
+    listen: str, advertise: str, handoff_host: str, worker: str, kv_host: str
+) -> None:
+    found = await advertised(settings(listen, advertise, handoff_host), 7401, 0.2)
+    assert found == Advertised(worker, kv_host)
+
+
+async def test_kv_on_a_wildcard_beside_a_server_that_is_not() -> None:
+    async with listening("127.0.0.1") as scheduler:
+        found = await advertised(settings("10.0.0.5:7401", "", "::", scheduler), 7401, 1)
+    assert found == Advertised("10.0.0.5:7401", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("worker", "listen", "host:http", "host:port"),
+        ("worker", "advertise", "0.0.0.0:7401", "others cannot dial it"),
+        ("worker", "advertise", "a:b:c", "host:port"),
+        ("handoff", "host", "10.0.0.5:7402", "handoff.port"),
+    ],
+)
+def test_what_is_no_address_is_refused(section: str, key: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"{section}.{key}") as error:
+        load({section: {key: value}})
+    assert said in str(error.value)

@@ -1,0 +1,48 @@
+"""host:port in text."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton import addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("scheduler:7400", "scheduler", 7400),
+        ("10.0.0.5:0", "10.0.0.5", 0),
+        ("10.0.0.5", "10.0.0.5", 0),
+        (" worker-3 ", "worker-3", 0),
+        ("[fd00::5]:7401", "fd00::5", 7401),
+        ("[fd00::5]", "fd00::5", 0),
+        ("fd00::5", "fd00::5", 0),
+        ("::", "::", 0),
+        (":::7401", "::", 7401),
+    ],
+)
+def test_an_address_is_split(text: str, host: str, port: int) -> None:
+    assert addresses.split(text) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":7401", "host:", "host:http", "host:70000", "host:-1", "[fd00::5", "a b:1"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"host:port"):
+        addresses.split(text)
+
+
+def test_an_address_is_joined() -> None:
+    assert addresses.join("scheduler", 7400) == "scheduler:7400"
+    assert addresses.join("fd00::5", 7400) == "[fd00::5]:7400"
+
+
+def test_a_wildcard_is_dialled_by_loopback_from_the_same_machine() -> None:
+    assert [one for one in ("0.0.0.0", "::", "127.0.0.1", "::1", "host") if addresses.is_wildcard(one)] == [
+        "0.0.0.0",
+        "::",
+    ]
+    assert addresses.from_here("0.0.0.0:7400") == "127.0.0.1:7400"
+    assert addresses.from_here("[::]:7400") == "[::1]:7400"
+    assert addresses.from_here("10.0.0.5:7400") == "10.0.0.5:7400"
