@@ -84,10 +84,10 @@ def check_names(router: RouterSettings) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in router.frontend.items():
         name = key.replace("-", "_")
-        if name in REFUSED:
-            raise ConfigError(f"{_KEY}.{key} (value {value!r}) is not for you to set: {REFUSED[name]}")
+        if name in REFUSED:  # the value may be a key of the API: it is not shown
+            raise ConfigError(f"{_KEY}.{key} is not for you to set: {REFUSED[name]}")
         if name in found:
-            raise ConfigError(f"{_KEY}.{key} (value {value!r}) is there twice, with - and with _")
+            raise ConfigError(f"{_KEY}.{key} is there twice, with - and with _")
         found[name] = value
     return found
 
@@ -129,10 +129,10 @@ def _parsed(given: Mapping[str, Any]) -> Namespace:
     parser = FrontendArgs.add_cli_args(_parser())
     actions = {action.dest: action for action in parser._actions if action.dest != "help"}
     of_engine = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    for name, value in given.items():
+    for name in given:
         if name in actions:
             continue
-        where = f"{_KEY}.{name} (value {value!r})"
+        where = f"{_KEY}.{name}"
         if name in of_engine:
             raise ConfigError(f"{where} is an argument of vLLM's engine: use engine.extra.{name}")
         close = difflib.get_close_matches(name, list(actions), n=3)

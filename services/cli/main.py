@@ -124,9 +124,7 @@ def status(
 @with_settings("scheduler.address")
 def drain(
     settings: Settings,
-    worker: Annotated[
-        str, typer.Argument(metavar="WORKER", help="The worker's id, or a beginning of it that is unique.")
-    ],
+    worker: WorkerId,
 ) -> None:
     """Ask a worker to finish what it has, take nothing new, and exit."""
     from baton.services.cli.status import run_drain
@@ -138,9 +136,7 @@ def drain(
 @with_settings("scheduler.address")
 def role(
     settings: Settings,
-    worker: Annotated[
-        str, typer.Argument(metavar="WORKER", help="The worker's id, or a beginning of it that is unique.")
-    ],
+    worker: WorkerId,
     to: Annotated[str, typer.Argument(metavar="ROLE", help="prefill, decode or mixed.")],
 ) -> None:
     """Give a worker another role without a restart.
