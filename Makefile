@@ -17,7 +17,7 @@ up: $(READY) ## Serve the demo model on this machine (ARGS="--prefill 2 --port 8
 	@exec $(BIN)/baton up --config $(CONFIG) $(ARGS)
 
 test: lint ## Lint, then run every test (ARGS="-k scheduler" for some)
-	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: $(READY) ## Kill, hang and cut off parts under load, by a seeded plan (half an hour; ARGS="--list" shows plans)
 	@$(BIN)/python -m tests.chaos $(ARGS)

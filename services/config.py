@@ -510,5 +510,5 @@ def _where(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return "a value does not fit its tag"
-    problem = re.split(r"['\"]", getattr(error, "problem", None) or "")[0].strip()
+    problem = re.split(r",? but found|['\"]", getattr(error, "problem", None) or "")[0].strip()
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem or 'it cannot be read'}"

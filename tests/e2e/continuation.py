@@ -96,7 +96,7 @@ def site(folder: Path, speculation: dict[str, Any] | None = MTP, parser: str = "
         **ENGINE,
         "model": str(model),
         "max_num_batched_tokens": 128,
-        "extra": {"reasoning_parser": parser},
+        "reasoning_parser": parser,
     }
     engine["speculative_config"] = speculation
     with ExitStack() as stack:
