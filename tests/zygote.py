@@ -146,7 +146,7 @@ def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
         process.kill()
 
 
-def run_baton(arguments: list[str], path: str) -> None:
+def run_baton(arguments: list[str], path: str = "") -> None:
     """In the forked process: the command line as the entry point sees it."""
     from baton.services.cli.main import main
 
