@@ -77,7 +77,8 @@ class HandoffClient:
             replies = [call.result() for call in calls]
         except grpc.RpcError as error:
             raise TransportFailed(
-                f"no answer from the Handoff services at {', '.join(addresses)}: {error}"
+                f"no answer from the Handoff services at {', '.join(addresses)}: {error.code().name}: "
+                f"{error.details()}"
             ) from None
         return max((reply.handoffs for reply in replies), default=0), sum(reply.bytes for reply in replies)
 

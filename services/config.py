@@ -176,6 +176,13 @@ class SchedulerSettings(_Section):
         default_factory=PolicySettings, description="Names of filters, scorers (with weights) and picker."
     )
 
+    @field_validator("store")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if value != "memory" and not value.startswith(("redis://", "rediss://")):
+            raise ValueError("use memory, redis:// or rediss://")
+        return value
+
     @model_validator(mode="after")
     def _lease_outlives_heartbeats(self) -> SchedulerSettings:
         if self.worker_lease_s < 2 * self.heartbeat_s:
@@ -396,7 +403,8 @@ def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None
     _refuse_unknown_environment()
     name = config_file or os.environ.get(ENV_CONFIG_FILE)
     if name and not Path(name).is_file():
-        raise ConfigError(f"configuration file {name!r} does not exist; pass an existing one with --config")
+        why = "is a folder" if Path(name).is_dir() else "does not exist"
+        raise ConfigError(f"configuration file {name!r} {why}; pass an existing file with --config")
     if name:
         _check_mapping(name)
     _config_file["path"] = Path(name) if name else None
@@ -477,6 +485,10 @@ def _explain_one(one: dict[str, Any]) -> str:
         location[-1] = _UP_TO_A_VALUE.split(location[-1])[0]
         return f"unknown key {'.'.join(location)!r}{_suggest(location[-1], keys(*location[:-1]))}"
     where = ".".join(location)
+    if one["type"] == "model_type":
+        return f"{where} is a section: it must be a mapping of keys ({', '.join(keys(*location))})"
+    if one["type"] == "value_error" and keys(*location):  # of a section's keys together
+        return f"{where}: {message}"
     if _may_be_shown(location, one["input"]):
         return f"{where}: value {one['input']!r} is not allowed: {message}"
     return f"{where} is not allowed: {message}"
@@ -506,9 +518,9 @@ def _suggest(word: str, allowed: list[str]) -> str:
 
 
 def _where(error: Exception) -> str:
-    """YAML's own words up to the first that it quotes, and where: the source's line may hold a secret."""
+    """Tell in YAML's own words what is wrong, and where; what it quotes of the source may be a secret."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return "a value does not fit its tag"
-    problem = re.split(r",? but found|['\"]", getattr(error, "problem", None) or "")[0].strip()
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem or 'it cannot be read'}"
+    problem = re.sub(r"(['\"])[^'\"<]{3,}\1", "'...'", getattr(error, "problem", None) or "it cannot be read")
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"

@@ -71,7 +71,8 @@ def check_model(settings: EngineSettings) -> None:
             raise ConfigError(f"engine.extra.{key} is not for you to set: use {_OURS[key]}")
     if not settings.model:
         raise ConfigError("engine.model is not set: pass --model FOLDER, or set it in the configuration file")
-    if settings.model.startswith((".", "/", "~")) or Path(settings.model).exists():
+    named = settings.model.count("/") <= 1  # as on a hub: ORGANISATION/MODEL
+    if not named or settings.model.startswith((".", "/", "~")) or Path(settings.model).exists():
         _check_folder(Path(settings.model).expanduser())
 
 
@@ -109,7 +110,10 @@ def served_model_name(settings: EngineSettings) -> str:
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise ConfigError(f"model folder {str(folder)!r} does not exist; pass an existing one with --model")
+        here = "" if folder.is_absolute() else f" in {Path.cwd()}"
+        raise ConfigError(
+            f"model folder {str(folder)!r} does not exist{here}; pass an existing one with --model"
+        )
     if not (folder / "config.json").is_file():
         raise ConfigError(
             f"model folder {str(folder)!r} holds no config.json: it is not a model in Hugging Face's layout"

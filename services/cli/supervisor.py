@@ -10,6 +10,7 @@ asks the others how far they are).
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -346,6 +347,8 @@ def _check_port(key: str, host: str, port: int) -> None:
         with socket.create_server((host, port), family=family):
             return
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            raise StartError(f"{key}: cannot listen on {host}: this machine has no such address") from None
         raise StartError(
             f"{key}: cannot listen on {addresses.join(host, port)}: {error.strerror}; "
             "choose another or end who uses it"

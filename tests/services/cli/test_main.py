@@ -43,7 +43,7 @@ def test_one_signal_ends_what_a_script_started(scheduler: str, how: signal.Signa
     command = [*IGNORING, BATON, "status", "--watch", "--scheduler", scheduler]
     process = subprocess.Popen(command, stdout=theirs)
     try:
-        eventually(lambda: b"requests under way" in read(screen), 60, "it shows something")
+        eventually(lambda: b"requests in flight" in read(screen), 60, "it shows something")
         process.send_signal(how)
         assert process.wait(20) == status
     finally:
