@@ -517,10 +517,17 @@ def _suggest(word: str, allowed: list[str]) -> str:
     return f"{hint}; allowed: {', '.join(allowed)}"
 
 
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_MARK = len("'\\t'")  # a mark of YAML's, or a character: too short for a secret
+
+
 def _where(error: Exception) -> str:
     """Tell in YAML's own words what is wrong, and where; what it quotes of the source may be a secret."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return "a value does not fit its tag"
-    problem = re.sub(r"(['\"])[^'\"<]{3,}\1", "'...'", getattr(error, "problem", None) or "it cannot be read")
+    problem = _QUOTED.sub(
+        lambda quoted: quoted[0] if len(quoted[0]) <= _MARK or quoted[0][1] == "<" else "'...'",
+        getattr(error, "problem", None) or "it cannot be read",
+    )
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
