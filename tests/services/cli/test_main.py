@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import BATON, IGNORING, eventually, free_port, listening
+from tests.support import BATON, IGNORING, PYTHON, eventually, free_port, listening
 
 INTERRUPTED = 130
 
@@ -57,3 +57,22 @@ def read(screen: int) -> bytes:
     with contextlib.suppress(BlockingIOError):
         return os.read(screen, 1 << 16)
     return b""
+
+
+WHILE_IMPORTED = """
+import os, signal, sys
+from baton.services.cli import entry
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "baton.services.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+entry.main()
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
+    done = subprocess.run([PYTHON, "-c", WHILE_IMPORTED], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
