@@ -93,7 +93,7 @@ class EnginePlan:
     worker_id: str
     fingerprint: str  # of the model
     needs_handoffs: bool
-    kv_host: str  # under which others find what the ranks save
+    kv_host: str = ""  # under which others find what the ranks save; where they listen if empty
 
 
 def build_config(plan: EnginePlan) -> Any:
