@@ -8,20 +8,26 @@ Leans on: vllm.utils.cpu_triton_utils._expand_kernel_impl, which a worker regist
 plug-ins (vllm.v1.worker.worker_base.WorkerWrapperBase.init_worker), and on Triton's order of its arguments;
 vllm.model_executor.layers.rotary_embedding.base.RotaryEmbedding.forward_cpu;
 vllm.triton_utils.dispatcher._rebind_kernels, which looks through sys.modules;
-vllm.v1.spec_decode.ngram_proposer.NgramProposer (`__init__`, `propose`, k, max_model_len);
+vllm.v1.spec_decode.ngram_proposer.NgramProposer (`__init__`, `propose`, k, max_model_len) and its
+batch_propose_numba and _find_longest_matched_ngram_and_propose_tokens;
 torch.cpu._init_amx, and torch.cpu._is_amx_tile_supported, which vLLM asks by this name before it chooses
-kernels that use AMX's tiles.
+kernels that use AMX's tiles; vllm.model_executor.models.registry._run_in_subprocess;
+torch.distributed's ProcessGroupGloo and its _Options (_devices, _threads, _timeout).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
+import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -62,7 +68,7 @@ def _apply(mend: Mend) -> None:
     shipped = getattr(owner, name)
     if hasattr(shipped, _MARK):
         return
-    if tuple(inspect.signature(shipped).parameters) != mend.parameters:
+    if _parameters_of(shipped) != mend.parameters:
         raise StartError(
             f"this vLLM's {owner.__name__}.{name} does not take {', '.join(mend.parameters)}: "
             "install the vLLM version that this Baton is made for"
@@ -70,6 +76,14 @@ def _apply(mend: Mend) -> None:
     mended = functools.wraps(shipped)(mend.mended(shipped))  # the shipped one stays at __wrapped__
     setattr(mended, _MARK, True)
     setattr(owner, name, mended)
+
+
+def _parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except ValueError:  # one of C++, whose first overload stands in what pybind11 says of it
+        first = re.search(r"^1\. \w+\((.*)\) ->", function.__doc__ or "", re.MULTILINE)
+        return tuple(re.findall(r"(\w+): ", first[1])) if first else ()
 
 
 def _place_of_expand() -> tuple[Any, str]:
@@ -138,12 +152,24 @@ def _place_of_ngrams() -> tuple[Any, str]:
 
 
 def _ngrams(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+    from vllm.v1.spec_decode import ngram_proposer
+
     def __init__(self: Any, vllm_config: Any) -> None:
+        threads = torch.get_num_threads()
+        for search in (
+            ngram_proposer.batch_propose_numba,
+            ngram_proposer._find_longest_matched_ngram_and_propose_tokens,
+        ):
+            with contextlib.suppress(RuntimeError):  # numba found no folder that it may write to
+                search.enable_caching()
         shipped(self, vllm_config)
         tokens = np.zeros((1, self.max_model_len), dtype=np.int32)  # as the model runner's batch has them
         with warnings.catch_warnings():  # numba's, of lists in its signature
             warnings.simplefilter("ignore")
             self.propose(self.k, [[0]], np.ones(1, dtype=np.int32), tokens)
+        # numba has set them for OpenMP, which torch uses, too. vLLM has made torch.set_num_threads do nothing.
+        torch._C.set_num_threads(threads)
 
     return __init__
 
@@ -170,6 +196,48 @@ def _amx(shipped: Callable[..., Any]) -> Callable[..., Any]:
         return permitted
 
     return _is_amx_tile_supported
+
+
+def _place_of_inspection() -> tuple[Any, str]:
+    from vllm.model_executor.models import registry
+
+    return registry, "_run_in_subprocess"
+
+
+def _inspection(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    del shipped
+
+    def run_in_this_process(fn: Callable[[], Any]) -> Any:
+        return fn()
+
+    return run_in_this_process
+
+
+def _place_of_gloo() -> tuple[Any, str]:
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d.ProcessGroupGloo, "__init__"
+
+
+@functools.cache
+def _gloo_device(pid: int) -> Any:
+    """The one of this process: a forked one has no thread of its parent's."""
+    from torch.distributed.distributed_c10d import ProcessGroupGloo
+
+    del pid
+    return ProcessGroupGloo.create_default_device()
+
+
+def _gloo(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        if size > 1:
+            shipped(self, store, rank, size, timeout)
+            return
+        options = type(self)._Options()
+        options._devices, options._threads, options._timeout = [_gloo_device(os.getpid())], 1, timeout
+        shipped(self, store, rank, size, options)
+
+    return __init__
 
 
 MENDS = (
@@ -206,8 +274,10 @@ MENDS = (
     ),
     Mend(
         wrong="its first call, which is to compile the n-gram search, has no request in it and compiles "
-        "nothing: the first request waits some seconds for that, and all others of the engine with it",
-        until="vLLM's NgramProposer compiles when it is made",
+        "nothing: the first request waits some seconds for that, and all others of the engine with it; and "
+        "numba, when it first runs, sets OpenMP to as many threads as the machine has cores, whatever the "
+        "engine was told to use: on one core two wait for each other in every operator, 20 times as long",
+        until="vLLM's NgramProposer compiles when it is made, and puts the number of threads back",
         place=_place_of_ngrams,
         parameters=("self", "vllm_config"),
         mended=_ngrams,
@@ -220,5 +290,22 @@ MENDS = (
         place=_place_of_amx,
         parameters=(),
         mended=_amx,
+    ),
+    Mend(
+        wrong="what a model can do is asked of its class in a process of its own, so that CUDA stays "
+        "untouched; that imports vLLM anew: ten seconds of a core for each class, in each process of a "
+        "deployment, at a model's first start on a machine",
+        until="vLLM inspects a class where it is on platforms without CUDA",
+        place=_place_of_inspection,
+        parameters=("fn",),
+        mended=_inspection,
+    ),
+    Mend(
+        wrong="each of an engine's 13 groups of ranks has a thread that looks for messages a hundred times a "
+        "second, also where the group is this rank alone: half of what an idle engine takes of a core",
+        until="vLLM makes no groups of one rank, or Gloo's threads wait until there is something",
+        place=_place_of_gloo,
+        parameters=("self", "store", "rank", "size", "options"),
+        mended=_gloo,
     ),
 )

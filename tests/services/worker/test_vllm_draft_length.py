@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from baton.services.decode.draft_length import DraftLength
 from baton.services.decode.proposers import registry
@@ -70,6 +71,12 @@ def choose(engine: Engine) -> None:
         return going
 
     engine.step = observed  # type: ignore[method-assign]
+
+
+def threads(engine: Engine) -> int:
+    """Of one operator: two on one core wait for each other at the end of each."""
+    del engine
+    return torch.get_num_threads()
 
 
 def follow(engine: Engine, limits: list[int], late_steps: int) -> None:
@@ -219,6 +226,7 @@ def test_n_grams_of_a_chosen_length(folders: tuple[Path, Path], plain: list[list
         for turn in range(3):
             assert answered(engine, f"chosen {turn}") == plain
         used, _ = engine.call(tally)
+        assert engine.call(threads) == 1
     assert len(used) >= 3, used
 
 

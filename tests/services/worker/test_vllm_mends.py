@@ -7,9 +7,11 @@ drafts: requests without a draft, with some, with the most, and with drafts that
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 from baton.services.worker import vllm_mends
 from tests.handoff import checkpoints
@@ -40,7 +43,7 @@ VOCABULARY = 23  # no multiple of a vector's width
 COUNTS = [0, 3, 1, 0, 4, 2, 0]  # drafts of each request
 WIDEST = max(COUNTS)
 TOKENS = sum(COUNTS)
-EXPAND, ROTARY, REBIND, NGRAMS, AMX = vllm_mends.MENDS
+EXPAND, ROTARY, REBIND, NGRAMS, AMX, INSPECTION, GLOO = vllm_mends.MENDS
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="mends are for CPU engines")
 
@@ -132,6 +135,39 @@ def test_ngrams_are_compiled_when_the_proposer_is_made() -> None:
     tokens, lengths = np.zeros((2, 64), dtype=np.int32), np.array([9, 7], dtype=np.int32)
     assert made.propose(3, [[0], [0, 0]], lengths, tokens) == [[0, 0, 0], [0, 0, 0]]
     assert len(search.signatures) == compiled
+
+
+def test_a_model_is_inspected_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mended(INSPECTION)(os.getpid) == os.getpid()
+
+    def run(*_: object, **__: object) -> None:
+        raise ChildProcessError
+
+    monkeypatch.setattr(INSPECTION.place()[0].subprocess, "run", run)
+    with pytest.raises(ChildProcessError):  # vLLM imported anew would take ten seconds
+        still_wrong(shipped(INSPECTION)(os.getpid) == os.getpid(), INSPECTION)
+
+
+def test_groups_of_one_rank_share_a_thread() -> None:
+    def polling() -> int:
+        names = (path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+        return sum(name.startswith("gloo_tcp") for name in names)
+
+    store, groups = torch.distributed.HashStore(), []
+    before = polling()
+    for number in range(3):
+        here = distributed_c10d.PrefixStore(f"mended-{number}", store)
+        groups.append(distributed_c10d.ProcessGroupGloo(here, 0, 1, timeout=timedelta(seconds=5)))
+    assert polling() <= before + 1
+    for number in range(3):
+        group = distributed_c10d.ProcessGroupGloo.__new__(distributed_c10d.ProcessGroupGloo)
+        here = distributed_c10d.PrefixStore(f"shipped-{number}", store)
+        shipped(GLOO)(group, here, 0, 1, timedelta(seconds=5))
+        groups.append(group)
+    still_wrong(polling() < before + 3, GLOO)
+    figures = torch.ones(2)
+    groups[0].allreduce([figures]).wait()
+    assert figures.tolist() == [1, 1]
 
 
 def test_the_sampler_uses_the_mended_expansion() -> None:
