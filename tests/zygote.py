@@ -1,36 +1,42 @@
 """A process that imports vLLM once, and forks what tests start: each start takes seconds less.
 
-As a module it reads commands as JSON lines from stdin and answers each with one line on stdout.
+All processes of one run of pytest share it. `python -m tests.zygote FOLDER` listens on a socket there, reads
+commands as JSON lines and answers each with one line.
     {"start": name, "call": "module:function", "arguments": {...}, "log_dir": folder}
         ->  {"pid": n, "log": path}
     {"ended": [pid, ...]}  ->  {"ended": {pid: exit code}}
-It ends when stdin does, and all that it forked with it.
+What was forked for a connection ends with it, and the process with its last connection.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
 import json
 import os
-import select
+import selectors
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from tests.support import PYTHON, ROOT
+from tests.support import PYTHON, ROOT, eventually
 
-ANSWER_S = 100.0  # of the first one, which waits for the imports, on a busy machine
+ANSWER_S = 300.0  # of the first one, which waits for the imports, on a busy machine
 STOP_S = 20.0
 
 
@@ -77,17 +83,18 @@ class Forked:
 class Zygote:
     """The process, as tests see it. Its methods block for milliseconds; any thread may call them."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [PYTHON, "-m", "tests.zygote"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            # Workers that know their cores use them all; others would wait for each other on a busy machine.
-            # torch reads its level when it is loaded; a cold start has set it by then (services/logs.py).
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
-            text=True,
-        )
+    def __init__(self, folder: Path) -> None:
+        """Connect to the one that listens in the folder; start it if there is none."""
+        folder.mkdir(exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            connected = _connected(folder)
+            if connected is None:
+                _launch(folder)
+                connected = eventually(lambda: _connected(folder), 20, "the zygote listens")
+        self._socket = connected
+        self._socket.settimeout(ANSWER_S)
+        self._stream = connected.makefile("rw")
         self._lock = threading.Lock()
 
     def start(self, name: str, call: str, log_dir: Path, /, **arguments: Any) -> Forked:
@@ -105,23 +112,17 @@ class Zygote:
         return {int(pid): code for pid, code in self._ask({"ended": pids})["ended"].items()}
 
     def close(self) -> None:
-        """Nothing that it forked outlives this."""
-        with self._process:  # which closes the pipes
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_S)
-            self._process.kill()
+        """Nothing that it forked for this connection outlives this."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            self._stream.read()  # until it has ended them all
+        self._socket.close()
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        if self._process.stdin is None or self._process.stdout is None:
-            raise RuntimeError("the zygote has no pipes")
         with self._lock:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
-            if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
-                raise RuntimeError(f"the zygote does not answer within {ANSWER_S:g} s")
-            line = self._process.stdout.readline()
+            self._stream.write(json.dumps(command) + "\n")
+            self._stream.flush()
+            line = self._stream.readline()
         if not line:
             raise RuntimeError("the zygote ended")
         return dict(json.loads(line))
@@ -129,10 +130,55 @@ class Zygote:
 
 @functools.cache
 def shared() -> Zygote:
-    """The one of this process, which ends with it. The first call starts it."""
-    made = Zygote()
+    """The one of this run of pytest, or of this process. The first call starts it."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+    made = Zygote(Path(tempfile.gettempdir()) / f"baton-zygote-{run}")
     atexit.register(made.close)
     return made
+
+
+def _connected(folder: Path) -> socket.socket | None:
+    one = socket.socket(socket.AF_UNIX)
+    try:
+        one.connect(str(folder / "socket"))
+    except OSError:
+        one.close()
+        return None
+    return one
+
+
+def _launch(folder: Path) -> None:
+    """Start it as nobody's child, in a session of its own: it ends by itself, and Ctrl-C is pytest's."""
+    subprocess.run(
+        ["setsid", "--fork", PYTHON, "-m", "tests.zygote", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        cwd=ROOT,
+        # Workers that know their cores use them all; others would wait for each other on a busy machine.
+        # torch reads its level when it is loaded; a cold start has set it by then (services/logs.py).
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+        check=True,
+    )
+
+
+def connected(name: str, call: str, folder: Path) -> tuple[Forked, Connection]:
+    """Fork a process that calls `module:function` with a connection; this end of it."""
+    address = str(folder / "connection")
+    process = shared().start(name, "tests.zygote:run_connected", folder, call=call, address=address)
+
+    def accepted() -> Connection | None:
+        assert process.poll() is None, process.text
+        with contextlib.suppress(OSError):  # it does not listen yet
+            return Client(address)
+        return None
+
+    return process, eventually(accepted, 20, f"{name} listens", every_s=0.01)
+
+
+def run_connected(call: str, address: str) -> None:
+    """In the forked process: accept one connection and hand it to `module:function`."""
+    with Listener(address) as listener, listener.accept() as connection:
+        _function(call)(connection)
 
 
 def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
@@ -157,8 +203,68 @@ def run_baton(arguments: list[str], path: str = "") -> None:
     main()
 
 
-def _serve() -> None:
-    from baton.services.cli import processes
+class _Client:
+    """One connection and what was forked for it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        from baton.services.cli import processes
+
+        self._processes = processes
+        self._connection = connection
+        self._stream = connection.makefile("rw")
+        self._children: dict[int, processes.Child] = {}
+
+    def answer(self) -> bool:
+        """One command. False: it was the last."""
+        line = self._stream.readline()  # a client sends a line whole and waits for its answer
+        if not line:
+            return False
+        command = json.loads(line)
+        if "start" in command:
+            child = self._processes.spawn(command["start"], _call(command), Path(command["log_dir"]))
+            self._children[child.process.pid or 0] = child
+            answer: dict[str, Any] = {"pid": child.process.pid, "log": str(child.log)}
+        else:
+            codes = {pid: self._children[pid].process.exitcode for pid in command["ended"]}
+            answer = {"ended": {pid: code for pid, code in codes.items() if code is not None}}
+        self._stream.write(json.dumps(answer) + "\n")
+        self._stream.flush()
+        return True
+
+    def close(self) -> None:
+        """End what was forked for it."""
+        self._processes.stop_all(list(self._children.values()), STOP_S / 2)
+        self._connection.shutdown(socket.SHUT_RDWR)  # forked processes have a copy of it: a close is no end
+        self._stream.close()
+        self._connection.close()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+
+def _serve(folder: Path) -> None:
+    """Until the last connection has ended."""
+    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
+        listener.bind(str(folder / "socket"))
+        listener.listen()  # those that ask wait while this imports
+        _preload()
+        selector.register(listener, selectors.EVENT_READ)
+        clients = 0
+        while True:
+            for key, _ in selector.select():
+                if isinstance(key.fileobj, socket.socket):
+                    selector.register(_Client(listener.accept()[0]), selectors.EVENT_READ)
+                    clients += 1
+                elif isinstance(key.fileobj, _Client) and not key.fileobj.answer():
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()
+                    clients -= 1
+            if not clients:
+                break
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _preload() -> None:
     from baton.services.router import app
     from baton.services.worker import lifecycle
 
@@ -168,28 +274,17 @@ def _serve() -> None:
         app.preload()
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page that the children share
-    children: dict[int, processes.Child] = {}
-    for line in sys.stdin:
-        command = json.loads(line)
-        if "start" in command:
-            child = processes.spawn(command["start"], _call(command), Path(command["log_dir"]))
-            children[child.process.pid or 0] = child
-            answer: dict[str, Any] = {"pid": child.process.pid, "log": str(child.log)}
-        else:
-            codes = {pid: children[pid].process.exitcode for pid in command["ended"]}
-            answer = {"ended": {pid: code for pid, code in codes.items() if code is not None}}
-        print(json.dumps(answer), flush=True)
-    processes.stop_all(list(children.values()), STOP_S / 2)
 
 
 def _call(command: dict[str, Any]) -> Callable[[], None]:
-    module, _, function = command["call"].partition(":")
+    return lambda: _function(command["call"])(**command["arguments"])
 
-    def run() -> None:
-        getattr(importlib.import_module(module), function)(**command["arguments"])
 
-    return run
+def _function(name: str) -> Callable[..., None]:
+    module, _, function = name.partition(":")
+    found: Callable[..., None] = getattr(importlib.import_module(module), function)
+    return found
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(Path(sys.argv[1]))

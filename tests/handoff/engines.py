@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-import multiprocessing
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from baton.handoff.params import load_params, save_params
 from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
+from tests import zygote
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,7 +29,7 @@ BLOCK_SIZE = 32
 CLEAR = (
     0.75  # of log-probability: three steps of bfloat16 where the checkpoints' best logits are, at 32 to 64
 )
-START_S, CALL_S = 180.0, 60.0  # generous: the machine may be busy with other engines
+START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: the machine may be busy with other engines
 _numbers = itertools.count()
 
 
@@ -199,12 +200,15 @@ def decode(
     return answer
 
 
-def _serve(connection: Connection, options: Options) -> None:
+def serve(connection: Connection) -> None:
+    """In the forked process: the engine of the options that come first, then what it is asked."""
+    options: Options = connection.recv()
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": options.cores,
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU this alone keeps the one rank in this process
+        "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # several ranks: each would import vLLM anew
     }
     try:
         if options.prepare is not None:
@@ -242,29 +246,28 @@ def clear_prompt(engine: EngineProcess, draw: Callable[[], list[int]], max_token
 
 
 class EngineProcess:
-    """A child with one engine. Forked from a process that has imported vLLM once for all."""
+    """A process with one engine, forked from the zygote."""
 
     def __init__(self, options: Options) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["vllm.v1.engine.core", "vllm.engine.arg_utils", "vllm.v1.worker.cpu_worker"]
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-engine-")
+        self._process, self._connection = zygote.connected(
+            options.worker_id, f"{__name__}:serve", Path(self._folder.name)
         )
-        self._connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, options))
-        self.process.start()
-        theirs.close()
+        self._connection.send(options)
 
     def __enter__(self) -> EngineProcess:
         self._receive(START_S)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.is_alive():
-            self._connection.send(None)
-            self._receive(CALL_S)
-        self.process.join(timeout=10)
-        if self.process.is_alive():
-            self.process.kill()
+        try:
+            if self._process.poll() is None:
+                self._connection.send(None)
+                self._receive(CALL_S)
+        finally:
+            zygote.end_all([self._process], END_S)
+            self._connection.close()
+            self._folder.cleanup()
 
     def call(self, function: Callable[Concatenate[Engine, P], T], *arguments: P.args, **_: P.kwargs) -> T:
         self._connection.send((function, arguments))
@@ -272,7 +275,7 @@ class EngineProcess:
 
     def _receive(self, timeout_s: float) -> Any:
         if not self._connection.poll(timeout_s):
-            self.process.kill()
+            self._process.kill()
             raise TimeoutError(f"no answer from the engine's process within {timeout_s} s")
         ok, result = self._connection.recv()
         if not ok:

@@ -7,8 +7,8 @@ continuation of three tokens, filtered by temperature, top-k and top-p as they a
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +21,7 @@ import torch
 
 from baton.services.decode.proposers import registry
 from baton.services.speculation import SpeculativeSettings
+from tests import zygote
 from tests.architectures import language
 
 LENGTH = 3  # tokens of an answer: the first without drafts, the others with
@@ -63,17 +64,14 @@ class Order:
 
 
 class Engine:
-    """A process with one vLLM engine, forked from one that has imported vLLM, carrying out an order."""
+    """A process with one vLLM engine, forked from the zygote, carrying out an order."""
 
     def __init__(self, order: Order) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"]
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-sampling-")
+        self._process, self._connection = zygote.connected(
+            "sampling", f"{__name__}:serve", Path(self._folder.name)
         )
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, order))
-        self._process.start()
-        theirs.close()
+        self._connection.send(order)
 
     def result(self) -> Sample:
         """Wait for it. Raises TimeoutError, or RuntimeError with the child's traceback."""
@@ -82,15 +80,17 @@ class Engine:
                 raise TimeoutError(f"no sample within {DEADLINE_S} s")
             found = self._connection.recv()
         finally:
-            self._process.join(10)
-            if self._process.is_alive():
-                self._process.kill()
+            zygote.end_all([self._process], 10)
+            self._connection.close()
+            self._folder.cleanup()
         if isinstance(found, str):
             raise RuntimeError(found)
         return found  # type: ignore[no-any-return]
 
 
-def _serve(connection: Connection, order: Order) -> None:
+def serve(connection: Connection) -> None:
+    """In the forked process: carry out the order that comes."""
+    order: Order = connection.recv()
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": str(order.core),
