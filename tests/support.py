@@ -16,17 +16,24 @@ BATON = ROOT / ".venv" / "bin" / "baton"
 PYTHON = ROOT / ".venv" / "bin" / "python"
 # Before a command: it starts with SIGINT ignored, as from a script's `command &`.
 IGNORING = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+# Tests name the seconds that something may take on a free machine. All waits take so many times that, as
+# nothing but a failing test waits to the end, and a busy machine stands still for seconds at times.
+PATIENCE = 4
+CALL_S = 30.0 * PATIENCE  # of one request or command that a free machine answers in a second or two
 
 
 def eventually(look: Callable[[], T], timeout_s: float, what: str, every_s: float = 0.05) -> T:
-    """Call `look` until it returns something true; its value. AssertionError names `what` at the deadline."""
-    deadline = time.monotonic() + timeout_s
+    """Call `look` until it returns something true; its value. AssertionError names `what` at the deadline.
+
+    `timeout_s`: on a free machine; see PATIENCE.
+    """
+    deadline = time.monotonic() + timeout_s * PATIENCE
     while True:
         found = look()
         if found:
             return found
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s} s: {what}")
+            raise AssertionError(f"not within {timeout_s * PATIENCE:g} s: {what}")
         time.sleep(every_s)
 
 

@@ -26,7 +26,7 @@ from google.protobuf.json_format import MessageToDict
 
 from baton.protos import scheduler_pb2, scheduler_pb2_grpc
 from tests import zygote
-from tests.support import BATON, PYTHON, ROOT, eventually, free_port
+from tests.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port
 from tests.zygote import Forked
 
 START_S = 120.0
@@ -60,7 +60,7 @@ class Process:
 
     def kill(self) -> None:
         self.popen.kill()
-        self.popen.wait(10)
+        self.popen.wait(CALL_S)
 
     def end(self, timeout_s: float = 30.0) -> int:
         """SIGTERM, then its exit status; SIGKILL and an AssertionError when it does not end."""
@@ -69,12 +69,12 @@ class Process:
 
     def wait(self, timeout_s: float) -> int:
         try:
-            return self.popen.wait(timeout_s)
+            return self.popen.wait(timeout_s * PATIENCE)
         except subprocess.TimeoutExpired:
             self.popen.kill()
-            self.popen.wait(10)
+            self.popen.wait(CALL_S)
             raise AssertionError(
-                f"{self.name} did not end within {timeout_s} s:\n{self.text[-2000:]}"
+                f"{self.name} did not end within {timeout_s * PATIENCE:g} s:\n{self.text[-2000:]}"
             ) from None
 
 
@@ -148,7 +148,7 @@ class Deployment:
             [BATON, "status", "--json", "--scheduler", self.scheduler_address],
             capture_output=True,
             check=True,
-            timeout=20,
+            timeout=CALL_S,
             cwd=ROOT,
         )
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -158,7 +158,7 @@ class Deployment:
         """The same, asked directly: quick enough to measure by."""
         with grpc.insecure_channel(self.scheduler_address) as channel:
             description: scheduler_pb2.Description = scheduler_pb2_grpc.SchedulerStub(channel).Describe(
-                scheduler_pb2.DescribeRequest(), timeout=5
+                scheduler_pb2.DescribeRequest(), timeout=5 * PATIENCE
             )
         return description
 
@@ -189,14 +189,14 @@ class Deployment:
 
     def client(self, **options: Any) -> openai.OpenAI:
         """Closed together with the deployment."""
-        options = {"timeout": 60.0, "max_retries": 0, **options}
+        options = {"timeout": CALL_S, "max_retries": 0, **options}
         return self._clients.enter_context(
             openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
         )
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
         """To be closed by the test, in its own event loop."""
-        options = {"timeout": 60.0, "max_retries": 0, **options}
+        options = {"timeout": CALL_S, "max_retries": 0, **options}
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
 
     def healthy(self) -> bool:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.e2e.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
-from tests.support import eventually
+from tests.support import CALL_S, eventually
 
 SLOW_S = 2.0
 READERS = 8
@@ -30,7 +30,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 @pytest.fixture
 def http(pair: Deployment) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=pair.url, timeout=60) as client:
+    with httpx.Client(base_url=pair.url, timeout=CALL_S) as client:
         yield client
 
 

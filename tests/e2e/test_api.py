@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from tests.e2e.deployment import MODEL_NAME, Deployment
+from tests.support import CALL_S
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = {
@@ -37,7 +38,7 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def clients(one_pair: Deployment, reference: str) -> Iterator[list[openai.OpenAI]]:
-    with openai.OpenAI(base_url=f"{reference}/v1", api_key="none", timeout=60, max_retries=0) as stock:
+    with openai.OpenAI(base_url=f"{reference}/v1", api_key="none", timeout=CALL_S, max_retries=0) as stock:
         yield [one_pair.client(), stock]
 
 
@@ -262,7 +263,7 @@ def test_a_wrong_request_gets_the_same_answer(
 ) -> None:
     body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 4, **wrong}
     ours, stock = (
-        httpx.post(f"{url}/v1/completions", json=body, timeout=30) for url in (one_pair.url, reference)
+        httpx.post(f"{url}/v1/completions", json=body, timeout=CALL_S) for url in (one_pair.url, reference)
     )
     assert (ours.status_code, ours.json()) == (stock.status_code, stock.json())
     assert 400 <= ours.status_code < 500
@@ -272,7 +273,7 @@ def test_a_wrong_request_gets_the_same_answer(
 def test_broken_json_gets_the_same_answer(one_pair: Deployment, reference: str) -> None:
     headers = {"Content-Type": "application/json"}
     ours, stock = (
-        httpx.post(f"{url}/v1/chat/completions", content=b'{"model": ', headers=headers, timeout=30)
+        httpx.post(f"{url}/v1/chat/completions", content=b'{"model": ', headers=headers, timeout=CALL_S)
         for url in (one_pair.url, reference)
     )
     assert (ours.status_code, ours.json()) == (stock.status_code, stock.json())
@@ -282,7 +283,7 @@ def test_a_client_cannot_set_what_is_ours(one_pair: Deployment, reference: str) 
     """The fields by which Baton's parts talk are dropped when a client sends them."""
     ours = {"kv_transfer_params": {"baton": "load", "epoch": 9}, "vllm_xargs": {"baton_output_tokens": 3}}
     body = {"model": MODEL_NAME, "prompt": "def main(", "max_tokens": 8, "temperature": 0}
-    with_ours = httpx.post(f"{one_pair.url}/v1/completions", json={**body, **ours}, timeout=30)
-    without = httpx.post(f"{reference}/v1/completions", json=body, timeout=30)
+    with_ours = httpx.post(f"{one_pair.url}/v1/completions", json={**body, **ours}, timeout=CALL_S)
+    without = httpx.post(f"{reference}/v1/completions", json=body, timeout=CALL_S)
     assert with_ours.status_code == 200
     assert with_ours.json()["choices"][0]["text"] == without.json()["choices"][0]["text"]

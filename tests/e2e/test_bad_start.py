@@ -17,19 +17,18 @@ import yaml
 
 from tests import zygote
 from tests.e2e.deployment import ENGINE, MODEL, deployment
-from tests.support import BATON, ROOT, eventually, free_port, listening, redis_server
+from tests.support import BATON, CALL_S, ROOT, eventually, free_port, listening, redis_server
 
-WITHIN_S = 100.0  # a cold import of vLLM takes up to 11 s of it, and more on a busy machine
 A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker tells how far it is before it fails
 
 
-def fails(*command: str, env: dict[str, str] | None = None, within_s: float = WITHIN_S) -> str:
+def fails(*command: str, env: dict[str, str] | None = None) -> str:
     """Run `baton COMMAND`, which must fail with one line on stderr and none on stdout: that line."""
     done = subprocess.run(
         [BATON, *command],
         capture_output=True,
         text=True,
-        timeout=within_s,
+        timeout=CALL_S,
         cwd=ROOT,
         env={**os.environ, **(env or {})},
         check=False,
@@ -39,10 +38,10 @@ def fails(*command: str, env: dict[str, str] | None = None, within_s: float = WI
     return the_line(done.stderr)
 
 
-def fails_forked(folder: Path, *command: str, within_s: float = WITHIN_S) -> str:
+def fails_forked(folder: Path, *command: str) -> str:
     """The same, of a process with vLLM imported already: for what is said after that."""
     process = zygote.shared().baton("wrong", list(command), folder)
-    assert process.wait(within_s) == 1, process.text
+    assert process.wait(CALL_S) == 1, process.text
     return the_line(process.text)
 
 
@@ -77,7 +76,7 @@ def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
 def test_a_wrong_yaml_key(command: str, tmp_path: Path) -> None:
     config = tmp_path / "baton.yaml"
     config.write_text(yaml.safe_dump({"router": {"prot": 8000}}))
-    said = fails(command, "--config", str(config), within_s=30)
+    said = fails(command, "--config", str(config))
     assert "unknown key 'router.prot'; did you mean 'port'?" in said
 
 
@@ -186,13 +185,13 @@ def test_redis_that_refuses() -> None:
     port = free_port()
     store = f"redis://:wrong@127.0.0.1:{port}/0"
     with redis_server(port, "secret"):
-        refused = fails("scheduler", "--scheduler", address, "--store", store, within_s=30)
+        refused = fails("scheduler", "--scheduler", address, "--store", store)
     assert "password" in refused
     assert "wrong" not in refused.replace("wrong password", "").replace("password is wrong", "")
 
 
 def test_a_store_that_is_none() -> None:
-    assert "store" in fails("scheduler", "--store", "mysql://x", within_s=30)
+    assert "store" in fails("scheduler", "--store", "mysql://x")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +249,7 @@ def test_wrong_values_in_the_environment() -> None:
 def test_a_command_line_that_is_none(tmp_path: Path, line: str) -> None:
     """Typer's part: the usage, and one line that says what is wrong."""
     process = zygote.shared().baton("wrong", line.split(), tmp_path)
-    assert process.wait(WITHIN_S) == 2
+    assert process.wait(CALL_S) == 2
     assert process.text.splitlines()[-1].startswith("Error: ")
     assert process.text.count("Error") == 1
     assert "Value error" not in process.text
@@ -276,16 +275,16 @@ def test_another_model_or_vllm_is_refused_by_name(tmp_path: Path) -> None:
         (other / "config.json").write_text(json.dumps({**config, "rope_theta": 12345.0}))
         same_name = ("--served-model-name", str(ENGINE["served_model_name"]))
         address = ("--scheduler", one.scheduler_address)
-        said = fails("mixed", "--model", str(other), *same_name, *address, within_s=30)
+        said = fails("mixed", "--model", str(other), *same_name, *address)
         assert "model" in said
         assert "worker mixed-" in said  # the one that is there already
-        assert "'weights' here, 'baton-demo'" in fails("mixed", "--model", str(MODEL), *address, within_s=30)
+        assert "'weights' here, 'baton-demo'" in fails("mixed", "--model", str(MODEL), *address)
         # A whole installation of another version, as far as a start-up file can make one.
         (tmp_path / "sitecustomize.py").write_text(
             f"import baton.services.vllm_args as args{OLDER}args.VLLM_VERSION = '0.31.0'"
         )
         arguments = ["mixed", "--model", str(MODEL), *same_name, *address]
-        older = fails(*arguments, env={"PYTHONPATH": str(tmp_path)}, within_s=30)
+        older = fails(*arguments, env={"PYTHONPATH": str(tmp_path)})
         assert "0.31.0" in older
         assert "0.32.0" in older
 
@@ -310,9 +309,9 @@ def test_another_vllm_installed_is_refused(tmp_path: Path, command: str) -> None
 )
 def test_speculation_that_cannot_work(command: str, spec: str, said: str) -> None:
     """Said before vLLM is imported, let alone a model loaded."""
-    assert said in fails(*worker(command, "--speculative-config", spec), within_s=30)
+    assert said in fails(*worker(command, "--speculative-config", spec))
 
 
 def test_vllms_own_key_for_speculation() -> None:
     spec = '{"speculative_config": {"method": "ngram"}}'
-    assert "--speculative-config" in fails(*worker("router", "--engine-args", spec), within_s=30)
+    assert "--speculative-config" in fails(*worker("router", "--engine-args", spec))

@@ -31,7 +31,7 @@ from baton import addresses
 from tests import dockerfile
 from tests.e2e.deployment import MODEL_NAME
 from tests.e2e.netns import Host, Network, User, why_not
-from tests.support import ROOT, eventually
+from tests.support import CALL_S, ROOT, eventually
 
 COMPOSE = ROOT / "docker-compose.yml"
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -115,7 +115,7 @@ class Compose:
         url = f"http://{self.of('router')[0].address}:{self.router_port}{path}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-        with self.network.inside(), urllib.request.urlopen(request, timeout=60) as answer:
+        with self.network.inside(), urllib.request.urlopen(request, timeout=CALL_S) as answer:
             return json.loads(answer.read())
 
     def baton(self, service: str, *command: str) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.continuation import Asker, Site, site
 from tests.e2e.features import FEATURES, Feature
+from tests.support import CALL_S
 
 # `python -m tests.e2e.continuation` takes twenty answers of each feature, and every position.
 ANSWERS = 1
@@ -24,7 +25,7 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 async def test_goes_on(where: Site, feature: Feature) -> None:
-    async with httpx.AsyncClient(base_url=where.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=where.url, timeout=CALL_S) as client:
         score = await Asker(where, client, EVERY).score(feature, range(ANSWERS))
     print(score)
     assert not score.wrong, score

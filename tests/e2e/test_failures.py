@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
 from tests.e2e.prompts import prompts
-from tests.support import eventually
+from tests.support import CALL_S, eventually
 
 LONG = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 
@@ -213,7 +213,7 @@ def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
     body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": True}
 
     def status() -> tuple[int, str]:
-        answer = httpx.post(f"{two_pairs.url}/v1/completions", json=body, timeout=20)
+        answer = httpx.post(f"{two_pairs.url}/v1/completions", json=body, timeout=CALL_S)
         return answer.status_code, answer.text
 
     assert status()[0] == 200
@@ -251,7 +251,7 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
         try:
             for stream_wanted in (True, False):
                 body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": stream_wanted}
-                refused = httpx.post(f"{one.url}/v1/completions", json=body, timeout=20)
+                refused = httpx.post(f"{one.url}/v1/completions", json=body, timeout=CALL_S)
                 assert refused.status_code == 503, refused.text
                 assert int(refused.headers["retry-after"]) >= 1
                 assert refused.json()["error"]["code"] == 503
@@ -260,7 +260,7 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
         for stream in running:
             stream.close()
         eventually(
-            lambda: httpx.post(f"{one.url}/v1/completions", json=body, timeout=20).status_code == 200,
+            lambda: httpx.post(f"{one.url}/v1/completions", json=body, timeout=CALL_S).status_code == 200,
             10,
             "there is room again",
         )

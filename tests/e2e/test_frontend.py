@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
-from tests.support import ROOT
+from tests.support import CALL_S, ROOT
 
 BEGIN, END = "<tool_response>", "</tool_response>"  # as reasoning_plugin.py has them
 ENOUGH = f" That will do.{END}"  # written where a budget ends
@@ -59,7 +59,7 @@ def ask(one: Deployment, **more: Any) -> Any:
 
 def test_the_template_and_its_defaults_make_the_prompt(thinking: Deployment) -> None:
     body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}]}
-    with httpx.Client(base_url=thinking.url, timeout=30) as http:
+    with httpx.Client(base_url=thinking.url, timeout=CALL_S) as http:
         tokens = http.post("/tokenize", json=body).json()["tokens"]
         text = http.post("/detokenize", json={"model": MODEL_NAME, "tokens": tokens}).json()["prompt"]
     assert text == "<|im_start|>user: Hi<|im_end|>\n<|im_start|>assistant\nWell, "
@@ -86,7 +86,7 @@ def test_thoughts_end_at_their_budget(thinking: Deployment, budget: int) -> None
     free = ask(thinking, extra_body=asked).choices[0]
     assert not free.message.content, "the demo model does not end its thoughts by itself"
     choice = ask(thinking, extra_body={**asked, "thinking_token_budget": budget}).choices[0]
-    with httpx.Client(base_url=thinking.url, timeout=30) as http:
+    with httpx.Client(base_url=thinking.url, timeout=CALL_S) as http:
         mark = {"model": MODEL_NAME, "prompt": ENOUGH, "add_special_tokens": False}
         end = http.post("/tokenize", json=mark).json()["tokens"]
     assert choice.token_ids[:budget] == free.token_ids[:budget]
@@ -96,7 +96,7 @@ def test_thoughts_end_at_their_budget(thinking: Deployment, budget: int) -> None
 
 
 def test_others_reach_vllms_app(thinking: Deployment) -> None:
-    with httpx.Client(base_url=thinking.url, timeout=30) as http:
+    with httpx.Client(base_url=thinking.url, timeout=CALL_S) as http:
         answer = http.get("/v1/models", headers={"Origin": "https://page.example", "X-Request-Id": "mine"})
         assert answer.headers["x-request-id"] == "mine"
         assert answer.headers["access-control-allow-origin"] == "https://page.example"

@@ -23,7 +23,7 @@ from baton.services.offline.pipeline import Pipeline
 from baton.services.offline.responses import Response
 from tests.e2e.deployment import ENGINE, MODEL_NAME
 from tests.e2e.test_up import family, gone
-from tests.support import BATON, ROOT, eventually
+from tests.support import BATON, CALL_S, ROOT, eventually
 
 MODEL = ENGINE["model"]
 SETTINGS = {key: value for key, value in ENGINE.items() if key != "model"}
@@ -63,13 +63,13 @@ def test_the_same_answers_in_both_modes(aggregated: list[Response], pair: Pipeli
 @pytest.mark.timeout(180)
 def test_the_same_answers_over_http(pair: Pipeline) -> None:
     own = pair.deployment
-    with openai.OpenAI(base_url=f"{own.url}/v1", api_key=own.api_key, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{own.url}/v1", api_key=own.api_key, timeout=CALL_S) as client:
         chat = client.chat.completions.create(model=MODEL_NAME, messages=CHAT, **GREEDY)  # type: ignore[arg-type]
         text = client.completions.create(model=MODEL_NAME, prompt="def main(", **GREEDY)
     assert pair(CHAT, **GREEDY).text == chat.choices[0].message.content
     assert pair("def main(", **GREEDY).text == text.choices[0].text
     with (
-        openai.OpenAI(base_url=f"{own.url}/v1", api_key="another", timeout=60) as other,
+        openai.OpenAI(base_url=f"{own.url}/v1", api_key="another", timeout=CALL_S) as other,
         pytest.raises(openai.AuthenticationError),
     ):
         other.completions.create(model=MODEL_NAME, prompt="x")
@@ -173,7 +173,7 @@ def test_a_killed_batch_loses_and_doubles_nothing(pair: Pipeline, tmp_path: Path
     assert before.count(b"\n") < 400
     own = pair.deployment
     there = ["--url", own.url, "--api-key", own.api_key]
-    again = subprocess.run([*command, *there], cwd=ROOT, capture_output=True, timeout=120, check=False)
+    again = subprocess.run([*command, *there], cwd=ROOT, capture_output=True, timeout=CALL_S, check=False)
     assert again.returncode == 0, again.stderr
     assert answers.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     found = [json.loads(line) for line in answers.read_text().splitlines()]

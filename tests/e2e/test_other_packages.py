@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.e2e.deployment import MODEL_NAME, deployment
-from tests.support import PYTHON, ROOT
+from tests.support import CALL_S, PYTHON, ROOT
 
 PACKAGE = ROOT / "tests" / "plugins" / "baton-copy"
 SPEC = {"method": "copy", "num_speculative_tokens": 4, "parameters": {"most": 3}}
@@ -31,14 +31,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
     command = [str(PYTHON), "-m", "pip", "install", *options, "--target", str(folder), str(source)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=CALL_S)
     return folder
 
 
 def answers(url: str, **baton: object) -> tuple[list[list[int]], list[Any]]:
     """Token ids of each prompt's greedy answer, and what Baton says of it."""
     texts, usages = [], []
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=CALL_S) as client:
         for prompt in PROMPTS:
             done = client.completions.create(
                 model=MODEL_NAME,

@@ -16,7 +16,7 @@ from baton.scheduler.client import SchedulerClient
 from tests.e2e.deployment import Deployment, deployment, idle
 from tests.e2e.prompts import prompts
 from tests.e2e.test_failures import ask
-from tests.support import BATON, ROOT, eventually
+from tests.support import BATON, CALL_S, ROOT, eventually
 
 FLIPS = 12
 AT_ONCE = 6  # requests
@@ -33,7 +33,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 def baton_role(one: Deployment, worker: str, to: str) -> subprocess.CompletedProcess[str]:
     """As a person would."""
     command = [BATON, "role", worker, to, "--scheduler", one.scheduler_address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
 
 
 def roles(one: Deployment) -> dict[str, pb.Role]:

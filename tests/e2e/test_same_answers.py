@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.deployment import MODEL, MODEL_NAME, Deployment, deployment
 from tests.e2e.prompts import LENGTHS, prompts
-from tests.support import free_port, redis_server
+from tests.support import CALL_S, free_port, redis_server
 
 MAX_TOKENS = 20
 
@@ -90,7 +90,7 @@ def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def expected(reference: str) -> list[Any]:
     """Stock vLLM's answers, one at a time."""
-    client = openai.AsyncOpenAI(base_url=f"{reference}/v1", api_key="none", timeout=60)
+    client = openai.AsyncOpenAI(base_url=f"{reference}/v1", api_key="none", timeout=CALL_S)
     return asyncio.run(answers(client, prompts(), at_a_time=1))
 
 

@@ -13,7 +13,7 @@ import yaml
 from tests.checkpoints import tiny_qwen2
 from tests.e2e.deployment import START_S, deployment, status_of
 from tests.e2e.test_bad_start import fails
-from tests.support import BATON, ROOT, eventually, free_port, redis_server
+from tests.support import BATON, CALL_S, ROOT, eventually, free_port, redis_server
 
 CANARY = "c4nary"
 KEY, PASSWORD, TOKEN = f"{CANARY}-key", f"{CANARY}-password", f"{CANARY}-hf-token"
@@ -60,7 +60,7 @@ def test_nothing_shows_them(tmp_path: Path) -> None:
                 [BATON, "status", "--scheduler", one.scheduler_address],
                 capture_output=True,
                 text=True,
-                timeout=30,
+                timeout=CALL_S,
                 cwd=ROOT,
                 check=True,
             )
@@ -91,7 +91,7 @@ def test_nothing_shows_them(tmp_path: Path) -> None:
 )
 def test_a_refusal_shows_none(tmp_path: Path, command: list[str], said: str) -> None:
     model = tiny_qwen2(tmp_path / "model") if "{model}" in command else Path()
-    line = fails(*(part.replace("{model}", str(model)) for part in command), within_s=30)
+    line = fails(*(part.replace("{model}", str(model)) for part in command))
     assert said in line
     assert CANARY not in line
 

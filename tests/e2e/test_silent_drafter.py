@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
-from tests.support import BATON, ROOT, eventually
+from tests.support import BATON, CALL_S, ROOT, eventually
 
 DEMO = ROOT / "deploy" / "demo-model"
 FORGETFUL = ROOT / "tests" / "plugins" / "forgetful"
@@ -83,7 +83,7 @@ def drafting(one: Deployment) -> dict[str, Any]:
 def status(one: Deployment) -> str:
     """`baton status` as it is printed."""
     command = [BATON, "status", "--scheduler", one.scheduler_address]
-    return subprocess.run(command, capture_output=True, check=True, timeout=20, text=True).stdout
+    return subprocess.run(command, capture_output=True, check=True, timeout=CALL_S, text=True).stdout
 
 
 def warnings(one: Deployment) -> list[str]:

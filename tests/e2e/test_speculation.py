@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
-from tests.support import ROOT, eventually
+from tests.support import CALL_S, ROOT, eventually
 
 MTP_MODEL = ROOT / "deploy" / "demo-model" / "weights-mtp"
 
@@ -39,7 +39,7 @@ def refused(one: Deployment) -> bool:
     """Whether a request is refused, as it has to be, for the drafter's sake."""
     body = {"model": MODEL_NAME, "prompt": "a", "max_tokens": 2}
     try:
-        answer = httpx.post(f"{one.url}/v1/completions", json=body, timeout=30)
+        answer = httpx.post(f"{one.url}/v1/completions", json=body, timeout=CALL_S)
     except httpx.TransportError:
         return False  # the router is not there yet
     assert answer.status_code == 503, answer.text

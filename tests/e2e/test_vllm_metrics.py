@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.deployment import MODEL_NAME, Deployment, idle
 from tests.e2e.prompts import prompts
-from tests.support import eventually
+from tests.support import CALL_S, eventually
 
 STREAMS = 3
 RUNNING = "vllm:num_requests_running"
@@ -20,7 +20,7 @@ RUNNING = "vllm:num_requests_running"
 def figures(one: Deployment) -> dict[str, dict[str, float]]:
     """Family -> engine -> value; of several series of an engine the sum."""
     found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(httpx.get(f"{one.url}/metrics", timeout=30).text):
+    for family in text_string_to_metric_families(httpx.get(f"{one.url}/metrics", timeout=CALL_S).text):
         for sample in family.samples:
             if sample.name.startswith("vllm:") and "engine" in sample.labels:
                 of = found.setdefault(sample.name, {})

@@ -17,7 +17,7 @@ from schemathesis import Case
 from tests.e2e.deployment import Deployment, free_blocks, idle
 from tests.fuzz.cuts import Cut, cuts, perform
 from tests.fuzz.surface import UNAVAILABLE, operations, requests, send
-from tests.support import eventually
+from tests.support import CALL_S, eventually
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))  # an operation
 LIMIT_S = 60 + 2 * EXAMPLES
@@ -29,7 +29,7 @@ SETTINGS = settings(
 @pytest.fixture
 def unharmed(target: Deployment) -> Iterator[Deployment]:
     """Before and after, nothing runs and nothing is held, and the processes are the same."""
-    with httpx.Client(base_url=target.url, timeout=60) as http:  # what is cached counts as free
+    with httpx.Client(base_url=target.url, timeout=CALL_S) as http:  # what is cached counts as free
         http.post("/v1/completions", json={"model": "baton-demo", "prompt": "Hi", "max_tokens": 2})
     eventually(lambda: idle(target), 20, "the deployment is idle")
     blocks = free_blocks(target)  # by worker, whose names end with their process ids
@@ -41,7 +41,7 @@ def unharmed(target: Deployment) -> Iterator[Deployment]:
 @pytest.mark.timeout(10 * LIMIT_S)
 def test_whatever_the_document_allows(unharmed: Deployment) -> None:
     failed: list[str] = []
-    with httpx.Client(base_url=unharmed.url, timeout=60) as http:
+    with httpx.Client(base_url=unharmed.url, timeout=CALL_S) as http:
 
         def try_out(operation: Any) -> None:
             @settings(SETTINGS, max_examples=EXAMPLES)

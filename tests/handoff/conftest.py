@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from baton.handoff.segments import DIRECTORY
+from tests.support import PATIENCE
 
 
 def own_segments() -> list[str]:
@@ -23,12 +24,12 @@ def _no_segments_left() -> Iterator[None]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Poll until a condition holds; fail after ten seconds."""
+    """Poll until a condition holds; fail after ten seconds of a free machine."""
 
     def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 10 * PATIENCE
         while not condition():
-            assert time.monotonic() < deadline, "did not happen within 10 s"
+            assert time.monotonic() < deadline, f"did not happen within {10 * PATIENCE} s"
             time.sleep(0.002)
 
     return wait

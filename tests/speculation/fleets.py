@@ -18,10 +18,10 @@ import openai
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import zygote
-from tests.support import eventually, free_port
+from tests.support import CALL_S, eventually, free_port
 
 END_S = 40.0
-START_S = 240.0  # a model's first use is inspected by vLLM in a process of its own: 15 to 45 s
+START_S = 120.0
 MODEL_NAME = "table"
 
 
@@ -127,7 +127,9 @@ def measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -
 
 
 async def _measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -> Outcome:
-    client = openai.AsyncOpenAI(base_url=f"{deployment.url}/v1", api_key="none", timeout=120, max_retries=0)
+    client = openai.AsyncOpenAI(
+        base_url=f"{deployment.url}/v1", api_key="none", timeout=CALL_S, max_retries=0
+    )
     async with client:
         await _answer(client, prompts[0], 4)  # what is done once is done before
         before = _counts(deployment)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from baton.kernels.ngram_match import naive, new_workspace, ngram_match, reference
 from bench import kernels_ngram_match
+from tests.support import CALL_S
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -221,7 +222,7 @@ def test_the_kernel_compiles_for_an_h200(tail: int, tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=CALL_S,
     )
     assert done.returncode == 0, done.stderr
     assert "ld.global.v4.b32" in done.stdout

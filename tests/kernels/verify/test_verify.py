@@ -14,6 +14,7 @@ import torch
 
 from baton.kernels.verify import Drafts, Job, Sampling, Verified, naive, reference, verify
 from tests.kernels.verify.cases import Shape, moved
+from tests.support import CALL_S
 
 Verify = Callable[..., Verified]
 
@@ -221,7 +222,7 @@ def test_kernels_compile_where_there_is_no_gpu() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=CALL_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

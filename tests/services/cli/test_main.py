@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import BATON, IGNORING, PYTHON, eventually, free_port, listening
+from tests.support import BATON, CALL_S, IGNORING, PYTHON, eventually, free_port, listening
 
 INTERRUPTED = 130
 
@@ -74,5 +74,5 @@ entry.main()
 
 
 def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
-    done = subprocess.run([PYTHON, "-c", WHILE_IMPORTED], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([PYTHON, "-c", WHILE_IMPORTED], capture_output=True, timeout=CALL_S, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")

@@ -21,6 +21,7 @@ from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import SERVER_OPTIONS
 from baton.services import vllm_wire
 from baton.services.vllm_args import VLLM_VERSION
+from tests.support import PATIENCE
 
 HEARTBEAT_S = 0.05
 MODEL = "tiny"
@@ -290,11 +291,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
 
 async def until(look: Callable[[], Any], what: str, timeout_s: float = 5.0) -> None:
-    """Poll until `look()` is true. AssertionError names `what` at the deadline."""
-    deadline = time.monotonic() + timeout_s
+    """Poll until `look()` is true. AssertionError names `what` at the deadline: see PATIENCE."""
+    deadline = time.monotonic() + timeout_s * PATIENCE
     while not look():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s} s: {what}")
+            raise AssertionError(f"not within {timeout_s * PATIENCE:g} s: {what}")
         await asyncio.sleep(0.005)
 
 

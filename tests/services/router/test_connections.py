@@ -17,7 +17,7 @@ import uvicorn
 from baton.services.router import connections as module
 from baton.services.router.connections import MAX_HEADER_BYTES, HttpLimits, connections
 from tests.services.router.fakes import until
-from tests.support import PYTHON
+from tests.support import CALL_S, PYTHON
 
 SLOW_S = 0.4
 MAX_BODY = 256 << 10
@@ -300,6 +300,6 @@ def test_no_more_connections_than_file_descriptors(soft: int, hard: int, taken: 
         "from baton.services.router.connections import affordable_connections\n"
         "print(affordable_connections(4096), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
-    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True, timeout=CALL_S)
     assert done.stdout.split() == [str(taken), str(left)]
     assert ("router.max_connections" in done.stderr) == (taken < 4096)

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.support import PYTHON, ROOT
+from tests.support import CALL_S, PYTHON, ROOT
 
 SCRIPT = """
 import importlib, sys
@@ -42,7 +42,7 @@ def test_a_model_for_text_loads_without_torchvision() -> None:
         [PYTHON, "-W", "ignore", "-c", SCRIPT],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=CALL_S,
         cwd=ROOT,
         check=False,
     )

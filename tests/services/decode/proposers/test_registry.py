@@ -9,7 +9,7 @@ import pytest
 
 from baton.services.decode.proposers import registry
 from baton.services.errors import ConfigError
-from tests.support import PYTHON, ROOT
+from tests.support import CALL_S, PYTHON, ROOT
 
 BUILT_IN = ["draft_model", "eagle", "eagle3", "medusa", "mtp", "ngram", "suffix"]
 
@@ -81,6 +81,6 @@ def test_the_registry_loads_no_method_and_no_engine() -> None:
         " or name.endswith(('.mtp', '.ngram', '.suffix'))]; sys.exit(', '.join(bad) or 0)"
     )
     done = subprocess.run(
-        [PYTHON, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+        [PYTHON, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=CALL_S, check=False
     )
     assert done.returncode == 0, done.stderr
