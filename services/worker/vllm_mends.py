@@ -168,7 +168,7 @@ def _ngrams(shipped: Callable[..., Any]) -> Callable[..., Any]:
         with warnings.catch_warnings():  # numba's, of lists in its signature
             warnings.simplefilter("ignore")
             self.propose(self.k, [[0]], np.ones(1, dtype=np.int32), tokens)
-        # numba has set them for OpenMP, which torch uses, too. vLLM has made torch.set_num_threads do nothing.
+        # numba has set them for OpenMP, which torch uses too; vLLM made torch.set_num_threads do nothing.
         torch._C.set_num_threads(threads)
 
     return __init__
