@@ -7,11 +7,12 @@ YAML file (`--config`, or BATON_CONFIG), default. An unknown key is refused wher
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -22,6 +23,7 @@ from pydantic import (
     SecretStr,
     SerializationInfo,
     ValidationError,
+    ValidationInfo,
     field_serializer,
     field_validator,
     model_validator,
@@ -70,6 +72,16 @@ Address = Annotated[str, AfterValidator(_address)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, hide_input_in_errors=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `port: yes`: YAML makes a bool of it, and pydantic a 1."""
+        if isinstance(value, bool) and info.field_name is not None:
+            kind = cls.model_fields[info.field_name].annotation
+            if {int, float} & {kind, *get_args(kind)}:
+                raise ValueError("a number is expected")
+        return value
 
 
 class EngineSettings(_Section):
@@ -416,8 +428,8 @@ def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None
         return Settings(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
-    except SettingsError as error:  # of the environment; names the key alone
-        raise ConfigError(f"the environment ({ENV_PREFIX}...) has a value that is no JSON: {error}") from None
+    except SettingsError:  # of the environment; it names the section alone
+        raise ConfigError(f"{' or '.join(_no_json())}: the value is not valid JSON") from None
     except (ValueError, TypeError):  # of a file whose keys are no text
         raise ConfigError(f"configuration file {name!r}: {_NO_MAPPING}") from None
     finally:
@@ -471,6 +483,25 @@ def _refuse_unknown_environment() -> None:
             raise ConfigError(
                 f"environment variable {name}: unknown key {key!r}{_suggest(key, keys(section))}"
             )
+
+
+def _no_json() -> list[str]:
+    """Environment variables of sections, mappings and lists, whose values must be JSON and are not."""
+    wrong = []
+    for name, value in os.environ.items():
+        kind: Any = Settings
+        if not name.startswith(ENV_PREFIX):
+            continue
+        for part in name.removeprefix(ENV_PREFIX).lower().split("__"):
+            section = section_of(kind)
+            field = section.model_fields.get(part) if section else None
+            kind = field.annotation if field else None
+        if section_of(kind) or {dict, list, tuple} & {get_origin(one) for one in (kind, *get_args(kind))}:
+            try:
+                json.loads(value)
+            except ValueError:
+                wrong.append(name)
+    return wrong
 
 
 def _explain(error: ValidationError) -> str:

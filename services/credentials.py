@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def api_keys(router: RouterSettings) -> list[str]:
-    """All that open the router, the newest first; none where it is open to everybody. Raises ConfigError."""
+    """All that open the router, in their file's order; none where it is open. Raises ConfigError."""
     if router.api_key:
         return [router.api_key.get_secret_value()]
     if router.api_key_file:

@@ -18,6 +18,7 @@ from baton.services.cli.title import hide_secrets
 from baton.services.config import RoleName, Settings
 from baton.services.errors import ConfigError
 from baton.services.leave import leave
+from baton.services.vllm_args import VLLM_VERSION
 
 app = typer.Typer(
     name="baton",
@@ -30,6 +31,23 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"baton {baton.__version__}, for vLLM {VLLM_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    del version
+
+
 WorkerId = Annotated[
     str, typer.Argument(metavar="WORKER", help="The worker's id, or a beginning of it that is unique.")
 ]

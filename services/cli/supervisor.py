@@ -105,6 +105,7 @@ class Supervisor:
 
     log_dir: Path
     report: Report
+    drain_s: float = 0.0  # what streams that run are given at the end
     parts: list[Part] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
@@ -149,9 +150,10 @@ class Supervisor:
         # The router first, so that no new work comes; the scheduler last, as the others report to it.
         children = [part.child for part in reversed(self.parts) if part.child]
         router, rest, scheduler = children[:1], children[1:-1], children[-1:]
-        for group in (router, rest, scheduler):
-            for child in processes.stop_all(group, STOP_TIMEOUT_S):
-                self.say(child.name, f"did not end within {STOP_TIMEOUT_S:.0f} s: killed")
+        for group, more_s in ((router, self.drain_s), (rest, 0.0), (scheduler, 0.0)):
+            timeout_s = more_s + STOP_TIMEOUT_S
+            for child in processes.stop_all(group, timeout_s):
+                self.say(child.name, f"did not end within {timeout_s:.0f} s: killed")
 
 
 def supervise(
@@ -172,7 +174,7 @@ def supervise(
     _check_port("router.port", settings.router.host, settings.router.port)
     _check_port("scheduler.address", *_scheduler_address(settings))
     folder = _log_folder(log_dir)
-    supervisor = Supervisor(folder, report)
+    supervisor = Supervisor(folder, report, settings.router.drain_timeout_s)
     stops: list[socket.socket | int] = [_wake_on_signals(), *([] if owner is None else [owner])]
     report.begun(folder)
     ours, theirs = Pipe(duplex=False)

@@ -42,7 +42,12 @@ class _Terminal:
         print(_banner(self._settings), flush=True)
 
     def ending(self) -> None:
-        print("\n  ending ...", flush=True)
+        drain_s = self._settings.router.drain_timeout_s
+        print(
+            f"\n  ending: streams that run have {drain_s:g} s (router.drain_timeout_s); "
+            "Ctrl-C again ends all at once",
+            flush=True,
+        )
 
     def ended(self) -> None:
         print("  ended: no process is left", flush=True)

@@ -54,6 +54,7 @@ def test_an_empty_section_is_the_default(yaml_file: Path) -> None:
         ("routr: {port: 1}", ["'routr'", "'router'", "allowed: engine, scheduler"]),
         ("router: {port: 70000}", ["router.port", "70000", "less than or equal to 65535"]),
         ("router: {port: often}", ["router.port", "'often'", "valid integer"]),
+        ("router: {port: yes}", ["router.port", "True", "a number is expected"]),
         (
             "engine: {dtype: float8}",
             ["engine.dtype", "'float8'", "'auto', 'float32', 'bfloat16' or 'float16'"],
@@ -139,9 +140,9 @@ def test_what_may_be_a_secret_is_not_shown(yaml_file: Path, text: str, said: str
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("BATON_ROUTER", "api_key=c4nary", "router"),
+        ("BATON_ROUTER", "api_key=c4nary", "BATON_ROUTER: the value is not valid JSON"),
         ("BATON_ROUTER__APIKEY", "c4nary", "did you mean 'api_key'?"),
-        ("BATON_ENGINE__EXTRA", '{"hf_token": "c4nary"', "engine"),
+        ("BATON_ENGINE__EXTRA", '{"hf_token": "c4nary"', "BATON_ENGINE__EXTRA: the value is not valid"),
         ("BATON_SCHEDULER", '{"store": ["redis://:c4nary@host"]}', "scheduler.store is not allowed"),
     ],
 )

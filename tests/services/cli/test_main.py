@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import baton
+from baton.services.vllm_args import VLLM_VERSION
 from tests.support import BATON, CALL_S, IGNORING, PYTHON, eventually, free_port, listening
 
 INTERRUPTED = 130
@@ -57,6 +59,11 @@ def read(screen: int) -> bytes:
     with contextlib.suppress(BlockingIOError):
         return os.read(screen, 1 << 16)
     return b""
+
+
+def test_it_tells_its_version_and_vllms() -> None:
+    done = subprocess.run([BATON, "--version"], capture_output=True, text=True, timeout=CALL_S, check=True)
+    assert done.stdout == f"baton {baton.__version__}, for vLLM {VLLM_VERSION}\n"
 
 
 WHILE_IMPORTED = """
