@@ -35,14 +35,14 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"baton {baton.__version__}, for vLLM {VLLM_VERSION}")
+        print(f"baton {baton.__version__} (vLLM {VLLM_VERSION})")
         raise typer.Exit
 
 
 @app.callback()
 def _all_commands(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print it, and vLLM's.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     del version
@@ -166,14 +166,6 @@ def role(
     if to not in get_args(RoleName):
         raise ConfigError(f"there is no role {to!r}: give {', '.join(get_args(RoleName))}")
     run_role(settings.scheduler.address, worker, to)
-
-
-@app.command(cls=SectionedCommand)
-def version() -> None:
-    """Print Baton's version and the engine's that it is made for."""
-    from baton.services.vllm_args import VLLM_VERSION
-
-    print(f"baton {baton.__version__} (vLLM {VLLM_VERSION})")
 
 
 def _run_worker(settings: Settings, role: str) -> None:

@@ -156,7 +156,7 @@ def _do(image: Image, one: Instruction) -> None:
 
 @pytest.mark.timeout(300)
 def test_it_is_baton_that_was_copied(image: Image) -> None:
-    said = image.run("baton version && python -c 'import baton.handoff as b; print(b.__file__)'")
+    said = image.run("baton --version && python -c 'import baton.handoff as b; print(b.__file__)'")
     assert said.returncode == 0, said.stderr
     assert "vLLM" in said.stdout
     assert said.stdout.splitlines()[-1].startswith(str(image.workdir))

@@ -63,7 +63,7 @@ def read(screen: int) -> bytes:
 
 def test_it_tells_its_version_and_vllms() -> None:
     done = subprocess.run([BATON, "--version"], capture_output=True, text=True, timeout=CALL_S, check=True)
-    assert done.stdout == f"baton {baton.__version__}, for vLLM {VLLM_VERSION}\n"
+    assert done.stdout == f"baton {baton.__version__} (vLLM {VLLM_VERSION})\n"
 
 
 WHILE_IMPORTED = """
