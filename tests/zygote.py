@@ -17,6 +17,7 @@ import functools
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import selectors
 import shutil
@@ -179,6 +180,13 @@ def run_connected(call: str, address: str) -> None:
     """In the forked process: accept one connection and hand it to `module:function`."""
     with Listener(address) as listener, listener.accept() as connection:
         _function(call)(connection)
+
+
+def fork_ranks() -> None:
+    """In a forked process: its engine forks its ranks, too. On a CPU vLLM would have each import it anew."""
+    from vllm.v1.executor import multiproc_executor
+
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
 def end_all(processes: Sequence[Forked], timeout_s: float) -> None:

@@ -272,7 +272,7 @@ def stock_vllm(
     if cold:
         popen = _popen([str(PYTHON), "-m", STOCK, *line], log, environment)
     else:
-        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # of its engine
         popen = zygote.shared().start(
             "vllm", f"{__name__}:run_stock", folder, arguments=line, environment=environment
         )
@@ -299,6 +299,7 @@ def stock_vllm(
 def run_stock(arguments: list[str], environment: dict[str, str]) -> None:
     """In the forked process: vLLM's command line as its module sees it."""
     os.environ.update(environment)
+    zygote.fork_ranks()
     sys.argv = ["vllm", *arguments]
     importlib.import_module(STOCK).main()
 

@@ -45,6 +45,7 @@ ip link add bridge type bridge
 ip address add 10.77.0.1/16 dev bridge
 ip -6 address add fd77::1/64 dev bridge nodad
 ip link set bridge up
+echo up
 exec sleep infinity
 """
 _HOST = """
@@ -194,7 +195,10 @@ class Network:
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._hosts_file.write_text("127.0.0.1 localhost\n::1 localhost\n")
-        self._bridge = subprocess.Popen([*DIE_WITH_PARENT, "unshare", "--net", "sh", "-ec", _BRIDGE])
+        command = [*DIE_WITH_PARENT, "unshare", "--net", "sh", "-ec", _BRIDGE]
+        self._bridge = subprocess.Popen(command, stdout=subprocess.PIPE)
+        if not self._bridge.stdout or self._bridge.stdout.readline() != b"up\n":
+            raise AssertionError("the bridge could not be made")
         return self
 
     def __exit__(
@@ -204,7 +208,7 @@ class Network:
             host.kill()
         if self._bridge:
             self._bridge.kill()
-            self._bridge.wait(END_S)
+            self._bridge.communicate(timeout=END_S)  # which closes the pipe, too
 
     def host(
         self,

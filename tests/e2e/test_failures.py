@@ -142,7 +142,7 @@ async def read(stream: Any, into: Read) -> Read:
     return into
 
 
-STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 500}
+STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 250}
 KINDS: list[dict[str, Any]] = [  # of long answers: none may have ended when the worker dies
     {},
     {"logprobs": 2},
@@ -151,7 +151,7 @@ KINDS: list[dict[str, Any]] = [  # of long answers: none may have ended when the
     {"temperature": 0.9, "seed": 11, "top_p": 0.9},
     {"stop": ["\x00 never \x00"]},
     {"logit_bias": {"300": 3.0}},
-    {"structured_outputs": {"regex": "[a-m]{100}[0-9]{300}x{50}"}, "max_tokens": 450},
+    {"structured_outputs": {"regex": "[a-m]{50}[0-9]{150}x{30}"}, "max_tokens": 230},
 ]
 
 
@@ -198,11 +198,11 @@ async def test_the_only_decode_worker_may_die(tmp_path_factory: pytest.TempPathF
         victim = one.worker_process(one.workers("decode")[0]["identity"]["worker_id"])
         async with one.async_client() as client:
             asked = prompts()[:6]
-            running = [asyncio.create_task(ask(client, prompt)) for prompt in asked]
+            running = [asyncio.create_task(ask(client, prompt, max_tokens=400)) for prompt in asked]
             await asyncio.to_thread(eventually, lambda: not idle(one), 20, "they run")
             victim.kill()
             got = await asyncio.gather(*running)
-            assert got == await asyncio.gather(*(ask(client, prompt) for prompt in asked))
+            assert got == await asyncio.gather(*(ask(client, prompt, max_tokens=400) for prompt in asked))
         eventually(lambda: idle(one), 20, "nothing is left")
 
 

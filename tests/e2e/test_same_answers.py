@@ -89,9 +89,9 @@ def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def expected(reference: str) -> list[Any]:
-    """Stock vLLM's answers, one at a time."""
+    """Stock vLLM's answers."""
     client = openai.AsyncOpenAI(base_url=f"{reference}/v1", api_key="none", timeout=CALL_S)
-    return asyncio.run(answers(client, prompts(), at_a_time=1))
+    return asyncio.run(answers(client, prompts(), at_a_time=8))
 
 
 async def answers(client: openai.AsyncOpenAI, asked: list[list[int]], at_a_time: int) -> list[Any]:

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.deployment import Deployment, deployment
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """1P1D with quick heartbeats, so that it is soon seen when nothing is left."""
     with deployment(tmp_path_factory.mktemp("target"), scheduler={"heartbeat_s": 0.1}) as one:

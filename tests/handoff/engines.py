@@ -208,8 +208,8 @@ def serve(connection: Connection) -> None:
         "VLLM_CPU_OMP_THREADS_BIND": options.cores,
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU this alone keeps the one rank in this process
-        "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # several ranks: each would import vLLM anew
     }
+    zygote.fork_ranks()
     try:
         if options.prepare is not None:
             options.prepare()
