@@ -1,8 +1,9 @@
 """The order of the test files, and their patience.
 
 Those that share engines come last, folder by folder: a folder's engines live until its process of pytest
-ends, and idle ones take a twentieth of a core each, so what comes after them is slowed down. pytest-xdist
-hands out whole files in this order (--no-loadscope-reorder).
+ends, and idle ones take some hundredths of a core each, so what comes after them is slowed down. Short files
+end it, so that neither process waits for the other. pytest-xdist hands out whole files in this order
+(--no-loadscope-reorder).
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import pytest
 from tests.support import PATIENCE
 
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "chaos", "e2e")
+# Of e2e: minutes each, with engines of their own; then what is not named; then who share the folder's engines.
+LONG_FIRST = ("compose", "continuation", "offline", "store_failures", "silent_drafter", "bad_start", "readme")
+SHARING_LAST = ("failures", "up", "same_answers", "api", "vllm_metrics", "full_disk", "speculation")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,6 +28,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(named.args[0] * PATIENCE), append=False)
 
 
-def _rank(item: pytest.Item) -> int:
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    return 1 + ENGINES_LAST.index(folder) if folder in ENGINES_LAST else 0
+def _rank(item: pytest.Item) -> tuple[int, int]:
+    folder, *_ = item.path.relative_to(Path(__file__).parent).parts
+    name = item.path.stem.removeprefix("test_")
+    within = 0
+    if folder == "e2e" and name in LONG_FIRST:
+        within = LONG_FIRST.index(name) - len(LONG_FIRST)
+    elif folder == "e2e" and name in SHARING_LAST:
+        within = 1 + SHARING_LAST.index(name)
+    return (1 + ENGINES_LAST.index(folder) if folder in ENGINES_LAST else 0), within

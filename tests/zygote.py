@@ -183,10 +183,12 @@ def run_connected(call: str, address: str) -> None:
 
 
 def fork_ranks() -> None:
-    """In a forked process: its engine forks its ranks, too. On a CPU vLLM would have each import it anew."""
+    """In a forked process: vLLM forks its engine and ranks, too. On a CPU each would import vLLM anew."""
+    from vllm.v1.engine import utils
     from vllm.v1.executor import multiproc_executor
 
-    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+    for module in (utils, multiproc_executor):
+        module.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
 def end_all(processes: Sequence[Forked], timeout_s: float) -> None:

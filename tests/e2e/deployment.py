@@ -272,7 +272,6 @@ def stock_vllm(
     if cold:
         popen = _popen([str(PYTHON), "-m", STOCK, *line], log, environment)
     else:
-        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # of its engine
         popen = zygote.shared().start(
             "vllm", f"{__name__}:run_stock", folder, arguments=line, environment=environment
         )

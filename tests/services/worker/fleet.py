@@ -115,7 +115,7 @@ class Fleet:
                 "metrics_port": metrics_port,
                 "worker_id": name,
                 "drain_timeout_s": 20,
-                "scheduler_wait_s": 5,
+                "scheduler_wait_s": 60,
             },
             "handoff": {"staging_mib": 32},
         }
