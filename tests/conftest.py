@@ -15,7 +15,7 @@ import pytest
 from tests.support import PATIENCE
 
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "chaos", "e2e")
-# Of e2e: minutes each, with engines of their own; then what is not named; then who share the folder's engines.
+# Of e2e: minutes each, with engines of their own; what is not named; then who share the folder's engines.
 LONG_FIRST = ("compose", "continuation", "offline", "store_failures", "silent_drafter", "bad_start", "readme")
 SHARING_LAST = ("failures", "up", "same_answers", "api", "vllm_metrics", "full_disk", "speculation")
 
