@@ -174,18 +174,16 @@ plan(
     Plan(
         "short",
         Shape(2, 2, speculation=MTP),
-        DEATHS,
-        "one kill and one hang of each worker role: a part of the tests, not of `all`",
+        ("kill-decode", "hang-prefill"),
+        "one kill and one hang, each of another worker role: a part of the tests, not of `all`",
         seconds=30.0,
         clients=6,
         once=True,
         stages={
-            "kill-prefill": ("handoff",),
-            "hang-prefill": ("prefill",),
             "kill-decode": ("stream",),
-            "hang-decode": ("handoff",),
+            "hang-prefill": ("prefill",),
         },
-        hold_s=dict.fromkeys(("hang-prefill", "hang-decode"), (3.3, 4.0)),
+        hold_s={"hang-prefill": (3.3, 4.0)},
         every=9,
     )
 )

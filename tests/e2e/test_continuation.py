@@ -13,7 +13,7 @@ from tests.support import CALL_S
 
 # `python -m tests.e2e.continuation` takes twenty answers of each feature, and every position.
 ANSWERS = 1
-EVERY = 4
+EVERY = 6
 
 
 @pytest.fixture(scope="module")
@@ -29,4 +29,4 @@ async def test_goes_on(where: Site, feature: Feature) -> None:
         score = await Asker(where, client, EVERY).score(feature, range(ANSWERS))
     print(score)
     assert not score.wrong, score
-    assert score.equal == score.asked > 2
+    assert score.equal == score.asked > 1
