@@ -241,7 +241,7 @@ def test_a_log_folder_that_cannot_be(tmp_path: Path) -> None:
 
 def test_wrong_values_in_the_environment() -> None:
     arguments = ("up", "--model", str(MODEL))
-    assert "parsing value" in fails(*arguments, env={"BATON_ENGINE__EXTRA": "{nope"})
+    assert "is not valid JSON" in fails(*arguments, env={"BATON_ENGINE__EXTRA": "{nope"})
     assert "say ERROR, WARNING" in fails("scheduler", env={"VLLM_LOGGING_LEVEL": "loud"})
 
 
