@@ -477,11 +477,11 @@ def _refuse_unknown_environment() -> None:
         top = keys()
         if section not in top:
             raise ConfigError(
-                f"environment variable {name}: unknown section {section!r}{_suggest(section, top)}"
+                f"environment variable {name}: unknown section {section!r}{suggest(section, top)}"
             )
         if key and key.split("__")[0] not in keys(section):
             raise ConfigError(
-                f"environment variable {name}: unknown key {key!r}{_suggest(key, keys(section))}"
+                f"environment variable {name}: unknown key {key!r}{suggest(key, keys(section))}"
             )
 
 
@@ -514,7 +514,7 @@ def _explain_one(one: dict[str, Any]) -> str:
     if one["type"] == "extra_forbidden":
         # A value may be a secret whose key is misspelt, and so may be what follows `key:` without a blank.
         location[-1] = _UP_TO_A_VALUE.split(location[-1])[0]
-        return f"unknown key {'.'.join(location)!r}{_suggest(location[-1], keys(*location[:-1]))}"
+        return f"unknown key {'.'.join(location)!r}{suggest(location[-1], keys(*location[:-1]))}"
     where = ".".join(location)
     if one["type"] == "model_type":
         return f"{where} is a section: it must be a mapping of keys ({', '.join(keys(*location))})"
@@ -542,7 +542,8 @@ def _may_be_shown(location: list[str], value: Any) -> bool:
     return False
 
 
-def _suggest(word: str, allowed: list[str]) -> str:
+def suggest(word: str, allowed: list[str]) -> str:
+    """The end of a message: what may have been meant, and all that is allowed."""
     close = difflib.get_close_matches(word, allowed, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{hint}; allowed: {', '.join(allowed)}"

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from baton.services.config import EngineSettings
+from baton.services.config import EngineSettings, suggest
 from baton.services.errors import ConfigError, StartError
 
 VLLM_VERSION = "0.32.0"  # the one whose internals we lean on; another one is refused at start
@@ -79,7 +79,7 @@ def check_model(settings: EngineSettings) -> None:
 def check_parser(key: str, name: str, known: Iterable[str]) -> None:
     """Raises ConfigError unless vLLM has the parser that `key` names."""
     if name not in (known := sorted(known)):
-        raise ConfigError(f"{key}: vLLM has no parser {name!r}; allowed: {', '.join(known)}")
+        raise ConfigError(f"{key}: vLLM has no parser {name!r}{suggest(name, known)}")
 
 
 def import_parsers(key: str, plugin: str) -> None:

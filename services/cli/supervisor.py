@@ -80,8 +80,8 @@ class Report(Protocol):
     def ready(self) -> None:
         """Everything answers. Called once."""
 
-    def ending(self) -> None:
-        """The processes are asked to end."""
+    def ending(self, drain_s: float) -> None:
+        """The processes are asked to end; streams that run have so many seconds, 0 where there are none."""
 
     def ended(self) -> None:
         """No process is left."""
@@ -143,6 +143,11 @@ class Supervisor:
                 self.say(part.name, f"ready: {event.detail}")
 
     @property
+    def serves(self) -> bool:
+        """Whether there may be streams that run."""
+        return any(part.proven for part in self.parts if part.name == "router")
+
+    @property
     def waiting_for(self) -> list[str]:
         return [part.name for part in self.parts if not part.ready]
 
@@ -184,12 +189,15 @@ def supervise(
     watcher = processes.spawn("watcher", lambda: watch(peers.scheduler.address, health, theirs), folder)
 
     def end() -> None:
-        report.ending()
+        report.ending(settings.router.drain_timeout_s if supervisor.serves else 0.0)
         processes.stop_all([watcher], 1.0)
         supervisor.stop()
 
     try:
         _start_scheduler(supervisor, settings)
+        if not Path(settings.engine.model).exists():
+            supervisor.say("model", "no folder of this name is here: Hugging Face is asked for it")
+        supervisor.say("engine", "loading the code; longest the first time")
         with _left_on_signals(stops, end, report.ended):
             _preload(settings)
             # What vLLM would refuse, before anybody loads a model.
@@ -350,10 +358,12 @@ def _check_port(key: str, host: str, port: int) -> None:
             return
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-            raise StartError(f"{key}: cannot listen on {host}: this machine has no such address") from None
+            where = key.replace("router.port", "router.host")
+            raise StartError(f"{where}: cannot listen on {host}: this machine has no such address") from None
+        # Not its own text, which repeats the address as a tuple.
         raise StartError(
-            f"{key}: cannot listen on {addresses.join(host, port)}: {error.strerror}; "
-            "choose another or end who uses it"
+            f"{key}: cannot listen on {addresses.join(host, port)}: {os.strerror(error.errno or 0)}; "
+            "choose another port or end who uses it"
         ) from None
 
 

@@ -41,13 +41,9 @@ class _Terminal:
     def ready(self) -> None:
         print(_banner(self._settings), flush=True)
 
-    def ending(self) -> None:
-        drain_s = self._settings.router.drain_timeout_s
-        print(
-            f"\n  ending: streams that run have {drain_s:g} s (router.drain_timeout_s); "
-            "Ctrl-C again ends all at once",
-            flush=True,
-        )
+    def ending(self, drain_s: float) -> None:
+        streams = f": streams that run have {drain_s:g} s (router.drain_timeout_s)" if drain_s else ""
+        print(f"\n  ending{streams}; Ctrl-C again ends all at once", flush=True)
 
     def ended(self) -> None:
         print("  ended: no process is left", flush=True)

@@ -54,7 +54,8 @@ async def _look(client: SchedulerClient, health_url: str) -> list[Seen]:
         description = await client.describe()
     except SchedulerError:
         return []
-    found = [Seen("scheduler", f"store {description.store}")]
+    away = description.store_problem and f", AWAY, going on from memory: {description.store_problem}"
+    found = [Seen("scheduler", f"store {description.store}{away}")]
     for worker in description.workers:
         if worker.state == pb.WORKER_STATE_READY:
             capacity = worker.identity.capacity

@@ -63,8 +63,9 @@ class _Events:
     def ready(self) -> None:
         self.send("ready")
 
-    def ending(self) -> None:
+    def ending(self, drain_s: float) -> None:
         """The owner knows: it asked, or it will hear why."""
+        del drain_s
 
     def ended(self) -> None:
         self.send("ended")

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import os
 import signal
 import socket
 import uuid
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, cast
 
 from baton.addresses import join
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 # Idle connections are kept longer than load balancers and clients usually keep theirs (60 s), so that it is
 # they who close: a request that meets our own closing is lost to its sender.
 KEEP_ALIVE_S = 75
+TOLD_S = 2.0  # for the last words to clients whose time is up
 _BACKLOG = 2048
 # Young objects between two collections. The default of 700 collects every few tokens of 64 streams.
 _GC_THRESHOLDS = (50_000, 20, 50)
@@ -107,7 +110,8 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
             max_model_len=config.model_config.max_model_len,
             block_size=settings.engine.block_size or 0,
         )
-        llm = vllm_frontend.RelayLLM(config, RelayClient(parts, limits), cluster, settings.engine)
+        client = RelayClient(parts, limits)
+        llm = vllm_frontend.RelayLLM(config, client, cluster, settings.engine)
         watching = spawn(cluster.watch(), "snapshots of the cluster")
         learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
         try:
@@ -120,7 +124,7 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
             app = await vllm_frontend.build_http_app(
                 llm, args, settings.router.max_sequences, door if keys else None
             )
-            await _serve_http(app, sock, settings, metrics.refused)
+            await _serve_http(app, sock, settings, metrics.refused, client.end_all)
         finally:
             learning.cancel()
             await stop(watching)
@@ -136,9 +140,16 @@ async def _learn(llm: Any, cluster: ClusterView) -> None:
 
 
 async def _serve_http(
-    app: Any, sock: socket.socket, settings: Settings, refused: Callable[[str], None]
+    app: Any,
+    sock: socket.socket,
+    settings: Settings,
+    refused: Callable[[str], None],
+    end_all: Callable[[], None],
 ) -> None:
-    """Until a signal: then accept nothing, let streams end in their time. A second Ctrl-C ends them."""
+    """Until a signal: then accept nothing and let streams end in their time; `end_all` ends the others.
+
+    A second Ctrl-C ends them at once.
+    """
     import uvicorn
 
     from baton.services.router.connections import HttpLimits, affordable_connections, connections
@@ -151,6 +162,11 @@ async def _serve_http(
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.handle_exit, number, None)
             yield
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if not self.should_exit:
+                asyncio.get_running_loop().call_later(router.drain_timeout_s, end_all)
+            super().handle_exit(sig, frame)
 
     router = settings.router
     limits = HttpLimits(
@@ -167,7 +183,7 @@ async def _serve_http(
         access_log=settings.router.log_level == "debug",
         backlog=_BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(settings.router.drain_timeout_s),
+        timeout_graceful_shutdown=math.ceil(settings.router.drain_timeout_s + TOLD_S),
     )
     server = Server(config)
     app.state.server = server

@@ -121,6 +121,11 @@ class Relay:
         if self._task is not None:
             self._task.cancel()
 
+    def end(self) -> None:
+        """The router ends before the request does: the client is told so."""
+        if not self.state.over and self._task is not None:
+            self._task.cancel()
+
     async def _run(self) -> None:
         state = self.state
         try:
@@ -131,7 +136,7 @@ class Relay:
         except RequestFailed as error:
             self._fail(error)
         except asyncio.CancelledError:
-            if not state.over:  # not by abort(): the router ends
+            if not state.over:  # not by abort()
                 self._fail(AttemptsExhausted("the router is ending"))
             raise
         finally:

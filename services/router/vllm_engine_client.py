@@ -120,6 +120,11 @@ class RelayClient(EngineCoreClient):
         del timeout
         self.abort(list(self._relays))
 
+    def end_all(self) -> None:
+        """The time of those that still run is up: their clients are told that the router is ending."""
+        for relay in list(self._relays.values()):
+            relay.end()
+
     def dp_engines_running(self) -> bool:
         return bool(self._relays)
 

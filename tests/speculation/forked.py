@@ -37,7 +37,8 @@ class _Log:
     def ready(self) -> None:
         print("Ready.", flush=True)
 
-    def ending(self) -> None:
+    def ending(self, drain_s: float) -> None:
+        del drain_s
         print("ending", flush=True)
 
     def ended(self) -> None:

@@ -462,6 +462,31 @@ async def test_sigterm_lets_streams_end(starter: Starter, model: Path, tmp_path:
     assert "Traceback" not in site.process.text
 
 
+async def test_a_stream_that_outlasts_the_drain_is_told(
+    starter: Starter, model: Path, tmp_path: Path
+) -> None:
+    site = Site(starter, model, tmp_path, drain_timeout_s=0.3)
+    async with (
+        site.scheduler() as members,
+        httpx.AsyncClient(base_url=site.url, timeout=START_S) as http,
+    ):
+        _, decode = await pair(members, step_s=0.05)
+        await placeable(http)
+        async with http.stream("POST", "/v1/completions", json=body(200, stream=True)) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            site.process.terminate()
+            *_, error, done = [line.removeprefix("data: ") async for line in lines if line]
+        assert done == "[DONE]"
+        assert (json.loads(error)["error"]["code"], json.loads(error)["error"]["message"]) == (
+            503,
+            "the router is ending",
+        )
+        assert len(decode.seen.aborts) == 1
+        assert await asyncio.to_thread(site.process.wait, END_S) == 0
+    assert "Traceback" not in site.process.text
+
+
 async def test_a_request_that_takes_too_long(starter: Starter, model: Path, tmp_path: Path) -> None:
     site = Site(starter, model, tmp_path, request_timeout_s=0.5, api_key="s3cret")
     async with (
