@@ -10,7 +10,7 @@ from tests.checkpoints import tiny_qwen2
 from tests.services.worker.fleet import Fleet, Worker, fleet
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("workers")
     model = tiny_qwen2(folder / "tiny")
@@ -18,11 +18,11 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield started
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def prefill(workers: Fleet) -> Worker:
     return workers.started("prefill")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def mixed(workers: Fleet) -> Worker:
     return workers.started("mixed")
