@@ -15,7 +15,7 @@ from baton.protos import worker_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from tests.services.worker.fleet import START_TIMEOUT_S, Fleet, Worker
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
-from tests.support import eventually, free_port
+from tests.support import PATIENCE, eventually, free_port
 
 
 async def registered(fleet: Fleet) -> dict[str, scheduler_pb2.WorkerStatus]:
@@ -191,9 +191,9 @@ def test_another_model_is_refused_in_seconds(workers: Fleet, mixed: Worker, tmp_
     began = time.monotonic()
     worker = workers.start("decode", engine={"model": str(other)})
     assert worker.ended() == 1
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 5 * PATIENCE
     assert "fingerprint" in worker.error
-    assert mixed.name in worker.error
+    assert mixed.name in worker.error or "(worker mixed-" in worker.error  # one that died is known for a lease
 
 
 def test_a_scheduler_that_is_away_is_an_error_in_time(workers: Fleet) -> None:
