@@ -193,7 +193,8 @@ def test_another_model_is_refused_in_seconds(workers: Fleet, mixed: Worker, tmp_
     assert worker.ended() == 1
     assert time.monotonic() - began < 5 * PATIENCE
     assert "fingerprint" in worker.error
-    assert mixed.name in worker.error or "(worker mixed-" in worker.error  # one that died is known for a lease
+    # Any that is there; one that died is known for a lease.
+    assert mixed.name in worker.error or "(worker mixed-" in worker.error
 
 
 def test_a_scheduler_that_is_away_is_an_error_in_time(workers: Fleet) -> None:
