@@ -100,7 +100,7 @@ def broken_model(folder: Path, **config: Any) -> str:
 def test_nothing_is_printed_after_the_line() -> None:
     """Cold, as the interpreter's ordinary end would let the libraries tell what they leaked."""
     said = fails(*worker("router", "--port", str(free_port()), "--tool-call-parser", "nope"))
-    assert "engine.tool_call_parser: vLLM has no parser 'nope'; allowed:" in said
+    assert "engine.tool_call_parser: vLLM has no parser 'nope'" in said
 
 
 @pytest.mark.parametrize(
