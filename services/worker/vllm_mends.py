@@ -276,7 +276,7 @@ MENDS = (
         wrong="its first call, which is to compile the n-gram search, has no request in it and compiles "
         "nothing: the first request waits some seconds for that, and all others of the engine with it; and "
         "numba, when it first runs, sets OpenMP to as many threads as the machine has cores, whatever the "
-        "engine was told to use: on one core two wait for each other in every operator, 20 times as long",
+        "engine was told to use: on one core two wait for each other in every operator, 30 times as long",
         until="vLLM's NgramProposer compiles when it is made, and puts the number of threads back",
         place=_place_of_ngrams,
         parameters=("self", "vllm_config"),
