@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import functools
 
 import httpx
 import pytest
@@ -30,15 +30,11 @@ def figures(one: Deployment) -> dict[str, dict[str, float]]:
 
 
 def told(one: Deployment, *path: str) -> dict[str, float]:
-    """Worker -> what `baton status --json` says of its load; a number that is 0 is left out there."""
-    loads = {w["identity"]["worker_id"]: w["load"] for w in one.status()["workers"]}
-    found = {}
-    for name, load in loads.items():
-        value: object = load
-        for key in path:
-            value = value.get(key, 0) if isinstance(value, Mapping) else 0
-        found[name] = float(str(value))
-    return found
+    """Worker -> what the scheduler says of its load. Asked directly: requests end while a command starts."""
+    return {
+        worker.identity.worker_id: float(functools.reduce(getattr, path, worker.load))
+        for worker in one.describe().workers
+    }
 
 
 @pytest.mark.timeout(120)

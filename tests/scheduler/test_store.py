@@ -280,18 +280,17 @@ async def test_reserving_sweeps_and_says_how_many(store: Store) -> None:
     await register(store, "m", max_num_seqs=1)
     view = await store.view()
     expired = 0
-    for number in range(2):  # on a machine that stands still for a moment the second one sweeps the first
-        booked = await store.reserve(claim_on(view, need(f"short{number}", prompt=1), "m"), 0.02)
-        expired += booked.expired
 
-    async def room() -> bool:
+    async def swept(request_id: str, lease_s: float) -> bool:
         nonlocal expired
-        result = await store.reserve(claim_on(view, need("new", prompt=1), "m"), LEASE_S)
-        expired += result.expired
-        return result.outcome is BOOKED
+        expired += (await store.reserve(claim_on(view, need(request_id, prompt=1), "m"), lease_s)).expired
+        return expired >= 2
 
-    await until(room)
+    for number in range(2):  # on a machine that stands still for a moment the second one sweeps the first
+        await swept(f"short{number}", 0.02)
+    await until(lambda: swept("new", LEASE_S))  # booked once, then refused: that sweeps as well
     assert expired == 2
+    assert (await store.view()).live_attempts == 1
 
 
 async def test_bookings_outlive_their_workers_registration(store: Store) -> None:

@@ -74,7 +74,8 @@ def test_a_file_of_somebody_else(file: Path) -> None:
 def test_everybody_can_read_it(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     file.write_text("c4nary")
     file.chmod(0o644)
-    assert credentials.api_keys(RouterSettings(api_key_file=str(file))) == ["c4nary"]
+    with caplog.at_level(logging.WARNING, credentials.__name__):
+        assert credentials.api_keys(RouterSettings(api_key_file=str(file))) == ["c4nary"]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert str(file) in record.getMessage()
