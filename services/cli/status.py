@@ -29,17 +29,32 @@ def run_status(address: str, *, as_json: bool, watch: bool) -> None:
     """Print the deployment's state once, or every second. Raises SchedulerUnavailable."""
     if as_json:
         print(json.dumps(MessageToDict(_describe(address), preserving_proto_field_name=True), indent=2))
-    elif watch:
+    elif not watch:
+        _print(address)
+    elif _can_be_painted_over():
         # All of it, also where it is higher than the terminal.
         with Live(auto_refresh=False, vertical_overflow="visible") as live:
             while True:
                 live.update(render(_describe(address), live.console.width), refresh=True)
                 time.sleep(WATCH_S)
     else:
-        # A pipe has no width: nothing is left out there.
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-        # As wide as it comes: an id that is longer than the terminal is wrapped by it, not cut by us.
-        Console(width=UNLIMITED, highlight=False).print(render(_describe(address), width))
+        while True:
+            _print(address)
+            time.sleep(WATCH_S)
+
+
+def _print(address: str) -> None:
+    # A pipe has no width: nothing is left out there.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+    # As wide as it comes: an id that is longer than the terminal is wrapped by it, not cut by us.
+    Console(width=UNLIMITED, highlight=False).print(render(_describe(address), width))
+    sys.stdout.flush()
+
+
+def _can_be_painted_over() -> bool:
+    """Whether the output is a terminal with a cursor: not a pipe, a file, or TERM=dumb."""
+    console = Console()
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def run_drain(address: str, worker: str) -> None:

@@ -7,7 +7,8 @@ import os
 import pty
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +28,7 @@ def scheduler() -> Iterator[str]:
         eventually(lambda: listening(int(address.rpartition(":")[2])), 60, "the scheduler listens")
         yield address
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(CALL_S) == 0
     finally:
         process.kill()
         process.wait(10)
@@ -40,25 +41,47 @@ def scheduler() -> Iterator[str]:
 )
 def test_one_signal_ends_what_a_script_started(scheduler: str, how: signal.Signals, status: int) -> None:
     """A shell without job control starts what is behind `&` with SIGINT ignored."""
-    screen, theirs = pty.openpty()  # to a file it shows nothing before its end
-    os.set_blocking(screen, False)
-    command = [*IGNORING, BATON, "status", "--watch", "--scheduler", scheduler]
-    process = subprocess.Popen(command, stdout=theirs)
-    try:
-        eventually(lambda: b"requests in flight" in read(screen), 60, "it shows something")
+    with watching(scheduler, by=IGNORING) as (process, shown):
+        eventually(lambda: b"requests in flight" in shown(), 60, "it shows something")
         process.send_signal(how)
-        assert process.wait(20) == status
-    finally:
-        process.kill()
-        process.wait(10)
-        os.close(theirs)
-        os.close(screen)
+        assert process.wait(CALL_S) == status
 
 
-def read(screen: int) -> bytes:
-    with contextlib.suppress(BlockingIOError):
-        return os.read(screen, 1 << 16)
-    return b""
+@pytest.mark.parametrize("where", ["xterm", "dumb", "file"])
+def test_each_look_is_shown_as_it_is_taken(scheduler: str, where: str, tmp_path: Path) -> None:
+    """On a terminal that can paint over the last one, on one that cannot, and in a file."""
+    file = tmp_path / "shown" if where == "file" else None
+    with watching(scheduler, where, file) as (_, shown):
+        eventually(lambda: shown().count(b"requests in flight") >= 2, 60, "it shows two of them")
+
+
+@contextlib.contextmanager
+def watching(
+    scheduler: str, terminal: str = "xterm", file: Path | None = None, by: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], bytes]]]:
+    """`baton status --watch` on a terminal, or writing to a file; all that it has shown."""
+    screen, theirs = pty.openpty()
+    os.set_blocking(screen, False)
+    seen = bytearray()
+
+    def shown() -> bytes:
+        if file:
+            return file.read_bytes()
+        with contextlib.suppress(BlockingIOError):
+            seen.extend(os.read(screen, 1 << 16))
+        return bytes(seen)
+
+    with contextlib.ExitStack() as ends:
+        ends.callback(os.close, screen)
+        ends.callback(os.close, theirs)
+        process = subprocess.Popen(
+            [*by, BATON, "status", "--watch", "--scheduler", scheduler],
+            stdout=ends.enter_context(file.open("wb")) if file else theirs,
+            env={**os.environ, "TERM": terminal},
+        )
+        ends.callback(process.wait, CALL_S)
+        ends.callback(process.kill)
+        yield process, shown
 
 
 def test_it_tells_its_version_and_vllms() -> None:
