@@ -8,6 +8,7 @@ end it, so that neither process waits for the other. pytest-xdist hands out whol
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "chaos", "e2e")
 # Of e2e: minutes each, with engines of their own; what is not named; then who share the folder's engines.
 LONG_FIRST = ("compose", "continuation", "offline", "store_failures", "silent_drafter", "bad_start", "readme")
 SHARING_LAST = ("failures", "up", "same_answers", "api", "vllm_metrics", "full_disk", "speculation")
+
+
+# What tests import, vLLM among it, is looked through no more: neither now nor in each later collection.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

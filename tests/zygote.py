@@ -282,6 +282,10 @@ def _preload() -> None:
         warnings.simplefilter("ignore")
         lifecycle.preload()
         app.preload()
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        EngineArgs.add_cli_args(FlexibleArgumentParser())  # vLLM keeps what it took half a second to find out
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page that the children share
 

@@ -23,6 +23,7 @@ from baton.scheduler.tasks import spawn, stop
 from baton.services import credentials, logs
 from baton.services.config import Settings
 from baton.services.errors import StartError
+from baton.services.imports import import_all
 from baton.services.leave import leave_on_signals
 from baton.services.router.cluster import ClusterView
 from baton.services.vllm_args import VLLM_VERSION, check_model, check_version, served_model_name
@@ -37,13 +38,21 @@ TOLD_S = 2.0  # for the last words to clients whose time is up
 _BACKLOG = 2048
 # Young objects between two collections. The default of 700 collects every few tokens of 64 streams.
 _GC_THRESHOLDS = (50_000, 20, 50)
+# With what vLLM's app imports only when it is built.
+_HEAVY = (
+    "baton.services.router.vllm_frontend",
+    "model_hosting_container_standards.sagemaker",
+    "vllm.entrypoints.generate.structured_decisions.api_router",
+    "vllm.entrypoints.openai.responses.api_router",
+    "vllm.entrypoints.scale_out.render.api_router",
+    "vllm.entrypoints.serve.profile.api_router",
+    "vllm.entrypoints.serve.tokenize.api_router",
+)
 
 
 def preload() -> None:
     """Import what takes seconds. For a process that forks routers: starts no thread and no loop."""
-    from baton.services.router import vllm_frontend
-
-    del vllm_frontend
+    import_all(_HEAVY)
 
 
 def run_router(settings: Settings) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 import socket
@@ -16,6 +15,7 @@ from baton.services import logs
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.errors import StartError
+from baton.services.imports import import_all
 from baton.services.leave import leave
 from baton.services.vllm_args import check_model, check_version
 from baton.services.worker import roles
@@ -34,9 +34,13 @@ _HEAVY = (
     "vllm.engine.arg_utils",
     "vllm.v1.engine.core",
     "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.gpu_worker",
     "vllm.v1.worker.gpu_model_runner",
+    "vllm.v1.spec_decode.ngram_proposer",
     "vllm.v1.structured_output.backend_xgrammar",
+    "vllm.model_executor.layers.quantization.online.base",
     "baton.handoff.vllm_connector",
+    "baton.kernels.kv_pack.reference",
     "baton.services.worker.node",
     "baton.services.worker.servicer",
 )
@@ -47,8 +51,7 @@ def preload() -> None:
 
     Starts no thread and opens no connection: neither survives a fork.
     """
-    for name in _HEAVY:
-        importlib.import_module(name)
+    import_all(_HEAVY)
 
 
 def run_worker(settings: Settings, role: str) -> None:

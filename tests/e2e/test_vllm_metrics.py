@@ -67,23 +67,27 @@ def test_the_counters_are_the_engines(one_pair: Deployment) -> None:
     eventually(lambda: idle(one_pair), 20, "the deployment is idle")
     prefill, decode = (one_pair.workers(role)[0]["identity"]["worker_id"] for role in ("prefill", "decode"))
 
-    def ask_and_see() -> dict[str, dict[str, float]]:
-        one_pair.client().completions.create(model=MODEL_NAME, prompt="Twice the same. " * 20, max_tokens=40)
-        eventually(lambda: idle(one_pair), 20, "the deployment is idle")
-        counted = told(one_pair, "counts", "prefix_queries")
-        return eventually(
-            lambda: (now := figures(one_pair))["vllm:prefix_cache_queries_total"] == counted and now,
-            20,
-            "the router shows the workers' counters",
-        )
+    def drafts(now: dict[str, dict[str, float]]) -> float:
+        return now["vllm:spec_decode_num_drafts_total"][decode]
 
-    first, second = ask_and_see(), ask_and_see()
+    def ask_and_see(before: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        one_pair.client().completions.create(model=MODEL_NAME, prompt="Twice the same. " * 20, max_tokens=40)
+
+        def shown() -> dict[str, dict[str, float]] | None:
+            counted, now = told(one_pair, "counts", "prefix_queries"), figures(one_pair)
+            all_of_it = drafts(now) > drafts(before) and idle(one_pair)
+            return now if all_of_it and now["vllm:prefix_cache_queries_total"] == counted else None
+
+        found = eventually(shown, 20, "the router shows the workers' counters, with this request's")
+        assert found is not None
+        return found
+
+    first = ask_and_see(figures(one_pair))
+    second = ask_and_see(first)
     for name in ("vllm:prefix_cache_hits_total", "vllm:prompt_tokens_cached_by_source_total"):
         assert second[name][prefill] >= first[name][prefill] + 64, name  # two blocks
     assert second["vllm:external_prefix_cache_hits_total"][decode] > 0
     assert second["vllm:external_prefix_cache_hits_total"][prefill] == 0
-    drafts = [one["vllm:spec_decode_num_drafts_total"][decode] for one in (first, second)]
-    assert drafts[1] > drafts[0]
     assert second["vllm:spec_decode_num_accepted_tokens_total"] == {
         prefill: 0,
         decode: second["vllm:spec_decode_num_accepted_tokens_per_pos_total"][decode],
