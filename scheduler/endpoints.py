@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -16,6 +17,16 @@ from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.tasks import spawn, stop
 
 PROBE_S = 1.0  # s between probes of one that does not answer, while another does; and a probe's deadline
+
+
+# What gRPC puts before the reason: "failed to connect to all addresses; last error: UNKNOWN: ipv4:ADDRESS: ".
+_BEFORE_REASON = re.compile(r"^failed to connect to all addresses; last error: ([A-Z_]+: )?(ipv[46]:\S+: )?")
+
+
+def _in_short(details: str) -> str:
+    """The reason in what gRPC says of a call that failed."""
+    reason = _BEFORE_REASON.sub("", details)
+    return f"what listens there is none: {reason}" if "HTTP/2" in reason else reason
 
 
 class _Endpoint:
@@ -68,7 +79,7 @@ class Endpoints:
                 raise Refused(details) from None
             endpoint.answering = False
             raise SchedulerUnavailable(
-                f"scheduler at {endpoint.address} does not answer ({details}); "
+                f"scheduler at {endpoint.address} does not answer ({_in_short(details)}); "
                 "is it up, is the address right?"
             ) from None
         endpoint.answering = True

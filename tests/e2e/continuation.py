@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,11 +27,12 @@ from typing import Any
 import httpx
 import yaml
 
+from tests import zygote
 from tests.e2e.cutting import Cutter, cutter
 from tests.e2e.deployment import ENGINE, MODEL_NAME, status_of
 from tests.e2e.features import ANSWERS, FEATURES, Feature, difference, plain_body, whole
 from tests.services.worker.fleet import fleet
-from tests.support import BATON, ROOT, eventually, free_port
+from tests.support import CALL_S, eventually, free_port
 
 THINK_END = "."  # this token of the demo model's becomes `</think>`: it ends the first sentence
 ROLES = ("prefill", "decode", "decode")
@@ -127,13 +127,12 @@ def _router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> 
     file = folder / "router.yaml"
     settings = {"engine": engine, "scheduler": scheduler, "router": {"port": port}}
     file.write_text(yaml.safe_dump(settings))
-    with (folder / "router.log").open("wb") as log:
-        process = subprocess.Popen([BATON, "router", "--config", file], stdout=log, stderr=log, cwd=ROOT)
+    process = zygote.shared().baton("router", ["router", "--config", str(file)], folder)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(CALL_S)
 
 
 class Asker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import yaml
 from tests.checkpoints import tiny_qwen2
 from tests.e2e.deployment import START_S, deployment, status_of
 from tests.e2e.test_bad_start import fails
+from tests.e2e.test_up import family, gone
 from tests.support import BATON, CALL_S, ROOT, eventually, free_port, redis_server
 
 CANARY = "c4nary"
@@ -31,7 +33,10 @@ def titles(pid: int) -> list[str]:
 
 @pytest.mark.timeout(240)
 def test_nothing_shows_them(tmp_path: Path) -> None:
-    """On the command line, the worst place, of `baton up` as a person starts it; and a store that fails."""
+    """On the command line, the worst place, of `baton up` as a person starts it; and a store that fails.
+
+    Ctrl-C leaves no process behind.
+    """
     model = tiny_qwen2(tmp_path / "model")
     redis_port = free_port()
     with deployment(tmp_path / "up", cold=True) as one:
@@ -70,7 +75,10 @@ def test_nothing_shows_them(tmp_path: Path) -> None:
         with redis_server(redis_port, "another"):
             eventually(lambda: "refused the password" in one.describe().store_problem, 20, "it is refused")
             seen += titles(pid)
-        assert process.end(60) == 0
+        all_of_it = family(pid)
+        process.popen.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        eventually(lambda: gone(all_of_it), 10, f"all of {all_of_it} have ended")
         said = [process.text, status.stdout, status.stderr, *(log.read_text() for log in logs.iterdir())]
     assert len(said) == len(PARTS) + 3
     for text in (*seen, *said):

@@ -41,7 +41,8 @@ def listen_everywhere(one: Deployment) -> None:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
 def test_no_process_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
-    with deployment(tmp_path / how.name, cold=how is signal.SIGINT) as one:
+    """As a person starts it: test_secrets.py."""
+    with deployment(tmp_path / how.name) as one:
         if how is signal.SIGTERM:
             listen_everywhere(one)
         one.up()

@@ -586,3 +586,23 @@ async def test_calls_end_when_nobody_is_there() -> None:
         with pytest.raises(SchedulerUnavailable, match=f"scheduler at {address} does not answer"):
             await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
         assert time.monotonic() - began < 1.5
+
+
+async def test_who_listens_in_its_place_is_told_from_nobody() -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    async with SchedulerClient(nobody) as client:
+        with pytest.raises(SchedulerUnavailable, match=r"not answer \([^:;]*: Connection refused\); is"):
+            await client.describe()
+    speaks_http = await asyncio.start_server(an_http_server, "127.0.0.1", 0)
+    port = speaks_http.sockets[0].getsockname()[1]
+    async with speaks_http, SchedulerClient(f"127.0.0.1:{port}") as client:
+        with pytest.raises(SchedulerUnavailable, match=r"\(what listens there is none: [^;]*HTTP/2"):
+            await client.describe()
+
+
+async def an_http_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As a router answers who speaks gRPC to it."""
+    await reader.readuntil(b"\r\n")
+    writer.write(b"HTTP/1.1 505 HTTP Version Not Supported\r\nContent-Length: 0\r\n\r\n")
+    await writer.drain()
+    writer.close()
