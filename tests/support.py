@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,10 +39,20 @@ def eventually(look: Callable[[], T], timeout_s: float, what: str, every_s: floa
         time.sleep(every_s)
 
 
+# Each process of pytest has ports of its own, below those that the kernel gives to whoever asks for any.
+_PORTS_EACH = 4_000
+_first_port = 10_000 + _PORTS_EACH * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5)
+_ports = (_first_port + number % _PORTS_EACH for number in itertools.count(os.getpid()))
+
+
 def free_port() -> int:
-    """A loopback TCP port that nobody uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A loopback TCP port that nobody uses now, and that nobody else is given before it is used."""
+    for port in itertools.islice(_ports, _PORTS_EACH):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def listening(port: int) -> bool:
@@ -50,7 +62,7 @@ def listening(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-@contextmanager
+@contextlib.contextmanager
 def redis_server(port: int, password: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """A real redis-server on loopback, without persistence, ended at the end."""
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
