@@ -286,8 +286,7 @@ def _preload() -> None:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         EngineArgs.add_cli_args(FlexibleArgumentParser())  # vLLM keeps what it took half a second to find out
-    gc.collect()
-    gc.freeze()  # the collector would touch, and so copy, every page that the children share
+    gc.freeze()
 
 
 def _call(command: dict[str, Any]) -> Callable[[], None]:

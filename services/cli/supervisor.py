@@ -11,7 +11,6 @@ asks the others how far they are).
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import signal
 import socket
@@ -247,8 +246,6 @@ def _preload(settings: Settings) -> None:
 
     lifecycle.preload()
     app.preload()
-    gc.collect()
-    gc.freeze()  # the collector would touch, and so copy, every page that the children share
 
 
 def _worker(settings: Settings, name: str, role: str, where: devices.Devices) -> Callable[[], None]:

@@ -108,7 +108,7 @@ class Compose:
                 done = host.run(check["test"][1:], 60, env=environment, cwd=ROOT)
                 return done.returncode == 0
 
-            eventually(healthy, timeout_s, f"{host.name} is healthy", every_s=0.5)
+            eventually(healthy, timeout_s, f"{host.name} is healthy", every_s=1.0)
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """A request to the router's container, from the machine that publishes its port."""
