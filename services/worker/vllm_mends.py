@@ -12,6 +12,8 @@ vllm.v1.spec_decode.ngram_proposer.NgramProposer (`__init__`, `propose`, k, max_
 batch_propose_numba and _find_longest_matched_ngram_and_propose_tokens;
 torch.cpu._init_amx, and torch.cpu._is_amx_tile_supported, which vLLM asks by this name before it chooses
 kernels that use AMX's tiles; vllm.model_executor.models.registry._run_in_subprocess;
+vllm.v1.sample.sampler.batched_count_greater_than and
+vllm.model_executor.layers.vocab_parallel_embedding.get_masked_input_and_mask, which torch.compile wraps;
 torch.distributed's ProcessGroupGloo and its _Options (_devices, _threads, _timeout).
 """
 
@@ -243,6 +245,27 @@ def _gloo(shipped: Callable[..., Any]) -> Callable[..., Any]:
     return __init__
 
 
+def _place_of_ranks() -> tuple[Any, str]:
+    from vllm.v1.sample import sampler
+
+    return sampler, "batched_count_greater_than"
+
+
+def _place_of_masks() -> tuple[Any, str]:
+    from vllm.model_executor.layers import vocab_parallel_embedding
+
+    return vocab_parallel_embedding, "get_masked_input_and_mask"
+
+
+def _uncompiled(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    plain = inspect.unwrap(shipped)  # what torch.compile was given
+
+    def uncompiled(*args: Any) -> Any:
+        return plain(*args)
+
+    return uncompiled
+
+
 MENDS = (
     Mend(
         wrong="temperature, top-k and top-p of requests with drafts are written into a copy, but for int64: "
@@ -310,5 +333,28 @@ MENDS = (
         place=_place_of_gloo,
         parameters=("self", "store", "rank", "size", "options"),
         mended=_gloo,
+    ),
+    Mend(
+        wrong="a comparison and a sum, compiled when somebody first asks for log-probabilities: all streams "
+        "of the engine stand still for seconds, in which Dynamo traces, processes that import torch start, "
+        "and a C++ compiler runs",
+        until="vLLM counts ranks without torch.compile on a CPU",
+        place=_place_of_ranks,
+        parameters=("x", "values"),
+        mended=_uncompiled,
+    ),
+    Mend(
+        wrong="the same of some integers, in the first step of each rank of several",
+        until="vLLM masks tokens of other ranks without torch.compile on a CPU",
+        place=_place_of_masks,
+        parameters=(
+            "input_",
+            "org_vocab_start_index",
+            "org_vocab_end_index",
+            "num_org_vocab_padding",
+            "added_vocab_start_index",
+            "added_vocab_end_index",
+        ),
+        mended=_uncompiled,
     ),
 )

@@ -18,7 +18,7 @@ from tests.e2e.prompts import prompts
 from tests.e2e.test_failures import ask
 from tests.support import BATON, CALL_S, ROOT, eventually
 
-FLIPS = 12
+FLIPS = 8
 AT_ONCE = 6  # requests
 ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 
@@ -142,7 +142,7 @@ async def test_the_scheduler_balances_by_itself(tmp_path_factory: pytest.TempPat
                 await ask(client, [draw.randrange(10, 500) for _ in range(900)], max_tokens=2)
 
         async with one.async_client() as client:
-            load = [asyncio.create_task(read_only(client)) for _ in range(24)]
+            load = [asyncio.create_task(read_only(client)) for _ in range(12)]
             await asyncio.to_thread(eventually, changed, 60, "a decode worker reads prompts")
             stop.set()
             await asyncio.gather(*load)

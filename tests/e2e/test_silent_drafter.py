@@ -20,7 +20,7 @@ ENGINE = {
     "model": str(DEMO / "weights-mtp"),
     "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
 }
-REQUESTS = 120  # the alarm needs 64, and 200 drafts
+REQUESTS = 84  # the alarm needs 64, and 200 drafts
 MAX_TOKENS = 24
 
 
@@ -67,7 +67,7 @@ def first_acceptance(answers: list[Any]) -> float:
     """Accepted share of the first drafted position over all answers."""
     told = [answer.usage.baton for answer in answers]
     steps = sum(one["draft_steps"] for one in told)
-    assert steps > 400
+    assert steps > 250
     return (
         sum(one["draft_steps"] * one["acceptance_by_position"][0] for one in told if one["draft_steps"])
         / steps
@@ -116,7 +116,7 @@ def test_a_drafter_whose_state_came_along_raises_no_alarm(
             # handoff may count as one that had a draft.
             assert answer.usage.baton["draft_steps"] <= max(0, answer.usage.completion_tokens - 2)
         assert first_acceptance(got) > 0.95 * first_acceptance(aggregated)
-        eventually(lambda: int(drafting(one)["drafts"]) > 400, 10, "the scheduler hears of the drafts")
+        eventually(lambda: int(drafting(one)["drafts"]) > 250, 10, "the scheduler hears of the drafts")
         assert not drafting(one).get("alarm", False)
         assert warnings(one) == []
 

@@ -161,4 +161,5 @@ def run(role: str, settings: dict[str, Any]) -> None:
     from baton.services.config import Settings
     from baton.services.worker.lifecycle import run_worker
 
+    zygote.fork_ranks()
     run_worker(Settings(**settings), role)

@@ -17,7 +17,7 @@ from tests.services.worker.fleet import START_TIMEOUT_S, Fleet, Worker
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
 from tests.support import PATIENCE, eventually, free_port
 
-STALL_S = 12.0  # waited for once; a busy machine's first step of two ranks takes five
+STALL_S = 8.0  # waited for once; a busy machine's first step of two ranks takes five
 
 
 async def registered(fleet: Fleet) -> dict[str, scheduler_pb2.WorkerStatus]:

@@ -44,7 +44,7 @@ VOCABULARY = 23  # no multiple of a vector's width
 COUNTS = [0, 3, 1, 0, 4, 2, 0]  # drafts of each request
 WIDEST = max(COUNTS)
 TOKENS = sum(COUNTS)
-EXPAND, ROTARY, REBIND, NGRAMS, AMX, INSPECTION, GLOO = vllm_mends.MENDS
+EXPAND, ROTARY, REBIND, NGRAMS, AMX, INSPECTION, GLOO, RANKS, MASKS = vllm_mends.MENDS
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="mends are for CPU engines")
 
@@ -170,6 +170,33 @@ def test_groups_of_one_rank_share_a_thread() -> None:
     figures = torch.ones(2)
     groups[0].allreduce([figures]).wait()
     assert figures.tolist() == [1, 1]
+
+
+def compiled(ask: Callable[[], Any]) -> tuple[Any, int]:
+    """What it returns, and how many functions torch.compile compiled meanwhile."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = ask()
+    return found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_ranks_are_counted_without_a_compiler() -> None:
+    logprobs = torch.tensor([[-1.0, -3.0, -2.0], [-0.5, -0.5, -9.0]])
+    sampled = logprobs[:, 2:]
+    (ranks, graphs) = compiled(lambda: mended(RANKS)(logprobs, sampled))
+    assert (ranks.tolist(), graphs) == ([2, 3], 0)
+    (ranks, graphs) = compiled(lambda: shipped(RANKS)(logprobs, sampled))
+    assert ranks.tolist() == [2, 3]
+    still_wrong(graphs == 0, RANKS)
+
+
+def test_tokens_of_other_ranks_are_masked_without_a_compiler() -> None:
+    tokens, masked = torch.tensor([3, 4, 7, 8]), [True, False, False, True]
+    ((of_this_rank, elsewhere), graphs) = compiled(lambda: mended(MASKS)(tokens, 4, 8, 0, 8, 8))
+    assert (of_this_rank.tolist(), elsewhere.tolist(), graphs) == ([0, 0, 3, 0], masked, 0)
+    ((same, _), graphs) = compiled(lambda: shipped(MASKS)(tokens, 4, 8, 0, 8, 8))
+    assert same.tolist() == of_this_rank.tolist()
+    still_wrong(graphs == 0, MASKS)
 
 
 def test_the_sampler_uses_the_mended_expansion() -> None:
