@@ -15,6 +15,15 @@ import pytest
 
 from tests.support import PATIENCE
 
+# Beside files that compute, those that wait: else both processes of pytest wait at the same time.
+FIRST = (
+    "kernels/verify/test_verify.py",
+    "services/router/test_http.py",
+    "kernels/verify/test_distribution.py",
+    "services/router/test_relay.py",
+    "kernels/kv_pack/test_kv_pack.py",
+    "services/router/test_connections.py",
+)
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "chaos", "e2e")
 # Of e2e: minutes each, with engines of their own; what is not named; then who share the folder's engines.
 LONG_FIRST = ("compose", "continuation", "offline", "store_failures", "silent_drafter", "bad_start", "readme")
@@ -39,7 +48,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _rank(item: pytest.Item) -> tuple[int, int]:
-    folder, *_ = item.path.relative_to(Path(__file__).parent).parts
+    path = item.path.relative_to(Path(__file__).parent)
+    if path.as_posix() in FIRST:
+        return -1, FIRST.index(path.as_posix())
+    folder, *_ = path.parts
     name = item.path.stem.removeprefix("test_")
     within = 0
     if folder == "e2e" and name in LONG_FIRST:

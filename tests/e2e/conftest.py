@@ -14,7 +14,7 @@ from tests.e2e.deployment import Deployment, deployment, stock_vllm
 def one_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """1P1D by `baton up`, memory store, shm. Tests must leave it as they found it."""
     # Heartbeats quick enough to see what happens within a second.
-    with deployment(tmp_path_factory.mktemp("one-pair"), scheduler={"heartbeat_s": 0.1}) as one:
+    with deployment(tmp_path_factory.mktemp("one-pair"), scheduler={"heartbeat_s": 0.2}) as one:
         yield one.up()
 
 

@@ -30,6 +30,8 @@ from tests.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, fre
 from tests.zygote import Forked
 
 START_S = 120.0
+# Of a channel to a scheduler that tests kill: it is tried again at once.
+AT_ONCE_AGAIN = [(f"grpc.{which}_reconnect_backoff_ms", 50) for which in ("initial", "min", "max")]
 STOCK = "vllm.entrypoints.launchers.api_server.entry"  # `vllm serve`, by its module
 MODEL = ROOT / "deploy" / "demo-model" / "weights"  # as stock vLLM serves it
 MODEL_NAME = "baton-demo"
@@ -91,6 +93,7 @@ class Deployment:
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     _clients: ExitStack = field(default_factory=ExitStack, repr=False)
+    _scheduler: Any = field(default=None, repr=False)  # its stub; asked too often for a channel each time
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -156,10 +159,13 @@ class Deployment:
 
     def describe(self) -> scheduler_pb2.Description:
         """The same, asked directly: quick enough to measure by."""
-        with grpc.insecure_channel(self.scheduler_address) as channel:
-            description: scheduler_pb2.Description = scheduler_pb2_grpc.SchedulerStub(channel).Describe(
-                scheduler_pb2.DescribeRequest(), timeout=5 * PATIENCE
+        if self._scheduler is None:
+            channel = self._clients.enter_context(
+                grpc.insecure_channel(self.scheduler_address, AT_ONCE_AGAIN)
             )
+            self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
+        request = scheduler_pb2.DescribeRequest()
+        description: scheduler_pb2.Description = self._scheduler.Describe(request, timeout=5 * PATIENCE)
         return description
 
     def workers(self, role: str) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ async def test_a_client_that_leaves_frees_both_workers_within_a_second(one_pair:
     await asyncio.gather(*(stream.close() for stream in streams))
     await client.close()
     eventually(lambda: idle(one_pair) and free_blocks(one_pair) == before, 1.0, "all blocks are free again")
-    print(f"free after {time.monotonic() - left:.2f} s, heartbeat of 0.1 s included")
+    print(f"free after {time.monotonic() - left:.2f} s, heartbeat of 0.2 s included")
 
 
 LEASE_S = 3.0  # of workers: one that hangs is found by then

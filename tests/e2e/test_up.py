@@ -88,10 +88,7 @@ def loads(process: Process, library: str) -> bool:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(
-    ("command", "how"),
-    [("up", signal.SIGINT), ("up", signal.SIGTERM), ("router", signal.SIGINT), ("router", signal.SIGTERM)],
-)
+@pytest.mark.parametrize(("command", "how"), [("up", signal.SIGINT), ("router", signal.SIGTERM)])
 def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: signal.Signals) -> None:
     """It ends at once, as it would later, and nothing is left. Cold: a fork has all imported."""
     with deployment(tmp_path / "import", cold=True) as one:

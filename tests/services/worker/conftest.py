@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.checkpoints import tiny_qwen2
 from tests.services.worker.fleet import Fleet, Worker, fleet
 
+_started = contextlib.ExitStack()
+
 
 @pytest.fixture(scope="session")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("workers")
     model = tiny_qwen2(folder / "tiny")
-    with fleet(model, folder) as started:
-        yield started
+    yield _started.enter_context(fleet(model, folder))
+    _started.close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End them with the last test of this folder: idle engines slow down what comes after."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        _started.close()
 
 
 @pytest.fixture(scope="session")

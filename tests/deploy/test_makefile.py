@@ -1,0 +1,23 @@
+"""The Makefile's own environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from tests.support import CALL_S, ROOT
+
+
+def test_what_a_start_compiles_is_kept() -> None:
+    """Also where the environment forbids it, as that of many images does: each start would compile anew."""
+    done = subprocess.run(
+        ["make", "--no-print-directory", "--eval", "show: ; @env", "show"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=CALL_S,
+        check=True,
+    )
+    assert "PATH=" in done.stdout
+    assert "PYTHONDONTWRITEBYTECODE" not in done.stdout

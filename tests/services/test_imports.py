@@ -1,0 +1,37 @@
+"""What is imported at once, and what the garbage collector sees of it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.services.imports import import_all
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_sees_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    name = f"imported_while_{enabled}"
+    (tmp_path / f"{name}.py").write_text("import gc\nMADE = [[]]\nENABLED = gc.isenabled()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        import_all([name])
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+    module = sys.modules.pop(name)
+    assert not module.ENABLED
+    assert not any(one is module.MADE for one in gc.get_objects())
+
+
+def test_a_module_that_fails_leaves_the_collector_as_it_was() -> None:
+    assert gc.isenabled()
+    with pytest.raises(ModuleNotFoundError):
+        import_all(["no_such_module_anywhere"])
+    assert gc.isenabled()
