@@ -1,4 +1,4 @@
-# Everything sets itself up: the first run makes .venv (a minute or two), later ones start at once.
+# Everything sets itself up: the first run makes .venv (a minute), later ones start at once.
 BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= deploy/laptop.yaml
