@@ -2,7 +2,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= deploy/laptop.yaml
-# Where it is set, as in many images, each start would compile anew what it imports: half a minute.
+# Where it is set, as in many images, each start would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup up test chaos lint format bench bench-spec table proto docs clean
