@@ -5,7 +5,7 @@ CONFIG ?= deploy/laptop.yaml
 # Where it is set, as in many images, each start would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup up test chaos lint format bench bench-spec table proto docs clean
+.PHONY: help setup up test pytest chaos lint format bench bench-spec table proto docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -18,7 +18,10 @@ $(READY): constraints.txt pyproject.toml deploy/setup/venv
 up: $(READY) ## Serve the demo model on this machine (ARGS="--prefill 2 --port 8001" for more)
 	@exec $(BIN)/baton up --config $(CONFIG) $(ARGS)
 
-test: lint ## Lint, then run every test (ARGS="-k scheduler" for some)
+test: $(READY) ## Lint and run every test, side by side (ARGS="-k scheduler" for some)
+	@$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+pytest: $(READY)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: $(READY) ## Kill, hang and cut off parts under load, by a seeded plan (half an hour; ARGS="--list" shows plans)

@@ -157,21 +157,23 @@ class Deployment:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
-    def describe(self) -> scheduler_pb2.Description:
-        """The same, asked directly: quick enough to measure by."""
+    def describe(self, wait: bool = True) -> scheduler_pb2.Description:
+        """The same, asked directly: quick enough to measure by. `wait` for one that does not answer yet."""
         if self._scheduler is None:
             channel = self._clients.enter_context(
                 grpc.insecure_channel(self.scheduler_address, AT_ONCE_AGAIN)
             )
             self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
         request = scheduler_pb2.DescribeRequest()
-        description: scheduler_pb2.Description = self._scheduler.Describe(request, timeout=5 * PATIENCE)
+        description: scheduler_pb2.Description = self._scheduler.Describe(
+            request, timeout=5 * PATIENCE, wait_for_ready=wait
+        )
         return description
 
     def workers(self, role: str) -> list[dict[str, Any]]:
         """The status of the workers of one role that are ready; none while no scheduler answers."""
         try:
-            description = self.describe()  # `baton status` imports for a second
+            description = self.describe(wait=False)  # `baton status` imports for a second
         except grpc.RpcError:
             return []
         workers = [MessageToDict(one, preserving_proto_field_name=True) for one in description.workers]

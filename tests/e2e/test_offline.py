@@ -28,7 +28,7 @@ MODEL = ENGINE["model"]
 SETTINGS = {key: value for key, value in ENGINE.items() if key != "model"}
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPTS: list[Any] = ["def main(", [5, 6, 7, 8, 9], CHAT, "Once upon a time " * 20, *(["import os"] * 4)]
-LINES = 200  # of a batch
+LINES = 120  # of a batch
 GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0}
 
 

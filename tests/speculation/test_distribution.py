@@ -1,6 +1,6 @@
 """Sampled answers have the target's own distribution, whoever drafts.
 
-Each method samples 4,000 answers each way in an engine of its own; chi-square compares them with exact
+Each method samples 2,500 answers each way in an engine of its own; chi-square compares them with exact
 probabilities. `python -m tests.speculation.test_distribution` does it for every method and every way, and
 prints the figures.
 """
@@ -22,7 +22,7 @@ import torch
 from tests.architectures import dense
 from tests.speculation.sampling import LENGTH, Engine, Order, Sample, Way, expected, fit, prompt, reference
 
-SAMPLES = 4_000
+SAMPLES = 2_500
 # Of each target, with answers that are neither certain nor without favourites at every temperature.
 PROMPTS = {"qwen2": prompt(74), "mimo": prompt(104)}
 TOGETHER = (Way(0.25), Way(0.8, top_k=5, top_p=0.9))  # each request of a batch has one of them

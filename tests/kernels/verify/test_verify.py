@@ -59,7 +59,7 @@ def check(one: Verify, job: Job, device: str = "cpu", **more: int) -> Verified:
 @pytest.mark.parametrize("filters", ["", "k", "p", "m", "kp", "kpm"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_reference(method: str, proposal: str, filters: str, dtype: torch.dtype) -> None:
-    shape = Shape(requests=16, method=method, proposal=proposal, filters=filters, dtype=dtype)  # type: ignore[arg-type]
+    shape = Shape(requests=8, method=method, proposal=proposal, filters=filters, dtype=dtype)  # type: ignore[arg-type]
     for seed, packed in enumerate((True, False)):
         check(reference.verify, replace(shape, packed=packed).job(seed))
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from tests import zygote
 from tests.services.worker.fleet import Worker
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
-from tests.support import PYTHON, ROOT, eventually
+from tests.support import CALL_S, eventually
 
 PINNED, RUNNING = "baton_worker_handoffs_pinned", "baton_worker_requests_running"
 HUNG_S = 20.0  # gRPC's keepalive, and more; the lease of what is pinned is longer
@@ -23,22 +22,27 @@ HUNG_S = 20.0  # gRPC's keepalive, and more; the lease of what is pinned is long
     ("how", "within_s"), [(signal.SIGKILL, 3.0), (signal.SIGSTOP, HUNG_S)], ids=["dead", "hung"]
 )
 def test_what_a_lost_router_held_is_freed(
-    prefill: Worker, mixed: Worker, how: signal.Signals, within_s: float
+    prefill: Worker, mixed: Worker, tmp_path: Path, how: signal.Signals, within_s: float
 ) -> None:
-    command = [PYTHON, "-m", __spec__.name, prefill.address, mixed.address, how.name]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as router:
-        try:
-            assert router.stdout is not None
-            assert router.stdout.readline() == "both\n"
-            assert prefill.figure(PINNED) == 1
-            assert mixed.figure(RUNNING) == 1
-            began = time.monotonic()
-            os.kill(router.pid, how)
-            eventually(lambda: prefill.figure(PINNED) == 0, within_s, "the handoff is released")
-            eventually(lambda: mixed.figure(RUNNING) == 0, within_s, "the request ends")
-            print(f"freed after {time.monotonic() - began:.1f} s")
-        finally:
-            router.kill()
+    router = zygote.shared().start(
+        "router", f"{__name__}:run", tmp_path, prefill=prefill.address, mixed=mixed.address, name=how.name
+    )
+    try:
+        eventually(lambda: "both" in router.text, CALL_S, "it holds both")
+        assert prefill.figure(PINNED) == 1
+        assert mixed.figure(RUNNING) == 1
+        began = time.monotonic()
+        router.send_signal(how)
+        eventually(lambda: prefill.figure(PINNED) == 0, within_s, "the handoff is released")
+        eventually(lambda: mixed.figure(RUNNING) == 0, within_s, "the request ends")
+        print(f"freed after {time.monotonic() - began:.1f} s")
+    finally:
+        router.kill()
+
+
+def run(**held: str) -> None:
+    """In the forked process."""
+    asyncio.run(hold(**held))
 
 
 async def hold(prefill: str, mixed: str, name: str) -> None:
@@ -50,7 +54,3 @@ async def hold(prefill: str, mixed: str, name: str) -> None:
         await target.some(long.request_id, 2)
         print("both", flush=True)
         await asyncio.sleep(60)
-
-
-if __name__ == "__main__":
-    asyncio.run(hold(*sys.argv[1:]))

@@ -34,7 +34,7 @@ with warnings.catch_warnings():
 VOCABULARY = 97
 DRAFTED = [[3, 4], [], [5], [6, 7, 8]]
 DEMO = ROOT / "deploy" / "demo-model" / "weights-mtp"
-SAMPLES = 3_000
+SAMPLES = 1_500
 CHANCE = 1e-6  # of a right sample to be called wrong
 WAY = Way(0.8, top_k=5, top_p=0.9)
 
