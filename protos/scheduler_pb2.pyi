@@ -209,20 +209,22 @@ class PlaceRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., exclude_workers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("request_id", "epoch", "prefill", "decode", "lease_s", "blocks")
+    __slots__ = ("request_id", "epoch", "prefill", "decode", "lease_s", "blocks", "waits")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     prefill: Worker
     decode: Worker
     lease_s: float
     blocks: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prefill: _Optional[_Union[Worker, _Mapping]] = ..., decode: _Optional[_Union[Worker, _Mapping]] = ..., lease_s: _Optional[float] = ..., blocks: _Optional[int] = ...) -> None: ...
+    waits: bool
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prefill: _Optional[_Union[Worker, _Mapping]] = ..., decode: _Optional[_Union[Worker, _Mapping]] = ..., lease_s: _Optional[float] = ..., blocks: _Optional[int] = ..., waits: _Optional[bool] = ...) -> None: ...
 
 class Worker(_message.Message):
     __slots__ = ("worker_id", "address", "role")

@@ -76,6 +76,27 @@ def may_write(need: Need, worker: WorkerRecord, limits: Limits) -> bool:
     return room_in_batch and worker.reserved.blocks + blocks_for(need, capacity) <= usable_blocks(capacity)
 
 
+def reading_bound(worker: WorkerRecord, limits: Limits) -> str:
+    """What keeps a prompt out, for people: how full it is, and the key that bounds it."""
+    queued = worker.reserved.prompt_tokens
+    return f"{queued} of {limits.max_queued_prompt_tokens} prompt tokens: scheduler.max_queued_prompt_tokens"
+
+
+def writing_bound(need: Need, worker: WorkerRecord, limits: Limits) -> str:
+    """What keeps an answer out, likewise."""
+    reserved, capacity = worker.reserved, worker.capacity
+    if reserved.requests >= limits.max_requests(capacity):
+        most = limits.max_requests(capacity)
+        return f"{reserved.requests} of {most} requests: engine.max_num_seqs, scheduler.max_queue_factor"
+    blocks = f"{reserved.blocks} of {usable_blocks(capacity)} KV blocks"
+    return f"{blocks}, {blocks_for(need, capacity)} more are needed: engine.kv_cache_gib"
+
+
+def waits_for_slot(worker: WorkerRecord) -> bool:
+    """All slots of its batch are booked: another answer begins when one of them ends."""
+    return worker.reserved.requests >= worker.capacity.max_num_seqs
+
+
 def claim(need: Need, prefill: WorkerRecord | None, decode: WorkerRecord, limits: Limits) -> Claim:
     """What to book for `need` on these workers. They must have passed `could_read` and `could_write`."""
     booking = Booking(

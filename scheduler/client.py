@@ -38,6 +38,7 @@ class Placement:
     prefill: pb.Worker | None
     decode: pb.Worker
     lease_s: float
+    waits: bool = False  # all slots of the decode worker's batch were booked
     alone: bool = False  # chosen here, from a snapshot
 
 
@@ -110,6 +111,7 @@ class SchedulerClient:
             prefill=placed.prefill if placed.HasField("prefill") else None,
             decode=placed.decode,
             lease_s=placed.lease_s,
+            waits=placed.waits,
         )
         booking = Booking(
             attempt=placement.attempt,
@@ -153,6 +155,7 @@ class SchedulerClient:
             prefill=_worker(picked.prefill) if picked.prefill else None,
             decode=_worker(picked.decode),
             lease_s=self.standby.lease_s,
+            waits=picked.waits,
             alone=True,
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits, claim
+from baton.scheduler.booking import Limits, claim, waits_for_slot
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.store import Store
 from baton.scheduler.types import Booking, Need, ReserveOutcome, ReserveResult, View, WorkerRecord
@@ -29,6 +29,7 @@ class Placed:
 
     prefill: WorkerRecord | None
     decode: WorkerRecord
+    waits: bool  # for a slot in the decode worker's batch
 
 
 class Placer:
@@ -69,8 +70,9 @@ class Placer:
             if result.expired:
                 self._on_expired(result.expired)
             if result.outcome is ReserveOutcome.BOOKED:
+                waits = waits_for_slot(choice.decode)
                 self._remember(booked.booking)
-                return Placed(choice.prefill, choice.decode)
+                return Placed(choice.prefill, choice.decode, waits)
             if result.outcome is ReserveOutcome.STALE:
                 return _stale(need, result)
             oldest = time.monotonic()

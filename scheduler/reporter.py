@@ -49,6 +49,7 @@ class Reporter:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.dropped = 0  # events that were never told
+        self.on_released: Callable[[], None] = lambda: None  # the scheduler has heard that reservations ended
 
     @property
     def held(self) -> int:
@@ -86,6 +87,8 @@ class Reporter:
     def finished(self, attempt: Attempt, outcome: str, cost: pb.Cost | None = None) -> None:
         """The attempt is over: stop, length, abort, error, or retried. Telling it twice does no harm."""
         self._drop(attempt)
+        if not self._answered:
+            self.on_released()  # for placements that are made without it
         self._add(pb.Finished(attempt=attempt_to_wire(attempt), outcome=outcome, cost=cost))
 
     def saw_generation(self, generation: str) -> None:
@@ -150,6 +153,8 @@ class Reporter:
                 self.dropped += len(batch)
             for _ in batch:
                 self._events.popleft()
+            if request.prefilled or request.finished:
+                self.on_released()
 
     def _drop_old(self) -> None:
         oldest = time.monotonic() - KEEP_S

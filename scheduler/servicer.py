@@ -212,6 +212,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             decode=_worker(placed.decode),
             lease_s=self._options.placement_lease_s,
             blocks=blocks_for(need, placed.decode.capacity),
+            waits=placed.waits,
         )
 
 

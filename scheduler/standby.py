@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits, claim
+from baton.scheduler.booking import Limits, claim, waits_for_slot
 from baton.scheduler.policy import NoChoice, Policy, PolicyConfig
 from baton.scheduler.types import Booking, Known, Need, Reserved, View, WorkerRecord, held
 
@@ -38,6 +38,7 @@ class Picked:
     prefill: WorkerRecord | None
     decode: WorkerRecord
     booking: Booking
+    waits: bool  # for a slot in the decode worker's batch
 
 
 class Standby:
@@ -94,7 +95,7 @@ class Standby:
         if isinstance(choice, NoChoice):
             return choice
         booked = claim(need, choice.prefill, choice.decode, self._limits).booking
-        return Picked(choice.prefill, choice.decode, booked)
+        return Picked(choice.prefill, choice.decode, booked, waits_for_slot(choice.decode))
 
     def _workers(self, mine: Iterable[Known]) -> dict[str, WorkerRecord]:
         now = self._clock()

@@ -171,7 +171,10 @@ class SchedulerSettings(_Section):
         32_768, ge=1, description="Prompt tokens placed on one prefill worker and not yet read; more is 503."
     )
     max_queue_factor: float = Field(
-        2.0, ge=1, description="Requests placed on one decode worker, as a multiple of its max_num_seqs."
+        1.25,
+        ge=1,
+        description="Requests placed on one decode worker, as a multiple of its max_num_seqs: those above 1 are "
+        "prefilled meanwhile, and take over a slot when it comes free. More wait in the router.",
     )
     handoff_min_tokens: int = Field(
         0, ge=0, description="Shorter prompts are read by the decode worker itself, without a handoff."
@@ -305,6 +308,14 @@ class RouterSettings(_Section):
         description="A request that takes longer ends with an error. A client may ask for less with the "
         "header `X-Request-Timeout` (seconds).",
     )
+    max_waiting: int = Field(
+        2048,
+        ge=0,
+        description="Requests that may wait for room on the workers; more is 503. 0: nobody waits.",
+    )
+    max_wait_s: Seconds = Field(
+        60.0, description="A request waits this long for room, and no longer than its own deadline; then 503."
+    )
     drain_timeout_s: Seconds = Field(10.0, description="After SIGTERM, streams that run may take this long.")
     max_attempts: int = Field(
         3,
@@ -316,7 +327,7 @@ class RouterSettings(_Section):
         60.0, description="A request whose worker failed waits this long for another, then it is an error."
     )
     journal_mib: int = Field(
-        256, ge=1, description="Kept of running requests, so that they can go on elsewhere; more is 503."
+        256, ge=1, description="Kept of waiting and running requests, so that they can go on elsewhere; more is 503."
     )
     max_body_mib: int = Field(8, ge=1, le=1024, description="Of one request's body; a larger one is 413.")
     max_sequences: int = Field(

@@ -25,7 +25,7 @@ class Filter(ABC):
     """Keeps the workers that may take a request. Pure: changes nothing, raises nothing."""
 
     code: ClassVar[pb.Rejection.Code]  # of the rejection when no worker is kept
-    reason: ClassVar[str]  # and its text, after "no worker can read the prompt: "
+    reason: ClassVar[str]  # and its text, after "no worker can read the prompt: "; see `why`
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -33,6 +33,11 @@ class Filter(ABC):
     @abstractmethod
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
         """`worker` may do `side` of `need`."""
+
+    def why(self, workers: Sequence[WorkerRecord], need: Need, side: Side) -> str:
+        """The text for a rejection of all of `workers`, at least one."""
+        del workers, need, side
+        return self.reason
 
 
 class PairFilter(ABC):

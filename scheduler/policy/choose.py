@@ -119,9 +119,10 @@ class Policy:
             message = f"no worker to {_WORK[side]} is registered"
             return _Kept([], NoChoice(pb.Rejection.CODE_NO_WORKERS, message, nobody=True))
         for one in self._filters:
-            left = [worker for worker in left if one.keeps(worker, need, side)]
+            before, left = left, [worker for worker in left if one.keeps(worker, need, side)]
             if not left:
-                return _Kept([], NoChoice(one.code, f"no worker can {_WORK[side]}: {one.reason}"))
+                why = one.why(before, need, side)
+                return _Kept([], NoChoice(one.code, f"no worker can {_WORK[side]}: {why}"))
         return _Kept(left, None)
 
     def _compatible(self, prefill: WorkerRecord, decode: WorkerRecord) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from baton.facts import differences
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import could_read, could_write, may_read, may_write
+from baton.scheduler.booking import could_read, could_write, may_read, may_write, reading_bound, writing_bound
 from baton.scheduler.policy.base import Filter, PairFilter, Side
 from baton.scheduler.types import Need, WorkerRecord
 
@@ -45,7 +46,7 @@ class Fits(Filter):
 
 
 class Room(Filter):
-    """The request fits into what is not booked."""
+    """The request fits into what is not booked. A rejection names the bound and its key."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_FULL
     reason: ClassVar[str] = "all are full"
@@ -53,6 +54,14 @@ class Room(Filter):
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
         reads = Side.READ not in side or may_read(need, worker, self.limits)
         return reads and (Side.WRITE not in side or may_write(need, worker, self.limits))
+
+    def why(self, workers: Sequence[WorkerRecord], need: Need, side: Side) -> str:
+        first = workers[0]
+        if Side.READ in side and not may_read(need, first, self.limits):
+            bound = reading_bound(first, self.limits)
+        else:
+            bound = writing_bound(need, first, self.limits)
+        return f"{self.reason} ({first.worker_id}: {bound})"
 
 
 class Compatible(PairFilter):

@@ -9,6 +9,7 @@ then, the client gets its status, OpenAI's error object and Retry-After instead.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -33,13 +34,14 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Admission:
     """One HTTP request's fate, as those who carry it out see it. The first error counts."""
 
-    __slots__ = ("deadline", "error", "options", "states")
+    __slots__ = ("client", "deadline", "error", "options", "states")
 
-    def __init__(self) -> None:
+    def __init__(self, client: str = "") -> None:
+        self.client = client  # who takes turns with others when they wait
         self.error: RequestFailed | None = None
         self.deadline = math.inf  # time.monotonic, seconds: the client's own
         self.options = usage.Options()
-        self.states: list[RequestState] = []  # of its sequences, in the order of their placements
+        self.states: list[RequestState] = []  # of its sequences
 
     def refuse(self, error: RequestFailed) -> None:
         if self.error is None:
@@ -60,7 +62,7 @@ class AdmissionMiddleware:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        admission = Admission()
+        admission = Admission(_client(scope))
         try:
             admission.deadline = _deadline(scope["headers"])
         except Unsupported as error:
@@ -69,6 +71,15 @@ class AdmissionMiddleware:
             return
         current_admission.set(admission)
         await self._app(scope, _watched(receive, admission), _HeldResponse(admission, send))
+
+
+def _client(scope: Scope) -> str:
+    """Who sends it: whoever has this key, or else this address. No key can be read from it."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return hashlib.sha256(value).hexdigest()[:16]
+    address = scope.get("client")
+    return str(address[0]) if address else ""
 
 
 def _deadline(headers: Iterable[tuple[bytes, bytes]]) -> float:

@@ -88,6 +88,7 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
     from baton.services.router.metrics import RouterMetrics
     from baton.services.router.placement import Placements
     from baton.services.router.relay import Parts
+    from baton.services.router.waiting import WaitingRoom
     from baton.services.router.vllm_engine_client import RelayClient, RelayLimits
     from baton.services.router.workers import WorkerPool
 
@@ -106,11 +107,14 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
         journal = Journal(settings.router.journal_mib << 20)
         metrics.watch_journal(journal)
         placements = Placements(scheduler, metrics)
+        waiting = WaitingRoom(settings.router.max_waiting, settings.router.max_wait_s, metrics)
+        scheduler.reporter.on_released = waiting.freed
         parts = Parts(
             placements,
             pool,
             metrics,
             settings.router.max_attempts,
+            waiting,
             settings.router.replace_wait_s,
             journal,
         )

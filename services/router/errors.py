@@ -2,7 +2,7 @@
 
 ServiceError
 ├── RequestFailed         has the HTTP status, and when to come back
-│   ├── NotAdmitted       no placement: no room, no workers, no scheduler, or it can never fit
+│   ├── NotAdmitted       no placement: no room in time, no workers, no scheduler, or it can never fit
 │   ├── AttemptsExhausted every attempt that it may have failed
 │   ├── TimedOut          it took longer than router.request_timeout_s, or than its client said
 │   ├── Overloaded        too many connections, or bytes of requests, at once
@@ -16,6 +16,7 @@ ServiceError
 
 from __future__ import annotations
 
+from enum import StrEnum
 from http import HTTPStatus
 
 from baton.services.errors import ServiceError
@@ -32,25 +33,36 @@ class RequestFailed(ServiceError):
         self.retry_after_s = retry_after_s
 
 
+class Why(StrEnum):
+    """Why a request is not placed; the `code` of the router's metric."""
+
+    FULL = "FULL"  # everybody is there, and busy
+    NO_WORKERS = "NO_WORKERS"
+    TOO_LARGE = "TOO_LARGE"  # for every worker, or for the journal
+    STALE_EPOCH = "STALE_EPOCH"
+    REFUSED = "REFUSED"  # by the scheduler, as malformed
+    UNAVAILABLE = "UNAVAILABLE"  # the scheduler is
+    JOURNAL = "JOURNAL"  # it is full
+    QUEUE = "QUEUE"  # it is full, or too slow
+
+
 class NotAdmitted(RequestFailed):
-    """No worker was found for the request. 503, or 400 where no worker could ever take it (`never`).
+    """No worker was found for the request. 503, or 400 where no worker could ever take it (`never`)."""
 
-    `waiting_helps` where a moment's patience may be enough, as everybody is there but busy.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        retry_after_s: float = 0.0,
-        *,
-        never: bool = False,
-        waiting_helps: bool = False,
-    ) -> None:
+    def __init__(self, message: str, why: Why, retry_after_s: float = 0.0) -> None:
         super().__init__(message, retry_after_s)
-        self.never = never
-        self.waiting_helps = waiting_helps
-        if never:
+        self.why = why
+        if self.never:
             self.status = HTTPStatus.BAD_REQUEST
+
+    @property
+    def never(self) -> bool:
+        return self.why in (Why.TOO_LARGE, Why.REFUSED)
+
+    @property
+    def waiting_helps(self) -> bool:
+        """A moment's patience may be enough, as nobody is missing but the scheduler."""
+        return self.why in (Why.FULL, Why.UNAVAILABLE)
 
 
 class AttemptsExhausted(RequestFailed):

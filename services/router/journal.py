@@ -7,18 +7,19 @@ along, so nobody would be left to go on for.
 
 from __future__ import annotations
 
-from baton.services.router.errors import NotAdmitted
-from baton.services.router.state import REQUEST_BYTES, RequestState
+from baton.services.router.errors import NotAdmitted, Overloaded, Why
+from baton.services.router.state import REQUEST_BYTES, ROOM_TOKENS, RequestState
 
 DEFAULT_BYTES = 256 << 20
+GROWTH = 2  # times the limit, for answers that grow
 _RETRY_AFTER_S = 1.0
 
 
 class Journal:
-    """Room for running requests. It is set aside for a whole answer, before the first placement.
+    """Room for waiting and running requests: for what is there, and it grows with the answers.
 
-    So no request runs that could not be carried on, and none ends in its middle for want of memory. The event
-    loop's thread only.
+    New requests come in below the limit. Answers that grow may pass it, up to `GROWTH` times the limit: only
+    who would pass that ends in its middle for want of memory. The event loop's thread only.
     """
 
     def __init__(self, limit: int = DEFAULT_BYTES) -> None:
@@ -41,8 +42,8 @@ class Journal:
         if wanted > self.limit:
             raise NotAdmitted(
                 f"the request takes {wanted} bytes, more than the router keeps in all ({self.limit}): "
-                "shorten the prompt or lower max_tokens; router.journal_mib sets the limit",
-                never=True,
+                "shorten the prompt; router.journal_mib sets the limit",
+                Why.TOO_LARGE,
             )
         self.check_room(wanted)
         self.leave(state)
@@ -55,9 +56,24 @@ class Journal:
             raise NotAdmitted(
                 f"the router carries {len(self._entries)} requests already, and has no room to keep another "
                 "(router.journal_mib)",
+                Why.JOURNAL,
                 _RETRY_AFTER_S,
-                waiting_helps=True,
             )
+
+    def grow(self, state: RequestState) -> None:
+        """Make room for the next tokens of an answer. Raises Overloaded when there is none."""
+        if state.request_id not in self._entries:
+            return  # it is over
+        state.room_tokens = len(state.tokens) + ROOM_TOKENS
+        more = state.journal_bytes - self._entries[state.request_id]
+        if self._size + more > GROWTH * self.limit:
+            raise Overloaded(
+                f"the router has no room to keep {len(state.tokens)} tokens of an answer beside "
+                f"{len(self._entries) - 1} other requests (router.journal_mib)",
+                _RETRY_AFTER_S,
+            )
+        self._entries[state.request_id] += more
+        self._size += more
 
     def leave(self, state: RequestState) -> None:
         """The request is over. Harmless when it is not here."""

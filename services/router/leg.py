@@ -42,6 +42,7 @@ class Leg:
         self._fresh = True  # no output has come yet
         self._done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
         self._saved_timer: asyncio.TimerHandle | None = None
+        self._holds = relay.waits_for_slot and phase == worker_pb2.PHASE_PREFILL
         self.request_id = relay.state.request_id
         self.epoch = relay.state.epoch
         self.manifest: handoff_pb2.Manifest | None = None
@@ -92,6 +93,8 @@ class Leg:
             if not state.timings.first_token:
                 self._first_token(now)
             state.tokens.extend(tokens)
+            if state.outgrown and not self._relay.grow():
+                return
         if output.finish_reason is None:
             self._relay.deliver(output)
         else:
@@ -133,10 +136,8 @@ class Leg:
     # -- what follows from it
 
     def _first_token(self, now: float) -> None:
-        """Of this attempt; the first of the request counts for its figures."""
+        """Of this attempt."""
         self._state.timings.first_token = now
-        if not self._state.tokens:
-            self._relay.first_token(self._worker.worker_id)
         if self._phase == worker_pb2.PHASE_PREFILL:
             loop = asyncio.get_running_loop()
             self._saved_timer = loop.call_later(SAVED_TIMEOUT_S, self._no_manifest)
@@ -153,13 +154,15 @@ class Leg:
             output.finish_reason = None
             output.stop_reason = None
             if output.new_token_ids:
-                self._relay.deliver(output)
+                pass_on = self._relay.hold if self._holds else self._relay.deliver
+                pass_on(output)
             if reason in _ENGINE_ENDED_IT:
                 self._end(self._failure(Trouble.ENGINE, f"its engine ended the request ({reason})"))
             return
         state.outcome = reason
         if reading:
             self._relay.release_saved()
+        self._relay.close()  # first: a client that has its last byte may send its next request at once
         self._relay.deliver(output)
         self._end(None)
 

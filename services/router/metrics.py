@@ -6,6 +6,8 @@ Histograms are of one request each, so nothing here is touched per token.
 from __future__ import annotations
 
 import time
+from collections.abc import Sized
+from typing import Protocol
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
@@ -16,6 +18,14 @@ from baton.services.router.state import RequestState
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
+
+
+class Waiting(Sized, Protocol):
+    """The requests that wait, as many as its length."""
+
+    @property
+    def estimate_s(self) -> float:
+        """How long another would wait."""
 
 
 class RouterMetrics:
@@ -31,7 +41,10 @@ class RouterMetrics:
             registry=registry,
         )
         self._rejections = Counter(
-            "baton_router_rejections_total", "Placements refused, by why", ["code"], registry=registry
+            "baton_router_rejections_total",
+            "Requests refused for want of a place, and retries of others that found none, by why",
+            ["code"],
+            registry=registry,
         )
         self._retries = Counter(
             "baton_router_retries_total", "Attempts that failed", ["trouble", "worker"], registry=registry
@@ -51,6 +64,20 @@ class RouterMetrics:
         self._live = Gauge("baton_router_requests_live", "Requests placed and not over", registry=registry)
         self._journal = Gauge(
             "baton_router_journal_bytes", "Set aside so that requests can go on elsewhere", registry=registry
+        )
+        self._waiting = Gauge(
+            "baton_router_waiting_requests", "Requests that wait for room on the workers", registry=registry
+        )
+        self._estimate = Gauge(
+            "baton_router_waiting_estimate_seconds",
+            "How long a request would wait that came now, at the pace of the last ones",
+            registry=registry,
+        )
+        self._waited = Histogram(
+            "baton_router_waited_seconds",
+            "Waits that ended in a placement; requests that were placed at once are not in it",
+            buckets=_SECONDS,
+            registry=registry,
         )
         self._place = Histogram(
             "baton_router_place_seconds",
@@ -98,11 +125,18 @@ class RouterMetrics:
     def watch_journal(self, journal: Journal) -> None:
         self._journal.set_function(lambda: journal.size)
 
+    def watch_waiting(self, waiting: Waiting) -> None:
+        self._waiting.set_function(lambda: len(waiting))
+        self._estimate.set_function(lambda: waiting.estimate_s)
+
+    def waited(self, seconds: float) -> None:
+        self._waited.observe(seconds)
+
     def rejected(self, code: str) -> None:
         self._rejections.labels(code).inc()
 
     def refused(self, why: str) -> None:
-        """A client, by its connection or for want of a key; what has no place is `rejected`."""
+        """A client, by its connection or for want of a key; a request without a placement is `rejected`."""
         self._refusals.labels(why).inc()
 
     def began(self) -> None:
@@ -115,9 +149,9 @@ class RouterMetrics:
         self._recomputed.inc()
 
     def first_token(self, state: RequestState, worker_id: str) -> None:
-        """The first one of the request, not of a later attempt."""
+        """The first one of the request goes out."""
         timings = state.timings
-        self._first_token.observe(timings.first_token - state.arrived)
+        self._first_token.observe(time.monotonic() - state.arrived)
         if timings.prefill_began:
             self._queue.labels(worker_id).observe(max(0.0, timings.prefill_began - timings.placed))
 
@@ -136,5 +170,6 @@ class RouterMetrics:
         self._bytes.labels(transport).inc(admitted.bytes)
 
     def over(self, state: RequestState) -> None:
-        self._live.dec()
+        if state.attempts:
+            self._live.dec()
         self._requests.labels(state.outcome).inc()

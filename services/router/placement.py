@@ -9,11 +9,9 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
 from baton.scheduler.types import Attempt
-from baton.services.router.errors import NotAdmitted
+from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.state import RequestState
-
-_UNAVAILABLE = "UNAVAILABLE"  # beside the scheduler's own codes, in the metric
 
 
 class Placements:
@@ -33,11 +31,11 @@ class Placements:
             placement = await self._ask(state, state.excluded | suspects)
         except NoCapacity as no:
             if not suspects - state.excluded:
-                raise self._refused(no) from None
+                raise _refused(no) from None
             try:
                 placement = await self._ask(state, state.excluded)
             except NoCapacity as still_no:
-                raise self._refused(still_no) from None
+                raise _refused(still_no) from None
         self._metrics.placed(placement, time.monotonic() - began)
         return placement
 
@@ -67,11 +65,9 @@ class Placements:
             try:
                 return self._place_alone(state, exclude)
             except SchedulerUnavailable:
-                self._metrics.rejected(_UNAVAILABLE)
-                raise NotAdmitted(error.message, error.retry_after_s, waiting_helps=True) from None
+                raise NotAdmitted(error.message, Why.UNAVAILABLE, error.retry_after_s) from None
         except Refused as error:
-            self._metrics.rejected("REFUSED")
-            raise NotAdmitted(f"the scheduler refuses the request: {error}", never=True) from None
+            raise NotAdmitted(f"the scheduler refuses the request: {error}", Why.REFUSED) from None
 
     async def _ask_scheduler(self, state: RequestState, exclude: set[str]) -> Placement:
         """Raises NoCapacity, Refused, SchedulerUnavailable."""
@@ -113,15 +109,10 @@ class Placements:
         """The scheduler may have booked what we never heard of."""
         self._client.reporter.finished(Attempt(state.request_id, state.epoch), "abort")
 
-    def _refused(self, no: NoCapacity) -> NotAdmitted:
-        code = pb.Rejection.Code.Name(no.code).removeprefix("CODE_")
-        self._metrics.rejected(code)
-        return NotAdmitted(
-            no.message,
-            no.retry_after_s,
-            never=no.code == pb.Rejection.CODE_TOO_LARGE,
-            waiting_helps=no.code == pb.Rejection.CODE_FULL,
-        )
+
+def _refused(no: NoCapacity) -> NotAdmitted:
+    code = pb.Rejection.Code.Name(no.code).removeprefix("CODE_")
+    return NotAdmitted(no.message, Why(code), no.retry_after_s)
 
 
 def cost_of(state: RequestState) -> pb.Cost:

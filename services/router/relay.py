@@ -18,6 +18,7 @@ from baton.scheduler.client import Placement
 from baton.services.router.errors import (
     AttemptsExhausted,
     NotAdmitted,
+    Overloaded,
     RequestFailed,
     TimedOut,
     WorkerUnreachable,
@@ -29,6 +30,7 @@ from baton.services.router.placement import Placements
 from baton.services.router.recovery import PROGRESS_TOKENS, Failure, Step, Trouble, backoff_s, next_step
 from baton.services.router.state import RequestState
 from baton.services.router.usage import log_request
+from baton.services.router.waiting import WaitingRoom
 from baton.services.router.workers import WorkerPool, WorkerStream
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class Parts:
     pool: WorkerPool
     metrics: RouterMetrics
     max_attempts: int  # that workers began and lost in a row, until a request is given up
+    waiting: WaitingRoom
     replace_wait_s: float = 60.0  # from a failure until somebody goes on
     journal: Journal = field(default_factory=Journal)
 
@@ -68,7 +71,7 @@ class Parts:
 class Relay:
     """Carries one request from its first placement to its last token.
 
-    Use: `await admit()`, then `start()`. It ends by itself, or by `abort()`; `on_over` is called once then.
+    `start()` begins; it ends by itself, or by `abort()` or `end()`. `on_over` is called once then.
     """
 
     def __init__(
@@ -80,35 +83,22 @@ class Relay:
         self._pool = parts.pool
         self._metrics = parts.metrics
         self._journal = parts.journal
+        self._waiting = parts.waiting
         self._max_attempts = parts.max_attempts
         self._replace_wait_s = parts.replace_wait_s
         self._on_over = on_over
         self._placement: Placement | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_failure = ""
+        self._held: Any = None  # the prefill worker's token, while its stream could not go on
+        self._told = False  # the front end has had a token
         self._retries = 0  # placements that came to nothing, since one brought tokens
         self._give_up = 0.0  # time.monotonic, of these
         self._closed = False
 
-    async def admit(self) -> None:
-        """Get room in the journal and the first placement.
-
-        Raises NotAdmitted, and TimedOut at the request's deadline; nothing is reserved then, nor when it is
-        cancelled.
-        """
-        self._journal.enter(self.state)
-        try:
-            async with asyncio.timeout_at(self._loop_deadline()):
-                await self._place()
-        except TimeoutError:
-            self._journal.leave(self.state)
-            raise self._timed_out() from None
-        except BaseException:
-            self._journal.leave(self.state)
-            raise
-
     def start(self) -> None:
-        self._metrics.began()
+        """Enter the journal, and go on in a task. Raises NotAdmitted when the journal has no room."""
+        self._journal.enter(self.state)
         self._task = asyncio.create_task(self._run(), name=f"relay {self.state.request_id}")
 
     def abort(self) -> None:
@@ -117,7 +107,7 @@ class Relay:
             return
         self.state.outcome = "abort"
         self._abort_workers()
-        self._close()  # here too: a task that is cancelled before its first step runs no `finally`
+        self.close()  # here too: a task that is cancelled before its first step runs no `finally`
         if self._task is not None:
             self._task.cancel()
 
@@ -130,9 +120,13 @@ class Relay:
         state = self.state
         try:
             async with asyncio.timeout_at(self._loop_deadline()):
+                await self._admit()
                 await self._until_over()
         except TimeoutError:
             self._fail(self._timed_out())
+        except NotAdmitted as error:
+            self._metrics.rejected(error.why)
+            self._fail(error, "refused")
         except RequestFailed as error:
             self._fail(error)
         except asyncio.CancelledError:
@@ -142,14 +136,16 @@ class Relay:
         finally:
             if not state.over:
                 self._fail(AttemptsExhausted("the router failed to carry this request on; see its log"))
-            self._close()
+            self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Let go of everything: the request has its outcome. Idempotent."""
         if self._closed:
             return
         self._closed = True
         self._journal.leave(self.state)
-        self._report(self.state.outcome)
+        if self._placement is not None:
+            self._report(self.state.outcome)
         self._metrics.over(self.state)
         log_request(self.state)
         self._on_over(self)
@@ -180,10 +176,16 @@ class Relay:
 
     @property
     def placement(self) -> Placement:
-        """The current one. Raises RuntimeError before `admit`."""
+        """The current one. Raises RuntimeError before the first."""
         if self._placement is None:
             raise RuntimeError(f"request {self.state.request_id} was not placed")
         return self._placement
+
+    async def _admit(self) -> None:
+        """Get the first placement, at once or when room comes. Raises NotAdmitted."""
+        state = self.state
+        state.waited_s = await self._waiting.admit(state.client, state.deadline, self._place)
+        self._metrics.began()
 
     async def _place(self) -> None:
         placement = await self._placements.place(self.state, self._pool.suspects())
@@ -241,6 +243,7 @@ class Relay:
             try:
                 return await self._place()
             except NotAdmitted as error:
+                self._metrics.rejected(error.why)
                 self._retries = max(self._retries, 1) + 1
                 self._last_failure = f"{because}; and {error.message}"
                 if error.never:
@@ -289,13 +292,15 @@ class Relay:
             return False
         self.state.outcome = "length"
         self._abort_workers()
+        self.close()
+        self._deliver_held()
         self._front_end.finish(self.state.frontend_id, "length")
         return True
 
-    def _fail(self, error: RequestFailed) -> None:
+    def _fail(self, error: RequestFailed, outcome: str = "error") -> None:
         if self.state.over:
             return
-        self.state.outcome = "error"
+        self.state.outcome = outcome
         self._abort_workers()
         self._front_end.fail(self.state.frontend_id, error)
 
@@ -308,6 +313,8 @@ class Relay:
 
     def _timed_out(self) -> TimedOut:
         because = f"; {self._last_failure}" if self._last_failure else ""
+        if self._placement is None:
+            because = "; it was waiting for room on the workers"
         allowed_s = self.state.deadline - self.state.arrived
         return TimedOut(f"the request took longer than {allowed_s:.3g} s{because}")
 
@@ -320,7 +327,29 @@ class Relay:
         """Raises WorkerUnreachable."""
         return await self._pool.stream(worker)
 
+    @property
+    def waits_for_slot(self) -> bool:
+        """The decode worker's batch was full: after the first token the stream would stand still."""
+        return self.placement.waits
+
     def deliver(self, output: Any) -> None:
+        self._deliver_held()
+        self._to_front_end(output)
+
+    def hold(self, output: Any) -> None:
+        """Keep the prefill worker's token until the decode worker goes on, or the request ends well."""
+        self._deliver_held()
+        self._held = output
+
+    def _deliver_held(self) -> None:
+        output, self._held = self._held, None
+        if output is not None:
+            self._to_front_end(output)
+
+    def _to_front_end(self, output: Any) -> None:
+        if not self._told and output.new_token_ids:
+            self._told = True
+            self._metrics.first_token(self.state, self.reader_id)
         output.request_id = self.state.frontend_id
         self._front_end.deliver(output)
 
@@ -337,6 +366,16 @@ class Relay:
         else:
             state.timings.prefill_began = self._front_end.first_output(output, clock_offset_s)
 
+    def grow(self) -> bool:
+        """Get the answer more room in the journal. False: there is none, and the request has ended."""
+        try:
+            self._journal.grow(self.state)
+        except Overloaded as error:
+            self._fail(error)
+            if self._task is not None:
+                self._task.cancel()
+        return not self.state.over
+
     def stop_pulling(self) -> None:
         """The decode worker waits for what nobody will send."""
         self._pool.abort(self.placement.decode.worker_id, self.state.request_id)
@@ -346,7 +385,5 @@ class Relay:
         self._pool.abort(self.reader_id, self.state.request_id)
 
     def admitted(self, admitted: worker_pb2.Admitted) -> None:
+        self._deliver_held()
         self._metrics.admitted(admitted, self.state, self.placement.decode.worker_id)
-
-    def first_token(self, worker_id: str) -> None:
-        self._metrics.first_token(self.state, worker_id)

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 TOKEN_BYTES = 5  # of a journal: array("I") has 4 a token, and grows by an eighth at a time
 REQUEST_BYTES = 4096  # of a journal: the objects around a request's bytes and tokens
+LOGPROB_BYTES = 400  # of a journal: one log-probability as vLLM's front end keeps it until the answer's end
+ROOM_TOKENS = 256  # by which a request's room in the journal grows
 
 
 class TokenOutput(Protocol):
@@ -83,7 +85,8 @@ class RequestState:
 
     Invariants: `tokens` only grows, and every token in it was handed to the front end exactly once. `epoch`
     only grows, and no two Starts of one phase carry the same one. `len(tokens) <= budget`. Its memory stays
-    below `journal_bytes`, which never changes. Once `outcome` is set nothing changes any more.
+    below `journal_bytes` as long as its tokens are at most `room_tokens`. Once `outcome` is set nothing changes
+    any more.
     """
 
     request_id: str  # on the wire: what workers and scheduler call it
@@ -93,6 +96,10 @@ class RequestState:
     max_tokens: int  # of output, as asked for
     max_model_len: int
     deadline: float  # time.monotonic, seconds
+    logprobs: int = 0  # kept with each token of the answer
+    prompt_logprobs: int = 0  # and of the prompt
+    room_tokens: int = ROOM_TOKENS  # of the answer, for which the journal has room
+    client: str = ""  # who sent it, among those that take turns when they wait
     prefix_hashes: tuple[bytes, ...] = ()
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
@@ -102,7 +109,8 @@ class RequestState:
     readers: list[str] = field(default_factory=list)  # workers that were to read the prompt, each once
     writers: list[str] = field(default_factory=list)  # and those that were to write the answer
     method: str = ""  # by which the last one drafts
-    outcome: str = ""  # stop, length, repetition, abort or error once it is over
+    outcome: str = ""  # stop, length, repetition, abort, error or refused once it is over
+    waited_s: float = 0.0  # for room, before the first placement
     timings: Timings = field(default_factory=Timings)  # of the current attempt
     spent_before: Spent = field(default_factory=Spent)  # by the attempts before it
     arrived: float = field(default_factory=time.monotonic)
@@ -132,9 +140,16 @@ class RequestState:
 
     @property
     def journal_bytes(self) -> int:
-        """The most memory that it will take."""
-        hashes = sum(map(len, self.prefix_hashes))
-        return REQUEST_BYTES + len(self.engine_request) + hashes + TOKEN_BYTES * max(0, self.budget)
+        """The most memory that it takes with `room_tokens` tokens."""
+        known = len(self.engine_request) + sum(map(len, self.prefix_hashes))
+        asked = LOGPROB_BYTES * self.prompt_logprobs * self.prompt_tokens
+        each = TOKEN_BYTES + LOGPROB_BYTES * self.logprobs
+        return REQUEST_BYTES + known + asked + each * max(0, min(self.room_tokens, self.budget))
+
+    @property
+    def outgrown(self) -> bool:
+        """It has more tokens than the journal has room for."""
+        return len(self.tokens) > self.room_tokens
 
     @property
     def spent(self) -> Spent:

@@ -55,6 +55,7 @@ class Usage(BaseModel):
         description="Who wrote the answer from its second token on, if it has one."
     )
     attempts: int = Field(description="Placements tried.")
+    waiting_ms: float = Field(description="In the router, until there was room on the workers.")
     queue_ms: float = Field(description="From the placement to the prompt's first step.")
     prefill_ms: float = Field(description="From the placement to the first token, the queue included.")
     handoff_ms: float = Field(description="From the first token until the decode worker has the KV cache.")
@@ -78,6 +79,7 @@ def usage_of(states: Iterable[RequestState]) -> Usage:
         prefill_worker=_names(worker for state in states for worker in state.readers),
         decode_worker=_names(worker for state in states for worker in state.writers),
         attempts=max(state.attempts for state in states),
+        waiting_ms=max(round(1e3 * state.waited_s, 3) for state in states),
         queue_ms=max(round(spent.queue_ms, 3) for spent in each),
         prefill_ms=max(round(spent.prefill_ms, 3) for spent in each),
         handoff_ms=max(round(spent.handoff_ms, 3) for spent in each),

@@ -8,7 +8,6 @@ the first on untouched, streaming handlers turn the second into an event without
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import time
 from collections.abc import Callable
@@ -87,25 +86,28 @@ class RelayClient(EngineCoreClient):
         return await self._queue.take()
 
     async def add_request_async(self, request: Any) -> None:
-        """Place the request and set it going. Raises RefusedByRouter, and tells the HTTP side why."""
+        """Set the request going, without waiting for its placement: of several sequences each gets its own.
+
+        Raises RefusedByRouter, and tells the HTTP side why; a request that is refused later ends by `fail`.
+        """
         admission = current_admission.get()
         try:
             if admission is not None and admission.error is not None:
                 raise admission.error
-            relay = self._relay(request, admission.deadline if admission is not None else math.inf)
-            await relay.admit()
+            relay = self._relay(request, admission or Admission())
+            relay.start()
         except RequestFailed as error:
             raise refusal(error) from None
         self._relays[request.request_id] = relay
         if admission is not None:
             admission.states.append(relay.state)
             self._admissions[request.request_id] = admission
-        relay.start()
 
     def check_room(self) -> None:
         """Raises RefusedByRouter while no request can be taken, before one is rendered for it."""
         try:
             self._parts.journal.check_room()
+            self._parts.waiting.check_room()
         except RequestFailed as error:
             raise refusal(error) from None
 
@@ -158,7 +160,7 @@ class RelayClient(EngineCoreClient):
 
     @property
     def live(self) -> int:
-        """Requests placed and not over."""
+        """Requests that wait or run."""
         return len(self._relays)
 
     def abort(self, request_ids: list[str]) -> None:
@@ -168,7 +170,7 @@ class RelayClient(EngineCoreClient):
             if relay := self._relays.get(request_id):
                 relay.abort()
 
-    def _relay(self, request: Any, deadline: float) -> Relay:
+    def _relay(self, request: Any, admission: Admission) -> Relay:
         _check(request)
         limits = self.limits
         wire_id = _wire_id(request.request_id)
@@ -180,7 +182,10 @@ class RelayClient(EngineCoreClient):
             prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.sampling_params.max_tokens,
             max_model_len=limits.max_model_len,
-            deadline=min(deadline, now + limits.request_timeout_s),
+            logprobs=_kept(request.sampling_params.logprobs),
+            prompt_logprobs=_kept(request.sampling_params.prompt_logprobs),
+            deadline=min(admission.deadline, now + limits.request_timeout_s),
+            client=admission.client,
             prefix_hashes=(
                 prefix_hashes(request.prompt_token_ids, limits.block_size, request.cache_salt or "")
                 if limits.block_size
@@ -194,6 +199,11 @@ class RelayClient(EngineCoreClient):
         request_id = relay.state.frontend_id
         self._relays.pop(request_id, None)
         self._admissions.pop(request_id, None)
+
+
+def _kept(logprobs: int | None) -> int:
+    """Log-probabilities of one position when so many are asked for: the token's own is among them or beside."""
+    return 0 if logprobs is None else 1 + max(0, logprobs)
 
 
 def without_reserved(extra: dict[str, Any] | None) -> dict[str, Any] | None:

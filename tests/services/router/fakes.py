@@ -124,6 +124,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             speculative_method=self.speculative_method,
         )
 
+    def go_on(self) -> None:
+        """What is silent writes again."""
+        for one in self._running.values():
+            one.silent, one.fault = False, None
+        self._work.set()
+
     @property
     def running(self) -> list[str]:
         """Ids of the requests in its engine."""

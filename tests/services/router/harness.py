@@ -23,6 +23,7 @@ from baton.services.router.journal import DEFAULT_BYTES, Journal
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
 from baton.services.router.relay import Parts
+from baton.services.router.waiting import WaitingRoom
 from baton.services.router.vllm_engine_client import RelayClient, RelayLimits
 from baton.services.router.workers import WorkerPool
 from baton.services.vllm_args import VLLM_VERSION
@@ -105,6 +106,8 @@ class Cluster:
         silence_s: float = 5.0,
         replace_wait_s: float = 60.0,
         journal: int = DEFAULT_BYTES,
+        max_waiting: int = 100,
+        max_wait_s: float = 15.0,
         **limits: Any,
     ) -> None:
         """The router's part anew, before anything was sent."""
@@ -114,18 +117,26 @@ class Cluster:
         self.pool = WorkerPool(hello, vllm_wire.decode_outputs, silence_s)
         self.journal = Journal(journal)
         placements = Placements(self.scheduler, metrics)
-        parts = Parts(placements, self.pool, metrics, max_attempts, replace_wait_s, self.journal)
+        self.waiting = WaitingRoom(max_waiting, max_wait_s, metrics)
+        self.scheduler.reporter.on_released = self.waiting.freed
+        parts = Parts(
+            placements, self.pool, metrics, max_attempts, self.waiting, replace_wait_s, self.journal
+        )
         self.client = RelayClient(parts, RelayLimits(**{**self._limits, **limits}))
         self.client.on_failure = self._failed
         if self._taking is not None:
             self._taking.cancel()
         self._taking = asyncio.create_task(self._take())
 
-    async def pair(self, prefill: int = 1, decode: int = 1, step_s: float = 0.0) -> list[FakeWorker]:
+    async def pair(
+        self, prefill: int = 1, decode: int = 1, step_s: float = 0.0, max_num_seqs: int = 256
+    ) -> list[FakeWorker]:
         """Add this many workers: p0, p1, ..., d0, d1, ..."""
         roles = [("p", pb.ROLE_PREFILL, prefill), ("d", pb.ROLE_DECODE, decode)]
         return [
-            await self.members.add(FakeWorker(f"{letter}{number}", role, step_s=step_s))
+            await self.members.add(
+                FakeWorker(f"{letter}{number}", role, step_s=step_s, max_num_seqs=max_num_seqs)
+            )
             for letter, role, count in roles
             for number in range(count)
         ]

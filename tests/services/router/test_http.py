@@ -96,7 +96,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(starter: Starter, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    made = Site(starter, model, tmp_path_factory.mktemp("router"), replace_wait_s=1.0)
+    made = Site(starter, model, tmp_path_factory.mktemp("router"), replace_wait_s=1.0, max_wait_s=1.0)
     eventually(lambda: listening(made.port), START_S, "the router listens")
     return made
 
@@ -117,11 +117,15 @@ async def http(site: Site) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def pair(
-    members: Members, prefill: int = 1, decode: int = 1, step_s: float = 0.002
+    members: Members, prefill: int = 1, decode: int = 1, step_s: float = 0.002, max_num_seqs: int = 256
 ) -> list[FakeWorker]:
     roles = [("p", pb.ROLE_PREFILL, prefill), ("d", pb.ROLE_DECODE, decode)]
     return [
-        await members.add(FakeWorker(f"{letter}{number}.{time.monotonic_ns()}", role, step_s=step_s))
+        await members.add(
+            FakeWorker(
+                f"{letter}{number}.{time.monotonic_ns()}", role, step_s=step_s, max_num_seqs=max_num_seqs
+            )
+        )
         for letter, role, count in roles
         for number in range(count)
     ]
@@ -197,17 +201,59 @@ async def test_with_the_scheduler_away_it_is_503(http: httpx.AsyncClient, stream
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_full_house_is_503(members: Members, http: httpx.AsyncClient, stream: bool) -> None:
-    _, decode = await pair(members)
-    decode.max_num_seqs = 1
-    await members.leave(decode)
-    small = await members.add(FakeWorker(f"small{time.monotonic_ns()}", pb.ROLE_DECODE, max_num_seqs=1))
-    small.faults.append(Fault(PHASE_DECODE, silent=True))
+async def test_a_full_house_is_503_after_a_wait(
+    members: Members, http: httpx.AsyncClient, stream: bool
+) -> None:
+    """It names the bounds, and their keys."""
+    _, decode = await pair(members, max_num_seqs=1)
+    decode.faults.append(Fault(PHASE_DECODE, silent=True))
     await placeable(http)
     async with http.stream("POST", "/v1/completions", json=body(stream=True)):
         got = await http.post("/v1/completions", json=body(stream=stream))
     assert got.status_code == 503
-    assert "retry-after" in got.headers
+    assert int(got.headers["retry-after"]) >= 1
+    said = got.json()["error"]["message"]
+    assert "no room within 1 s (router.max_wait_s)" in said
+    assert "1 of 1 requests: engine.max_num_seqs, scheduler.max_queue_factor" in said
+
+
+async def test_a_crowd_is_served_in_turn(members: Members, http: httpx.AsyncClient) -> None:
+    await pair(members, max_num_seqs=4)
+    await placeable(http)
+    answers = await asyncio.gather(*(http.post("/v1/completions", json=body()) for _ in range(40)))
+    assert {(got.status_code, got.json()["choices"][0]["text"]) for got in answers} == {(200, text(8))}
+    assert "baton_router_waiting_requests 0.0" in (await http.get("/metrics")).text
+
+
+async def test_clients_exactly_at_the_bound(members: Members, http: httpx.AsyncClient) -> None:
+    """Each sends its next request right after its last byte."""
+    await pair(members, max_num_seqs=4, step_s=0.0)
+    await placeable(http)
+
+    async def client() -> set[int]:
+        return {(await http.post("/v1/completions", json=body(3))).status_code for _ in range(25)}
+
+    assert set.union(*await asyncio.gather(*(client() for _ in range(4)))) == {200}
+
+
+@pytest.mark.parametrize("many", [{"prompt": [PROMPT] * 33}, {"n": 33, "temperature": 1.0}], ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_more_sequences_than_fit_at_once(
+    members: Members, http: httpx.AsyncClient, many: dict[str, Any], stream: bool
+) -> None:
+    """They are fed in as room comes."""
+    await pair(members, max_num_seqs=4)
+    await placeable(http)
+    async with http.stream("POST", "/v1/completions", json={**body(stream=stream), **many}) as response:
+        assert response.status_code == 200
+        if stream:
+            chunks = await events(response)
+        else:
+            chunks = [json.loads(await response.aread())]
+    said = [""] * 33
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        said[choice["index"]] += choice["text"]
+    assert said == [text(8)] * 33
 
 
 async def test_answers(members: Members, http: httpx.AsyncClient) -> None:

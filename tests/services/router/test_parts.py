@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from vllm.v1.outputs import LogprobsLists
 
 from baton.services.router import vllm_outputs
 from baton.services.router.admission import AdmissionMiddleware, current_admission
-from baton.services.router.errors import NotAdmitted, TimedOut
-from baton.services.router.journal import Journal
+from baton.services.router.errors import NotAdmitted, Overloaded, TimedOut, Why
+from baton.services.router.journal import GROWTH, Journal
 from baton.services.router.prefix import MAX_BLOCKS, prefix_hashes
 from baton.services.router.recovery import (
     BACKOFF_S,
@@ -27,7 +28,7 @@ from baton.services.router.recovery import (
     backoff_s,
     next_step,
 )
-from baton.services.router.state import RequestState
+from baton.services.router.state import LOGPROB_BYTES, ROOM_TOKENS, RequestState
 from baton.services.router.vllm_engine_client import RefusedByRouter, RelayClient, without_reserved
 from tests.services.router.harness import Cluster, engine_request
 
@@ -182,10 +183,46 @@ def test_what_never_fits_into_the_journal_is_refused_for_good() -> None:
 
 def test_a_request_stays_within_its_place_in_the_journal() -> None:
     state = request_state("a", max_tokens=1900)
+    journal = Journal()
+    journal.enter(state)
     for token in range(1900):
         state.tokens.append(token)
-    held = sys.getsizeof(state.tokens) + sys.getsizeof(state.engine_request)
-    assert held < state.journal_bytes
+        if state.outgrown:
+            journal.grow(state)
+        held = sys.getsizeof(state.tokens) + sys.getsizeof(state.engine_request)
+        assert held < journal.size == state.journal_bytes
+    journal.leave(state)
+    assert journal.size == 0
+
+
+def test_a_long_model_does_not_fill_the_journal_before_anything_is_written() -> None:
+    """Clients seldom say how long an answer may be: the model's whole length is allowed then."""
+    journal = Journal(1 << 20)
+    for number in range(100):
+        journal.enter(replace(request_state(str(number), max_tokens=131_072), max_model_len=131_072))
+
+
+def test_log_probabilities_are_counted() -> None:
+    plain, asked = request_state("a"), replace(request_state("b"), logprobs=21)
+    assert asked.journal_bytes - plain.journal_bytes == 21 * ROOM_TOKENS * LOGPROB_BYTES
+    asked = replace(request_state("b"), prompt_logprobs=3)
+    assert asked.journal_bytes - plain.journal_bytes == 3 * 100 * LOGPROB_BYTES
+
+
+def test_the_journal_is_bounded_while_answers_grow() -> None:
+    states = [request_state(str(number)) for number in range(3)]
+    journal = Journal(3 * states[0].journal_bytes)
+    for state in states:
+        journal.enter(state)
+    with pytest.raises(Overloaded, match="journal_mib"):
+        for token in range(1000):
+            for state in states:
+                state.tokens.append(token)
+                if state.outgrown:
+                    journal.grow(state)
+                assert journal.size <= GROWTH * journal.limit
+    with pytest.raises(NotAdmitted):
+        journal.enter(request_state("late"))
 
 
 # -- prefixes
@@ -238,7 +275,7 @@ async def test_a_response_passes_unchanged() -> None:
 
 
 async def test_a_refusal_before_the_first_chunk_replaces_the_response() -> None:
-    start, body = await respond(START, CHUNK, CHUNK, END, error=NotAdmitted("no room", 1.2), at=1)
+    start, body = await respond(START, CHUNK, CHUNK, END, error=NotAdmitted("no room", Why.FULL, 1.2), at=1)
     assert start["status"] == 503
     assert (b"retry-after", b"2") in start["headers"]
     assert json.loads(body["body"])["error"] == {
@@ -255,7 +292,7 @@ async def test_after_the_first_chunk_it_is_too_late() -> None:
 
 
 async def test_what_never_fits_is_400() -> None:
-    start, _ = await respond(START, CHUNK, error=NotAdmitted("too large", never=True))
+    start, _ = await respond(START, CHUNK, error=NotAdmitted("too large", Why.TOO_LARGE))
     assert start["status"] == 400
     assert all(name != b"retry-after" for name, _ in start["headers"])
 

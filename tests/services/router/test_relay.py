@@ -23,6 +23,14 @@ PROMPT = [5, 6, 7]
 LONG = [1] * (SHORT_PROMPT_TOKENS + 1)
 
 
+def refused(got: Answer, because: str) -> int:
+    """The status of a request that got nothing but an error."""
+    assert got.tokens == []
+    assert isinstance(got.error, RefusedByRouter)
+    assert re.search(because, str(got.error))
+    return int(got.error.http_status)
+
+
 def right(got: Answer, prompt: list[int], count: int) -> None:
     assert got.error is None
     assert got.tokens == answer(prompt, count)
@@ -331,9 +339,9 @@ async def test_a_full_journal_refuses_early(cluster: Cluster) -> None:
     cluster.remake(journal=6000)
     prefill, decode = await cluster.pair(step_s=0.01)
     await cluster.send("first", PROMPT, 50)
-    with pytest.raises(RefusedByRouter, match="journal_mib") as refused:
+    with pytest.raises(RefusedByRouter, match="journal_mib") as full:
         await cluster.send("second", PROMPT, 50)
-    assert refused.value.http_status == 503
+    assert full.value.http_status == 503
     right(await cluster.answer("first"), PROMPT, 50)
     await cluster.settled()
     right(await cluster.ask(PROMPT, 50), PROMPT, 50)
@@ -432,11 +440,9 @@ async def test_abort_right_away(cluster: Cluster) -> None:
 
 async def test_an_abort_while_it_is_placed_books_nothing(cluster: Cluster) -> None:
     await cluster.pair()
-    sending = asyncio.create_task(cluster.send("q", PROMPT))
-    await asyncio.sleep(0)
-    sending.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await sending
+    await cluster.send("q", PROMPT)
+    await asyncio.sleep(0)  # its task has asked, and has no answer yet
+    await cluster.client.abort_requests_async(["q"])
     await cluster.settled()
 
 
@@ -465,25 +471,124 @@ async def test_late_outputs_of_an_aborted_request_are_dropped(cluster: Cluster) 
 
 
 async def test_no_workers(cluster: Cluster) -> None:
-    with pytest.raises(RefusedByRouter, match="worker") as refused:
-        await cluster.send("q", PROMPT)
-    assert refused.value.http_status == 503
+    assert refused(await cluster.ask(PROMPT), "worker") == 503
     assert cluster.count("rejections_total", code="NO_WORKERS") == 1
 
 
 async def test_too_large_for_any_worker(cluster: Cluster) -> None:
     await cluster.pair()
-    with pytest.raises(RefusedByRouter) as refused:
-        await cluster.send("q", [1] * 5000)
-    assert refused.value.http_status == 400
+    assert refused(await cluster.ask([1] * 5000), "longer than the model's limit") == 400
 
 
 async def test_scheduler_away(cluster: Cluster) -> None:
     await cluster.pair()
     await cluster.server.__aexit__(None, None, None)
-    with pytest.raises(RefusedByRouter, match="scheduler") as refused:
-        await cluster.send("q", PROMPT)
-    assert refused.value.http_status == 503
+    assert refused(await cluster.ask(PROMPT), "scheduler") == 503
+
+
+# -- a full house
+
+
+async def test_what_finds_no_room_waits(cluster: Cluster) -> None:
+    await cluster.pair(step_s=0.001, max_num_seqs=2)
+    prompts = [[number] for number in range(40)]
+    for number, prompt in enumerate(prompts):
+        await cluster.send(f"r{number}", prompt)  # does not wait for a placement
+    await until(lambda: len(cluster.waiting) > 20, "most of them wait")
+    assert cluster.count("waiting_requests") == len(cluster.waiting)
+    for number, prompt in enumerate(prompts):
+        right(await cluster.answer(f"r{number}"), prompt, 8)
+    assert cluster.count("waited_seconds_count") > 20
+    await cluster.settled()
+    assert len(cluster.waiting) == 0
+
+
+async def test_who_ends_may_send_again_at_once(cluster: Cluster) -> None:
+    """As many clients as there may be requests: the last token's way is not part of a booking's life."""
+    cluster.remake(max_waiting=1)
+    _, decode = await cluster.pair(max_num_seqs=1)
+    del decode
+    for number in range(50):
+        right(await cluster.ask([number], 3), [number], 3)
+    await cluster.settled()
+
+
+async def test_a_full_queue_refuses_and_names_its_bound(cluster: Cluster) -> None:
+    cluster.remake(max_waiting=1)
+    _, decode = await cluster.pair(max_num_seqs=1)
+    decode.faults += [Fault(PHASE_DECODE, silent=True)] * 9
+    await fill(cluster)
+    assert refused(await cluster.ask(PROMPT), r"1 requests wait already \(router.max_waiting\)") == 503
+    assert cluster.count("rejections_total", code="QUEUE") == 1
+    with pytest.raises(RefusedByRouter, match="max_waiting"):
+        cluster.client.check_room()  # before another is rendered
+
+
+async def test_waiting_has_an_end(cluster: Cluster) -> None:
+    cluster.remake(max_wait_s=0.3)
+    _, decode = await cluster.pair(max_num_seqs=1)
+    decode.faults += [Fault(PHASE_DECODE, silent=True)] * 9
+    await fill(cluster)
+    got = await cluster.ask(PROMPT)
+    assert refused(got, r"within 0.3 s \(router.max_wait_s\).*d0: \d of \d requests: engine.max_num_seqs") == 503
+
+
+async def test_the_client_s_own_deadline_ends_the_wait(cluster: Cluster) -> None:
+    cluster.remake(request_timeout_s=0.4)
+    _, decode = await cluster.pair(max_num_seqs=1)
+    decode.faults += [Fault(PHASE_DECODE, silent=True)] * 9
+    await fill(cluster)
+    assert refused(await cluster.ask(PROMPT), "waiting for room") == 504
+
+
+async def test_an_abort_while_it_waits_lets_the_next_one_in(cluster: Cluster) -> None:
+    _, decode = await cluster.pair(step_s=0.001, max_num_seqs=1)
+    decode.faults += [Fault(PHASE_DECODE, silent=True)] * 9
+    held = await fill(cluster)
+    await cluster.send("next", PROMPT)
+    await cluster.client.abort_requests_async([held[-1]])  # whose turn it is
+    decode.faults.clear()
+    await cluster.client.abort_requests_async(held[:-1])
+    right(await cluster.answer("next"), PROMPT, 8)
+    await cluster.settled()
+
+
+async def test_a_scheduler_that_dies_loses_nobody_who_waits(cluster: Cluster) -> None:
+    _, decode = await cluster.pair(step_s=0.001, max_num_seqs=1)
+    decode.faults.append(Fault(PHASE_DECODE, silent=True))
+    await cluster.scheduler.refresh()  # as a router does every second
+    held = await fill(cluster)
+    await cluster.server.__aexit__(None, None, None)
+    decode.faults.clear()
+    await cluster.client.abort_requests_async(held[:-1])
+    right(await cluster.answer(held[-1]), [0], 8)
+
+
+async def test_the_first_token_waits_for_a_slot(cluster: Cluster) -> None:
+    """A stream does not stand still after its first token because the decode worker's batch is full."""
+    _, decode = await cluster.pair(max_num_seqs=4)
+    decode.faults += [Fault(PHASE_DECODE, silent=True)] * 5  # their KV cache is never loaded
+    for number in range(4):
+        await cluster.send(f"r{number}", [number], 20)
+        await until(lambda number=number: cluster.got[f"r{number}"].tokens, "there is a slot for it")
+    await cluster.send("last", [9], 20)
+    await until(lambda: len(decode.seen.starts) == 5, "its prompt was read")
+    assert cluster.got["last"].tokens == []
+    assert cluster.count("first_token_seconds_count") == 4
+    decode.go_on()
+    right(await cluster.answer("last"), [9], 20)
+    assert cluster.count("first_token_seconds_count") == 5
+
+
+async def fill(cluster: Cluster) -> list[str]:
+    """Send requests until one waits; their ids."""
+    sent: list[str] = []
+    while len(cluster.waiting) == 0:
+        sent.append(f"full{len(sent)}")
+        await cluster.send(sent[-1], [0])
+        state = cluster.client._relays[sent[-1]].state
+        await until(lambda state=state: state.attempts or len(cluster.waiting), "it is placed or waits")
+    return sent
 
 
 # -- what a client may not say

@@ -1,0 +1,173 @@
+"""Requests that wait for room on the workers, in turn: bounded in number and time, fair between clients.
+
+A request is placed at once while nobody waits. When all workers are full it joins its client's queue, and the
+clients take turns, one request each: a client that sends a thousand delays its own requests, not another's
+first. Whose turn it is asks for a placement again whenever reservations of this router end, and now and then
+besides, as other routers' end too. Nobody overtakes it, so a long prompt gets its room in the end.
+
+What an end of the queue costs: one placement call each time that room may be there, for one request; the
+others sleep. One event loop's; nothing here is thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+
+from baton.services.router.errors import NotAdmitted, Why
+from baton.services.router.metrics import RouterMetrics
+
+LOOK_AGAIN_S = (0.05, 1.0)  # s; the first and the longest pause between two looks without a sign of room
+_PACE_OF = 256  # last departures: answers that began together end together, so fewer would mislead
+_PACE_KNOWN_S = 10.0  # so old is a queue before anybody is refused for the wait that is expected
+
+Turn = asyncio.Future[None]
+
+
+class WaitingRoom:
+    """The queue of one router. Invariant: while anybody waits, it is exactly one request's turn."""
+
+    def __init__(
+        self,
+        limit: int,
+        wait_s: float,
+        metrics: RouterMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """At most `limit` requests wait, each at most `wait_s`; with a limit of 0 nobody waits."""
+        self.limit = limit
+        self.wait_s = wait_s
+        self._metrics = metrics
+        self._clock = clock
+        self._clients: OrderedDict[str, OrderedDict[Turn, None]] = OrderedDict()  # next in turn first
+        self._waiting = 0
+        self._turn: Turn | None = None
+        self._room = asyncio.Event()
+        self._began = 0.0  # when the queue did
+        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # since then, with the clock
+        metrics.watch_waiting(self)
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    @property
+    def estimate_s(self) -> float:
+        """How long a request would wait that came now, alone of its client: seconds, 0 while unknown."""
+        return self._estimate("")
+
+    def check_room(self) -> None:
+        """Raise NotAdmitted (503) while the queue is full. To be asked before a request costs anything."""
+        if self._waiting and self._waiting >= self.limit:
+            raise self._refusal(f"{self._waiting} requests wait already (router.max_waiting)", self.estimate_s)
+
+    def freed(self) -> None:
+        """Hear that reservations ended: there may be room now."""
+        self._room.set()
+
+    async def admit(self, client: str, deadline: float, place: Callable[[], Awaitable[None]]) -> float:
+        """Get `place` done, at once or in turn; return the seconds waited.
+
+        `place` raises NotAdmitted; where waiting helps it is tried again, until it succeeds. `deadline`
+        (time.monotonic) is the request's own, and is seen to by the caller. Raises NotAdmitted when the queue
+        is full, when the wait would be too long, and when it was.
+        """
+        came = self._clock()
+        if not self._waiting:
+            try:
+                await place()
+            except NotAdmitted as no:
+                if no.why is not Why.FULL or not self.limit:
+                    raise
+            else:
+                return 0.0
+        self.check_room()
+        self._check_wait(client, min(self.wait_s, deadline - came))
+        turn = self._join(client)
+        refusal: NotAdmitted | None = None
+        try:
+            async with asyncio.timeout(self.wait_s):
+                await turn
+                pause_s, longest_s = LOOK_AGAIN_S
+                while True:
+                    self._room.clear()
+                    try:
+                        await place()
+                    except NotAdmitted as no:
+                        if no.never:
+                            raise
+                        refusal = no
+                    else:
+                        self._departures.append(self._clock())
+                        break
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(pause_s):
+                            await self._room.wait()
+                    pause_s = min(2 * pause_s, longest_s)
+        except TimeoutError:
+            because = f": {refusal.message}" if refusal else ""
+            raise self._refusal(
+                f"no room within {self.wait_s:g} s (router.max_wait_s), {self._waiting} requests wait{because}",
+                self.estimate_s,
+            ) from None
+        finally:
+            self._leave(client, turn)
+        waited_s = self._clock() - came
+        self._metrics.waited(waited_s)
+        return waited_s
+
+    def _join(self, client: str) -> Turn:
+        if not self._waiting:
+            self._departures.clear()
+            self._began = self._clock()
+        turn: Turn = asyncio.get_running_loop().create_future()
+        self._clients.setdefault(client, OrderedDict())[turn] = None
+        self._waiting += 1
+        if self._turn is None:
+            self._next()
+        return turn
+
+    def _leave(self, client: str, turn: Turn) -> None:
+        turns = self._clients[client]
+        del turns[turn]
+        if not turns:
+            del self._clients[client]
+        self._waiting -= 1
+        if self._turn is turn:
+            if turns:
+                self._clients.move_to_end(client)
+            self._next()
+
+    def _next(self) -> None:
+        """The first of the client that has waited longest for a turn."""
+        self._turn = None
+        if self._clients:
+            turns = next(iter(self._clients.values()))
+            self._turn = next(iter(turns))
+            if not self._turn.done():  # a cancelled one leaves by itself
+                self._turn.set_result(None)
+
+    def _estimate(self, client: str) -> float:
+        """How long one that joined now would wait, at the pace of the last departures; 0 while unknown."""
+        own = len(self._clients.get(client, ()))
+        before = own + sum(min(len(turns), own + 1) for name, turns in self._clients.items() if name != client)
+        if not self._departures:
+            return 0.0
+        every = self._departures.maxlen == len(self._departures)
+        since = self._departures[0] if every else self._began
+        return before * (self._clock() - since) / len(self._departures)
+
+    def _check_wait(self, client: str, allowed_s: float) -> None:
+        """Refuse at once who would wait for nothing."""
+        wait_s = self._estimate(client)
+        if wait_s > allowed_s and self._clock() - self._began >= _PACE_KNOWN_S:
+            raise self._refusal(
+                f"{self._waiting} requests wait, for about {wait_s:.0f} s; this one may wait {allowed_s:.3g} s "
+                "(router.max_wait_s, or its own deadline)",
+                wait_s - allowed_s,
+            )
+
+    def _refusal(self, message: str, retry_after_s: float) -> NotAdmitted:
+        return NotAdmitted(message, Why.QUEUE, max(1.0, retry_after_s))

@@ -1,0 +1,202 @@
+"""Turns, bounds and the expected wait, without a scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton.services.router.errors import NotAdmitted, Why
+from baton.services.router.metrics import RouterMetrics
+from baton.services.router.waiting import WaitingRoom
+from tests.services.router.fakes import until
+
+FULL = NotAdmitted("all are full", Why.FULL, 1.0)
+
+
+class House:
+    """Rooms for guests, and the order in which they came in."""
+
+    def __init__(self, rooms: int = 0, limit: int = 100, wait_s: float = 15.0) -> None:
+        self.rooms = rooms
+        self.now = 0.0
+        self.inside: list[str] = []
+        self.asked = 0
+        metrics = RouterMetrics(CollectorRegistry())
+        self.waiting = WaitingRoom(limit, wait_s, metrics, clock=lambda: self.now)
+
+    def guest(self, name: str, client: str = "", deadline: float = 1e9) -> asyncio.Task[float]:
+        return asyncio.create_task(self.waiting.admit(client, deadline, self._door(name)))
+
+    def leave(self, rooms: int = 1) -> None:
+        self.rooms += rooms
+        self.waiting.freed()
+
+    def _door(self, name: str) -> Callable[[], Awaitable[None]]:
+        async def place() -> None:
+            self.asked += 1
+            await asyncio.sleep(0)
+            if not self.rooms:
+                raise FULL
+            self.rooms -= 1
+            self.inside.append(name)
+
+        return place
+
+
+async def waiting(house: House, *guests: asyncio.Task[float]) -> None:
+    """They wait, all of them."""
+    count = len(guests)
+    await until(lambda: len(house.waiting) == count, f"{count} wait")
+
+
+async def test_nobody_waits_while_there_is_room() -> None:
+    house = House(rooms=2)
+    assert await house.guest("a") == await house.guest("b") == 0.0
+    assert len(house.waiting) == 0
+
+
+async def test_clients_take_turns() -> None:
+    house = House()
+    guests = [house.guest(f"a{number}", "a") for number in range(4)]
+    await waiting(house, *guests)
+    guests += [house.guest("b0", "b"), house.guest("b1", "b"), house.guest("c0", "c")]
+    await waiting(house, *guests)
+    house.leave(7)
+    await asyncio.gather(*guests)
+    assert house.inside == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+
+
+async def test_nobody_overtakes_while_others_wait() -> None:
+    house = House()
+    first = house.guest("first")
+    await waiting(house, first)
+    house.rooms = 1  # and nobody has told
+    second = house.guest("second")
+    await waiting(house, first, second)
+    house.leave(1)
+    await asyncio.gather(first, second)
+    assert house.inside == ["first", "second"]
+
+
+async def test_only_one_asks_again() -> None:
+    """However many wait: what a release costs does not grow with them."""
+    house = House(limit=1000)
+    guests = [house.guest(str(number)) for number in range(500)]
+    await waiting(house, *guests)
+    await until(lambda: house.asked > 500, "the first in turn asks again")
+    before = house.asked
+    house.leave()
+    await until(lambda: house.inside, "one came in")
+    assert house.asked - before <= 4  # the one, the next in turn, and looks that were due
+    for guest in guests:
+        guest.cancel()
+    await until(lambda: len(house.waiting) == 0, "all gave up")
+
+
+async def test_other_routers_releases_are_found_without_a_sign() -> None:
+    house = House()
+    guest = house.guest("a")
+    await waiting(house, guest)
+    house.rooms = 1
+    await guest
+
+
+async def test_the_queue_is_bounded() -> None:
+    house = House(limit=2)
+    guests = [house.guest("a"), house.guest("b")]
+    await waiting(house, *guests)
+    with pytest.raises(NotAdmitted, match="max_waiting") as refused:
+        await house.guest("c")
+    assert (refused.value.why, refused.value.status, refused.value.never) == (Why.QUEUE, 503, False)
+    assert refused.value.retry_after_s >= 1
+    with pytest.raises(NotAdmitted, match="max_waiting"):
+        house.waiting.check_room()
+    house.leave(2)
+    await asyncio.gather(*guests)
+    house.waiting.check_room()
+
+
+async def test_with_a_limit_of_zero_nobody_waits() -> None:
+    with pytest.raises(NotAdmitted) as refused:
+        await House(limit=0).guest("a")
+    assert refused.value is FULL
+
+
+async def test_the_wait_is_bounded_and_says_why() -> None:
+    house = House(wait_s=0.1)
+    guest = house.guest("a")
+    with pytest.raises(NotAdmitted, match=r"within 0.1 s \(router.max_wait_s\).*all are full"):
+        await guest
+    assert len(house.waiting) == 0
+
+
+async def test_what_can_never_fit_does_not_wait() -> None:
+    house = House()
+    never = NotAdmitted("too large", Why.TOO_LARGE)
+
+    async def place() -> None:
+        raise never if len(house.waiting) else FULL
+
+    with pytest.raises(NotAdmitted) as refused:
+        await house.waiting.admit("", 1e9, place)
+    assert refused.value is never
+
+
+async def test_who_gives_up_passes_the_turn_on() -> None:
+    house = House()
+    guests = [house.guest(str(number)) for number in range(3)]
+    await waiting(house, *guests)
+    guests[0].cancel()  # it is his turn
+    guests[2].cancel()
+    await until(lambda: len(house.waiting) == 1, "they left")
+    house.leave()
+    await guests[1]
+    assert house.inside == ["1"]
+
+
+async def test_the_expected_wait_refuses_early() -> None:
+    """Answers that end together, 8 every 4 s: half a second for each, not the gap since the last ones."""
+    house = House(limit=1000, wait_s=60)
+    guests = [house.guest(str(number), "a") for number in range(200)]
+    await waiting(house, *guests)
+    assert house.waiting.estimate_s == 0.0  # not known
+    for bunch in range(1, 6):
+        house.now += 4
+        house.leave(8)
+        await until(lambda bunch=bunch: len(house.inside) == 8 * bunch, "they came in")
+    assert house.waiting.estimate_s == pytest.approx(0.5)  # another client's first one: after one turn
+    house.now += 3.9
+    with pytest.raises(NotAdmitted, match="160 requests wait, for about ") as refused:
+        await house.guest("late", "a")
+    assert 15 <= refused.value.retry_after_s <= 40
+    with pytest.raises(NotAdmitted, match="this one may wait 0.2 s"):
+        await house.guest("hurried", "b", deadline=house.now + 0.2)
+    for guest in guests:
+        guest.cancel()
+    await until(lambda: len(house.waiting) == 0, "all gave up")
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_everybody_comes_in_or_has_given_up(seed: int) -> None:
+    rng = random.Random(seed)
+    house = House(limit=1000)
+    guests: list[asyncio.Task[float]] = []
+    for number in range(200):
+        deed = rng.random()
+        if deed < 0.6:
+            guests.append(house.guest(str(number), rng.choice("abc")))
+        elif deed < 0.8 and guests:
+            rng.choice(guests).cancel()
+        else:
+            house.leave()
+        await asyncio.sleep(0)
+    while not all(guest.done() for guest in guests):
+        house.leave()
+        await asyncio.sleep(0)
+    came = [guest for guest in guests if not guest.cancelled()]
+    assert len(house.inside) == len(set(house.inside)) >= len(came)
+    assert len(house.waiting) == 0
