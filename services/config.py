@@ -173,8 +173,8 @@ class SchedulerSettings(_Section):
     max_queue_factor: float = Field(
         1.25,
         ge=1,
-        description="Requests placed on one decode worker, as a multiple of its max_num_seqs: those above 1 are "
-        "prefilled meanwhile, and take over a slot when it comes free. More wait in the router.",
+        description="Requests placed on one decode worker, as a multiple of its max_num_seqs: those above 1 "
+        "are prefilled meanwhile, and take over a slot when it comes free. More wait in the router.",
     )
     handoff_min_tokens: int = Field(
         0, ge=0, description="Shorter prompts are read by the decode worker itself, without a handoff."
@@ -327,7 +327,9 @@ class RouterSettings(_Section):
         60.0, description="A request whose worker failed waits this long for another, then it is an error."
     )
     journal_mib: int = Field(
-        256, ge=1, description="Kept of waiting and running requests, so that they can go on elsewhere; more is 503."
+        256,
+        ge=1,
+        description="Kept of waiting and running requests, so that they can go on elsewhere; more is 503.",
     )
     max_body_mib: int = Field(8, ge=1, le=1024, description="Of one request's body; a larger one is 413.")
     max_sequences: int = Field(

@@ -88,8 +88,8 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
     from baton.services.router.metrics import RouterMetrics
     from baton.services.router.placement import Placements
     from baton.services.router.relay import Parts
-    from baton.services.router.waiting import WaitingRoom
     from baton.services.router.vllm_engine_client import RelayClient, RelayLimits
+    from baton.services.router.waiting import WaitingRoom
     from baton.services.router.workers import WorkerPool
 
     router_id = f"router-{uuid.uuid4().hex[:12]}"

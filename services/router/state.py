@@ -85,8 +85,8 @@ class RequestState:
 
     Invariants: `tokens` only grows, and every token in it was handed to the front end exactly once. `epoch`
     only grows, and no two Starts of one phase carry the same one. `len(tokens) <= budget`. Its memory stays
-    below `journal_bytes` as long as its tokens are at most `room_tokens`. Once `outcome` is set nothing changes
-    any more.
+    below `journal_bytes` as long as its tokens are at most `room_tokens`. Once `outcome` is set nothing
+    changes any more.
     """
 
     request_id: str  # on the wire: what workers and scheduler call it

@@ -202,7 +202,7 @@ class RelayClient(EngineCoreClient):
 
 
 def _kept(logprobs: int | None) -> int:
-    """Log-probabilities of one position when so many are asked for: the token's own is among them or beside."""
+    """How many are kept of one position when `logprobs` are asked for: the token's own is one more."""
     return 0 if logprobs is None else 1 + max(0, logprobs)
 
 

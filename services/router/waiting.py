@@ -46,6 +46,7 @@ class WaitingRoom:
         self._waiting = 0
         self._turn: Turn | None = None
         self._room = asyncio.Event()
+        self._because = ""  # there was none, at the last look
         self._began = 0.0  # when the queue did
         self._departures: deque[float] = deque(maxlen=_PACE_OF)  # since then, with the clock
         metrics.watch_waiting(self)
@@ -61,7 +62,7 @@ class WaitingRoom:
     def check_room(self) -> None:
         """Raise NotAdmitted (503) while the queue is full. To be asked before a request costs anything."""
         if self._waiting and self._waiting >= self.limit:
-            raise self._refusal(f"{self._waiting} requests wait already (router.max_waiting)", self.estimate_s)
+            raise self._refusal(f"{self._waiting} wait already (router.max_waiting)", self.estimate_s)
 
     def freed(self) -> None:
         """Hear that reservations ended: there may be room now."""
@@ -81,12 +82,12 @@ class WaitingRoom:
             except NotAdmitted as no:
                 if no.why is not Why.FULL or not self.limit:
                     raise
+                self._because = no.message
             else:
                 return 0.0
         self.check_room()
         self._check_wait(client, min(self.wait_s, deadline - came))
         turn = self._join(client)
-        refusal: NotAdmitted | None = None
         try:
             async with asyncio.timeout(self.wait_s):
                 await turn
@@ -98,7 +99,7 @@ class WaitingRoom:
                     except NotAdmitted as no:
                         if no.never:
                             raise
-                        refusal = no
+                        self._because = no.message
                     else:
                         self._departures.append(self._clock())
                         break
@@ -107,11 +108,8 @@ class WaitingRoom:
                             await self._room.wait()
                     pause_s = min(2 * pause_s, longest_s)
         except TimeoutError:
-            because = f": {refusal.message}" if refusal else ""
-            raise self._refusal(
-                f"no room within {self.wait_s:g} s (router.max_wait_s), {self._waiting} requests wait{because}",
-                self.estimate_s,
-            ) from None
+            limit = f"no room within {self.wait_s:g} s (router.max_wait_s)"
+            raise self._refusal(f"{limit}, {self._waiting} wait: {self._because}", self.estimate_s) from None
         finally:
             self._leave(client, turn)
         waited_s = self._clock() - came
@@ -152,7 +150,8 @@ class WaitingRoom:
     def _estimate(self, client: str) -> float:
         """How long one that joined now would wait, at the pace of the last departures; 0 while unknown."""
         own = len(self._clients.get(client, ()))
-        before = own + sum(min(len(turns), own + 1) for name, turns in self._clients.items() if name != client)
+        others = (turns for name, turns in self._clients.items() if name != client)
+        before = own + sum(min(len(turns), own + 1) for turns in others)
         if not self._departures:
             return 0.0
         every = self._departures.maxlen == len(self._departures)
@@ -164,8 +163,8 @@ class WaitingRoom:
         wait_s = self._estimate(client)
         if wait_s > allowed_s and self._clock() - self._began >= _PACE_KNOWN_S:
             raise self._refusal(
-                f"{self._waiting} requests wait, for about {wait_s:.0f} s; this one may wait {allowed_s:.3g} s "
-                "(router.max_wait_s, or its own deadline)",
+                f"{self._waiting} wait already, another would for about {wait_s:.0f} s and may for "
+                f"{allowed_s:.3g} s (router.max_wait_s, or its own deadline)",
                 wait_s - allowed_s,
             )
 

@@ -85,9 +85,13 @@ def test_a_decode_worker_covers_for_lost_prefill_workers(lost: list[WorkerRecord
     assert choose(need("r", 2, 100, 10, "failed"), worker("d", D), *lost) == ("", "d")
 
 
+PROMPTS = "1000 of 1000 prompt tokens: scheduler.max_queued_prompt_tokens"
+REQUESTS = "8 of 8 requests: engine.max_num_seqs, scheduler.max_queue_factor"
+
+
 def test_full_prefill_workers_are_not_covered_for() -> None:
     code, message = choose(need(), worker("p", P, CROWDED), worker("d", D))
-    assert (code, message) == ("FULL", "no worker can read the prompt: all are full")
+    assert (code, message) == ("FULL", f"no worker can read the prompt: all are full (p: {PROMPTS})")
 
 
 @pytest.mark.parametrize("lost", [[], [worker("d", D, drain=True)], [worker("failed", D)]])
@@ -100,7 +104,7 @@ def test_a_prefill_worker_covers_for_lost_decode_workers(lost: list[WorkerRecord
 
 def test_full_decode_workers_are_not_covered_for() -> None:
     code, message = choose(need(), worker("p", P), worker("d", D, CROWDED))
-    assert (code, message) == ("FULL", "no worker can write the answer: all are full")
+    assert (code, message) == ("FULL", f"no worker can write the answer: all are full (d: {REQUESTS})")
 
 
 def test_nobody_at_all() -> None:

@@ -419,7 +419,7 @@ async def test_usage_for_who_asks(
         "decode_worker": drafting[1].worker_id,
         "attempts": 1,
     }
-    assert set(times) == {"queue_ms", "prefill_ms", "handoff_ms", "decode_ms"}
+    assert set(times) == {"waiting_ms", "queue_ms", "prefill_ms", "handoff_ms", "decode_ms"}
     assert times["prefill_ms"] > 0
     assert times["decode_ms"] > 5  # six steps of 2 ms
     assert all(one is None for worker in drafting for one in worker.seen.extra_args)

@@ -210,17 +210,22 @@ def test_log_probabilities_are_counted() -> None:
 
 
 def test_the_journal_is_bounded_while_answers_grow() -> None:
-    states = [request_state(str(number)) for number in range(3)]
+    states = [request_state(str(number), max_tokens=1900) for number in range(3)]
     journal = Journal(3 * states[0].journal_bytes)
     for state in states:
         journal.enter(state)
+
+    def write(tokens: int) -> None:
+        for state in states:
+            state.tokens.extend(range(tokens))
+            if state.outgrown:
+                journal.grow(state)
+            assert journal.size <= GROWTH * journal.limit
+
+    write(300)
+    assert journal.size > journal.limit  # they go on
     with pytest.raises(Overloaded, match="journal_mib"):
-        for token in range(1000):
-            for state in states:
-                state.tokens.append(token)
-                if state.outgrown:
-                    journal.grow(state)
-                assert journal.size <= GROWTH * journal.limit
+        write(1500)
     with pytest.raises(NotAdmitted):
         journal.enter(request_state("late"))
 
