@@ -314,7 +314,8 @@ class RouterSettings(_Section):
         description="Requests that may wait for room on the workers; more is 503. 0: nobody waits.",
     )
     max_wait_s: Seconds = Field(
-        60.0, description="A request waits this long for room, and no longer than its own deadline; then 503."
+        300.0,
+        description="A request waits this long for room, and no longer than its own deadline; then 503.",
     )
     drain_timeout_s: Seconds = Field(10.0, description="After SIGTERM, streams that run may take this long.")
     max_attempts: int = Field(

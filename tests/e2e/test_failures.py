@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -246,7 +247,12 @@ def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
 
 @pytest.mark.timeout(100)
 def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.TempPathFactory) -> None:
-    config: dict[str, Any] = {"engine": {"max_num_seqs": 2}, "scheduler": {"max_queue_factor": 1.0}}
+    """After a wait, and who waits is served when there is room."""
+    config: dict[str, Any] = {
+        "engine": {"max_num_seqs": 2},
+        "scheduler": {"max_queue_factor": 1.0},
+        "router": {"max_wait_s": 1.0},
+    }
     with deployment(tmp_path_factory.mktemp("full"), **config) as one:
         one.up(0, 0, mixed=1)
         client = one.client()
@@ -268,8 +274,8 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
             worker.resume()
         for stream in running:
             stream.close()
-        eventually(
-            lambda: httpx.post(f"{one.url}/v1/completions", json=body, timeout=CALL_S).status_code == 200,
-            10,
-            "there is room again",
-        )
+        eventually(lambda: idle(one), 10, "there is room again")
+        with ThreadPoolExecutor(12) as pool:
+            url = f"{one.url}/v1/completions"
+            got = pool.map(lambda _: httpx.post(url, json=body, timeout=CALL_S).status_code, range(12))
+        assert set(got) == {200}
