@@ -20,7 +20,7 @@ NAMES = [
 ]
 # By name only: what `all` measures are a CPU's figures, and kernels are for GPUs, `preload` needs libraries
 # that are not installed with us; the others are long.
-ALONE = ["kernels", "overload", "preload", "soak"]
+ALONE = ["clients", "kernels", "overload", "preload", "soak"]
 
 
 def main() -> int:
