@@ -82,6 +82,9 @@ class Listener(Protocol):
     def on_step(self, step: Step) -> None:
         """After every step that brought something or changed the load."""
 
+    def on_refused(self, internal_id: str, error: Exception) -> None:
+        """The engine does not take this request; it holds nothing of it."""
+
     def on_failure(self, error: BaseException) -> None:
         """Once, when the engine broke; nothing comes after it."""
 
@@ -112,7 +115,7 @@ class EngineHost:
 
     def submit(self, request: Any) -> None:
         """Queue a prepared request."""
-        self._messages.put(lambda: self._engine.add_request(request))
+        self._messages.put(lambda: self._add(request))
 
     def abort(self, internal_ids: list[str]) -> None:
         """End requests without a word; unknown ones are ignored."""
@@ -215,6 +218,16 @@ class EngineHost:
                 message = self._messages.get_nowait()
         except queue.Empty:
             return True
+
+    def _add(self, request: Any) -> None:
+        try:
+            self._engine.add_request(request)
+        except Exception as error:
+            # It would be one on every worker: it must not take them with it, one after the other.
+            logger.exception("the engine refuses request %s", request.request_id)
+            self._engine.abort_requests([request.request_id])  # it may have come halfway in
+            refusal = error
+            self._tell(lambda listener: listener.on_refused(request.request_id, refusal))
 
     def _step(self, engine: Any) -> bool:
         began = self._step_began = time.monotonic()

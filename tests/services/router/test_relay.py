@@ -391,7 +391,9 @@ async def test_what_a_worker_cannot_read_is_not_tried_elsewhere(cluster: Cluster
     for worker in (first, second):
         worker.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_INVALID))
     got = await cluster.ask(PROMPT)
+    assert isinstance(got.error, RefusedByRouter)
     assert "the test wants it" in str(got.error)
+    assert got.error.http_status == 400  # nor is it asked for again
     assert len(first.seen.starts) + len(second.seen.starts) == 1
 
 
