@@ -53,7 +53,8 @@ class Child:
 def spawn(name: str, target: Callable[[], None], log_dir: Path) -> Child:
     """Fork and run `target` in the child. What is imported here is imported there already."""
     log = log_dir / f"{name}.log"
-    log_from = log.stat().st_size if log.exists() else 0
+    with log.open("ab") as file:  # made here: a child that is killed at once has one, too
+        log_from = file.tell()
     process = _fork.Process(
         target=_child_main, args=(name, target, log, os.getpid()), name=name, daemon=False
     )
