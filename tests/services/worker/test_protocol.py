@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from baton.protos import worker_pb2 as pb
 from tests.services.worker.fleet import Fleet, Worker
-from tests.services.worker.router import DECODE, PREFILL, Got, PoolingParams, connected, hello, prompt, request
+from tests.services.worker.router import (
+    DECODE,
+    PREFILL,
+    Got,
+    PoolingParams,
+    connected,
+    hello,
+    prompt,
+    request,
+)
 from tests.support import eventually
 
 LONG = {"max_tokens": 900}
