@@ -91,6 +91,18 @@ async def test_many_at_once(cluster: Cluster) -> None:
     await cluster.settled()
 
 
+async def test_a_late_message_slows_the_router_for_a_moment(cluster: Cluster) -> None:
+    """While it is behind the front end gets fewer and larger outputs, no longer."""
+    _, decode = await cluster.pair()
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert cluster.pool.lag_s() < 0.4
+    decode.late_s = 0.5
+    await cluster.send("late", PROMPT)
+    await until(lambda: cluster.pool.lag_s() > 0.4, "it is read late")
+    right(await cluster.answer("late"), PROMPT, 8)
+    await until(lambda: cluster.pool.lag_s() == 0, "nothing comes late any more", 1)
+
+
 # -- the prefill side fails
 
 
