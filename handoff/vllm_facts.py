@@ -20,7 +20,6 @@ from baton.handoff.cache import BlockCache
 from baton.handoff.compatibility import Facts
 from baton.handoff.errors import UnsupportedCache
 
-
 # Each says which part of the KV a rank keeps. Expert parallelism is not among them: it splits no attention.
 _PARALLEL_SIZES = (
     "tensor_parallel_size",

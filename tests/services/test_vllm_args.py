@@ -27,5 +27,5 @@ def test_ways_to_split_a_model_that_are_not_served(name: str, short: str) -> Non
 @pytest.mark.parametrize("key", ["tensor_parallel_size", "tp", "--tensor-parallel-size"])
 def test_what_has_a_setting_of_its_own(key: str) -> None:
     """Past it, a worker would take its engine for one of a single rank."""
-    with pytest.raises(ConfigError, match="is not for you to set: use engine.tensor_parallel_size"):
+    with pytest.raises(ConfigError, match=r"is not for you to set: use engine\.tensor_parallel_size"):
         check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
