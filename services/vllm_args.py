@@ -91,6 +91,11 @@ def check_model(settings: EngineSettings) -> None:
         _check_folder(Path(settings.model).expanduser())
 
 
+def from_hub(settings: EngineSettings) -> dict[str, Any]:
+    """Which of a named model's files are meant, and where they are kept: what engine.extra says of it."""
+    return {key: settings.extra.get(key) for key in ("revision", "download_dir", "hf_token")}
+
+
 def check_parser(key: str, name: str, known: Iterable[str]) -> None:
     """Raises ConfigError unless vLLM has the parser that `key` names."""
     if name not in (known := sorted(known)):

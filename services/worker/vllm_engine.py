@@ -23,7 +23,7 @@ from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
 from baton.services.prefill import fair_share
-from baton.services.vllm_args import engine_args
+from baton.services.vllm_args import engine_args, from_hub
 from baton.services.vllm_refusals import reason
 from baton.services.worker import process, vllm_continuation, vllm_cpu_mla, vllm_undrafted
 from baton.services.worker.fingerprint import model_fingerprint
@@ -194,7 +194,8 @@ def _drafter_fingerprint(engine: EngineSettings) -> str:
     if spec is None or method is None or not method.keeps_kv or not spec.model:
         return ""
     try:
-        return model_fingerprint(spec.model)
+        # The revision is the model's own: vLLM takes a draft model's newest.
+        return model_fingerprint(spec.model, **{**from_hub(engine), "revision": None})
     except OSError as error:
         raise StartError(f"cannot read the draft model {spec.model!r}: {error}") from None
 
