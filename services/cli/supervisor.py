@@ -35,6 +35,7 @@ from baton.services.errors import ConfigError, StartError
 from baton.services.leave import leave, on_signals
 from baton.services.vllm_args import check_model, engine_args
 from baton.services.vllm_frontend_args import check_names, frontend_namespace
+from baton.services.worker import roles
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes; a small one is there in ten seconds
 STILL_WAITING_S = 10.0
@@ -51,6 +52,11 @@ class Fleet:
     @property
     def roles(self) -> list[str]:
         return ["prefill"] * self.prefill + ["decode"] * self.decode + ["mixed"] * self.mixed
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether anybody's KV could be wanted elsewhere: those that do both need nobody."""
+        return bool(self.prefill or self.decode)
 
     def check(self) -> None:
         """Raises ConfigError when no request could ever be answered."""
@@ -94,6 +100,8 @@ def supervise(
     Raises ConfigError and StartError with one line that says what to do; no process is left then either.
     """
     fleet.check()
+    for role in fleet.roles:
+        roles.check(roles.role(role), settings)
     check_model(settings.engine)
     check_names(settings.router)
     validation.check(settings.engine)
@@ -114,6 +122,8 @@ def supervise(
     ours, theirs = Pipe(duplex=False)
     peers = settings.model_copy(deep=True)  # of who dials the scheduler, which may listen on all addresses
     peers.scheduler.address = addresses.from_here(settings.scheduler.address)
+    if peers.handoff.enabled is None:
+        peers.handoff.enabled = fleet.hands_over
     health = f"{settings.router.url}/health"
 
     def end() -> None:

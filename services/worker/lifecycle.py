@@ -66,6 +66,7 @@ def run_worker(settings: Settings, role: str) -> None:
     worker_id = settings.worker.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}"
     logs.configure(settings.log_format, worker_id)
     the_role = roles.role(role)
+    roles.check(the_role, settings)
     check_model(settings.engine)
     validation.check(settings.engine)
     check_version()

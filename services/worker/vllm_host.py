@@ -104,6 +104,7 @@ class EngineHost:
         self._connector: Any = None
         self._draft_length: vllm_draft_length.DraftLengthSeam | None = None
         self._load = EngineLoad()
+        self._block_share = 1.0  # EngineInfo's
         self._step_began = 0.0  # time.monotonic; 0 between steps
 
     async def load(self, listener: Listener) -> EngineInfo:
@@ -181,7 +182,9 @@ class EngineHost:
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
             return
-        self._loaded.set_result(info_of(self._engine))
+        info = info_of(self._engine)
+        self._block_share = info.block_share
+        self._loaded.set_result(info)
         try:
             self._step_until_stopped()
         except BaseException as error:
@@ -244,7 +247,7 @@ class EngineHost:
             reports = self._connector.take_reports()
             step.saved, step.loaded = reports.saved, reports.loaded
         running, waiting = engine.scheduler.get_request_counts()
-        free = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        free = int(engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * self._block_share)
         step.load = EngineLoad(running, waiting, free, len(engine.scheduler.deferred_waiting))
         if step.matters or step.load != self._load:
             self._load = step.load

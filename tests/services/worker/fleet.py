@@ -129,7 +129,10 @@ class Fleet:
 
     def started(self, role: str, **changes: dict[str, Any]) -> Worker:
         """Start a worker and wait until it serves."""
-        worker = self.start(role, **changes)
+        return self.ready(self.start(role, **changes))
+
+    def ready(self, worker: Worker) -> Worker:
+        """Wait until it serves."""
         eventually(worker.serving, START_TIMEOUT_S, f"{worker.name} serves")
         return worker
 
