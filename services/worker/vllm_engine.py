@@ -50,12 +50,12 @@ class EngineInfo:
     block_size: int  # tokens
     num_blocks: int  # of all layers' KV; those of vLLM's are smaller where layers differ: `block_share`
     free_blocks: int  # of an idle engine: vLLM keeps one for itself
-    block_share: float  # of such a block, that one of vLLM's is; 1 where all layers keep as much
     max_num_seqs: int
     max_num_batched_tokens: int
     lookahead_tokens: int  # 1 + the drafted ones
     vocabulary: int
     drafts_always: bool  # it drafts, and cannot leave single requests out
+    block_share: float = 1.0  # of a block, that one of vLLM's is; less where layers keep different tokens
 
 
 def parse_cores(cpu: str) -> list[int]:

@@ -129,10 +129,7 @@ class Fleet:
 
     def started(self, role: str, **changes: dict[str, Any]) -> Worker:
         """Start a worker and wait until it serves."""
-        return self.ready(self.start(role, **changes))
-
-    def ready(self, worker: Worker) -> Worker:
-        """Wait until it serves."""
+        worker = self.start(role, **changes)
         eventually(worker.serving, START_TIMEOUT_S, f"{worker.name} serves")
         return worker
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -14,11 +14,12 @@ from baton.services.config import Settings
 from baton.services.errors import ConfigError
 from baton.services.worker import roles
 from tests.checkpoints import byte_tokenizer
-from tests.services.worker.fleet import Fleet, Worker
+from tests.services.worker.fleet import Fleet, fleet
 from tests.services.worker.router import DECODE, PREFILL, connected, hello, prompt, request
 from tests.support import CALL_S
 
 VOCABULARY, WINDOW, WRITTEN = 320, 64, 24
+ENGINE = {"kv_cache_gib": 0.0625, "enable_prefix_caching": False}
 PROMPTS = [prompt(200, seed) for seed in (1, 2)]
 
 
@@ -63,16 +64,20 @@ def gemma(folder: Path) -> list[list[int]]:
     return [whole[0, len(one) :].tolist() for one, whole in zip(PROMPTS, answers, strict=True)]
 
 
-def start(workers: Fleet, model: Path, **handoff: Any) -> Worker:
-    engine = {"model": str(model), "kv_cache_gib": 0.0625, "enable_prefix_caching": False}
-    return workers.start("mixed", engine=engine, handoff=handoff)
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, list[list[int]]]]:
+    """A fleet for its workers, and what transformers writes."""
+    folder = tmp_path_factory.mktemp("windows")
+    answers = gemma(folder / "gemma")
+    with fleet(folder / "gemma", folder) as workers:
+        yield workers, answers
 
 
-async def test_windows_save_room_where_nothing_is_handed_over(workers: Fleet, tmp_path: Path) -> None:
-    expected = gemma(tmp_path / "gemma")
+async def test_windows_save_room_where_nothing_is_handed_over(model: tuple[Fleet, list[list[int]]]) -> None:
+    workers, expected = model
     blocks = {}
     for enabled in (None, False):
-        worker = workers.ready(start(workers, tmp_path / "gemma", enabled=enabled))
+        worker = workers.started("mixed", engine=ENGINE, handoff={"enabled": enabled})
         capacity = (await hello(worker.address)).identity.capacity
         assert bool(capacity.compatibility_hash) == bool(capacity.transports) == (enabled is None)
         blocks[enabled] = capacity.num_blocks
