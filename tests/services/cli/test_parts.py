@@ -159,4 +159,4 @@ def test_a_part_that_cannot_start_says_why(fleet: Fleet) -> None:
 
     fleet.parts.add("mixed-0", Kind.WORKER, fail)
     with pytest.raises(StartError, match="mixed-0 could not start: no room"):
-        eventually(lambda: fleet.parts.reap(), 10, "its end is seen")  # type: ignore[func-returns-value]
+        eventually(fleet.parts.reap, 10, "its end is seen")
