@@ -78,7 +78,7 @@ class Report(Protocol):
         """All was checked; processes are started now."""
 
     def step(self, since_start_s: float, name: str, text: str) -> None:
-        """Part `name` has come one step further, or has died and is started again."""
+        """Part `name` has come one step further, or has died and is started again or given up."""
 
     def ready(self) -> None:
         """Everything answers. Called once."""

@@ -126,7 +126,7 @@ def build_config(plan: EnginePlan) -> Any:
         _add_cpu_blocks(args)
     config = AsyncEngineArgs(**args).create_engine_config()
     _check_verification(config)
-    if config.model_config.is_hybrid:
+    if config.model_config.is_hybrid and "kv_transfer_config" in args:
         if plan.needs_handoffs:
             raise ConfigError(
                 f"model {settings.engine.model!r} keeps state beside its KV cache, which cannot be handed "
