@@ -28,7 +28,7 @@ class Facts:
     quantization: str
     block_size: int
     attention_kernels: str  # where they lay KV out each in a way of its own (CPUs); empty elsewhere
-    tensor_parallel_size: int
+    parallel_sizes: Mapping[str, int]  # how a model is split, by vLLM's name: whose heads, layers, tokens
     speculative_method: str  # empty without a drafter that keeps KV
     drafter: Mapping[str, Any]  # its configuration
     drafter_fingerprint: str  # of its weights; empty where they are the model's
@@ -48,7 +48,7 @@ def in_words(facts: Facts) -> dict[str, str]:
         "quantization": facts.quantization,
         "block size": str(facts.block_size),
         "attention kernels": facts.attention_kernels,
-        "tensor_parallel_size": str(facts.tensor_parallel_size),
+        **{name: str(size) for name, size in facts.parallel_sizes.items()},
         "speculative method": facts.speculative_method,
         "draft model": facts.drafter_fingerprint[:_SHORT],
         "draft model's configuration": _digest(_essence(facts.drafter)) if facts.drafter else "",

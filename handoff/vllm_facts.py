@@ -1,7 +1,7 @@
 """What vLLM's configuration says about the meaning of KV bytes.
 
 Leans on vllm.__version__ and on VllmConfig: model_config (hf_config, dtype, quantization),
-cache_config.cache_dtype, parallel_config.tensor_parallel_size, speculative_config (method,
+cache_config.cache_dtype, parallel_config.{_PARALLEL_SIZES}, speculative_config (method,
 uses_draft_kv_cache, draft_model_config.{hf_config, quantization}),
 compilation_config.static_forward_context[layer].isa, which vllm.v1.attention.backends.cpu_attn sets before a
 connector is given the caches;
@@ -19,6 +19,15 @@ import vllm
 from baton.handoff.cache import BlockCache
 from baton.handoff.compatibility import Facts
 from baton.handoff.errors import UnsupportedCache
+
+# Each says which part of the KV a rank keeps. Expert parallelism is not among them: it splits no attention.
+_PARALLEL_SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "decode_context_parallel_size",
+    "prefill_context_parallel_size",
+    "data_parallel_size",
+)
 
 
 def block_size(kv_cache_config: Any) -> int:
@@ -78,7 +87,7 @@ def facts(
         quantization=str(model.quantization or ""),
         block_size=block_size(kv_cache_config),
         attention_kernels=attention_kernels(vllm_config, kv_cache_config),
-        tensor_parallel_size=vllm_config.parallel_config.tensor_parallel_size,
+        parallel_sizes={name: getattr(vllm_config.parallel_config, name) for name in _PARALLEL_SIZES},
         speculative_method=str(speculative.method) if speculative is not None else "",
         drafter=drafter.hf_config.to_dict() if drafter is not None else {},
         drafter_fingerprint=drafter_fingerprint if drafter is not None else "",

@@ -216,6 +216,12 @@ class SchedulerSettings(_Section):
 class HandoffSettings(_Section):
     """How KV travels between workers."""
 
+    enabled: bool | None = Field(
+        None,
+        description="Whether workers hand KV over. If unset, they do, but for those of a deployment that is "
+        "started whole (baton up, offline) with mixed workers alone. Without, layers with a sliding window "
+        "keep no more than that, nothing is held back for handoffs, and a worker stays a mixed one.",
+    )
     transports: list[TransportName] = Field(
         ["shm", "grpc"],
         min_length=1,

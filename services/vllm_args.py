@@ -31,7 +31,23 @@ _OURS = {
     "spec_tokens": "engine.speculative_config (--speculative-config)",
     "distributed_executor_backend": "nothing: Baton chooses it",
     "data_parallel_size": "more workers",
+    "tensor_parallel_size": "engine.tensor_parallel_size (--tensor-parallel-size)",
     "reasoning_parser": "engine.reasoning_parser (--reasoning-parser)",
+}
+# Ways to split a model that a handoff knows nothing of: with ranks that keep every other token, the blocks
+# that are skipped as known would be the wrong ones, and all digests right.
+_UNSERVED = (
+    "pipeline_parallel_size",
+    "decode_context_parallel_size",
+    "prefill_context_parallel_size",
+)
+# As vLLM's command line has them.
+_SHORT = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "dcp": "decode_context_parallel_size",
+    "pcp": "prefill_context_parallel_size",
+    "dp": "data_parallel_size",
 }
 
 
@@ -64,16 +80,20 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 def check_model(settings: EngineSettings) -> None:
     """Before anything slow: raises ConfigError when no model is set, or it names a folder that holds none.
 
-    And for a key of engine.extra that Baton sets itself.
+    And for a key of engine.extra that Baton sets itself, or cannot serve with.
     """
     for key in settings.extra:
-        if key in _OURS:
-            raise ConfigError(f"engine.extra.{key} is not for you to set: use {_OURS[key]}")
+        _check_key(key)
     if not settings.model:
         raise ConfigError("engine.model is not set: pass --model FOLDER, or set it in the configuration file")
     named = settings.model.count("/") <= 1  # as on a hub: ORGANISATION/MODEL
     if not named or settings.model.startswith((".", "/", "~")) or Path(settings.model).exists():
         _check_folder(Path(settings.model).expanduser())
+
+
+def from_hub(settings: EngineSettings) -> dict[str, Any]:
+    """Which of a named model's files are meant, and where they are kept: what engine.extra says of it."""
+    return {key: settings.extra.get(key) for key in ("revision", "download_dir", "hf_token")}
 
 
 def check_parser(key: str, name: str, known: Iterable[str]) -> None:
@@ -106,6 +126,19 @@ def check_version() -> None:
 def served_model_name(settings: EngineSettings) -> str:
     """The name by which clients ask for the model: as set, or the last part of its path."""
     return settings.served_model_name or Path(settings.model).name or settings.model
+
+
+def _check_key(key: str) -> None:
+    """However it is spelled: as vLLM's argument, as its flag, or as that flag's short form."""
+    name = key.lstrip("-").replace("-", "_")
+    name = _SHORT.get(name, name)
+    if name in _OURS:
+        raise ConfigError(f"engine.extra.{key} is not for you to set: use {_OURS[name]}")
+    if name in _UNSERVED:
+        raise ConfigError(
+            f"engine.extra.{key}: {name} is not served; leave it out, a model is split by "
+            "engine.tensor_parallel_size (--tensor-parallel-size) alone"
+        )
 
 
 def _check_folder(folder: Path) -> None:

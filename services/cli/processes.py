@@ -23,11 +23,14 @@ _fork = multiprocessing.get_context("fork")
 
 @dataclass
 class Child:
-    """One process of the fleet. `name` is for people; its log holds all that it prints."""
+    """One process of the fleet. `name` is for people; its log holds all that it prints, and that earlier
+    lives of it printed before.
+    """
 
     name: str
     process: ForkProcess
     log: Path
+    log_from: int  # bytes: where this life begins
     started_at: float  # time.monotonic, seconds
 
     @property
@@ -41,7 +44,8 @@ class Child:
 
     def last_error(self) -> str:
         """Its own error line if it printed one, else the log's last line."""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        printed = self.log.read_bytes()[self.log_from :].decode(errors="replace")
+        lines = [line for line in printed.splitlines() if line.strip()]
         own = [line for line in lines if line.startswith("baton: error: ")]
         return (own or lines or ["it printed nothing"])[-1].removeprefix("baton: error: ")
 
@@ -49,11 +53,13 @@ class Child:
 def spawn(name: str, target: Callable[[], None], log_dir: Path) -> Child:
     """Fork and run `target` in the child. What is imported here is imported there already."""
     log = log_dir / f"{name}.log"
+    with log.open("ab") as file:  # made here: a child that is killed at once has one, too
+        log_from = file.tell()
     process = _fork.Process(
         target=_child_main, args=(name, target, log, os.getpid()), name=name, daemon=False
     )
     process.start()
-    return Child(name, process, log, time.monotonic())
+    return Child(name, process, log, log_from, time.monotonic())
 
 
 def stop_all(children: Sequence[Child], timeout_s: float) -> list[Child]:

@@ -1,4 +1,4 @@
-"""Runs a whole deployment on one machine: starts the parts, restarts one that dies, ends them all.
+"""Runs a whole deployment on one machine: starts the parts, keeps them running (parts.py), ends them all.
 
 Used by `baton up` (services/cli/up.py), which tells a person, and by offline use
 (services/offline/supervised.py), which tells the Python process that asked for it.
@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,20 +26,19 @@ from typing import Protocol
 
 from baton import addresses
 from baton.services import credentials, logs
-from baton.services.cli import devices, processes
-from baton.services.cli.processes import Child
-from baton.services.cli.watch import Seen, watch
+from baton.services.cli import devices
+from baton.services.cli.parts import Kind, Parts, Say
+from baton.services.cli.watch import watch
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
 from baton.services.leave import leave, on_signals
 from baton.services.vllm_args import check_model, engine_args
 from baton.services.vllm_frontend_args import check_names, frontend_namespace
+from baton.services.worker import roles
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes; a small one is there in ten seconds
 STILL_WAITING_S = 10.0
-STOP_TIMEOUT_S = 15.0
-MAX_RESTARTS = 3  # of one part; one that dies more often needs a person
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,11 @@ class Fleet:
     @property
     def roles(self) -> list[str]:
         return ["prefill"] * self.prefill + ["decode"] * self.decode + ["mixed"] * self.mixed
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether anybody's KV could be wanted elsewhere: those that do both need nobody."""
+        return bool(self.prefill or self.decode)
 
     def check(self) -> None:
         """Raises ConfigError when no request could ever be answered."""
@@ -74,7 +78,7 @@ class Report(Protocol):
         """All was checked; processes are started now."""
 
     def step(self, since_start_s: float, name: str, text: str) -> None:
-        """Part `name` has come one step further, or has died and is started again."""
+        """Part `name` has come one step further, or has died and is started again or given up."""
 
     def ready(self) -> None:
         """Everything answers. Called once."""
@@ -84,80 +88,6 @@ class Report(Protocol):
 
     def ended(self) -> None:
         """No process is left."""
-
-
-@dataclass
-class Part:
-    """One process that must run, and how to start it again."""
-
-    name: str
-    run: Callable[[], None]
-    child: Child | None = None
-    ready: bool = False
-    restarts: int = 0
-    proven: bool = False  # it was ready once: if it dies it is worth another start
-
-
-@dataclass
-class Supervisor:
-    """Starts the parts, restarts one that dies (bounded), ends them all."""
-
-    log_dir: Path
-    report: Report
-    drain_s: float = 0.0  # what streams that run are given at the end
-    parts: list[Part] = field(default_factory=list)
-    began: float = field(default_factory=time.monotonic)
-
-    def say(self, name: str, text: str) -> None:
-        self.report.step(time.monotonic() - self.began, name, text)
-
-    def start(self, part: Part) -> None:
-        part.child = processes.spawn(part.name, part.run, self.log_dir)
-
-    def reap(self) -> None:
-        """Restart what died after it was ready; one that never was ends the start with its error."""
-        for part in self.parts:
-            child = part.child
-            if child is None or child.alive:
-                continue
-            if not part.proven:
-                raise StartError(f"{part.name} could not start: {child.last_error()} (log: {child.log})")
-            if part.restarts >= MAX_RESTARTS:
-                raise StartError(
-                    f"{part.name} died {part.restarts + 1} times: {child.last_error()} (log: {child.log})"
-                )
-            part.restarts += 1
-            part.ready = False
-            self.say(
-                part.name, f"died ({child.how_it_ended()}); restarting, {part.restarts} of {MAX_RESTARTS}"
-            )
-            self.start(part)
-
-    def note(self, event: Seen) -> None:
-        for part in self.parts:
-            # A worker's id is its part's name and its process id: a new life has a new one.
-            mine = event.name == part.name or event.name.startswith(f"{part.name}.")
-            if mine and not part.ready:
-                part.ready = part.proven = True
-                self.say(part.name, f"ready: {event.detail}")
-
-    @property
-    def serves(self) -> bool:
-        """Whether there may be streams that run."""
-        return any(part.proven for part in self.parts if part.name == "router")
-
-    @property
-    def waiting_for(self) -> list[str]:
-        return [part.name for part in self.parts if not part.ready]
-
-    def stop(self) -> None:
-        # The router first, so that no new work comes; the scheduler last, as the others report to it.
-        children = [part.child for part in reversed(self.parts) if part.child]
-        router, rest, scheduler = children[:1], children[1:-1], children[-1:]
-        for group, more_s in ((router, self.drain_s), (rest, 0.0), (scheduler, 0.0)):
-            timeout_s = more_s + STOP_TIMEOUT_S
-            for child in processes.stop_all(group, timeout_s):
-                self.say(child.name, f"did not end within {timeout_s:.0f} s: killed")
 
 
 def supervise(
@@ -170,6 +100,8 @@ def supervise(
     Raises ConfigError and StartError with one line that says what to do; no process is left then either.
     """
     fleet.check()
+    for role in fleet.roles:
+        roles.check(roles.role(role), settings)
     check_model(settings.engine)
     check_names(settings.router)
     validation.check(settings.engine)
@@ -178,35 +110,45 @@ def supervise(
     _check_port("router.port", settings.router.host, settings.router.port)
     _check_port("scheduler.address", *_scheduler_address(settings))
     folder = _log_folder(log_dir)
-    supervisor = Supervisor(folder, report, settings.router.drain_timeout_s)
+    began = time.monotonic()
+
+    def say(name: str, text: str) -> None:
+        report.step(time.monotonic() - began, name, text)
+
+    parts = Parts(folder, say)
     stops: list[socket.socket | int] = [_wake_on_signals(), *([] if owner is None else [owner])]
     report.begun(folder)
+    # One pipe for all lives of the watcher: what it sends is small enough to come whole or not at all.
     ours, theirs = Pipe(duplex=False)
     peers = settings.model_copy(deep=True)  # of who dials the scheduler, which may listen on all addresses
     peers.scheduler.address = addresses.from_here(settings.scheduler.address)
+    if peers.handoff.enabled is None:
+        peers.handoff.enabled = fleet.hands_over
     health = f"{settings.router.url}/health"
-    watcher = processes.spawn("watcher", lambda: watch(peers.scheduler.address, health, theirs), folder)
 
     def end() -> None:
-        report.ending(settings.router.drain_timeout_s if supervisor.serves else 0.0)
-        processes.stop_all([watcher], 1.0)
-        supervisor.stop()
+        drain_s = settings.router.drain_timeout_s if parts.serve else 0.0
+        report.ending(drain_s)
+        parts.stop(drain_s)
 
     try:
-        _start_scheduler(supervisor, settings)
+        parts.add("watcher", Kind.WATCHER, lambda: watch(peers.scheduler.address, health, theirs))
+        parts.add("scheduler", Kind.SCHEDULER, lambda: _run_scheduler(settings))
         if not Path(settings.engine.model).exists():
-            supervisor.say("model", "no folder of this name is here: Hugging Face is asked for it")
-        supervisor.say("engine", "loading the code; longest the first time")
+            say("model", "no folder of this name is here: Hugging Face is asked for it")
+        say("engine", "loading the code; longest the first time")
         with _left_on_signals(stops, end, report.ended):
             _preload(settings)
             # What vLLM would refuse, before anybody loads a model.
             engine_args(settings.engine)
             frontend_namespace(settings.engine, settings.router)
-        supervisor.say("engine", "code loaded")
-        _start_engines(supervisor, peers, fleet, placed)
-        _until_ready(supervisor, ours, stops)
+        say("engine", "code loaded")
+        _start_engines(parts, peers, fleet, placed)
+        say("processes", "started; the engines load the model")
+        _until_ready(parts, say, ours, stops)
         report.ready()
-        _run(supervisor, ours, stops)
+        while True:
+            _wait(parts, ours, stops)
     except _Stopped:
         pass
     finally:
@@ -215,27 +157,14 @@ def supervise(
 
 
 class _Stopped(Exception):
-    """A signal asked us to end, or nobody is left to serve."""
+    """A signal asked us to end, or the owner is gone."""
 
 
-def _start_scheduler(supervisor: Supervisor, settings: Settings) -> None:
-    from baton.services.cli.scheduler import run_scheduler
-
-    scheduler = Part("scheduler", lambda: run_scheduler(settings))
-    supervisor.parts.append(scheduler)
-    supervisor.start(scheduler)
-
-
-def _start_engines(
-    supervisor: Supervisor, peers: Settings, fleet: Fleet, placed: list[devices.Devices]
-) -> None:
+def _start_engines(parts: Parts, peers: Settings, fleet: Fleet, placed: list[devices.Devices]) -> None:
     for number, (role, where) in enumerate(zip(fleet.roles, placed, strict=True)):
         name = f"{role}-{fleet.roles[:number].count(role)}"
-        supervisor.parts.append(Part(name, _worker(peers, name, role, where)))
-    supervisor.parts.append(Part("router", lambda: _run_router(peers)))
-    for part in supervisor.parts[1:]:
-        supervisor.start(part)
-    supervisor.say("processes", "started; the engines load the model")
+        parts.add(name, Kind.WORKER, _worker(peers, name, role, where))
+    parts.add("router", Kind.ROUTER, lambda: _run_router(peers))
 
 
 def _preload(settings: Settings) -> None:
@@ -260,6 +189,12 @@ def _worker(settings: Settings, name: str, role: str, where: devices.Devices) ->
         run_worker(own, role)
 
     return run
+
+
+def _run_scheduler(settings: Settings) -> None:
+    from baton.services.cli.scheduler import run_scheduler
+
+    run_scheduler(settings)
 
 
 def _run_router(settings: Settings) -> None:
@@ -292,36 +227,34 @@ def _left_on_signals(
         signal.signal(number, handler)
 
 
-def _until_ready(supervisor: Supervisor, events: Connection, stops: list[socket.socket | int]) -> None:
+def _until_ready(parts: Parts, say: Say, events: Connection, stops: list[socket.socket | int]) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_S
-    spoke = time.monotonic()
-    while supervisor.waiting_for:
-        readable = wait([events, *stops], timeout=0.2)
-        if any(stop in readable for stop in stops):
-            raise _Stopped
-        if events in readable:
-            supervisor.note(events.recv())
-            spoke = time.monotonic()
-        supervisor.reap()
+    spoke, waited_for = time.monotonic(), parts.waiting_for
+    while parts.waiting_for:
+        _wait(parts, events, stops, 0.2)
         now = time.monotonic()
         if now > deadline:
             raise StartError(
-                f"not ready after {READY_TIMEOUT_S:.0f} s: {', '.join(supervisor.waiting_for)}; see the logs"
+                f"not ready after {READY_TIMEOUT_S:.0f} s: {', '.join(parts.waiting_for)}; see the logs"
             )
+        if parts.waiting_for != waited_for:
+            spoke, waited_for = now, parts.waiting_for
         if now - spoke > STILL_WAITING_S:
-            supervisor.say("still", f"waiting for {', '.join(supervisor.waiting_for)}")
+            say("still", f"waiting for {', '.join(parts.waiting_for)}")
             spoke = now
 
 
-def _run(supervisor: Supervisor, events: Connection, stops: list[socket.socket | int]) -> None:
-    while True:
-        sentinels = [part.child.process.sentinel for part in supervisor.parts if part.child]
-        readable = wait([*stops, events, *sentinels])
-        if any(stop in readable for stop in stops):
-            raise _Stopped
-        if events in readable:
-            supervisor.note(events.recv())
-        supervisor.reap()
+def _wait(
+    parts: Parts, events: Connection, stops: list[socket.socket | int], at_most_s: float | None = None
+) -> None:
+    """Until there is news, and see to it. Raises _Stopped, and StartError when nothing can serve."""
+    limits = [seconds for seconds in (at_most_s, parts.next_start_s) if seconds is not None]
+    readable = wait([*stops, events, *parts.sentinels], timeout=min(limits, default=None))
+    if any(stop in readable for stop in stops):
+        raise _Stopped
+    if events in readable:
+        parts.note(events.recv())
+    parts.reap()
 
 
 def _wake_on_signals() -> socket.socket:

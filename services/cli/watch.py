@@ -6,6 +6,7 @@ A process of its own, as gRPC runs threads, and the parent must be able to fork 
 from __future__ import annotations
 
 import asyncio
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -16,53 +17,51 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 
 POLL_S = 0.1
-CALM_POLL_S = 1.0  # once all is up; only a restart is news then
+CALM_POLL_S = 1.0  # once all is up: only a restart is news then
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Something became ready. `name`: scheduler, router, or the worker's id; `detail` for people."""
+    """Something is ready. `name`: scheduler, router, or the worker's id; `detail` for people."""
 
     name: str
     detail: str
+    at: float  # time.monotonic, before it was looked at; one clock for all processes of a machine
 
 
 def watch(scheduler: str, health_url: str, events: Connection) -> None:
-    """Report each part as it becomes ready, again after it was gone, until the parent closes its end."""
+    """Report all that is ready, at each look anew: a part that was gone for less than a look is another one.
+
+    Runs until it is ended.
+    """
     asyncio.run(_watch(scheduler, health_url, events))
 
 
 async def _watch(scheduler: str, health_url: str, events: Connection) -> None:
-    client = SchedulerClient(scheduler)
-    up: set[str] = set()
-    try:
+    async with SchedulerClient(scheduler) as client:
         while True:
-            now = await _look(client, health_url)
-            for event in now:
-                if event.name not in up:
-                    events.send(event)
-            up = {event.name for event in now}
-            await asyncio.sleep(POLL_S if "router" not in up else CALM_POLL_S)
-    except BrokenPipeError:
-        return
-    finally:
-        await client.close()
+            seen = await _look(client, health_url)
+            for one in seen:
+                events.send(one)
+            calm = any(one.name == "router" for one in seen)
+            await asyncio.sleep(CALM_POLL_S if calm else POLL_S)
 
 
 async def _look(client: SchedulerClient, health_url: str) -> list[Seen]:
+    at = time.monotonic()
     try:
         description = await client.describe()
     except SchedulerError:
         return []
     away = description.store_problem and f", AWAY, going on from memory: {description.store_problem}"
-    found = [Seen("scheduler", f"store {description.store}{away}")]
+    found = [Seen("scheduler", f"store {description.store}{away}", at)]
     for worker in description.workers:
         if worker.state == pb.WORKER_STATE_READY:
             capacity = worker.identity.capacity
             room = f"{capacity.num_blocks} blocks of {capacity.block_size} tokens"
-            found.append(Seen(worker.identity.worker_id, f"{worker.identity.address}, {room}"))
+            found.append(Seen(worker.identity.worker_id, f"{worker.identity.address}, {room}", at))
     if await asyncio.to_thread(_healthy, health_url):
-        found.append(Seen("router", health_url.removesuffix("/health")))
+        found.append(Seen("router", health_url.removesuffix("/health"), at))
     return found
 
 

@@ -20,7 +20,8 @@ from typing import IO, Any, Self
 
 from pydantic import SecretStr
 
-from baton.services.cli.supervisor import READY_TIMEOUT_S, STOP_TIMEOUT_S, Fleet
+from baton.services.cli.parts import STOP_TIMEOUT_S
+from baton.services.cli.supervisor import READY_TIMEOUT_S, Fleet
 from baton.services.config import ENV_PREFIX, Settings
 from baton.services.errors import ConfigError, ServiceError, StartError
 from baton.services.offline.errors import DeploymentEnded

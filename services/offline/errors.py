@@ -5,7 +5,7 @@ ServiceError
     ├── InputError         a batch file is not what it should be: nothing was started
     ├── RequestError       one request got no answer; the others go on. Has the HTTP status, if any
     ├── Unavailable        nobody has answered anything for minutes: going on makes no sense
-    └── DeploymentEnded    the deployment is gone: its engine failed too often, or it was closed
+    └── DeploymentEnded    the deployment is gone: nothing could serve any more, or it was closed
 """
 
 from baton.services.errors import ServiceError

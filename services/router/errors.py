@@ -10,7 +10,7 @@ ServiceError
 │   ├── HeadersTooLarge   its headers are
 │   ├── TooSlow           its sender is
 │   ├── Unauthorized      it has no API key, or a wrong one
-│   └── Unsupported       it asks for what workers behind a router cannot do
+│   └── Unsupported       it asks for what workers behind a router cannot do, or their engines refuse
 └── WorkerUnreachable     a worker does not answer (the request goes on elsewhere)
 """
 
@@ -104,7 +104,7 @@ class Unauthorized(RequestFailed):
 
 
 class Unsupported(RequestFailed):
-    """The request asks for something that the router does not offer."""
+    """The request asks for something that the router does not offer, or no engine takes."""
 
     status = HTTPStatus.BAD_REQUEST
 

@@ -21,6 +21,7 @@ from baton.services.router.errors import (
     Overloaded,
     RequestFailed,
     TimedOut,
+    Unsupported,
     WorkerUnreachable,
 )
 from baton.services.router.journal import Journal
@@ -197,6 +198,8 @@ class Relay:
     async def _recover(self, failure: Failure) -> None:
         """Leave `self._placement` as one that can be tried. Raises RequestFailed when there is none."""
         state = self.state
+        if failure.trouble is Trouble.INVALID:
+            raise Unsupported(failure.message)
         step = next_step(
             failure,
             failures_left=self._max_attempts - state.failures,

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from prometheus_client import REGISTRY
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -42,7 +43,7 @@ from baton.services.router.admission import AdmissionMiddleware
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.vllm_engine_client import RelayClient, without_reserved
 from baton.services.router.vllm_metrics import FrontEndLogger, WorkerFigures
-from baton.services.router.vllm_odd_requests import UNFORESEEN, unforeseen
+from baton.services.router.vllm_odd_requests import UNFORESEEN, not_offered, unforeseen
 from baton.services.router.vllm_request_limits import limit_requests
 from baton.services.vllm_args import engine_args, served_model_name
 from baton.services.vllm_frontend_args import frontend_namespace
@@ -175,6 +176,7 @@ async def build_http_app(
         app.user_middleware.insert(outer + 1, door)
     for kind in UNFORESEEN:
         app.exception_handler(kind)(unforeseen)
+    app.exception_handler(HTTPException)(not_offered)
     app.middleware_stack = app.build_middleware_stack()  # build_app has built it already, without ours
     envs.enable_envs_cache()  # vLLM reads its environment once a token otherwise
     app.router.routes = [

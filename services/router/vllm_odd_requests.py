@@ -3,8 +3,10 @@
 They turn ValueError, TypeError and OverflowError into 400 themselves. Odd requests raise others too (an
 assistant's message with an empty content: IndexError), and these would be 500. Nothing of ours runs before a
 request is placed but admission, whose refusals have their own status; after it an error stays a server error.
+For paths and methods without a route vLLM has no answer of its own.
 
-Leans on: vllm.entrypoints.serve.exception_handling.handlers.exception.exception_handler (its 500).
+Leans on: vllm.entrypoints.serve.exception_handling.handlers.exception.exception_handler (its 500) and
+.error_response.create_error_response.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import logging
 from http import HTTPStatus
 from traceback import extract_tb
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
@@ -38,6 +41,17 @@ async def unforeseen(request: Request, error: Exception) -> Response:
         status_code=HTTPStatus.BAD_REQUEST,
     )
     return JSONResponse(answer.model_dump(), status_code=answer.error.code)
+
+
+async def not_offered(request: Request, error: HTTPException) -> Response:
+    """OpenAI's error object for what no route takes: Starlette's own answer is another one."""
+    status = HTTPStatus(error.status_code)
+    answer = create_error_response(
+        f"{request.method} {request.url.path}: {error.detail}",
+        err_type="".join(status.phrase.split()) + "Error",
+        status_code=status,
+    )
+    return JSONResponse(answer.model_dump(), status_code=status, headers=error.headers)
 
 
 def _report(error: Exception) -> None:

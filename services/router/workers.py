@@ -34,6 +34,7 @@ IDLE_CLOSE_S = 60.0  # a stream without requests is closed after this
 SUSPECT_S = 5.0  # a lost worker is avoided this long: until then the scheduler has noticed too
 SILENCE_S = 5.0  # unless told otherwise: a stream that is silent for this long is lost
 LOOKS = 5  # at each stream, within that time
+LAG_COUNTS_S = 0.25  # after its message: a stream that is behind has the next one within that time
 
 
 class Leg(Protocol):
@@ -85,7 +86,8 @@ class WorkerStream:
         self._silent_looks = 0
         self.ended = False
         self.speculative_method = ""  # by which it drafts, if it does
-        self.lag_s = 0.0  # how much later than the quickest one the last message was read
+        self._lag_s = 0.0  # how much later than the quickest one the last message was read
+        self._read_at = 0.0  # our clock
 
     async def open(self, hello: worker_pb2.HelloRequest) -> None:
         """Connect and compare versions and models. Raises WorkerUnreachable with one line that names both."""
@@ -156,6 +158,10 @@ class WorkerStream:
         """Tell the worker to drop the request, its saved KV too. Goes out behind its Start."""
         if not self.ended:
             self._send(worker_pb2.RunRequest(abort=worker_pb2.Abort(request_ids=[request_id])))
+
+    def lag_s(self, now: float) -> float:
+        """How late this stream is read, seconds. One late message before a silence says nothing of now."""
+        return self._lag_s if now < self._read_at + LAG_COUNTS_S else 0.0
 
     def look(self, silence_s: float) -> None:
         """Called LOOKS times in `silence_s`: give the stream up when it was silent all the time.
@@ -238,7 +244,8 @@ class WorkerStream:
         faded = self._least_offset_s + CLOCK_DRIFT * max(0.0, sent_at - self._last_sent_at)
         self._last_sent_at = sent_at
         self._least_offset_s = min(faded, offset_s)
-        self.lag_s = offset_s - self._least_offset_s
+        self._lag_s = offset_s - self._least_offset_s
+        self._read_at = sent_at + offset_s
 
     def _current(self, request_id: str, epoch: int) -> Leg | None:
         """The leg that a message is for; None for an older epoch's and an ended request's."""
@@ -332,7 +339,8 @@ class WorkerPool:
 
     def lag_s(self) -> float:
         """By how much the slowest stream is read behind its worker, seconds: the router's own backlog."""
-        return max((stream.lag_s for stream in self._streams.values()), default=0.0)
+        now = time.monotonic()
+        return max((stream.lag_s(now) for stream in self._streams.values()), default=0.0)
 
     async def close(self) -> None:
         """End all streams. Bounded by the connect deadline."""

@@ -277,6 +277,15 @@ class Dispatcher:
         self._end(attempt)
         return True
 
+    def on_refused(self, internal_id: str, error: Exception) -> None:
+        """What one engine does not take, none does: its router is told so."""
+        attempt = self._attempts.live(internal_id)
+        if attempt is None:
+            return
+        self._attempts.end(attempt)
+        self._metrics.on_refused(Failed.CODE_INVALID)
+        self._fail(attempt, Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}")
+
     def on_failure(self, error: BaseException) -> None:
         """Tell every router that the engine is lost."""
         self._closed_because = "this worker's engine failed"

@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 from pathlib import Path
+from typing import Any
+
+from baton.services.errors import one_line
+
+logger = logging.getLogger(__name__)
 
 _SAMPLES = 16  # places in each weight file that are looked at
 _SAMPLE_BYTES = 4096
 _HEADER_LIMIT = 100 << 20  # bytes: the most that safetensors allows
 
 
-def model_fingerprint(model: str) -> str:
-    """Hex of a hash over the configuration, the weight files' headers and sizes, and samples of the weights.
+def model_fingerprint(
+    model: str, *, revision: str | None = None, download_dir: str | None = None, hf_token: Any = None
+) -> str:
+    """Hex of a hash over what the model's files are; the options are vLLM's, for a model from a hub.
 
-    Quick (milliseconds, whatever the model's size), so it tells fine-tunes apart only where a sample
-    differs: 16 places of 4 KiB a file. A model that is not a folder here is named by its name alone:
-    its files come from a hub, at a revision that the name decides.
+    Of a folder: the configuration, the weight files' headers and sizes, and samples of the weights. Quick
+    (milliseconds, whatever the model's size), so it tells fine-tunes apart only where a sample differs: 16
+    places of 4 KiB a file.
+    Of a name at Hugging Face's hub: the commit that it stands for, which decides every byte. The hub is
+    asked, as by vLLM; offline, or where it does not answer, the cache says it. Elsewhere, and where nobody
+    knows the commit, the name and the revision: the log says so.
     Raises OSError when a file cannot be read.
     """
     digest = hashlib.sha256()
     folder = Path(model).expanduser()
     if not folder.is_dir():
-        digest.update(f"name:{model}".encode())
+        digest.update(_name(model, revision, download_dir, hf_token).encode())
         return digest.hexdigest()
     for path in sorted([*folder.glob("config.json"), *folder.glob("*.index.json")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
         _weights(path, digest)
     return digest.hexdigest()
+
+
+def _name(model: str, revision: str | None, download_dir: str | None, hf_token: Any) -> str:
+    if os.environ.get("VLLM_USE_MODELSCOPE", "").strip().lower() in ("1", "true"):  # as vLLM reads it
+        why = "it comes from ModelScope"
+    else:
+        from huggingface_hub import resolve_revision
+
+        try:
+            commit = resolve_revision(model, revision=revision, cache_dir=download_dir, token=hf_token)
+        except Exception as error:  # noqa: BLE001 (its client raises much; vLLM will say what is wrong)
+            why = one_line(error)
+        else:
+            return f"commit:{model}@{commit.resolved}"
+    at = f"{model} at revision {revision or 'main'}"
+    logger.warning("the model is told from others by its name alone, %s: %s", at, why)
+    return f"name:{at}"
 
 
 def _weights(path: Path, digest: hashlib._Hash) -> None:

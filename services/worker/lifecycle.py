@@ -17,7 +17,7 @@ from baton.services.decode.proposers import validation
 from baton.services.errors import StartError
 from baton.services.imports import import_all
 from baton.services.leave import leave
-from baton.services.vllm_args import check_model, check_version
+from baton.services.vllm_args import check_model, check_version, from_hub
 from baton.services.worker import roles
 from baton.services.worker.errors import EngineFailed
 from baton.services.worker.fingerprint import model_fingerprint
@@ -66,11 +66,12 @@ def run_worker(settings: Settings, role: str) -> None:
     worker_id = settings.worker.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}"
     logs.configure(settings.log_format, worker_id)
     the_role = roles.role(role)
+    roles.check(the_role, settings)
     check_model(settings.engine)
     validation.check(settings.engine)
     check_version()
     try:
-        fingerprint = model_fingerprint(settings.engine.model)
+        fingerprint = model_fingerprint(settings.engine.model, **from_hub(settings.engine))
     except OSError as error:
         raise StartError(f"cannot read the model {settings.engine.model!r}: {error}") from None
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -285,12 +285,8 @@ class Node:
         if not name or self._dispatcher is None:
             return f"role {wire} is not known here"
         role = roles.role(name)
-        if session.draining.is_set():
-            return "it drains"
-        if not self._identity.HasField("capacity"):
-            return "its engine is still loading"
-        if role.needs_handoffs and not self._identity.capacity.compatibility_hash:
-            return "its model's KV cache cannot be handed over: it serves as a mixed worker alone"
+        if why_not := "it drains" if session.draining.is_set() else self._unable(role):
+            return why_not
         try:
             await session.become(wire)
         except Refused as error:
@@ -300,6 +296,19 @@ class Node:
         self._dispatcher.become(role, role.max_requests(self._settings))
         logger.info("a %s worker from now on; it was a %s worker", role.name, was.name)
         return ""
+
+    def _unable(self, role: Role) -> str:
+        """Why this engine cannot be of that role; empty if it can."""
+        if not self._identity.HasField("capacity"):
+            return "its engine is still loading"
+        if not role.needs_handoffs or self._identity.capacity.compatibility_hash:
+            return ""
+        if self._settings.handoff.enabled is False:
+            return (
+                "it was started without handoffs (handoff.enabled), as `baton up` does with mixed workers "
+                "alone: start it with --handoff-enabled to change its role"
+            )
+        return "its model's KV cache cannot be handed over: it serves as a mixed worker alone"
 
     # What others are told.
 

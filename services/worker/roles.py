@@ -51,6 +51,15 @@ def role(name: str) -> Role:
     return found
 
 
+def check(one: Role, settings: Settings) -> None:
+    """Raises ConfigError for a role that is of no use with these settings."""
+    if one.needs_handoffs and settings.handoff.enabled is False:
+        raise ConfigError(
+            f"handoff.enabled is false, but a {one.name} worker hands KV over: leave it out, or start mixed "
+            "workers alone"
+        )
+
+
 def name_of(wire: scheduler_pb2.Role) -> str:
     """As the configuration and the command line say it; empty for none."""
     name = scheduler_pb2.Role.Name(wire).removeprefix("ROLE_").lower()

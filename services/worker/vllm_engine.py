@@ -4,7 +4,8 @@ Leans on: vllm.engine.arg_utils.AsyncEngineArgs (create_model_config, create_eng
 vllm.config.KVTransferConfig, vllm.config.VllmConfig (additional_config, use_v2_model_runner) and
 SpeculativeConfig (num_speculative_tokens_per_batch_size, where 0 tokens still run the drafter's first pass),
 vllm.config.SchedulerConfig (long_prefill_token_threshold, _adaptive, policy),
-vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor, scheduler.kv_cache_manager),
+vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor, scheduler.kv_cache_manager,
+scheduler.kv_cache_config.kv_cache_groups), vllm.config.CacheConfig (num_gpu_blocks, kv_cache_size_tokens),
 vllm.platforms.current_platform.is_cpu; on CPU the variables VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
 rank in this process) and VLLM_CPU_OMP_THREADS_BIND (of rank processes), and that threads of OpenMP inherit
 the affinity of the thread that starts them.
@@ -23,7 +24,7 @@ from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
 from baton.services.errors import ConfigError, StartError
 from baton.services.prefill import fair_share
-from baton.services.vllm_args import engine_args
+from baton.services.vllm_args import engine_args, from_hub
 from baton.services.vllm_refusals import reason
 from baton.services.worker import process, vllm_continuation, vllm_cpu_mla, vllm_undrafted
 from baton.services.worker.fingerprint import model_fingerprint
@@ -47,13 +48,14 @@ class EngineInfo:
 
     max_model_len: int  # tokens
     block_size: int  # tokens
-    num_blocks: int
+    num_blocks: int  # of all layers' KV; those of vLLM's are smaller where layers differ: `block_share`
     free_blocks: int  # of an idle engine: vLLM keeps one for itself
     max_num_seqs: int
     max_num_batched_tokens: int
     lookahead_tokens: int  # 1 + the drafted ones
     vocabulary: int
     drafts_always: bool  # it drafts, and cannot leave single requests out
+    block_share: float = 1.0  # of a block, that one of vLLM's is; less where layers keep different tokens
 
 
 def parse_cores(cpu: str) -> list[int]:
@@ -116,14 +118,15 @@ def build_config(plan: EnginePlan) -> Any:
             )
     args.setdefault("use_tqdm_on_load", False)
     args["distributed_executor_backend"] = "uni" if alone else "mp"
-    args["kv_transfer_config"] = _transfer_config(plan)
+    if settings.handoff.enabled is not False:
+        args["kv_transfer_config"] = _transfer_config(plan)
     _add_speculation(args, plan)
     _add_fair_share(args, plan, on_cpu=current_platform.is_cpu())
     if current_platform.is_cpu():
         _add_cpu_blocks(args)
     config = AsyncEngineArgs(**args).create_engine_config()
     _check_verification(config)
-    if config.model_config.is_hybrid:
+    if config.model_config.is_hybrid and "kv_transfer_config" in args:
         if plan.needs_handoffs:
             raise ConfigError(
                 f"model {settings.engine.model!r} keeps state beside its KV cache, which cannot be handed "
@@ -148,7 +151,7 @@ def _transfer_config(plan: EnginePlan) -> Any:
         kv_role="kv_both",
         kv_load_failure_policy="fail",  # the router decides: prefill again elsewhere, or compute here
         kv_connector_extra_config={
-            **handoff.model_dump(),
+            **handoff.model_dump(exclude={"enabled"}),
             "host": handoff.host or addresses.split(plan.settings.worker.listen)[0],
             "advertise_host": plan.kv_host,
             "worker_id": plan.worker_id,
@@ -194,7 +197,8 @@ def _drafter_fingerprint(engine: EngineSettings) -> str:
     if spec is None or method is None or not method.keeps_kv or not spec.model:
         return ""
     try:
-        return model_fingerprint(spec.model)
+        # The revision is the model's own: vLLM takes a draft model's newest.
+        return model_fingerprint(spec.model, **{**from_hub(engine), "revision": None})
     except OSError as error:
         raise StartError(f"cannot read the draft model {spec.model!r}: {error}") from None
 
@@ -269,14 +273,26 @@ def info_of(engine: Any) -> EngineInfo:
     """What an engine became after it looked at its memory."""
     config = engine.vllm_config
     speculative = config.speculative_config
+    share = _block_share(engine)
     return EngineInfo(
         max_model_len=config.model_config.max_model_len,
         block_size=config.cache_config.block_size,
-        num_blocks=config.cache_config.num_gpu_blocks or 0,
-        free_blocks=engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+        num_blocks=int((config.cache_config.num_gpu_blocks or 0) * share),
+        free_blocks=int(engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * share),
+        block_share=share,
         max_num_seqs=config.scheduler_config.max_num_seqs,
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         lookahead_tokens=1 + (speculative.num_speculative_tokens if speculative else 0),
         vocabulary=config.model_config.get_vocab_size(),
         drafts_always=speculative is not None and not vllm_undrafted.supported(),
     )
+
+
+def _block_share(engine: Any) -> float:
+    """Layers that keep their tokens differently take blocks of their own from one pool: a token has one in
+    each group, until it leaves a window. vLLM says how many tokens of longest requests the pool holds.
+    """
+    cache = engine.vllm_config.cache_config
+    if len(engine.scheduler.kv_cache_config.kv_cache_groups) < 2 or not cache.num_gpu_blocks:
+        return 1.0
+    return min(1.0, float(cache.kv_cache_size_tokens / cache.block_size / cache.num_gpu_blocks))

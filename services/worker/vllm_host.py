@@ -82,6 +82,9 @@ class Listener(Protocol):
     def on_step(self, step: Step) -> None:
         """After every step that brought something or changed the load."""
 
+    def on_refused(self, internal_id: str, error: Exception) -> None:
+        """The engine does not take this request; it holds nothing of it."""
+
     def on_failure(self, error: BaseException) -> None:
         """Once, when the engine broke; nothing comes after it."""
 
@@ -101,6 +104,7 @@ class EngineHost:
         self._connector: Any = None
         self._draft_length: vllm_draft_length.DraftLengthSeam | None = None
         self._load = EngineLoad()
+        self._block_share = 1.0  # EngineInfo's
         self._step_began = 0.0  # time.monotonic; 0 between steps
 
     async def load(self, listener: Listener) -> EngineInfo:
@@ -112,7 +116,7 @@ class EngineHost:
 
     def submit(self, request: Any) -> None:
         """Queue a prepared request."""
-        self._messages.put(lambda: self._engine.add_request(request))
+        self._messages.put(lambda: self._add(request))
 
     def abort(self, internal_ids: list[str]) -> None:
         """End requests without a word; unknown ones are ignored."""
@@ -178,7 +182,9 @@ class EngineHost:
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
             return
-        self._loaded.set_result(info_of(self._engine))
+        info = info_of(self._engine)
+        self._block_share = info.block_share
+        self._loaded.set_result(info)
         try:
             self._step_until_stopped()
         except BaseException as error:
@@ -216,6 +222,16 @@ class EngineHost:
         except queue.Empty:
             return True
 
+    def _add(self, request: Any) -> None:
+        try:
+            self._engine.add_request(request)
+        except Exception as error:
+            # It would be one on every worker: it must not take them with it, one after the other.
+            logger.exception("the engine refuses request %s", request.request_id)
+            self._engine.abort_requests([request.request_id])  # it may have come halfway in
+            refusal = error
+            self._tell(lambda listener: listener.on_refused(request.request_id, refusal))
+
     def _step(self, engine: Any) -> bool:
         began = self._step_began = time.monotonic()
         outputs, executed = engine.step_fn()
@@ -231,7 +247,7 @@ class EngineHost:
             reports = self._connector.take_reports()
             step.saved, step.loaded = reports.saved, reports.loaded
         running, waiting = engine.scheduler.get_request_counts()
-        free = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        free = int(engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * self._block_share)
         step.load = EngineLoad(running, waiting, free, len(engine.scheduler.deferred_waiting))
         if step.matters or step.load != self._load:
             self._load = step.load

@@ -256,7 +256,9 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
     with deployment(tmp_path_factory.mktemp("full"), **config) as one:
         one.up(0, 0, mixed=1)
         client = one.client()
-        worker = one.worker_process(one.workers("mixed")[0]["identity"]["worker_id"])
+        identity = one.workers("mixed")[0]["identity"]
+        assert "compatibility_hash" not in identity["capacity"]  # mixed alone: nothing is handed over
+        worker = one.worker_process(identity["worker_id"])
         running = [
             client.completions.create(model=MODEL_NAME, prompt="x", stream=True, **LONG) for _ in range(2)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
@@ -165,6 +166,53 @@ def test_the_parts_one_by_one(tmp_path: Path) -> None:
         assert one.processes["prefill"].end() == 0
         eventually(lambda: gone(killed) and gone(drained), 10, "nothing of either is left")
         eventually(lambda: not one.status().get("workers"), 15, "the registry is empty")
+
+
+def part(one: Deployment, name: str, *, other_than: int = 0) -> psutil.Process:
+    """The process of a part of `baton up`, once it is there."""
+    parent = psutil.Process(one.processes["up"].popen.pid)
+
+    def found() -> psutil.Process | None:
+        for child in parent.children():
+            with contextlib.suppress(psutil.Error):
+                if " ".join(child.cmdline()).strip() == f"baton {name}" and child.pid != other_than:
+                    return child
+        return None
+
+    return eventually(found, 30, f"{name} runs")  # type: ignore[return-value]
+
+
+@pytest.mark.timeout(150)
+def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
+    """All that runs is watched and started again, who watches too. A part that dies again and again is given
+    up; what is left serves; the end comes when nothing can serve, and says so.
+    """
+    with deployment(tmp_path / "again", scheduler={"heartbeat_s": 0.2}) as one:
+        one.up()
+        process = one.processes["up"]
+
+        def said(name: str, text: str) -> int:
+            lines = [line for line in process.text.splitlines() if f"] {name} " in line]
+            return sum(text in line for line in lines)
+
+        part(one, "watcher").kill()
+        eventually(lambda: said("watcher", "restarting"), 20, "the watcher's death is told")
+        killed = part(one, "decode-0")
+        killed.kill()
+        eventually(lambda: said("decode-0", "ready: ") == 2, 60, "told by another watcher")
+        for name, deaths in (("decode-0", 3), ("prefill-0", 4)):
+            killed_pid = 0
+            for _ in range(deaths):
+                killed = part(one, name, other_than=killed_pid)
+                killed_pid = killed.pid
+                killed.kill()
+            if name == "decode-0":
+                eventually(lambda: said("decode-0", "given up, the rest serves on"), 20, "it is given up")
+                answer = one.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=8)
+                assert answer.choices[0].text
+        assert process.wait(60) == 1
+        last = process.text.splitlines()[-1]
+        assert last.startswith("baton: error: prefill-0 died 4 times within 10 min, and no worker is left")
 
 
 def test_status_shows_who_read_and_who_wrote(one_pair: Deployment) -> None:

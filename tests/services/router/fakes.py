@@ -82,6 +82,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.worker_id = worker_id
         self.role = role
         self.step_s = step_s
+        self.late_s = 0.0  # so long before they are sent its outputs were made
         self.max_num_seqs = max_num_seqs
         self.max_model_len = 2048
         self.refusal = ""
@@ -225,7 +226,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 continue
             self._write(request_id, one, outputs, reply)
         if outputs:
-            reply.engine_outputs = vllm_wire.encode_outputs(EngineCoreOutputs(outputs=outputs))
+            step = EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic() - self.late_s)
+            reply.engine_outputs = vllm_wire.encode_outputs(step)
         return reply, dies
 
     def _write(self, request_id: str, one: Running, outputs: list[Any], reply: worker_pb2.RunReply) -> None:

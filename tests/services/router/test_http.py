@@ -638,6 +638,27 @@ async def test_what_is_not_offered_is_404(http: httpx.AsyncClient, path: str) ->
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "status", "kind", "allowed"),
+    [
+        ("GET", "/v1/nope", 404, "NotFoundError", ""),
+        ("POST", "/v1/nope", 404, "NotFoundError", ""),
+        ("GET", "/v1/completions", 405, "MethodNotAllowedError", "POST"),
+        ("DELETE", "/v1/chat/completions", 405, "MethodNotAllowedError", "POST"),
+        ("POST", "/health", 405, "MethodNotAllowedError", "GET, HEAD"),
+    ],
+)
+async def test_what_no_route_takes_is_told_as_all_else(
+    http: httpx.AsyncClient, method: str, path: str, status: int, kind: str, allowed: str
+) -> None:
+    got = await http.request(method, path)
+    assert got.status_code == status
+    error = got.json()["error"]
+    assert (error["type"], error["code"]) == (kind, status)
+    assert error["message"].startswith(f"{method} {path}: ")
+    assert set(got.headers.get("allow", "").split(", ")) == set(allowed.split(", "))
+
+
+@pytest.mark.parametrize(
     ("engine", "said"),
     [
         ({}, "cannot listen"),

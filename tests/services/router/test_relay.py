@@ -100,6 +100,18 @@ async def test_many_at_once(cluster: Cluster) -> None:
     await cluster.settled()
 
 
+async def test_a_late_message_slows_the_router_for_a_moment(cluster: Cluster) -> None:
+    """While it is behind the front end gets fewer and larger outputs, no longer."""
+    _, decode = await cluster.pair()
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert cluster.pool.lag_s() < 0.4
+    decode.late_s = 0.5
+    await cluster.send("late", PROMPT)
+    await until(lambda: cluster.pool.lag_s() > 0.4, "it is read late")
+    right(await cluster.answer("late"), PROMPT, 8)
+    await until(lambda: cluster.pool.lag_s() == 0, "nothing comes late any more", 1)
+
+
 # -- the prefill side fails
 
 
@@ -400,7 +412,9 @@ async def test_what_a_worker_cannot_read_is_not_tried_elsewhere(cluster: Cluster
     for worker in (first, second):
         worker.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_INVALID))
     got = await cluster.ask(PROMPT)
+    assert isinstance(got.error, RefusedByRouter)
     assert "the test wants it" in str(got.error)
+    assert got.error.http_status == 400  # nor is it asked for again
     assert len(first.seen.starts) + len(second.seen.starts) == 1
 
 

@@ -19,6 +19,7 @@ from baton.rpc import aio_channel
 
 with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
     warnings.simplefilter("ignore")
+    from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.engine import EngineCoreRequest, FinishReason
 
@@ -186,6 +187,6 @@ async def hello(address: str, model: str = "tiny", vllm_version: str = "0.32.0")
 
 
 __all__ = [
-    "DECODE", "PREFILL", "EngineCoreRequest", "FinishReason", "Got", "Stream", "StructuredOutputsParams",
-    "connected", "hello", "prompt", "request",
+    "DECODE", "PREFILL", "EngineCoreRequest", "FinishReason", "Got", "PoolingParams", "Stream",
+    "StructuredOutputsParams", "connected", "hello", "prompt", "request",
 ]  # fmt: skip

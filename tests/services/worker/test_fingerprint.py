@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from baton.services.worker.fingerprint import model_fingerprint
 from tests.checkpoints import tiny_qwen2
@@ -34,5 +36,61 @@ def test_another_seed_is_another_model(model: Path, tmp_path: Path) -> None:
     assert model_fingerprint(str(tiny_qwen2(tmp_path / "b", seed=1))) != model_fingerprint(str(model))
 
 
-def test_a_name_stands_for_itself() -> None:
-    assert model_fingerprint("org/model") == model_fingerprint("org/model") != model_fingerprint("org/other")
+OLD, NEW = "1" * 40, "2" * 40  # commits
+
+
+def publish(cache: Path, model: Path, commit: str) -> None:
+    """Files of a commit as Hugging Face's cache has them: links to blobs that are named by their hash."""
+    repository = cache / "models--org--tiny"
+    blobs, snapshot = repository / "blobs", repository / "snapshots" / commit
+    for folder in (blobs, snapshot, repository / "refs"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for file in model.iterdir():
+        blob = blobs / hashlib.sha256(file.read_bytes()).hexdigest()
+        shutil.copyfile(file, blob)
+        (snapshot / file.name).symlink_to(f"../../blobs/{blob.name}")
+    (repository / "refs" / "main").write_text(commit)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a machine without a network."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_a_name_stands_for_its_commit(model: Path, cache: Path) -> None:
+    publish(cache, model, OLD)
+    (cache / "models--org--tiny" / "refs" / "v1").write_text(OLD)
+    old = model_fingerprint("org/tiny")
+    assert old == model_fingerprint("org/tiny", revision="v1") == model_fingerprint("org/tiny", revision=OLD)
+    publish(cache, model, NEW)
+    new = model_fingerprint("org/tiny")
+    assert new == model_fingerprint("org/tiny", revision=NEW) != old
+    assert model_fingerprint("org/tiny", revision="v1") == old
+
+
+def test_the_cache_where_weights_are_kept_counts(model: Path, cache: Path, tmp_path: Path) -> None:
+    publish(cache, model, OLD)
+    publish(tmp_path / "elsewhere", model, NEW)
+    elsewhere = model_fingerprint("org/tiny", download_dir=str(tmp_path / "elsewhere"))
+    assert elsewhere == model_fingerprint("org/tiny", revision=NEW)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_name_whose_commit_nobody_knows(caplog: pytest.LogCaptureFixture) -> None:
+    known = [model_fingerprint(name) for name in ("org/tiny", "org/other", "not/a/name")]
+    known.append(model_fingerprint("org/tiny", revision="v1"))
+    assert len(set(known)) == 4
+    assert model_fingerprint("org/tiny") == known[0]
+    assert "told from others by its name alone, org/tiny at revision main: " in caplog.text
+
+
+def test_what_comes_from_another_hub(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(cache, model, OLD)
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
+    assert model_fingerprint("org/tiny") != model_fingerprint("org/tiny", revision="v1")
+    assert "it comes from ModelScope" in caplog.text

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from baton.protos import worker_pb2 as pb
 from tests.services.worker.fleet import Fleet, Worker
-from tests.services.worker.router import DECODE, PREFILL, Got, connected, hello, prompt, request
+from tests.services.worker.router import (
+    DECODE,
+    PREFILL,
+    Got,
+    PoolingParams,
+    connected,
+    hello,
+    prompt,
+    request,
+)
 from tests.support import eventually
 
 LONG = {"max_tokens": 900}
@@ -105,6 +114,22 @@ async def test_what_cannot_be_run_is_invalid_and_harms_nobody(mixed: Worker) -> 
         assert len((await stream.run(request("fine", prompt(9), max_tokens=2), DECODE)).tokens) == 2
         nothing = pb.Start(request_id="no phase", epoch=1, engine_request=b"")
         assert "phase 0" in refused(await stream.run_raw(nothing), pb.Failed.CODE_INVALID)
+
+
+async def test_what_the_engine_refuses_fails_alone(mixed: Worker) -> None:
+    """vLLM raises where it takes the request in, in the thread that steps: others write on."""
+    pooling = request("pooling", prompt(20))
+    pooling.pooling_params = PoolingParams(task="embed")
+    before = mixed.figure("baton_worker_requests_refused_total")
+    async with connected(mixed.address) as stream:
+        await stream.start(request("beside it", prompt(20), max_tokens=200), DECODE)
+        await stream.some("beside it", 3)
+        got = await stream.run(pooling, DECODE)
+        assert "Unsupported task: 'embed'" in refused(got, pb.Failed.CODE_INVALID)
+        assert len((await stream.end("beside it")).tokens) == 200
+        assert len((await stream.run(request("after it", prompt(9), max_tokens=2), DECODE)).tokens) == 2
+    assert mixed.figure("baton_worker_requests_refused_total") == before + 1
+    eventually(lambda: mixed.figure(RUNNING) == 0, 10, "nothing is left")
 
 
 async def test_a_worker_runs_what_its_role_does_not_say(prefill: Worker) -> None:

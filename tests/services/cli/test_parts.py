@@ -1,0 +1,162 @@
+"""What dies is started again, later and later; what cannot live is done without where the rest can serve.
+
+Parts are real processes that do next to nothing; `told` holds what a person is told of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import pytest
+
+from baton.services.cli.parts import Kind, Part, Parts, Patience
+from baton.services.cli.watch import Seen
+from baton.services.errors import StartError
+from tests.support import eventually
+
+QUICK = Patience(restarts=2, window_s=60.0, backoff_s=0.05, growth=2.0)
+
+
+class Fleet:
+    """Parts of a deployment, and what was told of them."""
+
+    def __init__(self, folder: Path, patience: Patience) -> None:
+        self.told: list[str] = []
+        self.parts = Parts(folder, lambda name, text: self.told.append(f"{name}: {text}"), patience)
+
+    def add(self, name: str, kind: Kind, run: Callable[[], None] = signal.pause) -> Part:
+        part = self.parts.add(name, kind, run)
+        self.see(part)
+        return part
+
+    def see(self, part: Part) -> None:
+        self.parts.note(Seen(part.known_as, "here", time.monotonic()))
+
+    def kill(self, part: Part) -> None:
+        """As the supervisor sees it: it wakes, and does what is due; until it runs again or is given up."""
+        assert part.child is not None
+        pid = part.child.process.pid or 0
+        os.kill(pid, signal.SIGKILL)
+
+        def settled() -> bool:
+            wait(self.parts.sentinels, timeout=self.parts.next_start_s)
+            self.parts.reap()
+            return part.given_up or (part.runs and part.child is not None and part.child.process.pid != pid)
+
+        eventually(settled, 10, f"{part.name} runs again", 0.0)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    one = Fleet(tmp_path, QUICK)
+    yield one
+    one.parts.stop(0.0)
+
+
+def pair(fleet: Fleet) -> tuple[Part, Part, Part]:
+    fleet.add("watcher", Kind.WATCHER)
+    fleet.add("scheduler", Kind.SCHEDULER)
+    workers = fleet.add("prefill-0", Kind.WORKER), fleet.add("decode-0", Kind.WORKER)
+    return *workers, fleet.add("router", Kind.ROUTER)
+
+
+def test_a_part_is_restarted_later_and_later(fleet: Fleet) -> None:
+    prefill, decode, _ = pair(fleet)
+    began = time.monotonic()
+    fleet.kill(decode)
+    fleet.kill(decode)
+    assert time.monotonic() - began >= QUICK.before_restart_s(2) == 0.05
+    assert fleet.told[-2:] == [
+        "decode-0: died (signal SIGKILL); restarting, 1 of 2 within 1 min",
+        "decode-0: died (signal SIGKILL); restarting in 0.05 s, 2 of 2 within 1 min",
+    ]
+    assert fleet.parts.waiting_for == ["decode-0"]
+    fleet.see(decode)
+    assert fleet.told[-1] == "decode-0: ready: here"
+    assert not fleet.parts.waiting_for
+    assert not prefill.deaths
+
+
+def test_the_rest_serves_on_until_nothing_can(fleet: Fleet) -> None:
+    prefill, decode, _ = pair(fleet)
+    for _ in range(3):
+        fleet.kill(decode)
+    assert "decode-0: died 3 times within 1 min (signal SIGKILL): given up" in fleet.told[-1]
+    assert "the rest serves on" in fleet.told[-1]
+    assert not fleet.parts.waiting_for
+    for _ in range(2):
+        fleet.kill(prefill)
+    with pytest.raises(StartError, match="prefill-0 died 3 times within 1 min, and no worker is left"):
+        fleet.kill(prefill)
+
+
+@pytest.mark.parametrize("name", ["router", "scheduler"])
+def test_what_nothing_can_serve_without(fleet: Fleet, name: str) -> None:
+    pair(fleet)
+    part = next(part for part in fleet.parts.members if part.name == name)
+    for _ in range(2):
+        fleet.kill(part)
+    with pytest.raises(StartError, match=f"{name} died 3 times .* nothing can serve without it"):
+        fleet.kill(part)
+
+
+def test_the_watcher_is_watched(fleet: Fleet) -> None:
+    pair(fleet)
+    watcher = fleet.parts.members[0]
+    for _ in range(3):
+        fleet.kill(watcher)
+    assert fleet.told[-3].startswith("watcher: died (signal SIGKILL); restarting")
+    assert "what becomes ready is told no more" in fleet.told[-1]
+
+
+def test_a_start_without_a_watcher_is_none(fleet: Fleet) -> None:
+    watcher = fleet.add("watcher", Kind.WATCHER)
+    fleet.parts.add("mixed-0", Kind.WORKER, signal.pause)
+    for _ in range(2):
+        fleet.kill(watcher)
+    with pytest.raises(StartError, match="nobody can tell how far the others are"):
+        fleet.kill(watcher)
+
+
+def test_what_is_long_ago_does_not_count(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, Patience(restarts=1, window_s=0.2, backoff_s=0.05))
+    try:
+        _, decode, _ = pair(fleet)
+        for _ in range(3):
+            fleet.kill(decode)
+            died = decode.deaths[-1]
+            eventually(lambda died=died: time.monotonic() > died + 0.2, 5, "it ran well for the window")  # type: ignore[misc]
+        assert not decode.given_up
+        assert fleet.told[-1].endswith("restarting, 1 of 1 within 0.00333333 min")
+    finally:
+        fleet.parts.stop(0.0)
+
+
+def test_news_of_an_earlier_life(fleet: Fleet) -> None:
+    """A dead worker stays registered for a lease, and what was seen may have waited to be read."""
+    _, decode, router = pair(fleet)
+    before = [Seen(part.known_as, "here", time.monotonic()) for part in (decode, router)]
+    fleet.kill(decode)
+    fleet.kill(router)
+    for seen in before:
+        fleet.parts.note(seen)
+    assert set(fleet.parts.waiting_for) == {"decode-0", "router"}
+
+
+def test_a_part_that_cannot_start_says_why(fleet: Fleet) -> None:
+    """Its own line, and not that of an earlier life in the same log."""
+    (fleet.parts.log_dir / "mixed-0.log").write_text("baton: error: long ago\n")
+
+    def fail() -> None:
+        os.write(2, b"baton: error: no room\n")  # past pytest, which holds sys.stderr here
+        sys.exit(1)
+
+    fleet.parts.add("mixed-0", Kind.WORKER, fail)
+    with pytest.raises(StartError, match="mixed-0 could not start: no room"):
+        eventually(fleet.parts.reap, 10, "its end is seen")

@@ -1,0 +1,31 @@
+"""What of vLLM's arguments is refused before vLLM is imported."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.services.config import EngineSettings
+from baton.services.errors import ConfigError
+from baton.services.vllm_args import check_model
+from tests.e2e.deployment import MODEL
+
+SPLITS = [
+    ("pipeline_parallel_size", "-pp"),
+    ("decode_context_parallel_size", "-dcp"),
+    ("prefill_context_parallel_size", "-pcp"),
+]
+
+
+@pytest.mark.parametrize(("name", "short"), SPLITS)
+def test_ways_to_split_a_model_that_are_not_served(name: str, short: str) -> None:
+    for key in (name, f"--{name.replace('_', '-')}", short, short[1:]):
+        with pytest.raises(ConfigError, match=f"{name} is not served; leave it out") as refused:
+            check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
+        assert str(refused.value).startswith(f"engine.extra.{key}: ")
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel_size", "tp", "--tensor-parallel-size"])
+def test_what_has_a_setting_of_its_own(key: str) -> None:
+    """Past it, a worker would take its engine for one of a single rank."""
+    with pytest.raises(ConfigError, match=r"is not for you to set: use engine\.tensor_parallel_size"):
+        check_model(EngineSettings(model=str(MODEL), extra={key: 2}))

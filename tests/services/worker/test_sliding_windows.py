@@ -1,0 +1,116 @@
+"""A model with sliding windows, on mixed workers with handoffs and without: the same text, more room."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
+from baton.services.config import Settings
+from baton.services.errors import ConfigError
+from baton.services.worker import roles
+from tests.checkpoints import byte_tokenizer
+from tests.services.worker.fleet import Fleet, fleet
+from tests.services.worker.router import DECODE, PREFILL, connected, hello, prompt, request
+from tests.support import CALL_S
+
+VOCABULARY, WINDOW, WRITTEN = 320, 64, 24
+ENGINE = {"kv_cache_gib": 0.0625, "enable_prefix_caching": False}
+PROMPTS = [prompt(200, seed) for seed in (1, 2)]
+
+
+def gemma(folder: Path) -> list[list[int]]:
+    """A tiny Gemma 3, every other layer with a window; what transformers writes after each prompt."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch
+        from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+        torch.manual_seed(0)
+        model = Gemma3ForCausalLM(
+            Gemma3TextConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=128,
+                intermediate_size=256,
+                num_hidden_layers=4,
+                num_attention_heads=2,
+                num_key_value_heads=1,
+                head_dim=64,
+                query_pre_attn_scalar=64,
+                sliding_window=WINDOW,
+                layer_types=["sliding_attention", "full_attention"] * 2,
+                max_position_embeddings=2048,
+                bos_token_id=256,
+                eos_token_id=256,
+                pad_token_id=256,
+                dtype="float32",
+            )
+        ).eval()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                # Wider than a new model's: else every prompt gets the same answer.
+                weight.normal_(0, 0.1 if "norm" in name else 0.2)
+            model.save_pretrained(folder)
+            model.generation_config.eos_token_id = None
+            answers = [
+                model.generate(torch.tensor([one]), max_new_tokens=WRITTEN, do_sample=False)
+                for one in PROMPTS
+            ]
+    byte_tokenizer(folder, VOCABULARY)
+    return [whole[0, len(one) :].tolist() for one, whole in zip(PROMPTS, answers, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, list[list[int]]]]:
+    """A fleet for its workers, and what transformers writes."""
+    folder = tmp_path_factory.mktemp("windows")
+    answers = gemma(folder / "gemma")
+    with fleet(folder / "gemma", folder) as workers:
+        yield workers, answers
+
+
+async def test_windows_save_room_where_nothing_is_handed_over(model: tuple[Fleet, list[list[int]]]) -> None:
+    workers, expected = model
+    blocks = {}
+    for enabled in (None, False):
+        worker = workers.started("mixed", engine=ENGINE, handoff={"enabled": enabled})
+        capacity = (await hello(worker.address)).identity.capacity
+        assert bool(capacity.compatibility_hash) == bool(capacity.transports) == (enabled is None)
+        blocks[enabled] = capacity.num_blocks
+        async with connected(worker.address) as stream:
+            for number, (tokens, answer) in enumerate(zip(PROMPTS, expected, strict=True)):
+                got = await stream.run(request(f"whole {number}", tokens, max_tokens=WRITTEN), DECODE)
+                assert got.tokens == answer
+                # As another worker's that died: its text is read again.
+                rest = request(f"rest {number}", tokens, max_tokens=WRITTEN)
+                got = await stream.run(rest, DECODE, epoch=2, written=answer[:9])
+                assert got.tokens == answer[9:]
+                if enabled is None:
+                    read = await stream.run(request(f"over {number}", tokens, max_tokens=WRITTEN), PREFILL)
+                    assert read.saved is not None
+                    handed = {"written": read.tokens, "manifest": read.saved.manifest}
+                    over = request(f"over {number}", tokens, max_tokens=WRITTEN)
+                    got = await stream.run(over, DECODE, epoch=1, **handed)
+                    assert got.admitted is not None
+                    assert read.tokens + got.tokens == answer
+        if enabled is False:
+            with grpc.insecure_channel(worker.address) as channel:
+                stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+                asked = worker_pb2.SetRoleRequest(role=scheduler_pb2.ROLE_DECODE)
+                refusal = stub.SetRole(asked, timeout=CALL_S).refusal
+            assert "was started without handoffs (handoff.enabled)" in refusal
+    assert len({tuple(answer) for answer in expected}) == len(expected)
+    # A request of the longest has 32 blocks of the full layers' half, and 11 of the other half's.
+    assert blocks[False] > 1.4 * blocks[None]
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+def test_a_role_that_hands_over_needs_handoffs(name: str) -> None:
+    settings = Settings(handoff={"enabled": False})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"handoff\.enabled is false, but a {name} worker hands KV over"):
+        roles.check(roles.role(name), settings)
+    roles.check(roles.role("mixed"), settings)
