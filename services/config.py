@@ -209,6 +209,16 @@ class SchedulerSettings(_Section):
             raise ValueError("a password in store and a store_password_file are too much: leave one out")
         return self
 
+    def check_shared(self) -> None:
+        """Raises ConfigError for several schedulers without a store that they share. For who runs a part: an
+        operator's question needs their addresses alone.
+        """
+        if "," in self.address and self.store == "memory":
+            raise ConfigError(
+                f"scheduler.address names several schedulers ({self.address}), and scheduler.store is memory: each "
+                "would know its own workers alone; set scheduler.store to the Redis that they share, or name one"
+            )
+
 
 class HandoffSettings(_Section):
     """How KV travels between workers."""

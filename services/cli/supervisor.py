@@ -173,6 +173,7 @@ def supervise(
     check_model(settings.engine)
     check_names(settings.router)
     validation.check(settings.engine)
+    settings.scheduler.check_shared()
     credentials.check(settings)
     placed = devices.assign(len(fleet.roles), settings.engine.tensor_parallel_size)
     _check_port("router.port", settings.router.host, settings.router.port)

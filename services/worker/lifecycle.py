@@ -67,6 +67,7 @@ def run_worker(settings: Settings, role: str) -> None:
     logs.configure(settings.log_format, worker_id)
     the_role = roles.role(role)
     check_model(settings.engine)
+    settings.scheduler.check_shared()
     validation.check(settings.engine)
     check_version()
     try:

@@ -217,6 +217,16 @@ def test_a_store_that_is_none() -> None:
         ("up --model {model} --handoff-transports pigeon", "handoff.transports.0: value 'pigeon'"),
         ("router --model {model} --scheduler nope", "scheduler.address: value 'nope'"),
         ("scheduler --store redis://h:port", "scheduler.store is not a Redis URL: it must look like"),
+        *(
+            (f"{part} --scheduler a:7400,b:7400", "each would know its own workers alone; set")
+            for part in (
+                "up --model {model}",
+                "scheduler",
+                "decode --model {model}",
+                "router --model {model}",
+            )
+        ),
+        ("status --scheduler 127.0.0.1:9,127.0.0.1:8", "does not answer"),
         ("scheduler --worker-lease-s 1 --heartbeat-s 1", "is less than two heartbeat_s"),
         ("prefill --model {model} --listen nope", "worker.listen: value 'nope'"),
         (
