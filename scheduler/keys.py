@@ -28,6 +28,8 @@ KEYS: dict[str, tuple[str, str]] = {
     "ATTEMPT_LEASES": ("attempt:leases", "ZSET request id by the time at which its reservation is gone"),
     "EPOCHS": ("epochs", "HASH request id -> last epoch placed, with a ! behind it when that one is over"),
     "EPOCH_LEASES": ("epoch:leases", "ZSET request id by the time at which its last epoch is forgotten"),
+    "REVISION": ("revision", "STRING count of the changes of requests"),
+    "CHANGES": ("changes", "ZSET request id by its last change's count; those of EPOCHS"),
     "TURNS": ("turns", "HASH what only one scheduler does at a time -> the time until which nobody does it"),
     "GENERATION": ("generation", "STRING unequal to what it was: the server has lost what it held"),
     "HANDOFFS": ("handoffs", "LIST of finished attempts, newest first, JSON"),

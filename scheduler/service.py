@@ -38,8 +38,8 @@ from baton.scheduler.types import SchedulerOptions
 WATCH_S = 0.5  # s; how often the store is tended and swept
 STOP_GRACE_S = 2.0  # s; for calls under way when the server stops
 _WORK = {pb.ROLE_PREFILL: "read prompts", pb.ROLE_DECODE: "write answers"}
-# What gRPC's health service tells: of the process, that it lives; of the service, whether another scheduler should
-# be asked in its place.
+# What gRPC's health service tells: of the process, that it lives; of the service, whether another scheduler
+# should be asked in its place.
 PROCESS, SERVICE = "", pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -300,6 +300,7 @@ class State:
     generation: str = ""  # of the store that it was read from; empty: one that holds nothing yet
     workers: tuple[WorkerRecord, ...] = ()
     requests: tuple[Known, ...] = ()
+    revision: int = 0  # of the store that it was read from; 0: it keeps none
 
 
 @dataclass(frozen=True, slots=True)

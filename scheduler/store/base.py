@@ -103,8 +103,11 @@ class Store(ABC):
         """At most `limit` attempts under way and as many finished ones, newest first. Changes nothing."""
 
     @abstractmethod
-    async def export(self) -> State:
-        """All that is known. Called some two times a second."""
+    async def export(self, since: int = 0) -> State:
+        """All that is known; of requests no more than what has changed since that `State.revision`, if possible.
+
+        Called some two times a second.
+        """
 
     @abstractmethod
     async def merge(self, state: State) -> str:

@@ -110,7 +110,7 @@ class MemoryStore(Store):
             self._count_stale(attempt, result)
             live = self._ledger.find(attempt)
             if live:
-                live.lease_until = now + lease_s
+                self._ledger.renew(live, now + lease_s)
             else:
                 (result.fenced if self._ledger.fenced(attempt) else result.lost).append(attempt)
         return result
@@ -185,7 +185,8 @@ class MemoryStore(Store):
             handoffs.append(aged)
         return History([_live_message(live, now) for live in newest], handoffs)
 
-    async def export(self) -> State:
+    async def export(self, since: int = 0) -> State:
+        del since  # it is near: all is as quick
         now = self._clock()
         self._sweep(now)
         workers = tuple(self._record(worker, now) for worker in self._workers.values())

@@ -41,6 +41,7 @@ from baton.scheduler.types import (
     Deployment,
     Heard,
     History,
+    Known,
     Report,
     ReportResult,
     Reserved,
@@ -56,6 +57,7 @@ CALL_TIMEOUT_S = 0.9  # of a whole call: a free connection, connecting, the scri
 # (0.4 s was seen on a machine with five busy processes a core), timer and reply come due at the same moment.
 LOOKS = 4
 MERGE_ITEMS = 512  # workers, and as many requests, in one call of `merge`
+EXPORT_REQUESTS = 1_000  # in one call of `export`: some 2 ms of the server
 SCRIPTS = (
     *("view", "reserve", "report", "register", "heartbeat", "deregister", "drain", "history"),
     *("export", "merge", "take_turn"),
@@ -96,15 +98,12 @@ class RedisStore(Store):
         self._identities: dict[str, pb.WorkerIdentity] = {}
 
     async def view(self) -> View:
-        reply = await self._run("view", self._roster)
+        asked = self._roster
+        reply = await self._run("view", asked)
         now, expired, live, roster, identities, states, loads, leases, draining, *rest = reply
         *booked, generation = rest
-        if roster != self._roster:
-            self._identities = wire.identities(identities)
-            self._roster = roster
-        workers = wire.workers(
-            now, self._identities, states=states, loads=loads, leases=leases, draining=draining
-        )
+        known = self._known(asked, roster, identities)
+        workers = wire.workers(now, known, states=states, loads=loads, leases=leases, draining=draining)
         tokens, requests, blocks = (dict(wire.pairs(counters)) for counters in booked)
         for key, worker in workers.items():
             worker.reserved = Reserved(
@@ -195,22 +194,22 @@ class RedisStore(Store):
         ]
         return History(live, [wire.past(json.loads(text), now) for text in handoffs])
 
-    async def export(self) -> State:
-        now, generation, identities, *rest = await self._run("export")
-        states, loads, worker_epochs, worker_leases, draining, attempts, leases, epochs = rest
-        workers = wire.workers(
-            now,
-            wire.identities(identities),
-            states=states,
-            loads=loads,
-            leases=worker_leases,
-            draining=draining,
-        )
-        for key, epoch in wire.pairs(worker_epochs):
+    async def export(self, since: int = 0) -> State:
+        """In pieces, each of them atomic."""
+        requests: list[Known] = []
+        more = True
+        while more:
+            asked = self._roster
+            reply = await self._run("export", since, EXPORT_REQUESTS, asked)
+            now, generation, since, more, changed, roster, identities, *rest = reply
+            requests += wire.requests(now, changed)
+        states, loads, epochs, leases, draining = rest
+        known = self._known(asked, roster, identities)
+        workers = wire.workers(now, known, states=states, loads=loads, leases=leases, draining=draining)
+        for key, epoch in wire.pairs(epochs):
             if key in workers:
                 workers[key].epoch = int(epoch)
-        requests = wire.requests(now, attempts, leases, epochs)
-        return State(generation.decode(), tuple(workers.values()), tuple(requests))
+        return State(generation.decode(), tuple(workers.values()), tuple(requests), since)
 
     async def merge(self, state: State) -> str:
         """In pieces, each of them atomic."""
@@ -229,6 +228,13 @@ class RedisStore(Store):
             await self._client.connection_pool.disconnect()
         except (RedisError, OSError):
             return  # what is not connected need not be closed
+
+    def _known(self, asked: bytes, roster: bytes, identities: wire.Flat) -> dict[str, pb.WorkerIdentity]:
+        """By worker id; the reply has them where its roster is not the one that was asked with."""
+        if roster != asked:
+            self._identities = wire.identities(identities)
+            self._roster = roster
+        return self._identities
 
     async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
         """One script's reply, as Redis gives it. Raises StoreUnavailable, StoreRefuses."""

@@ -53,18 +53,16 @@ def workers(
     return found
 
 
-def requests(now: int, attempts: Flat, leases: Flat, epochs: Flat) -> Iterator[Known]:
-    """All requests known, live and past."""
-    left = {key: (float(until) - now) / 1_000 for key, until in pairs(leases)}
-    live = set()
-    for key, text in pairs(attempts):
-        entry = json.loads(text)
-        if left.get(key, 0.0) > 0:
-            live.add(key)
-            yield _live(Attempt(key, entry["epoch"]), entry, left[key])
-    for key, text in pairs(epochs):
-        if key not in live:
-            yield Known(Attempt(key, int(text.rstrip(b"!"))), over=text.endswith(b"!"))
+def requests(now: int, flat: Flat) -> Iterator[Known]:
+    """Requests, live and past: id, attempt, end of its lease, epoch."""
+    items = iter(flat)
+    for name, attempt, until, epoch in zip(items, items, items, items, strict=True):
+        left_ms = float(until) - now
+        if attempt and left_ms > 0:
+            entry = json.loads(attempt)
+            yield _live(Attempt(name.decode(), entry["epoch"]), entry, left_ms / 1_000)
+        elif epoch:
+            yield Known(Attempt(name.decode(), int(epoch.rstrip(b"!"))), over=epoch.endswith(b"!"))
 
 
 def attempt(known: Known) -> bytes:

@@ -1,4 +1,4 @@
-"""Who of the schedulers is asked, and when one counts as dead: real processes that stand still, and lose Redis."""
+"""Who of the schedulers is asked, and when one counts as dead: real ones stand still, and lose their Redis."""
 
 from __future__ import annotations
 

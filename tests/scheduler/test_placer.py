@@ -59,8 +59,8 @@ class Counting(Store):
     async def history(self, limit):  # type: ignore[no-untyped-def]
         return await self.inner.history(limit)
 
-    async def export(self) -> State:
-        return await self.inner.export()
+    async def export(self, since: int = 0) -> State:
+        return await self.inner.export(since)
 
     async def merge(self, state: State) -> str:
         return await self.inner.merge(state)

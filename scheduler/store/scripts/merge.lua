@@ -29,6 +29,7 @@ local function conclude(request, epoch, over)
   if text then release(request, cjson.decode(text), true) end
   redis.call('HSET', EPOCHS, request, epoch .. (over and '!' or ''))
   redis.call('ZADD', EPOCH_LEASES, NOW + EPOCH_KEEP_MS, request)
+  changed(request)
 end
 
 local workers = number(ARGV[2])

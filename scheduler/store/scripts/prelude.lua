@@ -39,6 +39,9 @@ local function last_epoch(request)
   return number(text:match('^%d+')), text:sub(-1) == '!'
 end
 
+-- To be called with every change of a request, so that a store which follows reads no more than those.
+local function changed(request) redis.call('ZADD', CHANGES, redis.call('INCR', REVISION), request) end
+
 -- Count what an attempt holds, whatever the limits. Its request must not be live.
 local function book(request, attempt, lease)
   if not attempt.read then
@@ -51,6 +54,7 @@ local function book(request, attempt, lease)
   redis.call('ZADD', ATTEMPT_LEASES, NOW + lease, request)
   redis.call('HSET', EPOCHS, request, attempt.epoch)
   redis.call('ZREM', EPOCH_LEASES, request)
+  changed(request)
 end
 
 -- All that an attempt holds is free. Its epoch is remembered a while; so is that it is over, and not only out
@@ -63,6 +67,7 @@ local function release(request, attempt, over)
   redis.call('HDEL', ATTEMPTS, request)
   redis.call('ZREM', ATTEMPT_LEASES, request)
   redis.call('ZADD', EPOCH_LEASES, NOW + EPOCH_KEEP_MS, request)
+  changed(request)
 end
 
 -- An attempt that was placed elsewhere: book it, if it is not. False when it is fenced: a later one was placed,
@@ -83,6 +88,7 @@ local function adopt(request, attempt, lease)
     redis.call('HSET', ATTEMPTS, request, cjson.encode(held))
   end
   redis.call('ZADD', ATTEMPT_LEASES, math.max(NOW + lease, number(redis.call('ZSCORE', ATTEMPT_LEASES, request))), request)
+  changed(request)
   return true
 end
 
@@ -121,6 +127,7 @@ local function sweep()
   for _, request in ipairs(run_out(EPOCH_LEASES)) do
     redis.call('HDEL', EPOCHS, request)
     redis.call('ZREM', EPOCH_LEASES, request)
+    redis.call('ZREM', CHANGES, request)
   end
   for _, worker in ipairs(run_out(WORKER_EPOCH_LEASES)) do
     redis.call('HDEL', WORKER_EPOCHS, worker)
