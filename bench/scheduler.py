@@ -4,8 +4,8 @@
     python -m bench scheduler --rates 100 500 1000 [--hold 300] [--against FOLDER]
 
 Scheduler and routers share one process and its core here, so the figures are a lower bound. The run fails,
-and reports nothing, when a placement was refused or a reservation is left over. With `--rates` it measures what
-share of a core the scheduler's own process takes over Redis (bench/scheduler_cpu.py), and nothing else;
+and reports nothing, when a placement was refused or a reservation is left over. With `--rates` it measures
+what share of a core the scheduler's own process takes over Redis (bench/scheduler_cpu.py), and nothing else;
 `--against` another checkout in turns.
 """
 

@@ -1,8 +1,9 @@
 """What a scheduler's process costs while so many requests a second are placed, read and finished.
 
-A real `baton scheduler` over a real Redis, each a process of its own; the routers are in this one. Requests come
-evenly, whatever becomes of the earlier ones, and each lives for `LIVES_S`. The scheduler and its Redis remember
-a request for a minute after its end: what is measured begins behind that, or in the middle of a shorter run.
+A real `baton scheduler` over a real Redis, each a process of its own; the routers are in this one. Requests
+come evenly, whatever becomes of the earlier ones, and each lives for `LIVES_S`. The scheduler and its Redis
+remember a request for a minute after its end: what is measured begins behind that, or in the middle of a
+shorter run.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Load:
 def measure(
     rate: int, hold_s: float, workers: list[pb.WorkerIdentity], code: Path = ROOT
 ) -> dict[str, float]:
-    """The scheduler of the checkout `code` under this load. Ends the benchmark when placements failed."""
+    """The scheduler of the checkout `code` under this load."""
     redis_port, port = free_port(), free_port()
     address = f"127.0.0.1:{port}"
     with (
@@ -114,14 +115,13 @@ async def _measure(
         after = (_cpu_s(scheduler), _cpu_s(redis))
         await asking
         dropped = client.reporter.dropped
-    if load.failed or dropped:
-        raise SystemExit(
-            f"{load.failed} placements failed, {dropped} reports were dropped: no figure means anything"
-        )
+    if dropped:
+        raise SystemExit(f"{dropped} reports were dropped: no figure means anything")
     cuts = statistics.quantiles([1_000 * one for one in load.latencies], n=100)
     return {
         "asked_per_s": rate,
         "placed_per_s": round(placed / took_s),
+        "failed": load.failed,  # more than none: it could not keep up
         "scheduler_cores": round((after[0] - before[0]) / took_s, 3),
         "redis_cores": round((after[1] - before[1]) / took_s, 3),
         "place_p50_ms": round(cuts[49], 2),

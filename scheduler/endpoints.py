@@ -19,8 +19,8 @@ from baton.scheduler.tasks import spawn, stop
 
 CHECK_S = 1.0  # s between checks of one among several, and the deadline of a check
 MISSED = 2  # answers in a row until a scheduler counts as dead
-# Checks in a row until one that says that it does not serve is passed over. Others over the same store lose it
-# up to a second and a half later: then nobody need move.
+# Checks in a row until one that says that it does not serve is passed over. Others over the same store lose
+# it up to a second and a half later: then nobody need move.
 IDLE_CHECKS = 3
 SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
@@ -144,7 +144,7 @@ class Endpoints:
             await endpoint.close()
 
     def _pick(self) -> _Endpoint:
-        """The first that is well; else one that answers; else, all being dead, the one not asked for longest."""
+        """The first that is well; else one that answers; else (all are dead) the one not asked for longest."""
         if len(self._all) > 1:
             first = self._all[0]
             for endpoint in [first] if first.well else self._all:
