@@ -2,7 +2,7 @@
 
     router         SchedulerClient.place, .place_alone, .refresh, .reporter (baton.scheduler.reporter)
     worker         WorkerSession (baton.scheduler.session), over .register, .heartbeat, .deregister
-    command line   SchedulerClient.describe, .drain, .set_role
+    command line   SchedulerClient.describe, .drain, .undrain, .set_role
 
 Every call has a deadline and ends in a reply or in one of our own exceptions. No call is repeated here: the
 caller knows whether it may be (a placement is asked for again with the next epoch).
@@ -198,6 +198,14 @@ class SchedulerClient:
         """Ask a worker to drain; a unique beginning of its id is enough. The reply may name a problem."""
         request = pb.DrainRequest(worker_id=worker_id)
         reply: pb.DrainReply = await self._schedulers.call("Drain", request, CALL_TIMEOUT_S)
+        return reply
+
+    async def undrain(self, worker: str) -> pb.UndrainReply:
+        """Let workers of a drained name take requests again; a unique beginning is enough. The reply may name a
+        problem.
+        """
+        request = pb.UndrainRequest(worker_id=worker)
+        reply: pb.UndrainReply = await self._schedulers.call("Undrain", request, CALL_TIMEOUT_S)
         return reply
 
     async def set_role(self, worker_id: str, role: pb.Role) -> pb.SetRoleReply:

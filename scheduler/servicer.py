@@ -30,6 +30,7 @@ from baton.scheduler.types import (
     WorkerRecord,
     attempt_from_wire,
     attempt_to_wire,
+    name_of,
 )
 
 SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when nobody answers any more
@@ -165,6 +166,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             attempts=history.attempts,
             handoffs=history.handoffs,
             store_problem=self._store.problem,
+            drained=sorted(view.drained),
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
@@ -172,9 +174,23 @@ class SchedulerServicer(rpc.SchedulerServicer):
         meant = _meant(request.worker_id, await self._placer.view(time.monotonic()))
         if isinstance(meant, str):
             return pb.DrainReply(problem=meant)
-        if not await self._store.drain(meant.worker_id):
-            return pb.DrainReply(problem=f"worker {meant.worker_id} is gone")
+        await self._store.drain(name_of(meant.identity))
         return pb.DrainReply(worker_id=meant.worker_id)
+
+    async def Undrain(self, request: pb.UndrainRequest, context: Context) -> pb.UndrainReply:
+        del context
+        drained = (await self._placer.view(time.monotonic())).drained
+        asked = request.worker_id
+        # What begins with a name and a dot is the id of one of its lives.
+        meant = sorted(name for name in drained if name.startswith(asked) or asked.startswith(f"{name}."))
+        if asked in drained:
+            meant = [asked]
+        if len(meant) != 1:
+            there = f"drained are: {', '.join(sorted(drained))}" if drained else "nobody is drained"
+            which = "means several workers" if meant else "is no drained worker's name"
+            return pb.UndrainReply(problem=f"{asked!r} {which}; {there}")
+        await self._store.drain(meant[0], undo=True)
+        return pb.UndrainReply(name=meant[0])
 
     async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleReply:
         del context
@@ -275,4 +291,5 @@ def _status(record: WorkerRecord, lease_s: float) -> pb.WorkerStatus:
         reserved_prompt_tokens=record.reserved.prompt_tokens,
         reserved_requests=record.reserved.requests,
         reserved_blocks=record.reserved.blocks,
+        drained=record.drain_asked and record.state != pb.WORKER_STATE_DRAINING,
     )

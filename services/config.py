@@ -271,7 +271,10 @@ class WorkerSettings(_Section):
         description="host:port as others reach it, or the host alone. By default what it listens on; where "
         "that is all addresses, the one by which it reaches the scheduler.",
     )
-    worker_id: str = Field("", description="Unique name; made from role, host and process by default.")
+    worker_id: str = Field(
+        "",
+        description="Unique name, also what `baton drain` is remembered by; made from role, host and process by default.",
+    )
     metrics_port: Port | None = Field(
         None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."
     )

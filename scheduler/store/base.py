@@ -67,8 +67,7 @@ class Store(ABC):
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
         """Add or replace a worker; empty when accepted, else why not, in one line.
 
-        The first worker alive says what the topic runs (model, fingerprint, vLLM's version); others must run
-        the same. Sweeps first. Raises StaleWorker when `identity.epoch` is below the worker's last one.
+        The first worker alive says which model the topic serves; others must serve it, too. Sweeps first. Raises StaleWorker when `identity.epoch` is below the worker's last one.
         Called once or twice in a worker's life, and again when the state was lost.
         """
 
@@ -91,8 +90,10 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def drain(self, worker_id: str) -> bool:
-        """Place nothing more on a worker and tell it with its next heartbeat; False if it is unknown."""
+    async def drain(self, name: str, *, undo: bool = False) -> bool:
+        """Place nothing more on workers of this name and tell them with their heartbeats, also those that are
+        still to come; or `undo` that. False if it was so already.
+        """
 
     @abstractmethod
     async def take_turn(self, what: str, for_s: float) -> bool:
@@ -104,7 +105,7 @@ class Store(ABC):
 
     @abstractmethod
     async def export(self, since: int = 0) -> State:
-        """All that is known; of requests no more than what has changed since that `State.revision`, if possible.
+        """All that is known; of requests what has changed since that `State.revision`, and perhaps more.
 
         Called some two times a second.
         """

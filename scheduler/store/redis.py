@@ -49,6 +49,8 @@ from baton.scheduler.types import (
     ReserveResult,
     State,
     View,
+    drained_of,
+    name_of,
 )
 
 MAX_CONNECTIONS = 16  # Redis runs one script at a time: more would only wait there
@@ -100,16 +102,17 @@ class RedisStore(Store):
     async def view(self) -> View:
         asked = self._roster
         reply = await self._run("view", asked)
-        now, expired, live, roster, identities, states, loads, leases, draining, *rest = reply
+        now, expired, live, roster, identities, states, loads, leases, drains, *rest = reply
         *booked, generation = rest
         known = self._known(asked, roster, identities)
-        workers = wire.workers(now, known, states=states, loads=loads, leases=leases, draining=draining)
+        drained = drained_of(wire.drains(drains))
+        workers = wire.workers(now, known, states=states, loads=loads, leases=leases, drained=drained)
         tokens, requests, blocks = (dict(wire.pairs(counters)) for counters in booked)
         for key, worker in workers.items():
             worker.reserved = Reserved(
                 int(tokens.get(key, 0)), int(requests.get(key, 0)), int(blocks.get(key, 0))
             )
-        return View(workers=workers, live_attempts=live, expired=expired, generation=generation.decode())
+        return View(workers, live, expired, generation.decode(), drained)
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         booking = claim.booking
@@ -161,8 +164,7 @@ class RedisStore(Store):
             int(state),
             wire.milliseconds(lease_s),
             newcomer.model,
-            newcomer.model_fingerprint,
-            newcomer.vllm_version,
+            name_of(identity),
             identity.epoch,
         )
         if isinstance(runs, int):
@@ -180,8 +182,8 @@ class RedisStore(Store):
     async def deregister(self, worker_id: str, epoch: int = 0) -> bool:
         return bool(await self._run("deregister", worker_id, epoch))
 
-    async def drain(self, worker_id: str) -> bool:
-        return bool(await self._run("drain", worker_id))
+    async def drain(self, name: str, *, undo: bool = False) -> bool:
+        return bool(await self._run("drain", name, int(not undo)))
 
     async def take_turn(self, what: str, for_s: float) -> bool:
         return bool(await self._run("take_turn", what, wire.milliseconds(for_s)))
@@ -203,13 +205,15 @@ class RedisStore(Store):
             reply = await self._run("export", since, EXPORT_REQUESTS, asked)
             now, generation, since, more, changed, roster, identities, *rest = reply
             requests += wire.requests(now, changed)
-        states, loads, epochs, leases, draining = rest
+        states, loads, epochs, leases, flat = rest
+        drains = wire.drains(flat)
+        drained = drained_of(drains)
         known = self._known(asked, roster, identities)
-        workers = wire.workers(now, known, states=states, loads=loads, leases=leases, draining=draining)
+        workers = wire.workers(now, known, states=states, loads=loads, leases=leases, drained=drained)
         for key, epoch in wire.pairs(epochs):
             if key in workers:
                 workers[key].epoch = int(epoch)
-        return State(generation.decode(), tuple(workers.values()), tuple(requests), since)
+        return State(generation.decode(), tuple(workers.values()), tuple(requests), since, drains)
 
     async def merge(self, state: State) -> str:
         """In pieces, each of them atomic."""
@@ -217,7 +221,8 @@ class RedisStore(Store):
         last = max(len(state.workers), len(state.requests), 1)
         for begin in range(0, last, MERGE_ITEMS):
             end = begin + MERGE_ITEMS
-            piece = wire.merge_arguments(state.workers[begin:end], state.requests[begin:end])
+            drains = state.drains if begin == 0 else {}
+            piece = wire.merge_arguments(state.workers[begin:end], state.requests[begin:end], drains)
             generation = await self._run("merge", candidate, *piece)
             self.generation = generation.decode()
         return self.generation

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.types import Attempt, Booking, Deployment, Known, Reserved, WorkerRecord
+from baton.scheduler.types import Attempt, Booking, Known, Reserved, WorkerRecord, name_of
 
 Flat = list[bytes]
 
@@ -32,11 +32,16 @@ def identities(flat: Flat) -> dict[str, pb.WorkerIdentity]:
 
 
 def workers(
-    now: int, known: dict[str, pb.WorkerIdentity], *, states: Flat, loads: Flat, leases: Flat, draining: Flat
+    now: int,
+    known: dict[str, pb.WorkerIdentity],
+    *,
+    states: Flat,
+    loads: Flat,
+    leases: Flat,
+    drained: frozenset[str],
 ) -> dict[str, WorkerRecord]:
     """By id, without bookings. Times are milliseconds of the server's clock."""
     state_of, load_of = dict(pairs(states)), dict(pairs(loads))
-    asked = {key.decode() for key in draining}
     found = {}
     for key, until in pairs(leases):
         if key not in known or key not in state_of:
@@ -47,10 +52,15 @@ def workers(
             state=cast(pb.WorkerState, int(state_of[key])),
             load=None if load is None else pb.WorkerLoad.FromString(load),
             reserved=Reserved(),
-            drain_asked=key in asked,
+            drain_asked=name_of(known[key]) in drained,
             lease_left_s=(float(until) - now) / 1_000,
         )
     return found
+
+
+def drains(flat: Flat) -> dict[str, int]:
+    """Name -> how often it was drained or taken back."""
+    return {name: int(count) for name, count in pairs(flat)}
 
 
 def requests(now: int, flat: Flat) -> Iterator[Known]:
@@ -82,14 +92,18 @@ def attempt(known: Known) -> bytes:
     return json.dumps(entry).encode()
 
 
-def merge_arguments(workers: Sequence[WorkerRecord], requests: Sequence[Known]) -> list[str | int | bytes]:
+def merge_arguments(
+    workers: Sequence[WorkerRecord], requests: Sequence[Known], drains: Mapping[str, int]
+) -> list[str | int | bytes]:
     """Of `merge.lua`, but the first."""
-    runs = Deployment.of(workers[0].identity) if workers else Deployment("", "", "", "")
-    arguments: list[str | int | bytes] = [len(workers), runs.model, runs.model_fingerprint, runs.vllm_version]
+    model = workers[0].identity.model if workers else ""
+    arguments: list[str | int | bytes] = [len(workers), model, len(drains)]
+    for name, count in drains.items():
+        arguments += (name, count)
     for worker in workers:
         load = worker.load.SerializeToString() if worker.load is not None else b""
         arguments += (worker.worker_id, worker.epoch, worker.identity.SerializeToString(), int(worker.state))
-        arguments += (load, milliseconds(worker.lease_left_s), int(worker.drain_asked))
+        arguments += (load, milliseconds(worker.lease_left_s), name_of(worker.identity))
     for known in requests:
         stage = "live" if known.booking else "over" if known.over else "placed"
         lease_ms = milliseconds(known.lease_s) if known.booking else 0

@@ -1,7 +1,7 @@
 """A store that others share (Redis), and this process's memory for the time that it is away.
 
 While the shared store answers, it decides; memory follows: at once with what goes through this process, and
-twice a second with what has changed since, which is what other schedulers did. When a call fails, memory decides. It is written back, with
+twice a second with what has changed since, as that is what other schedulers did. When a call fails, memory decides. It is written back, with
 what is over by now, before the shared store decides again: when that answers quickly and takes writes. One
 that came back empty without having been missed is known by its generation, and filled the same way.
 
@@ -116,9 +116,9 @@ class ResilientStore(Store):
         mine = await self._memory.deregister(worker_id, epoch)
         return mine if done is None else done
 
-    async def drain(self, worker_id: str) -> bool:
-        done = await self._ask(lambda: self._shared.drain(worker_id))
-        mine = await self._memory.drain(worker_id)
+    async def drain(self, name: str, *, undo: bool = False) -> bool:
+        done = await self._ask(lambda: self._shared.drain(name, undo=undo))
+        mine = await self._memory.drain(name, undo=undo)
         return mine if done is None else done
 
     async def take_turn(self, what: str, for_s: float) -> bool:

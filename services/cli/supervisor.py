@@ -122,6 +122,13 @@ class Supervisor:
                 continue
             if not part.proven:
                 raise StartError(f"{part.name} could not start: {child.last_error()} (log: {child.log})")
+            if (
+                child.left and part.ready
+            ):  # a worker that was drained; what is started now waits to be undrained
+                part.ready = False
+                self.say(part.name, "ended as it was told; started again")
+                self.start(part)
+                continue
             if part.restarts >= MAX_RESTARTS:
                 raise StartError(
                     f"{part.name} died {part.restarts + 1} times: {child.last_error()} (log: {child.log})"

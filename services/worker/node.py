@@ -56,13 +56,21 @@ class Node:
     """A worker's process, from its first port to its last word. `run` once."""
 
     def __init__(
-        self, settings: Settings, role: Role, worker_id: str, fingerprint: str, preload: Callable[[], None]
+        self,
+        settings: Settings,
+        role: Role,
+        worker_id: str,
+        name: str,
+        fingerprint: str,
+        preload: Callable[[], None],
     ) -> None:
+        """`name` is the same in all lives of this worker."""
         self._settings = settings
         self._role = role
         self._preload = preload
         self._identity = scheduler_pb2.WorkerIdentity(
             worker_id=worker_id,
+            name=name,
             role=role.wire,
             host=host_id(),
             model=served_model_name(settings.engine),

@@ -256,6 +256,26 @@ async def test_following_costs_what_has_changed_and_not_all_that_is_known(
     await admin.aclose()
 
 
+async def test_a_drain_outlives_redis_and_so_does_its_end(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    one, other = stores
+    for name in ("d", "p"):
+        assert await one.drain(name)
+    await other.tend()
+    own_redis.hang()
+    assert await other.drain("p", undo=True)
+    own_redis.wake()  # it has not heard of that
+    await back(other, one)
+    for store in stores:
+        assert (await store.view()).drained == {"d"}
+    own_redis.stop()
+    own_redis.start()  # and knows nothing
+    await back(one, other)
+    for store in stores:
+        assert (await store.view()).drained == {"d"}
+
+
 @pytest.mark.parametrize("how", ["dead", "hung"])
 async def test_it_begins_without_its_database(
     own_redis: RedisServer, how: str, caplog: pytest.LogCaptureFixture

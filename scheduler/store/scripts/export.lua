@@ -2,7 +2,7 @@
 -- ARGV: 1 revision that the caller knows, 0 for none, 2 most requests, 3 roster for which it has the identities
 -- Reply: {now ms, generation or empty, revision that the caller knows now, 1 if there are more requests,
 --         requests (flat, four for each: id, attempt or empty, end of its lease or 0, epoch or empty),
---         roster, identities or empty, states, loads, worker epochs, worker leases, draining}; hashes and leases flat
+--         roster, identities or empty, states, loads, worker epochs, worker leases, drains}; hashes and leases flat
 
 local last, since, most = number(redis.call('GET', REVISION)), number(ARGV[1]), number(ARGV[2])
 if since > last then since = 0 end -- this server has lost a part of what it held
@@ -24,5 +24,5 @@ return {
   roster, identities, redis.call('HGETALL', STATES), redis.call('HGETALL', LOADS),
   redis.call('HGETALL', WORKER_EPOCHS),
   redis.call('ZRANGEBYSCORE', WORKER_LEASES, '(' .. NOW, '+inf', 'WITHSCORES'),
-  redis.call('SMEMBERS', DRAINING),
+  redis.call('HGETALL', DRAINS),
 }

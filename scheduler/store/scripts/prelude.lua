@@ -14,7 +14,9 @@ local NOW = clock()
 
 -- A topic in which nothing happens any more vanishes by itself.
 local function touch()
-  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, TOPIC_TTL_MS) end
+  for _, key in ipairs(KEYS) do
+    redis.call('PEXPIRE', key, key == DRAINS and DRAINS_TTL_MS or TOPIC_TTL_MS)
+  end
 end
 
 -- Add to a counter of a worker; a counter at zero is removed (below zero: the server evicted the key meanwhile).
@@ -104,8 +106,12 @@ local function forget_worker(worker)
   redis.call('HDEL', IDENTITIES, worker)
   redis.call('HDEL', STATES, worker)
   redis.call('HDEL', LOADS, worker)
-  redis.call('SREM', DRAINING, worker)
+  redis.call('HDEL', WORKER_NAMES, worker)
   redis.call('ZREM', WORKER_LEASES, worker)
+end
+
+local function drained(worker)
+  return number(redis.call('HGET', DRAINS, redis.call('HGET', WORKER_NAMES, worker) or worker)) % 2 == 1
 end
 
 -- The time, not a count: a count would begin anew with an empty store, and old identities would be believed.

@@ -73,6 +73,17 @@ async def test_an_operator_can_drain_it(workers: Fleet) -> None:
         assert (await client.drain(worker.name)).problem == ""
     assert worker.ended() == 0
     assert worker.name not in await registered(workers)
+    again = workers.started("decode", worker={"worker_id": worker.name})
+    status = (await registered(workers))[worker.name]
+    assert (status.state, status.drained) == (scheduler_pb2.WORKER_STATE_DRAINING, True)
+    assert again.exitcode is None
+    async with SchedulerClient(workers.scheduler) as client:
+        assert (await client.undrain(worker.name)).name == worker.name
+        status = (await registered(workers))[worker.name]
+        assert (status.state, status.drained) == (scheduler_pb2.WORKER_STATE_READY, False)
+    eventually(lambda: "takes requests again" in again.text, 10, "it has heard of it")
+    again.signal(signal.SIGTERM)
+    assert again.ended() == 0
 
 
 async def test_it_takes_another_role_while_it_works(workers: Fleet, mixed: Worker) -> None:
