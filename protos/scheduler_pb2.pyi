@@ -193,7 +193,7 @@ class DeregisterReply(_message.Message):
     def __init__(self) -> None: ...
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "prefix_hashes", "exclude_workers")
+    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "prefix_hashes", "exclude_workers", "vllm_version", "model_fingerprint")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,8 @@ class PlaceRequest(_message.Message):
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     router_id: str
     epoch: int
@@ -208,7 +210,9 @@ class PlaceRequest(_message.Message):
     max_new_tokens: int
     prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     exclude_workers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., exclude_workers: _Optional[_Iterable[str]] = ...) -> None: ...
+    vllm_version: str
+    model_fingerprint: str
+    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("request_id", "epoch", "prefill", "decode", "lease_s", "blocks")
@@ -227,14 +231,16 @@ class Placement(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prefill: _Optional[_Union[Worker, _Mapping]] = ..., decode: _Optional[_Union[Worker, _Mapping]] = ..., lease_s: _Optional[float] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("worker_id", "address", "role")
+    __slots__ = ("worker_id", "address", "role", "model_fingerprint")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     role: Role
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+    model_fingerprint: str
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("code", "message", "retry_after_s", "settling")

@@ -144,7 +144,7 @@ class Endpoints:
             await endpoint.close()
 
     def _pick(self) -> _Endpoint:
-        """The first that is well; else one that answers; else (all are dead) the one not asked for longest."""
+        """The first that is well; else one that answers; else the one that was not asked for longest."""
         if len(self._all) > 1:
             first = self._all[0]
             for endpoint in [first] if first.well else self._all:

@@ -31,6 +31,7 @@ from baton.scheduler.types import (
     attempt_from_wire,
     attempt_to_wire,
     name_of,
+    worker_to_wire,
 )
 
 SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when nobody answers any more
@@ -224,8 +225,8 @@ class SchedulerServicer(rpc.SchedulerServicer):
         return pb.Placement(
             request_id=need.attempt.request_id,
             epoch=need.attempt.epoch,
-            prefill=_worker(placed.prefill) if placed.prefill else None,
-            decode=_worker(placed.decode),
+            prefill=worker_to_wire(placed.prefill) if placed.prefill else None,
+            decode=worker_to_wire(placed.decode),
             lease_s=self._options.placement_lease_s,
             blocks=blocks_for(need, placed.decode.capacity),
         )
@@ -245,6 +246,8 @@ def _need(request: pb.PlaceRequest) -> Need:
         max_new_tokens=request.max_new_tokens,
         prefix_hashes=tuple(request.prefix_hashes),
         exclude=frozenset(request.exclude_workers),
+        vllm_version=request.vllm_version,
+        model_fingerprint=request.model_fingerprint,
     )
 
 
@@ -275,10 +278,6 @@ def _meant(asked: str, view: View) -> WorkerRecord | str:
         return f"{asked!r} means several workers: {', '.join(matches)}; give more of the id"
     there = f"there are: {', '.join(known)}" if known else "there is none"
     return f"no worker's id begins with {asked!r}; {there}"
-
-
-def _worker(record: WorkerRecord) -> pb.Worker:
-    return pb.Worker(worker_id=record.worker_id, address=record.identity.address, role=record.role)
 
 
 def _status(record: WorkerRecord, lease_s: float) -> pb.WorkerStatus:

@@ -26,9 +26,9 @@ class WorkerSession:
     again.
 
     Each registration and change of state takes the next epoch: what of an older one still travels is refused.
-    `draining` is set when an operator asks for it, or by `drain`; from then on nothing new is placed here. A worker
-    whose name was drained before it began does not drain: it stays, and nothing is placed on it until an
-    operator undoes that (`held`).
+    `draining` is set when an operator asks for it, or by `drain`; from then on nothing new is placed here. A
+    worker whose name was drained before it began does not drain: it stays, and nothing is placed on it until
+    an operator undoes that (`held`).
     """
 
     def __init__(

@@ -57,6 +57,8 @@ class Need:
     max_new_tokens: int
     prefix_hashes: tuple[bytes, ...] = ()
     exclude: frozenset[str] = frozenset()
+    vllm_version: str = ""  # whose messages the router speaks; empty: any
+    model_fingerprint: str = ""  # of the weights that began the answer; empty: any
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
@@ -344,6 +346,17 @@ def attempts_from_wire(messages: Iterable[pb.Attempt]) -> tuple[Attempt, ...]:
 
 def attempt_to_wire(attempt: Attempt) -> pb.Attempt:
     return pb.Attempt(request_id=attempt.request_id, epoch=attempt.epoch)
+
+
+def worker_to_wire(record: WorkerRecord) -> pb.Worker:
+    """What a router needs to know of a worker that it was given."""
+    identity = record.identity
+    return pb.Worker(
+        worker_id=identity.worker_id,
+        address=identity.address,
+        role=identity.role,
+        model_fingerprint=identity.model_fingerprint,
+    )
 
 
 def known_from_wire(message: pb.Booking, router_id: str) -> Known:

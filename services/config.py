@@ -137,7 +137,7 @@ class EngineSettings(_Section):
 class PolicySettings(_Section):
     """Who is chosen for a request: classes by their registered names (scheduler/policy)."""
 
-    filters: list[str] = ["placeable", "not_excluded", "fits", "room"]
+    filters: list[str] = ["placeable", "same_revision", "not_excluded", "fits", "room"]
     pair_filters: list[str] = ["compatible"]
     scorers: dict[str, Annotated[float, Field(gt=0)]] = {
         "queued_prompt_tokens": 1.0,
@@ -215,8 +215,9 @@ class SchedulerSettings(_Section):
         """
         if "," in self.address and self.store == "memory":
             raise ConfigError(
-                f"scheduler.address names several schedulers ({self.address}), and scheduler.store is memory: each "
-                "would know its own workers alone; set scheduler.store to the Redis that they share, or name one"
+                f"scheduler.address names several schedulers ({self.address}), and scheduler.store is memory: "
+                "each would know its own workers alone; set scheduler.store to the Redis that they share, or "
+                "name one scheduler"
             )
 
 
@@ -273,7 +274,7 @@ class WorkerSettings(_Section):
     )
     worker_id: str = Field(
         "",
-        description="Unique name, also what `baton drain` is remembered by; made from role, host and process by default.",
+        description="Unique name, by which a drain is remembered; made from role, host and process by default.",
     )
     metrics_port: Port | None = Field(
         None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."

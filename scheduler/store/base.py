@@ -67,7 +67,8 @@ class Store(ABC):
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
         """Add or replace a worker; empty when accepted, else why not, in one line.
 
-        The first worker alive says which model the topic serves; others must serve it, too. Sweeps first. Raises StaleWorker when `identity.epoch` is below the worker's last one.
+        The first worker alive says which model the topic serves; others must serve it, too. Sweeps first.
+        Raises StaleWorker when `identity.epoch` is below the worker's last one.
         Called once or twice in a worker's life, and again when the state was lost.
         """
 

@@ -64,7 +64,7 @@ def run_worker(settings: Settings, role: str) -> None:
     from baton.services.worker.node import Node
 
     worker_id = settings.worker.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}"
-    name = worker_id.removesuffix(f".{os.getpid()}")  # as `baton up` names its workers
+    names = worker_id, worker_id.removesuffix(f".{os.getpid()}")  # as `baton up` names its workers
     logs.configure(settings.log_format, worker_id)
     the_role = roles.role(role)
     check_model(settings.engine)
@@ -77,7 +77,7 @@ def run_worker(settings: Settings, role: str) -> None:
         raise StartError(f"cannot read the model {settings.engine.model!r}: {error}") from None
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        status = asyncio.run(Node(settings, the_role, worker_id, name, fingerprint, preload).run())
+        status = asyncio.run(Node(settings, the_role, names, fingerprint, preload).run())
     except EngineFailed as error:
         # An exit in order would wait for its threads and its ranks, which may wait for ever.
         print(f"baton: error: {error}", file=sys.stderr)

@@ -59,18 +59,17 @@ class Node:
         self,
         settings: Settings,
         role: Role,
-        worker_id: str,
-        name: str,
+        names: tuple[str, str],
         fingerprint: str,
         preload: Callable[[], None],
     ) -> None:
-        """`name` is the same in all lives of this worker."""
+        """`names`: the worker's id, and what is the same in all of its lives."""
         self._settings = settings
         self._role = role
         self._preload = preload
         self._identity = scheduler_pb2.WorkerIdentity(
-            worker_id=worker_id,
-            name=name,
+            worker_id=names[0],
+            name=names[1],
             role=role.wire,
             host=host_id(),
             model=served_model_name(settings.engine),

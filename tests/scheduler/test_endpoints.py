@@ -1,4 +1,4 @@
-"""Who of the schedulers is asked, and when one counts as dead: real ones stand still, and lose their Redis."""
+"""Who of the schedulers is asked, and when one counts as dead: real ones stand still, and lose Redis."""
 
 from __future__ import annotations
 

@@ -101,7 +101,8 @@ async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient)
     placed = await client.place("r", 1, prompt_tokens=100, max_new_tokens=10)
     assert placed.prefill is not None
     assert placed.prefill.worker_id == "p"
-    assert placed.decode == pb.Worker(worker_id="d", address=identity("d").address, role=D)
+    decode = pb.Worker(worker_id="d", address=identity("d").address, role=D, model_fingerprint="f1")
+    assert placed.decode == decode
     assert placed.lease_s == 15.0
     told = await client.describe()
     assert [worker.identity.worker_id for worker in told.workers] == ["p", "d"]
