@@ -1,9 +1,12 @@
 """What a placement costs: place, report that the prompt was read, report the end, over real gRPC.
 
     python -m bench scheduler [--stores memory redis]
+    python -m bench scheduler --rates 100 500 1000 [--hold 300] [--against FOLDER]
 
 Scheduler and routers share one process and its core here, so the figures are a lower bound. The run fails,
-and reports nothing, when a placement was refused or a reservation is left over.
+and reports nothing, when a placement was refused or a reservation is left over. With `--rates` it measures
+what share of a core the scheduler's own process takes over Redis (bench/scheduler_cpu.py), and nothing else;
+`--against` another checkout in turns.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ import asyncio
 import statistics
 import time
 import uuid
+from pathlib import Path
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
+from bench import scheduler_cpu
 from bench.stats import save
-from tests.support import free_port, redis_server
+from tests.support import ROOT, free_port, redis_server
 
 WORKERS = 8  # half of them prefill, half decode
 
@@ -31,7 +36,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--stores", nargs="+", default=["memory", "redis"], help="redis starts a server")
     parser.add_argument("--requests", type=int, default=3_000, help="in all, at each concurrency")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32])
+    parser.add_argument(
+        "--rates", type=int, nargs="+", help="placements a second: the scheduler's share of a core"
+    )
+    parser.add_argument("--hold", type=float, default=300.0, help="seconds that each rate is held")
+    parser.add_argument("--against", type=Path, help="another checkout, measured in turns")
     options = parser.parse_args(arguments)
+    if options.rates:
+        save("scheduler-cpu", {"workers": WORKERS, "hold_s": options.hold, "arms": shares(options)})
+        return
     results = {}
     for store in options.stores:
         if store == "redis":
@@ -41,6 +54,19 @@ def main(arguments: list[str]) -> None:
         else:
             results[store] = asyncio.run(measure(store, options))
     save("scheduler", {"workers": WORKERS, "requests": options.requests, "stores": results})
+
+
+def shares(options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
+    """Checkout -> rate -> figures."""
+    arms = {"here": ROOT, **({"against": options.against.resolve()} if options.against else {})}
+    workers = [_identity(number) for number in range(WORKERS)]
+    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in arms}
+    for rate in options.rates:
+        for name, code in arms.items():
+            figures = scheduler_cpu.measure(rate, options.hold, workers, code)
+            found[name][str(rate)] = figures
+            print(name, ", ".join(f"{key} {value:g}" for key, value in figures.items()), flush=True)
+    return found
 
 
 async def measure(store: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:

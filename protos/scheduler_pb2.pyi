@@ -30,7 +30,7 @@ WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 
 class WorkerIdentity(_message.Message):
-    __slots__ = ("worker_id", "role", "address", "host", "model", "model_fingerprint", "vllm_version", "capacity", "epoch")
+    __slots__ = ("worker_id", "role", "address", "host", "model", "model_fingerprint", "vllm_version", "capacity", "epoch", "name")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class WorkerIdentity(_message.Message):
     VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     address: str
@@ -49,7 +50,8 @@ class WorkerIdentity(_message.Message):
     vllm_version: str
     capacity: Capacity
     epoch: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., vllm_version: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    name: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., vllm_version: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., epoch: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Capacity(_message.Message):
     __slots__ = ("compatibility_hash", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "lookahead_tokens", "transports", "speculative_method", "facts")
@@ -191,7 +193,7 @@ class DeregisterReply(_message.Message):
     def __init__(self) -> None: ...
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "prefix_hashes", "exclude_workers")
+    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "prefix_hashes", "exclude_workers", "vllm_version", "model_fingerprint")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +201,8 @@ class PlaceRequest(_message.Message):
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     router_id: str
     epoch: int
@@ -206,7 +210,9 @@ class PlaceRequest(_message.Message):
     max_new_tokens: int
     prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     exclude_workers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., exclude_workers: _Optional[_Iterable[str]] = ...) -> None: ...
+    vllm_version: str
+    model_fingerprint: str
+    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("request_id", "epoch", "prefill", "decode", "lease_s", "blocks", "waits")
@@ -227,14 +233,16 @@ class Placement(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prefill: _Optional[_Union[Worker, _Mapping]] = ..., decode: _Optional[_Union[Worker, _Mapping]] = ..., lease_s: _Optional[float] = ..., blocks: _Optional[int] = ..., waits: _Optional[bool] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("worker_id", "address", "role")
+    __slots__ = ("worker_id", "address", "role", "model_fingerprint")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     role: Role
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+    model_fingerprint: str
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("code", "message", "retry_after_s", "settling")
@@ -385,23 +393,25 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("topic", "store", "workers", "attempts", "handoffs", "store_problem")
+    __slots__ = ("topic", "store", "workers", "attempts", "handoffs", "store_problem", "drained")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     STORE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     store: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     attempts: _containers.RepeatedCompositeFieldContainer[LiveAttempt]
     handoffs: _containers.RepeatedCompositeFieldContainer[PastHandoff]
     store_problem: str
-    def __init__(self, topic: _Optional[str] = ..., store: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[LiveAttempt, _Mapping]]] = ..., handoffs: _Optional[_Iterable[_Union[PastHandoff, _Mapping]]] = ..., store_problem: _Optional[str] = ...) -> None: ...
+    drained: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topic: _Optional[str] = ..., store: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[LiveAttempt, _Mapping]]] = ..., handoffs: _Optional[_Iterable[_Union[PastHandoff, _Mapping]]] = ..., store_problem: _Optional[str] = ..., drained: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("identity", "state", "load", "heartbeat_age_s", "reserved_prompt_tokens", "reserved_requests", "reserved_blocks")
+    __slots__ = ("identity", "state", "load", "heartbeat_age_s", "reserved_prompt_tokens", "reserved_requests", "reserved_blocks", "drained")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +419,7 @@ class WorkerStatus(_message.Message):
     RESERVED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESERVED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RESERVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     identity: WorkerIdentity
     state: WorkerState
     load: WorkerLoad
@@ -416,7 +427,8 @@ class WorkerStatus(_message.Message):
     reserved_prompt_tokens: int
     reserved_requests: int
     reserved_blocks: int
-    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., heartbeat_age_s: _Optional[float] = ..., reserved_prompt_tokens: _Optional[int] = ..., reserved_requests: _Optional[int] = ..., reserved_blocks: _Optional[int] = ...) -> None: ...
+    drained: bool
+    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., heartbeat_age_s: _Optional[float] = ..., reserved_prompt_tokens: _Optional[int] = ..., reserved_requests: _Optional[int] = ..., reserved_blocks: _Optional[int] = ..., drained: _Optional[bool] = ...) -> None: ...
 
 class LiveAttempt(_message.Message):
     __slots__ = ("attempt", "prefill_worker_id", "decode_worker_id", "prefilled", "lease_left_s")
@@ -461,6 +473,20 @@ class DrainReply(_message.Message):
     worker_id: str
     problem: str
     def __init__(self, worker_id: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class UndrainRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class UndrainReply(_message.Message):
+    __slots__ = ("name", "problem")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    problem: str
+    def __init__(self, name: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
     __slots__ = ("worker_id", "role")

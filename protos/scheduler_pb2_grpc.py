@@ -74,6 +74,11 @@ class SchedulerStub:
                 request_serializer=baton_dot_protos_dot_scheduler__pb2.DrainRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_scheduler__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/baton.scheduler.v1.Scheduler/Undrain',
+                request_serializer=baton_dot_protos_dot_scheduler__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_scheduler__pb2.UndrainReply.FromString,
+                _registered_method=True)
         self.SetRole = channel.unary_unary(
                 '/baton.scheduler.v1.Scheduler/SetRole',
                 request_serializer=baton_dot_protos_dot_scheduler__pb2.SetRoleRequest.SerializeToString,
@@ -132,6 +137,12 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Undrain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetRole(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -180,6 +191,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=baton_dot_protos_dot_scheduler__pb2.DrainRequest.FromString,
                     response_serializer=baton_dot_protos_dot_scheduler__pb2.DrainReply.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=baton_dot_protos_dot_scheduler__pb2.UndrainRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_scheduler__pb2.UndrainReply.SerializeToString,
             ),
             'SetRole': grpc.unary_unary_rpc_method_handler(
                     servicer.SetRole,
@@ -403,6 +419,33 @@ class Scheduler:
             '/baton.scheduler.v1.Scheduler/Drain',
             baton_dot_protos_dot_scheduler__pb2.DrainRequest.SerializeToString,
             baton_dot_protos_dot_scheduler__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.scheduler.v1.Scheduler/Undrain',
+            baton_dot_protos_dot_scheduler__pb2.UndrainRequest.SerializeToString,
+            baton_dot_protos_dot_scheduler__pb2.UndrainReply.FromString,
             options,
             channel_credentials,
             insecure,

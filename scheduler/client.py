@@ -2,7 +2,7 @@
 
     router         SchedulerClient.place, .place_alone, .refresh, .reporter (baton.scheduler.reporter)
     worker         WorkerSession (baton.scheduler.session), over .register, .heartbeat, .deregister
-    command line   SchedulerClient.describe, .drain, .set_role
+    command line   SchedulerClient.describe, .drain, .undrain, .set_role
 
 Every call has a deadline and ends in a reply or in one of our own exceptions. No call is repeated here: the
 caller knows whether it may be (a placement is asked for again with the next epoch).
@@ -22,7 +22,7 @@ from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable, St
 from baton.scheduler.policy import NoChoice, PolicyConfig
 from baton.scheduler.reporter import Reporter
 from baton.scheduler.standby import Standby
-from baton.scheduler.types import Attempt, Booking, Known, Need, WorkerRecord
+from baton.scheduler.types import Attempt, Booking, Known, Need, worker_to_wire
 
 PLACE_TIMEOUT_S = 3.0  # a client waits for this one; the scheduler itself gives up on its store after 0.9 s
 SNAPSHOT_TIMEOUT_S = 1.0
@@ -86,11 +86,14 @@ class SchedulerClient:
         max_new_tokens: int,
         prefix_hashes: Iterable[bytes] = (),
         exclude: Iterable[str] = (),
+        vllm_version: str = "",
+        model_fingerprint: str = "",
     ) -> Placement:
         """Reserve workers for one attempt, and hold them until `reporter.finished`.
 
         `prompt_tokens` counts what is to be read: the prompt, and on a later attempt the answer so far.
-        Epochs of one request count up from 1. Raises NoCapacity with code and retry_after_s.
+        Epochs of one request count up from 1. `vllm_version` and `model_fingerprint` say which workers will
+        do, where not all. Raises NoCapacity with code and retry_after_s.
         """
         request = pb.PlaceRequest(
             request_id=request_id,
@@ -100,6 +103,8 @@ class SchedulerClient:
             max_new_tokens=max_new_tokens,
             prefix_hashes=prefix_hashes,
             exclude_workers=exclude,
+            vllm_version=vllm_version,
+            model_fingerprint=model_fingerprint,
         )
         reply: pb.PlaceReply = await self._schedulers.call("Place", request, PLACE_TIMEOUT_S)
         if reply.HasField("rejection"):
@@ -132,6 +137,8 @@ class SchedulerClient:
         prompt_tokens: int,
         max_new_tokens: int,
         exclude: Iterable[str] = (),
+        vllm_version: str = "",
+        model_fingerprint: str = "",
     ) -> Placement:
         """The same without a scheduler, from the last snapshot; the scheduler is told when one answers.
 
@@ -143,6 +150,8 @@ class SchedulerClient:
             prompt_tokens,
             max_new_tokens,
             exclude=frozenset(exclude),
+            vllm_version=vllm_version,
+            model_fingerprint=model_fingerprint,
         )
         picked = self.standby.place(need, self.reporter.holding)
         if picked is None:
@@ -152,8 +161,8 @@ class SchedulerClient:
         self.reporter.hold(Known(need.attempt, picked.booking), self.standby.lease_s, tell=True)
         return Placement(
             attempt=need.attempt,
-            prefill=_worker(picked.prefill) if picked.prefill else None,
-            decode=_worker(picked.decode),
+            prefill=worker_to_wire(picked.prefill) if picked.prefill else None,
+            decode=worker_to_wire(picked.decode),
             lease_s=self.standby.lease_s,
             waits=picked.waits,
             alone=True,
@@ -203,6 +212,15 @@ class SchedulerClient:
         reply: pb.DrainReply = await self._schedulers.call("Drain", request, CALL_TIMEOUT_S)
         return reply
 
+    async def undrain(self, worker: str) -> pb.UndrainReply:
+        """Let workers of a drained name take requests again; a unique beginning is enough.
+
+        The reply may name a problem.
+        """
+        request = pb.UndrainRequest(worker_id=worker)
+        reply: pb.UndrainReply = await self._schedulers.call("Undrain", request, CALL_TIMEOUT_S)
+        return reply
+
     async def set_role(self, worker_id: str, role: pb.Role) -> pb.SetRoleReply:
         """Give a worker another role; the beginning of its id is enough. The reply may name a problem."""
         request = pb.SetRoleRequest(worker_id=worker_id, role=role)
@@ -213,7 +231,3 @@ class SchedulerClient:
         """Send what is still to be reported, within a second, and hang up."""
         await self.reporter.close()
         await self._schedulers.close()
-
-
-def _worker(record: WorkerRecord) -> pb.Worker:
-    return pb.Worker(worker_id=record.worker_id, address=record.identity.address, role=record.role)

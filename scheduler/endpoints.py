@@ -11,13 +11,18 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import aio_channel
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.tasks import spawn, stop
 
-PROBE_S = 1.0  # s between probes of one that does not answer, while another does; and a probe's deadline
-
+CHECK_S = 1.0  # s between checks of one among several, and the deadline of a check
+MISSED = 2  # answers in a row until a scheduler counts as dead
+# Checks in a row until one that says that it does not serve is passed over. Others over the same store lose
+# it up to a second and a half later: then nobody need move.
+IDLE_CHECKS = 3
+SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
 # What gRPC puts before the reason: "failed to connect to all addresses; last error: UNKNOWN: ipv4:ADDRESS: ".
 _BEFORE_REASON = re.compile(r"^failed to connect to all addresses; last error: ([A-Z_]+: )?(ipv[46]:\S+: )?")
@@ -34,73 +39,121 @@ class _Endpoint:
         self.address = address
         self.channel = aio_channel(address)
         self.stub: Any = rpc.SchedulerStub(self.channel)  # type: ignore[no-untyped-call]
-        self.answering = True  # the last call was answered, or there was none yet
-        self.asked_at = 0.0  # time.monotonic(), of the last call or probe
-        self.probe: asyncio.Task[None] | None = None
+        self.answering = True  # as far as is known; so is one that was not asked yet
+        self.suspected = False  # an answer was missed, and none came since
+        self.asked_at = 0.0  # time.monotonic(), of the last call or check
+        self._missed = 0  # answers in a row
+        self._missed_at = 0.0  # time.monotonic(), of the last one
+        self.idle = 0  # checks in a row in which it said that it does not serve
+        self._checked_at = 0.0  # time.monotonic()
+        self._check: asyncio.Task[None] | None = None
 
-    async def ask_health(self) -> None:
-        """Find out whether it answers again; no call has to wait for that."""
-        stub = health_pb2_grpc.HealthStub(self.channel)
+    @property
+    def well(self) -> bool:
+        """As far as is known."""
+        return self.answering and not self.suspected and not self.idle
+
+    def answered(self) -> None:
+        self.answering, self.suspected, self._missed = True, False, 0
+
+    def failed(self, error: grpc.aio.AioRpcError, began: float) -> None:
+        """A call or a check that began then came to nothing."""
+        if error.code() == grpc.StatusCode.UNAVAILABLE:  # refused, or hung up on: nobody is there
+            self._missed = MISSED
+        elif began >= self._missed_at:  # those that waited side by side tell of one moment
+            self._missed += 1
+        self._missed_at = time.monotonic()
+        self.suspected = True
+        self.answering = self._missed < MISSED
+
+    def check(self) -> None:
+        """Ask in the background how it is, unless that is being asked; no call has to wait for it."""
+        if self._check is None or self._check.done():
+            self.asked_at = self._checked_at = time.monotonic()
+            self._check = spawn(self._ask_health(), f"check of scheduler {self.address}")
+
+    def check_if_due(self) -> None:
+        if time.monotonic() - self._checked_at >= CHECK_S:
+            self.check()
+
+    async def close(self) -> None:
+        if self._check:
+            await stop(self._check)
+        await self.channel.close(None)
+
+    async def _ask_health(self) -> None:
+        began = time.monotonic()
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
         try:
-            await stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_S)
-        except grpc.aio.AioRpcError:
+            reply = await health_pb2_grpc.HealthStub(self.channel).Check(request, timeout=CHECK_S)
+        except grpc.aio.AioRpcError as error:
+            self.failed(error, began)
             return
-        self.answering = True
+        # Its calls may be missed all the same: only an answered one makes `_missed` zero again.
+        self.answering, self.suspected = True, False
+        self.idle = 0 if reply.status == health_pb2.HealthCheckResponse.SERVING else self.idle + 1
 
 
 class Endpoints:
-    """Schedulers that share a store: the first of the list that answers is asked.
+    """Schedulers that share a store: the first of the list that answers, and serves, is asked.
 
     All clients use the same order, so that all are served by the same one where possible: also while that one
-    works from its memory it knows of all bookings and all workers.
+    works from its memory it knows of all bookings and all workers. One that lacks its store says by gRPC's
+    health service that it does not serve: it is passed over for one that does, and asked where none does.
+
+    Nobody is taken for dead by one missed answer: a machine stands still for a second now and then. The first
+    one makes us check; the next one in a row counts. A refused connection counts at once.
     """
 
     def __init__(self, addresses: str) -> None:
         """`addresses`: host:port, or several with commas between them. Connects on first use."""
         self._all = [_Endpoint(address.strip()) for address in addresses.split(",")]
+        self._last = self._all[0]  # that was asked
 
     def __len__(self) -> int:
         return len(self._all)
 
     @property
     def answering(self) -> bool:
-        """There is one that answered its last call."""
+        """There is one that is not known to be dead."""
         return any(endpoint.answering for endpoint in self._all)
 
     async def call(self, method: str, request: Any, timeout_s: float) -> Any:
         """One call to one scheduler, never repeated. Raises SchedulerUnavailable; Refused for nonsense."""
         endpoint = self._pick()
-        endpoint.asked_at = time.monotonic()
+        began = endpoint.asked_at = time.monotonic()
         try:
             reply = await getattr(endpoint.stub, method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             details = " ".join((error.details() or error.code().name).split())
             if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                endpoint.answered()
                 raise Refused(details) from None
-            endpoint.answering = False
+            endpoint.failed(error, began)
+            if endpoint.answering:
+                endpoint.check()
             raise SchedulerUnavailable(
                 f"scheduler at {endpoint.address} does not answer ({_in_short(details)}); "
                 "is it up, is the address right?"
             ) from None
-        endpoint.answering = True
+        endpoint.answered()
         return reply
 
     async def close(self) -> None:
         for endpoint in self._all:
-            if endpoint.probe:
-                await stop(endpoint.probe)
-            await endpoint.channel.close(None)
+            await endpoint.close()
 
     def _pick(self) -> _Endpoint:
-        """The first that answers; where none does, the one that was not asked for longest."""
-        for endpoint in self._all:
-            if endpoint.answering:
-                return endpoint
-            self._probe(endpoint)
-        return min(self._all, key=lambda endpoint: endpoint.asked_at)
-
-    def _probe(self, endpoint: _Endpoint) -> None:
-        due = time.monotonic() - endpoint.asked_at >= PROBE_S
-        if len(self._all) > 1 and due and (endpoint.probe is None or endpoint.probe.done()):
-            endpoint.asked_at = time.monotonic()
-            endpoint.probe = spawn(endpoint.ask_health(), f"probe of scheduler {endpoint.address}")
+        """The first that is well; else one that answers; else the one that was not asked for longest."""
+        if len(self._all) > 1:
+            first = self._all[0]
+            for endpoint in [first] if first.well else self._all:
+                endpoint.check_if_due()
+        answering = [one for one in self._all if one.answering]
+        heard = [one for one in answering if not one.suspected] or answering
+        # Who is asked already may say a few times that it does not serve.
+        best = [one for one in heard if one.idle < (IDLE_CHECKS if one is self._last else 1)] or heard
+        if not best:
+            return min(self._all, key=lambda endpoint: endpoint.asked_at)
+        self._last = best[0]
+        return best[0]

@@ -38,7 +38,11 @@ from baton.scheduler.types import SchedulerOptions
 WATCH_S = 0.5  # s; how often the store is tended and swept
 STOP_GRACE_S = 2.0  # s; for calls under way when the server stops
 _WORK = {pb.ROLE_PREFILL: "read prompts", pb.ROLE_DECODE: "write answers"}
-HEALTH_NAMES = ("", pb.DESCRIPTOR.services_by_name["Scheduler"].full_name)
+# What gRPC's health service tells: of the process, that it lives; of the service, whether another scheduler
+# should be asked in its place.
+PROCESS, SERVICE = "", pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +87,7 @@ class SchedulerServer:
         except BaseException:
             await self._store.close()
             raise
-        for name in HEALTH_NAMES:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set(PROCESS, _SERVING)
         self._tasks = [tasks.spawn(self._watch_store(), "scheduler-watch-store")]
         if self._balance:
             self._tasks.append(tasks.spawn(self._keep_balance(self._balance), "scheduler-balance"))
@@ -125,6 +128,7 @@ class SchedulerServer:
         """A fresh view: sweeps what ran out of time though nobody places."""
         self.metrics.seen(await self._placer.view(time.monotonic()))
         self.metrics.store_up.set(not self._store.problem)
+        await self._health.set(SERVICE, _NOT_SERVING if self._store.problem else _SERVING)
 
 
 async def serve(

@@ -30,6 +30,8 @@ from baton.scheduler.types import (
     WorkerRecord,
     attempt_from_wire,
     attempt_to_wire,
+    name_of,
+    worker_to_wire,
 )
 
 SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when nobody answers any more
@@ -165,6 +167,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             attempts=history.attempts,
             handoffs=history.handoffs,
             store_problem=self._store.problem,
+            drained=sorted(view.drained),
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
@@ -172,9 +175,23 @@ class SchedulerServicer(rpc.SchedulerServicer):
         meant = _meant(request.worker_id, await self._placer.view(time.monotonic()))
         if isinstance(meant, str):
             return pb.DrainReply(problem=meant)
-        if not await self._store.drain(meant.worker_id):
-            return pb.DrainReply(problem=f"worker {meant.worker_id} is gone")
+        await self._store.drain(name_of(meant.identity))
         return pb.DrainReply(worker_id=meant.worker_id)
+
+    async def Undrain(self, request: pb.UndrainRequest, context: Context) -> pb.UndrainReply:
+        del context
+        drained = (await self._placer.view(time.monotonic())).drained
+        asked = request.worker_id
+        # What begins with a name and a dot is the id of one of its lives.
+        meant = sorted(name for name in drained if name.startswith(asked) or asked.startswith(f"{name}."))
+        if asked in drained:
+            meant = [asked]
+        if len(meant) != 1:
+            there = f"drained are: {', '.join(sorted(drained))}" if drained else "nobody is drained"
+            which = "means several workers" if meant else "is no drained worker's name"
+            return pb.UndrainReply(problem=f"{asked!r} {which}; {there}")
+        await self._store.drain(meant[0], undo=True)
+        return pb.UndrainReply(name=meant[0])
 
     async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleReply:
         del context
@@ -208,8 +225,8 @@ class SchedulerServicer(rpc.SchedulerServicer):
         return pb.Placement(
             request_id=need.attempt.request_id,
             epoch=need.attempt.epoch,
-            prefill=_worker(placed.prefill) if placed.prefill else None,
-            decode=_worker(placed.decode),
+            prefill=worker_to_wire(placed.prefill) if placed.prefill else None,
+            decode=worker_to_wire(placed.decode),
             lease_s=self._options.placement_lease_s,
             blocks=blocks_for(need, placed.decode.capacity),
             waits=placed.waits,
@@ -230,6 +247,8 @@ def _need(request: pb.PlaceRequest) -> Need:
         max_new_tokens=request.max_new_tokens,
         prefix_hashes=tuple(request.prefix_hashes),
         exclude=frozenset(request.exclude_workers),
+        vllm_version=request.vllm_version,
+        model_fingerprint=request.model_fingerprint,
     )
 
 
@@ -262,10 +281,6 @@ def _meant(asked: str, view: View) -> WorkerRecord | str:
     return f"no worker's id begins with {asked!r}; {there}"
 
 
-def _worker(record: WorkerRecord) -> pb.Worker:
-    return pb.Worker(worker_id=record.worker_id, address=record.identity.address, role=record.role)
-
-
 def _status(record: WorkerRecord, lease_s: float) -> pb.WorkerStatus:
     state = pb.WORKER_STATE_DRAINING if record.drain_asked else record.state
     return pb.WorkerStatus(
@@ -276,4 +291,5 @@ def _status(record: WorkerRecord, lease_s: float) -> pb.WorkerStatus:
         reserved_prompt_tokens=record.reserved.prompt_tokens,
         reserved_requests=record.reserved.requests,
         reserved_blocks=record.reserved.blocks,
+        drained=record.drain_asked and record.state != pb.WORKER_STATE_DRAINING,
     )

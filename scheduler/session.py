@@ -12,6 +12,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable, StaleWorker
 from baton.scheduler.tasks import spawn, stop
+from baton.scheduler.types import name_of
 
 RETRY_S = 0.5  # s between tries to register at start
 CLOSE_S = 1.0  # s; for the last word
@@ -25,7 +26,9 @@ class WorkerSession:
     again.
 
     Each registration and change of state takes the next epoch: what of an older one still travels is refused.
-    `draining` is set when an operator asked for it, or by `drain`; from then on nothing new is placed here.
+    `draining` is set when an operator asks for it, or by `drain`; from then on nothing new is placed here. A
+    worker whose name was drained before it began does not drain: it stays, and nothing is placed on it until
+    an operator undoes that (`held`).
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class WorkerSession:
         self._state: pb.WorkerState = pb.WORKER_STATE_STARTING
         self._registered = False
         self._heartbeat_s = 1.0
+        self.held: bool | None = None  # None: not told yet
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.draining = asyncio.Event()
@@ -53,6 +57,10 @@ class WorkerSession:
     @property
     def worker_id(self) -> str:
         return self._identity.worker_id
+
+    @property
+    def name(self) -> str:
+        return name_of(self._identity)
 
     @property
     def registered(self) -> bool:
@@ -72,6 +80,8 @@ class WorkerSession:
                 if time.monotonic() + RETRY_S > deadline:
                     raise
                 await asyncio.sleep(RETRY_S)
+        with contextlib.suppress(SchedulerUnavailable):
+            await self._heartbeat()  # whether it is held is known before somebody can ask it to drain
         self._task = spawn(self._beat(), "scheduler-heartbeats")
 
     async def ready(self, capacity: pb.Capacity) -> None:
@@ -164,6 +174,14 @@ class WorkerSession:
             return
         if self._on_heartbeat is not None:
             self._on_heartbeat(reply)
-        if reply.drain and not self.draining.is_set():
+        self._hear_drain(asked=reply.drain)
+
+    def _hear_drain(self, *, asked: bool) -> None:
+        if self.held is None and asked:
+            log.warning("this worker was drained: it takes no requests until `baton undrain %s`", self.name)
+        elif self.held and not asked:
+            log.info("no longer drained: it takes requests again")
+        elif asked and not self.held and not self.draining.is_set():
             log.info("asked to drain")
             self.drain()
+        self.held = asked and self.held is not False

@@ -8,7 +8,7 @@ all of it together (`Known`, `State`), as it passes from one store to another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -57,6 +57,8 @@ class Need:
     max_new_tokens: int
     prefix_hashes: tuple[bytes, ...] = ()
     exclude: frozenset[str] = frozenset()
+    vllm_version: str = ""  # whose messages the router speaks; empty: any
+    model_fingerprint: str = ""  # of the weights that began the answer; empty: any
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
@@ -97,7 +99,7 @@ class WorkerRecord:
     state: pb.WorkerState
     load: pb.WorkerLoad | None  # None before its first heartbeat
     reserved: Reserved
-    drain_asked: bool
+    drain_asked: bool  # of its name, by an operator
     lease_left_s: float
     epoch: int = 0  # of its last message
 
@@ -128,6 +130,7 @@ class View:
     live_attempts: int
     expired: int  # attempts whose lease had run out and that this reading removed
     generation: str = ""  # of the store; see `Store.merge`
+    drained: frozenset[str] = frozenset()  # names on which an operator wants nothing placed, there or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,28 +240,24 @@ class ReportResult:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What every worker of a topic must run alike, and the worker that said so first."""
+    """What every worker of a topic must serve, and the worker that said so first.
+
+    vLLM's version and the model's revision may differ: while a deployment is upgraded both are there.
+    """
 
     model: str
-    model_fingerprint: str
-    vllm_version: str
     worker_id: str
 
     @classmethod
     def of(cls, identity: pb.WorkerIdentity) -> Deployment:
-        return cls(identity.model, identity.model_fingerprint, identity.vllm_version, identity.worker_id)
+        return cls(identity.model, identity.worker_id)
 
     def refusal(self, topic: str, newcomer: Deployment) -> str:
         """Why `newcomer` does not fit, in one line that names both sides; empty when it does."""
+        if newcomer.model == self.model:
+            return ""
         here = f"in topic {topic!r} (worker {self.worker_id})"
-        if newcomer.vllm_version != self.vllm_version:
-            return f"vLLM {newcomer.vllm_version} here, {self.vllm_version} {here}: run the same version"
-        if newcomer.model != self.model:
-            return f"model {newcomer.model!r} here, {self.model!r} {here}: serve one model a topic"
-        if newcomer.model_fingerprint != self.model_fingerprint:
-            ours, theirs = newcomer.model_fingerprint[:12], self.model_fingerprint[:12]
-            return f"model {self.model!r} has fingerprint {ours} here, {theirs} {here}: use the same weights"
-        return ""
+        return f"model {newcomer.model!r} here, {self.model!r} {here}: serve one model a topic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +299,9 @@ class State:
     generation: str = ""  # of the store that it was read from; empty: one that holds nothing yet
     workers: tuple[WorkerRecord, ...] = ()
     requests: tuple[Known, ...] = ()
+    revision: int = 0  # of the store that it was read from; 0: it keeps none
+    # Name -> how often an operator drained it or undid that: odd while it is drained. The higher count wins.
+    drains: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +310,16 @@ class History:
 
     attempts: list[pb.LiveAttempt]
     handoffs: list[pb.PastHandoff]
+
+
+def name_of(identity: pb.WorkerIdentity) -> str:
+    """What stays the same in all lives of a worker."""
+    return identity.name or identity.worker_id
+
+
+def drained_of(drains: Mapping[str, int]) -> frozenset[str]:
+    """The names that are drained now; see `State.drains`."""
+    return frozenset(name for name, count in drains.items() if count % 2)
 
 
 def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
@@ -334,6 +346,17 @@ def attempts_from_wire(messages: Iterable[pb.Attempt]) -> tuple[Attempt, ...]:
 
 def attempt_to_wire(attempt: Attempt) -> pb.Attempt:
     return pb.Attempt(request_id=attempt.request_id, epoch=attempt.epoch)
+
+
+def worker_to_wire(record: WorkerRecord) -> pb.Worker:
+    """What a router needs to know of a worker that it was given."""
+    identity = record.identity
+    return pb.Worker(
+        worker_id=identity.worker_id,
+        address=identity.address,
+        role=identity.role,
+        model_fingerprint=identity.model_fingerprint,
+    )
 
 
 def known_from_wire(message: pb.Booking, router_id: str) -> Known:

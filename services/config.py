@@ -137,7 +137,7 @@ class EngineSettings(_Section):
 class PolicySettings(_Section):
     """Who is chosen for a request: classes by their registered names (scheduler/policy)."""
 
-    filters: list[str] = ["placeable", "not_excluded", "fits", "room"]
+    filters: list[str] = ["placeable", "same_revision", "not_excluded", "fits", "room"]
     pair_filters: list[str] = ["compatible"]
     scorers: dict[str, Annotated[float, Field(gt=0)]] = {
         "queued_prompt_tokens": 1.0,
@@ -212,6 +212,17 @@ class SchedulerSettings(_Section):
             raise ValueError("a password in store and a store_password_file are too much: leave one out")
         return self
 
+    def check_shared(self) -> None:
+        """Raises ConfigError for several schedulers without a store that they share. For who runs a part: an
+        operator's question needs their addresses alone.
+        """
+        if "," in self.address and self.store == "memory":
+            raise ConfigError(
+                f"scheduler.address names several schedulers ({self.address}), and scheduler.store is memory: "
+                "each would know its own workers alone; set scheduler.store to the Redis that they share, "
+                "or name one scheduler"
+            )
+
 
 class HandoffSettings(_Section):
     """How KV travels between workers."""
@@ -270,7 +281,11 @@ class WorkerSettings(_Section):
         description="host:port as others reach it, or the host alone. By default what it listens on; where "
         "that is all addresses, the one by which it reaches the scheduler.",
     )
-    worker_id: str = Field("", description="Unique name; made from role, host and process by default.")
+    worker_id: str = Field(
+        "",
+        description="Unique name, by which a drain is remembered; made from role, host and process by "
+        "default.",
+    )
     metrics_port: Port | None = Field(
         None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."
     )

@@ -65,10 +65,12 @@ class Room(Filter):
 
 
 class Compatible(PairFilter):
-    """Both lay out their KV cache alike and share a transport."""
+    """Both have the same weights, lay out their KV cache alike and share a transport."""
 
     def keeps(self, prefill: WorkerRecord, decode: WorkerRecord) -> bool:
         ours, theirs = prefill.capacity, decode.capacity
+        if prefill.identity.model_fingerprint != decode.identity.model_fingerprint:
+            return False
         if ours.compatibility_hash != theirs.compatibility_hash:
             return False
         return not set(ours.transports).isdisjoint(theirs.transports)
@@ -76,6 +78,10 @@ class Compatible(PairFilter):
     def explain(self, prefill: WorkerRecord, decode: WorkerRecord) -> str:
         ours, theirs = prefill.capacity, decode.capacity
         names = f"prefill worker {prefill.worker_id} and decode worker {decode.worker_id}"
+        one, other = prefill.identity.model_fingerprint, decode.identity.model_fingerprint
+        if one != other:
+            revisions = f"{one[:12]}, {other[:12]}"
+            return f"{names} have other weights ({revisions}): start workers of both sides with each"
         if ours.compatibility_hash != theirs.compatibility_hash:
             hashes = f"{ours.compatibility_hash[:12]}, {theirs.compatibility_hash[:12]}"
             words = differences(ours.facts, theirs.facts, ("on prefill", "on decode"))

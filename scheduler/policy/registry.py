@@ -61,6 +61,7 @@ PICKERS: Registry[Picker] = Registry(Picker)  # type: ignore[type-abstract]
 
 _HERE = __package__
 FILTERS.register("placeable", f"{_HERE}.filters", "Placeable")
+FILTERS.register("same_revision", f"{_HERE}.revisions", "SameRevision")
 FILTERS.register("not_excluded", f"{_HERE}.filters", "NotExcluded")
 FILTERS.register("fits", f"{_HERE}.filters", "Fits")
 FILTERS.register("room", f"{_HERE}.filters", "Room")
@@ -89,7 +90,7 @@ class PolicyOptions(Protocol):
 class PolicyConfig:
     """Which classes decide, by name. Filters are asked in this order; scores are averaged by weight."""
 
-    filters: tuple[str, ...] = ("placeable", "not_excluded", "fits", "room")
+    filters: tuple[str, ...] = ("placeable", "same_revision", "not_excluded", "fits", "room")
     pair_filters: tuple[str, ...] = ("compatible",)
     scorers: Mapping[str, float] = field(default_factory=lambda: _SCORERS)  # name -> weight
     picker: str = "power_of_two"

@@ -67,8 +67,8 @@ class Store(ABC):
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
         """Add or replace a worker; empty when accepted, else why not, in one line.
 
-        The first worker alive says what the topic runs (model, fingerprint, vLLM's version); others must run
-        the same. Sweeps first. Raises StaleWorker when `identity.epoch` is below the worker's last one.
+        The first worker alive says which model the topic serves; others must serve it, too. Sweeps first.
+        Raises StaleWorker when `identity.epoch` is below the worker's last one.
         Called once or twice in a worker's life, and again when the state was lost.
         """
 
@@ -91,8 +91,10 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def drain(self, worker_id: str) -> bool:
-        """Place nothing more on a worker and tell it with its next heartbeat; False if it is unknown."""
+    async def drain(self, name: str, *, undo: bool = False) -> bool:
+        """Place nothing more on workers of this name and tell them with their heartbeats, also those that are
+        still to come; or `undo` that. False if it was so already.
+        """
 
     @abstractmethod
     async def take_turn(self, what: str, for_s: float) -> bool:
@@ -103,8 +105,11 @@ class Store(ABC):
         """At most `limit` attempts under way and as many finished ones, newest first. Changes nothing."""
 
     @abstractmethod
-    async def export(self) -> State:
-        """All that is known. Called some two times a second."""
+    async def export(self, since: int = 0) -> State:
+        """All that is known; of requests what has changed since that `State.revision`, and perhaps more.
+
+        Called some two times a second.
+        """
 
     @abstractmethod
     async def merge(self, state: State) -> str:

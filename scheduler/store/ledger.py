@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 from baton.scheduler.keys import EPOCH_KEEP_MS
 from baton.scheduler.types import Attempt, Booking, Known, Reserved
@@ -22,6 +23,7 @@ class Live:
     booking: Booking
     lease_until: float
     read: bool = False  # the prompt is
+    look_at: float = 0.0  # when the lease is looked at next, at the latest when it ends
 
 
 @dataclass(slots=True)
@@ -38,6 +40,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self.live: dict[str, Live] = {}  # by request id
+        self._looks: list[
+            tuple[float, str]
+        ] = []  # heap of `Live.look_at`; those that changed since stay in it
         self._past: dict[str, Past] = {}  # by request id; see `forget`
         self._reserved: dict[str, Reserved] = {}  # by worker id; no empty ones
 
@@ -68,8 +73,15 @@ class Ledger:
         for worker_id in booking.worker_ids:
             self._reserved.setdefault(worker_id, Reserved()).add(booking.share(worker_id))
         live = self.live[booking.attempt.request_id] = Live(booking, lease_until)
+        self._look(live)
         self._past.pop(booking.attempt.request_id, None)
         return live
+
+    def renew(self, live: Live, lease_until: float) -> None:
+        """From now on its lease ends then."""
+        live.lease_until = lease_until
+        if lease_until < live.look_at:
+            self._look(live)
 
     def adopt(self, known: Known, lease_until: float, now: float) -> bool:
         """Book what runs already, if it is not; False when it is fenced, or holds nothing."""
@@ -81,7 +93,7 @@ class Ledger:
             if known.attempt.request_id in self.live:
                 self.release(known.attempt.request_id, now, over=True)
             live = self.book(booking, lease_until)
-        live.lease_until = max(live.lease_until, lease_until)
+        self.renew(live, max(live.lease_until, lease_until))
         if known.read:
             self.read(live)
         return True
@@ -115,11 +127,19 @@ class Ledger:
 
     def sweep(self, now: float) -> int:
         """Release what ran out of lease; the number of attempts."""
-        expired = [key for key, live in self.live.items() if live.lease_until <= now]
-        for request_id in expired:
+        expired = 0
+        while self._looks and self._looks[0][0] <= now:
+            look_at, request_id = heappop(self._looks)
+            live = self.live.get(request_id)
+            if live is None or live.look_at != look_at:
+                continue
+            if live.lease_until > now:  # renewed meanwhile
+                self._look(live)
+                continue
             self.release(request_id, now, over=False)
+            expired += 1
         forget(self._past, now)
-        return len(expired)
+        return expired
 
     def running(self, now: float) -> Iterator[Known]:
         """The live attempts."""
@@ -131,6 +151,10 @@ class Ledger:
         yield from self.running(now)
         for request_id, past in self._past.items():
             yield Known(Attempt(request_id, past.epoch), over=past.over)
+
+    def _look(self, live: Live) -> None:
+        live.look_at = live.lease_until
+        heappush(self._looks, (live.look_at, live.booking.attempt.request_id))
 
     def _give_back(self, worker_id: str, share: Reserved) -> None:
         reserved = self._reserved[worker_id]

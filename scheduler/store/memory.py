@@ -29,7 +29,9 @@ from baton.scheduler.types import (
     View,
     WorkerRecord,
     attempt_to_wire,
+    drained_of,
     held,
+    name_of,
 )
 
 Clock = Callable[[], float]  # seconds, never going back
@@ -42,7 +44,6 @@ class _Worker:
     load: pb.WorkerLoad | None
     lease_until: float
     epoch: int  # of its last message
-    drain_asked: bool = False
 
 
 class MemoryStore(Store):
@@ -55,6 +56,7 @@ class MemoryStore(Store):
         self._workers: dict[str, _Worker] = {}
         self._gone: dict[str, Past] = {}  # by worker id; none of them is registered
         self._deployment: Deployment | None = None
+        self._drains: dict[str, int] = {}  # name -> as in `State.drains`
         self._ledger = Ledger()
         self._turns: dict[str, float] = {}
         self._handoffs: deque[tuple[pb.PastHandoff, float]] = deque(maxlen=HANDOFFS_KEPT)
@@ -63,7 +65,8 @@ class MemoryStore(Store):
         now = self._clock()
         expired = self._sweep(now)
         workers = {key: self._record(worker, now) for key, worker in self._workers.items()}
-        return View(workers, len(self._ledger.live), expired, self.generation)
+        drained = drained_of(self._drains)
+        return View(workers, len(self._ledger.live), expired, self.generation, drained)
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         now = self._clock()
@@ -110,7 +113,7 @@ class MemoryStore(Store):
             self._count_stale(attempt, result)
             live = self._ledger.find(attempt)
             if live:
-                live.lease_until = now + lease_s
+                self._ledger.renew(live, now + lease_s)
             else:
                 (result.fenced if self._ledger.fenced(attempt) else result.lost).append(attempt)
         return result
@@ -136,7 +139,6 @@ class MemoryStore(Store):
             load=known.load if known else None,
             lease_until=now + lease_s,
             epoch=identity.epoch,
-            drain_asked=bool(known and known.drain_asked),
         )
         self._gone.pop(identity.worker_id, None)
         return ""
@@ -151,7 +153,7 @@ class MemoryStore(Store):
         if worker is None or worker.lease_until <= now:
             return Heard(known=False, drain=False)
         worker.state, worker.load, worker.lease_until, worker.epoch = state, load, now + lease_s, epoch
-        return Heard(known=True, drain=worker.drain_asked)
+        return Heard(known=True, drain=self._drained(worker))
 
     async def deregister(self, worker_id: str, epoch: int = 0) -> bool:
         if epoch < self._epoch_of(worker_id):
@@ -160,11 +162,11 @@ class MemoryStore(Store):
             self._gone[worker_id] = Past(epoch, self._clock() + KEEP_S, over=True)
         return True
 
-    async def drain(self, worker_id: str) -> bool:
-        worker = self._workers.get(worker_id)
-        if worker is None or worker.lease_until <= self._clock():
+    async def drain(self, name: str, *, undo: bool = False) -> bool:
+        count = self._drains.get(name, 0)
+        if bool(count % 2) is not undo:
             return False
-        worker.drain_asked = True
+        self._drains[name] = count + 1
         return True
 
     async def take_turn(self, what: str, for_s: float) -> bool:
@@ -185,16 +187,20 @@ class MemoryStore(Store):
             handoffs.append(aged)
         return History([_live_message(live, now) for live in newest], handoffs)
 
-    async def export(self) -> State:
+    async def export(self, since: int = 0) -> State:
+        del since  # it is near: all is as quick
         now = self._clock()
         self._sweep(now)
         workers = tuple(self._record(worker, now) for worker in self._workers.values())
-        return State(self.generation, workers, tuple(self._ledger.export(now)))
+        requests = tuple(self._ledger.export(now))
+        return State(self.generation, workers, requests, drains=dict(self._drains))
 
     async def merge(self, state: State) -> str:
         now = self._clock()
         self._sweep(now)
         self.generation = self.generation or state.generation or uuid.uuid4().hex
+        for name, count in state.drains.items():
+            self._drains[name] = max(count, self._drains.get(name, 0))
         for record in state.workers:
             self._merge_worker(record, now)
         for known in state.requests:
@@ -226,9 +232,8 @@ class MemoryStore(Store):
                 return
         else:
             self._deployment = newcomer
-        asked = record.drain_asked or bool(known and known.drain_asked)
         self._workers[record.worker_id] = _Worker(
-            record.identity, record.state, record.load, lease_until, record.epoch, asked
+            record.identity, record.state, record.load, lease_until, record.epoch
         )
         self._gone.pop(record.worker_id, None)
 
@@ -238,10 +243,13 @@ class MemoryStore(Store):
             state=worker.state,
             load=worker.load,
             reserved=self._ledger.reserved(worker.identity.worker_id),
-            drain_asked=worker.drain_asked,
+            drain_asked=self._drained(worker),
             lease_left_s=worker.lease_until - now,
             epoch=worker.epoch,
         )
+
+    def _drained(self, worker: _Worker) -> bool:
+        return self._drains.get(name_of(worker.identity), 0) % 2 == 1
 
     def _sweep(self, now: float) -> int:
         for worker_id in [key for key, worker in self._workers.items() if worker.lease_until <= now]:

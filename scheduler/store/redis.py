@@ -41,6 +41,7 @@ from baton.scheduler.types import (
     Deployment,
     Heard,
     History,
+    Known,
     Report,
     ReportResult,
     Reserved,
@@ -48,6 +49,8 @@ from baton.scheduler.types import (
     ReserveResult,
     State,
     View,
+    drained_of,
+    name_of,
 )
 
 MAX_CONNECTIONS = 16  # Redis runs one script at a time: more would only wait there
@@ -56,6 +59,7 @@ CALL_TIMEOUT_S = 0.9  # of a whole call: a free connection, connecting, the scri
 # (0.4 s was seen on a machine with five busy processes a core), timer and reply come due at the same moment.
 LOOKS = 4
 MERGE_ITEMS = 512  # workers, and as many requests, in one call of `merge`
+EXPORT_REQUESTS = 1_000  # in one call of `export`: some 2 ms of the server
 SCRIPTS = (
     *("view", "reserve", "report", "register", "heartbeat", "deregister", "drain", "history"),
     *("export", "merge", "take_turn"),
@@ -96,21 +100,19 @@ class RedisStore(Store):
         self._identities: dict[str, pb.WorkerIdentity] = {}
 
     async def view(self) -> View:
-        reply = await self._run("view", self._roster)
-        now, expired, live, roster, identities, states, loads, leases, draining, *rest = reply
+        asked = self._roster
+        reply = await self._run("view", asked)
+        now, expired, live, roster, identities, states, loads, leases, drains, *rest = reply
         *booked, generation = rest
-        if roster != self._roster:
-            self._identities = wire.identities(identities)
-            self._roster = roster
-        workers = wire.workers(
-            now, self._identities, states=states, loads=loads, leases=leases, draining=draining
-        )
+        known = self._known(asked, roster, identities)
+        drained = drained_of(wire.drains(drains))
+        workers = wire.workers(now, known, states=states, loads=loads, leases=leases, drained=drained)
         tokens, requests, blocks = (dict(wire.pairs(counters)) for counters in booked)
         for key, worker in workers.items():
             worker.reserved = Reserved(
                 int(tokens.get(key, 0)), int(requests.get(key, 0)), int(blocks.get(key, 0))
             )
-        return View(workers=workers, live_attempts=live, expired=expired, generation=generation.decode())
+        return View(workers, live, expired, generation.decode(), drained)
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         booking = claim.booking
@@ -162,8 +164,7 @@ class RedisStore(Store):
             int(state),
             wire.milliseconds(lease_s),
             newcomer.model,
-            newcomer.model_fingerprint,
-            newcomer.vllm_version,
+            name_of(identity),
             identity.epoch,
         )
         if isinstance(runs, int):
@@ -181,8 +182,8 @@ class RedisStore(Store):
     async def deregister(self, worker_id: str, epoch: int = 0) -> bool:
         return bool(await self._run("deregister", worker_id, epoch))
 
-    async def drain(self, worker_id: str) -> bool:
-        return bool(await self._run("drain", worker_id))
+    async def drain(self, name: str, *, undo: bool = False) -> bool:
+        return bool(await self._run("drain", name, int(not undo)))
 
     async def take_turn(self, what: str, for_s: float) -> bool:
         return bool(await self._run("take_turn", what, wire.milliseconds(for_s)))
@@ -195,22 +196,24 @@ class RedisStore(Store):
         ]
         return History(live, [wire.past(json.loads(text), now) for text in handoffs])
 
-    async def export(self) -> State:
-        now, generation, identities, *rest = await self._run("export")
-        states, loads, worker_epochs, worker_leases, draining, attempts, leases, epochs = rest
-        workers = wire.workers(
-            now,
-            wire.identities(identities),
-            states=states,
-            loads=loads,
-            leases=worker_leases,
-            draining=draining,
-        )
-        for key, epoch in wire.pairs(worker_epochs):
+    async def export(self, since: int = 0) -> State:
+        """In pieces, each of them atomic."""
+        requests: list[Known] = []
+        more = True
+        while more:
+            asked = self._roster
+            reply = await self._run("export", since, EXPORT_REQUESTS, asked)
+            now, generation, since, more, changed, roster, identities, *rest = reply
+            requests += wire.requests(now, changed)
+        states, loads, epochs, leases, flat = rest
+        drains = wire.drains(flat)
+        drained = drained_of(drains)
+        known = self._known(asked, roster, identities)
+        workers = wire.workers(now, known, states=states, loads=loads, leases=leases, drained=drained)
+        for key, epoch in wire.pairs(epochs):
             if key in workers:
                 workers[key].epoch = int(epoch)
-        requests = wire.requests(now, attempts, leases, epochs)
-        return State(generation.decode(), tuple(workers.values()), tuple(requests))
+        return State(generation.decode(), tuple(workers.values()), tuple(requests), since, drains)
 
     async def merge(self, state: State) -> str:
         """In pieces, each of them atomic."""
@@ -218,7 +221,8 @@ class RedisStore(Store):
         last = max(len(state.workers), len(state.requests), 1)
         for begin in range(0, last, MERGE_ITEMS):
             end = begin + MERGE_ITEMS
-            piece = wire.merge_arguments(state.workers[begin:end], state.requests[begin:end])
+            drains = state.drains if begin == 0 else {}
+            piece = wire.merge_arguments(state.workers[begin:end], state.requests[begin:end], drains)
             generation = await self._run("merge", candidate, *piece)
             self.generation = generation.decode()
         return self.generation
@@ -229,6 +233,13 @@ class RedisStore(Store):
             await self._client.connection_pool.disconnect()
         except (RedisError, OSError):
             return  # what is not connected need not be closed
+
+    def _known(self, asked: bytes, roster: bytes, identities: wire.Flat) -> dict[str, pb.WorkerIdentity]:
+        """By worker id; the reply has them where its roster is not the one that was asked with."""
+        if roster != asked:
+            self._identities = wire.identities(identities)
+            self._roster = roster
+        return self._identities
 
     async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
         """One script's reply, as Redis gives it. Raises StoreUnavailable, StoreRefuses."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.types import Attempt, Booking, Deployment, Known, Reserved, WorkerRecord
+from baton.scheduler.types import Attempt, Booking, Known, Reserved, WorkerRecord, name_of
 
 Flat = list[bytes]
 
@@ -32,11 +32,16 @@ def identities(flat: Flat) -> dict[str, pb.WorkerIdentity]:
 
 
 def workers(
-    now: int, known: dict[str, pb.WorkerIdentity], *, states: Flat, loads: Flat, leases: Flat, draining: Flat
+    now: int,
+    known: dict[str, pb.WorkerIdentity],
+    *,
+    states: Flat,
+    loads: Flat,
+    leases: Flat,
+    drained: frozenset[str],
 ) -> dict[str, WorkerRecord]:
     """By id, without bookings. Times are milliseconds of the server's clock."""
     state_of, load_of = dict(pairs(states)), dict(pairs(loads))
-    asked = {key.decode() for key in draining}
     found = {}
     for key, until in pairs(leases):
         if key not in known or key not in state_of:
@@ -47,24 +52,27 @@ def workers(
             state=cast(pb.WorkerState, int(state_of[key])),
             load=None if load is None else pb.WorkerLoad.FromString(load),
             reserved=Reserved(),
-            drain_asked=key in asked,
+            drain_asked=name_of(known[key]) in drained,
             lease_left_s=(float(until) - now) / 1_000,
         )
     return found
 
 
-def requests(now: int, attempts: Flat, leases: Flat, epochs: Flat) -> Iterator[Known]:
-    """All requests known, live and past."""
-    left = {key: (float(until) - now) / 1_000 for key, until in pairs(leases)}
-    live = set()
-    for key, text in pairs(attempts):
-        entry = json.loads(text)
-        if left.get(key, 0.0) > 0:
-            live.add(key)
-            yield _live(Attempt(key, entry["epoch"]), entry, left[key])
-    for key, text in pairs(epochs):
-        if key not in live:
-            yield Known(Attempt(key, int(text.rstrip(b"!"))), over=text.endswith(b"!"))
+def drains(flat: Flat) -> dict[str, int]:
+    """Name -> how often it was drained or taken back."""
+    return {name: int(count) for name, count in pairs(flat)}
+
+
+def requests(now: int, flat: Flat) -> Iterator[Known]:
+    """Requests, live and past: id, attempt, end of its lease, epoch."""
+    items = iter(flat)
+    for name, attempt, until, epoch in zip(items, items, items, items, strict=True):
+        left_ms = float(until) - now
+        if attempt and left_ms > 0:
+            entry = json.loads(attempt)
+            yield _live(Attempt(name.decode(), entry["epoch"]), entry, left_ms / 1_000)
+        elif epoch:
+            yield Known(Attempt(name.decode(), int(epoch.rstrip(b"!"))), over=epoch.endswith(b"!"))
 
 
 def attempt(known: Known) -> bytes:
@@ -84,14 +92,18 @@ def attempt(known: Known) -> bytes:
     return json.dumps(entry).encode()
 
 
-def merge_arguments(workers: Sequence[WorkerRecord], requests: Sequence[Known]) -> list[str | int | bytes]:
+def merge_arguments(
+    workers: Sequence[WorkerRecord], requests: Sequence[Known], drains: Mapping[str, int]
+) -> list[str | int | bytes]:
     """Of `merge.lua`, but the first."""
-    runs = Deployment.of(workers[0].identity) if workers else Deployment("", "", "", "")
-    arguments: list[str | int | bytes] = [len(workers), runs.model, runs.model_fingerprint, runs.vllm_version]
+    model = workers[0].identity.model if workers else ""
+    arguments: list[str | int | bytes] = [len(workers), model, len(drains)]
+    for name, count in drains.items():
+        arguments += (name, count)
     for worker in workers:
         load = worker.load.SerializeToString() if worker.load is not None else b""
         arguments += (worker.worker_id, worker.epoch, worker.identity.SerializeToString(), int(worker.state))
-        arguments += (load, milliseconds(worker.lease_left_s), int(worker.drain_asked))
+        arguments += (load, milliseconds(worker.lease_left_s), name_of(worker.identity))
     for known in requests:
         stage = "live" if known.booking else "over" if known.over else "placed"
         lease_ms = milliseconds(known.lease_s) if known.booking else 0

@@ -1,9 +1,10 @@
 """A store that others share (Redis), and this process's memory for the time that it is away.
 
 While the shared store answers, it decides; memory follows: at once with what goes through this process, and
-twice a second with what other schedulers did. When a call fails, memory decides. It is written back, with
-what is over by now, before the shared store decides again: when that answers quickly and takes writes. One
-that came back empty without having been missed is known by its generation, and filled the same way.
+twice a second with what has changed since, as that is what other schedulers did. When a call fails, memory
+decides. It is written back, with what is over by now, before the shared store decides again: when that
+answers quickly and takes writes. One that came back empty without having been missed is known by its
+generation, and filled the same way.
 
 One that is away at the start is gone on without too: workers register again, and routers tell what they hold.
 Only where waiting cannot help, a wrong password or name, the start fails: nobody would see it later.
@@ -49,6 +50,7 @@ class ResilientStore(Store):
         self.name = shared.name
         self._shared = shared
         self._memory = memory
+        self._revision = 0  # of the shared store; memory knows what it knew then
         self._decided = asyncio.Event()  # who decides; clear for the moment in which that changes
         self._decided.set()
 
@@ -62,15 +64,15 @@ class ResilientStore(Store):
             log.error("beginning without the store, and with an empty memory: %s", error)  # noqa: TRY400
             self.problem = str(error)
             return
-        await self._memory.merge(state)
+        await self._follow(state)
 
     async def tend(self) -> None:
         try:
             began = time.monotonic()
-            state = await self._shared.export()
+            state = await self._shared.export(self._revision)
             self._check(state.generation)
             if not self.problem:
-                await self._memory.merge(state)
+                await self._follow(state)
             elif time.monotonic() - began < QUICK_S:
                 await self._write_back()
         except StoreUnavailable as error:
@@ -115,9 +117,9 @@ class ResilientStore(Store):
         mine = await self._memory.deregister(worker_id, epoch)
         return mine if done is None else done
 
-    async def drain(self, worker_id: str) -> bool:
-        done = await self._ask(lambda: self._shared.drain(worker_id))
-        mine = await self._memory.drain(worker_id)
+    async def drain(self, name: str, *, undo: bool = False) -> bool:
+        done = await self._ask(lambda: self._shared.drain(name, undo=undo))
+        mine = await self._memory.drain(name, undo=undo)
         return mine if done is None else done
 
     async def take_turn(self, what: str, for_s: float) -> bool:
@@ -129,8 +131,9 @@ class ResilientStore(Store):
         history = await self._ask(lambda: self._shared.history(limit))
         return await self._memory.history(limit) if history is None else history
 
-    async def export(self) -> State:
+    async def export(self, since: int = 0) -> State:
         """What memory knows: it is near, and hardly behind."""
+        del since
         return replace(await self._memory.export(), generation=self.generation)
 
     async def merge(self, state: State) -> str:
@@ -164,12 +167,19 @@ class ResilientStore(Store):
         # Most of it while requests go on.
         await self._shared.merge(await self._exported())
         self._decided.clear()
+        before = self.generation
         try:
             self.generation = await self._shared.merge(await self._exported())
             self.problem = ""
+            if self.generation != before:
+                self._revision = 0  # it counts anew
         finally:
             self._decided.set()
         log.warning("the store at %s is back, and knows what happened meanwhile", self.name)
+
+    async def _follow(self, state: State) -> None:
+        await self._memory.merge(state)
+        self._revision = state.revision
 
     async def _exported(self) -> State:
         # Without a generation: an empty store takes a new one, by which other schedulers see what happened.

@@ -144,10 +144,27 @@ def drain(
     settings: Settings,
     worker: WorkerId,
 ) -> None:
-    """Ask a worker to finish what it has, take nothing new, and exit."""
+    """Ask a worker to finish what it has, take nothing new, and exit.
+
+    Started again under its name it takes nothing either, until `baton undrain`.
+    """
     from baton.services.cli.status import run_drain
 
     run_drain(settings.scheduler.address, worker)
+
+
+@app.command(cls=SectionedCommand)
+@with_settings("scheduler.address")
+def undrain(
+    settings: Settings,
+    worker: Annotated[
+        str, typer.Argument(metavar="WORKER", help="Its name or id, or a beginning of it that is unique.")
+    ],
+) -> None:
+    """Let a drained worker take requests again."""
+    from baton.services.cli.status import run_undrain
+
+    run_undrain(settings.scheduler.address, worker)
 
 
 @app.command(cls=SectionedCommand)

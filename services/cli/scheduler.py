@@ -18,6 +18,7 @@ def run_scheduler(settings: Settings) -> None:
     """
     logs.configure(settings.log_format, "scheduler")
     own = settings.scheduler
+    own.check_shared()
     password = credentials.store_password(own)
     policy = PolicyConfig.of(own.policy)
     asyncio.run(serve(own, store_password=password, policy=policy, metrics_port=own.metrics_port))

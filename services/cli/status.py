@@ -1,4 +1,4 @@
-"""`baton status`, `baton drain` and `baton role`: what an operator asks the scheduler."""
+"""`baton status`, `drain`, `undrain` and `role`: what an operator asks the scheduler."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.table import Table
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
+from baton.scheduler.types import name_of
 from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
 from baton.services.errors import ServiceError
 
@@ -70,7 +71,23 @@ def run_drain(address: str, worker: str) -> None:
     reply = asyncio.run(ask())
     if not reply.worker_id:
         raise ServiceError(reply.problem)
-    print(f"{reply.worker_id} drains: it takes nothing new and exits when it has finished")
+    print(
+        f"{reply.worker_id} drains: it takes nothing new and exits when it has finished; "
+        "started again it takes nothing until `baton undrain`"
+    )
+
+
+def run_undrain(address: str, worker: str) -> None:
+    """Let one drained worker take requests again. Raises ServiceError when no single one is meant."""
+
+    async def ask() -> pb.UndrainReply:
+        async with SchedulerClient(address) as client:
+            return await client.undrain(worker)
+
+    reply = asyncio.run(ask())
+    if not reply.name:
+        raise ServiceError(reply.problem)
+    print(f"{reply.name} takes requests again, as soon as it is there")
 
 
 def run_role(address: str, worker: str, to: str) -> None:
@@ -96,6 +113,9 @@ def render(description: pb.Description, width: int) -> Group:
     )
     if description.store_problem:
         head += f"THE STORE IS AWAY, going on from memory: {description.store_problem}\n"
+    there = {name_of(worker.identity) for worker in description.workers}
+    if missing := [name for name in description.drained if name not in there]:
+        head += f"drained, and not there: {', '.join(missing)}\n"
     tables = [fitted("workers", _WORKERS, description.workers, width)]
     drafting = [worker for worker in description.workers if worker.load.HasField("drafting")]
     if drafting:
@@ -123,10 +143,16 @@ def _requests(past: Sequence[pb.PastHandoff], width: int) -> Table:
     return fitted("last requests", [_BOTH_WORKERS, *_REQUESTS], past, width)
 
 
+def _lower(name: str, prefix: str) -> str:
+    return name.removeprefix(prefix).lower()
+
+
 _WORKERS: list[Column[pb.WorkerStatus]] = [
     Column("worker", lambda w: w.identity.worker_id),
-    Column("role", lambda w: pb.Role.Name(w.identity.role).removeprefix("ROLE_").lower()),
-    Column("state", lambda w: pb.WorkerState.Name(w.state).removeprefix("WORKER_STATE_").lower()),
+    Column("role", lambda w: _lower(pb.Role.Name(w.identity.role), "ROLE_")),
+    Column(
+        "state", lambda w: "drained" if w.drained else _lower(pb.WorkerState.Name(w.state), "WORKER_STATE_")
+    ),
     Column("running", lambda w: str(w.load.running), number=True, rank=6),
     Column("waiting", lambda w: str(w.load.waiting), number=True, rank=5),
     Column(

@@ -90,6 +90,18 @@ class Report(Protocol):
         """No process is left."""
 
 
+def _check(settings: Settings, fleet: Fleet) -> None:
+    """What can be said before a process is started. Raises ConfigError and StartError."""
+    fleet.check()
+    for role in fleet.roles:
+        roles.check(roles.role(role), settings)
+    check_model(settings.engine)
+    check_names(settings.router)
+    validation.check(settings.engine)
+    settings.scheduler.check_shared()
+    credentials.check(settings)
+
+
 def supervise(
     settings: Settings, fleet: Fleet, log_dir: str, report: Report, owner: int | None = None
 ) -> None:
@@ -99,13 +111,7 @@ def supervise(
     is not there; a new one is made where it is empty.
     Raises ConfigError and StartError with one line that says what to do; no process is left then either.
     """
-    fleet.check()
-    for role in fleet.roles:
-        roles.check(roles.role(role), settings)
-    check_model(settings.engine)
-    check_names(settings.router)
-    validation.check(settings.engine)
-    credentials.check(settings)
+    _check(settings, fleet)
     placed = devices.assign(len(fleet.roles), settings.engine.tensor_parallel_size)
     _check_port("router.port", settings.router.host, settings.router.port)
     _check_port("scheduler.address", *_scheduler_address(settings))

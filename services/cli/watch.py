@@ -56,10 +56,13 @@ async def _look(client: SchedulerClient, health_url: str) -> list[Seen]:
     away = description.store_problem and f", AWAY, going on from memory: {description.store_problem}"
     found = [Seen("scheduler", f"store {description.store}{away}", at)]
     for worker in description.workers:
-        if worker.state == pb.WORKER_STATE_READY:
-            capacity = worker.identity.capacity
+        capacity = worker.identity.capacity
+        loaded = worker.identity.HasField("capacity")
+        if worker.state == pb.WORKER_STATE_READY or (worker.drained and loaded):
             room = f"{capacity.num_blocks} blocks of {capacity.block_size} tokens"
-            found.append(Seen(worker.identity.worker_id, f"{worker.identity.address}, {room}", at))
+            drained = ", DRAINED: it takes no requests until `baton undrain`" if worker.drained else ""
+            detail = f"{worker.identity.address}, {room}{drained}"
+            found.append(Seen(worker.identity.worker_id, detail, at))
     if await asyncio.to_thread(_healthy, health_url):
         found.append(Seen("router", health_url.removesuffix("/health"), at))
     return found

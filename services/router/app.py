@@ -66,6 +66,7 @@ def run_router(settings: Settings) -> None:
     logging.getLogger("baton.requests").setLevel(level)
     check_model(settings.engine)
     check_names(settings.router)
+    settings.scheduler.check_shared()
     check_version()
     keys = credentials.api_keys(settings.router)
     sock = _listen(settings.router.host, settings.router.port)

@@ -12,6 +12,7 @@ from baton.scheduler.types import Attempt
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.state import RequestState
+from baton.services.vllm_args import VLLM_VERSION
 
 
 class Placements:
@@ -36,6 +37,7 @@ class Placements:
                 placement = await self._ask(state, state.excluded)
             except NoCapacity as still_no:
                 raise _refused(still_no) from None
+        state.model_fingerprint = placement.decode.model_fingerprint
         self._metrics.placed(placement, time.monotonic() - began)
         return placement
 
@@ -84,6 +86,8 @@ class Placements:
                     max_new_tokens=state.tokens_to_write,
                     prefix_hashes=state.prefix_hashes,
                     exclude=exclude,
+                    vllm_version=VLLM_VERSION,
+                    model_fingerprint=state.began_with,
                 )
             except SchedulerUnavailable:
                 self._unknown(state)
@@ -103,6 +107,8 @@ class Placements:
             prompt_tokens=state.tokens_to_read,
             max_new_tokens=state.tokens_to_write,
             exclude=exclude,
+            vllm_version=VLLM_VERSION,
+            model_fingerprint=state.began_with,
         )
 
     def _unknown(self, state: RequestState) -> None:

@@ -108,6 +108,7 @@ class RequestState:
     excluded: set[str] = field(default_factory=set)  # workers that failed it
     readers: list[str] = field(default_factory=list)  # workers that were to read the prompt, each once
     writers: list[str] = field(default_factory=list)  # and those that were to write the answer
+    model_fingerprint: str = ""  # of the weights of the last ones
     method: str = ""  # by which the last one drafts
     outcome: str = ""  # stop, length, repetition, abort, error or refused once it is over
     waited_s: float = 0.0  # for room, before the first placement
@@ -124,6 +125,11 @@ class RequestState:
     def complete(self) -> bool:
         """No further token may be written: an engine must not be asked for one."""
         return len(self.tokens) >= self.budget
+
+    @property
+    def began_with(self) -> str:
+        """The weights that must go on, as an answer is of one mind; empty before its first token."""
+        return self.model_fingerprint if self.tokens else ""
 
     @property
     def over(self) -> bool:

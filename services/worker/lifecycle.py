@@ -64,10 +64,12 @@ def run_worker(settings: Settings, role: str) -> None:
     from baton.services.worker.node import Node
 
     worker_id = settings.worker.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}"
+    names = worker_id, worker_id.removesuffix(f".{os.getpid()}")  # as `baton up` names its workers
     logs.configure(settings.log_format, worker_id)
     the_role = roles.role(role)
     roles.check(the_role, settings)
     check_model(settings.engine)
+    settings.scheduler.check_shared()
     validation.check(settings.engine)
     check_version()
     try:
@@ -76,7 +78,7 @@ def run_worker(settings: Settings, role: str) -> None:
         raise StartError(f"cannot read the model {settings.engine.model!r}: {error}") from None
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        status = asyncio.run(Node(settings, the_role, worker_id, fingerprint, preload).run())
+        status = asyncio.run(Node(settings, the_role, names, fingerprint, preload).run())
     except EngineFailed as error:
         # An exit in order would wait for its threads and its ranks, which may wait for ever.
         print(f"baton: error: {error}", file=sys.stderr)

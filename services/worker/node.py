@@ -56,13 +56,20 @@ class Node:
     """A worker's process, from its first port to its last word. `run` once."""
 
     def __init__(
-        self, settings: Settings, role: Role, worker_id: str, fingerprint: str, preload: Callable[[], None]
+        self,
+        settings: Settings,
+        role: Role,
+        names: tuple[str, str],
+        fingerprint: str,
+        preload: Callable[[], None],
     ) -> None:
+        """`names`: the worker's id, and what is the same in all of its lives."""
         self._settings = settings
         self._role = role
         self._preload = preload
         self._identity = scheduler_pb2.WorkerIdentity(
-            worker_id=worker_id,
+            worker_id=names[0],
+            name=names[1],
             role=role.wire,
             host=host_id(),
             model=served_model_name(settings.engine),

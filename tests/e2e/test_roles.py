@@ -13,7 +13,7 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from tests.e2e.deployment import Deployment, deployment, idle
+from tests.e2e.deployment import MODEL_NAME, Deployment, deployment, idle
 from tests.e2e.prompts import prompts
 from tests.e2e.test_failures import ask
 from tests.support import BATON, CALL_S, ROOT, eventually
@@ -101,6 +101,42 @@ async def test_an_operator_changes_a_role(trio: Deployment) -> None:
     refused = await asyncio.to_thread(baton_role, trio, "x", "decode")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "no worker's id begins with 'x'; there are: decode-0." in refused.stderr
+
+
+def operator(one: Deployment, *command: str) -> str:
+    """As a person would, with success."""
+    line = [BATON, *command, "--scheduler", one.scheduler_address]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(240)
+def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio: Deployment) -> None:
+    """Its supervisor starts it again: it waits. Before that: nothing told the new life of the drain."""
+    (reader,) = [worker for worker, role in roles(trio).items() if role == pb.ROLE_PREFILL]
+    told = operator(trio, "drain", reader)
+    assert f"{reader} drains" in told
+
+    def comes_back() -> str:
+        again = [one for one in trio.describe().workers if one.identity.name == "prefill-0"]
+        ids = [one.identity.worker_id for one in again if one.drained and one.identity.HasField("capacity")]
+        return "".join(key for key in ids if key != reader)
+
+    again = eventually(comes_back, 60, "its next life has loaded")
+    line = next(line for line in operator(trio, "status").splitlines() if again in line)
+    assert line.split()[2] == "drained"
+    answer = trio.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=4)
+    assert answer.usage is not None
+    newest = eventually(lambda: trio.describe().handoffs, 10, "the request is reported")[0]
+    assert newest.prefill_worker_id == ""  # the other side covers for it
+    assert "prefill-0 takes requests again" in operator(trio, "undrain", "prefill")
+    eventually(lambda: trio.workers("prefill"), 10, "it is placed on")
+    trio.client().completions.create(model=MODEL_NAME, prompt="class Lamp:", max_tokens=4)
+    eventually(lambda: trio.describe().handoffs[0].prefill_worker_id == again, 10, "it has read a prompt")
+    log = trio.processes["up"].text
+    assert "prefill-0    ended as it was told; started again" in log
+    assert "died" not in log
 
 
 @pytest.mark.timeout(120)

@@ -310,6 +310,54 @@ async def test_a_workers_life(client: SchedulerClient) -> None:
     assert not (await client.describe()).workers
 
 
+async def test_a_drained_worker_that_comes_back_waits_to_be_undrained(client: SchedulerClient) -> None:
+    """Its first life ends; its next one stays, takes nothing, and takes requests as soon as it may."""
+
+    def life(number: int) -> WorkerSession:
+        one = identity(f"m.{number}")
+        one.name = "m"
+        return WorkerSession(client, one, pb.WorkerLoad)
+
+    async def asked() -> list[tuple[str, bool]]:
+        workers = (await client.describe()).workers
+        return [
+            (pb.WorkerState.Name(one.state).removeprefix("WORKER_STATE_"), one.drained) for one in workers
+        ]
+
+    first = life(1)
+    await first.start(1)
+    await first.ready(capacity())
+    assert (await client.drain("m.1")).worker_id == "m.1"
+    async with asyncio.timeout(20):
+        await first.draining.wait()
+    await first.close()
+    assert list((await client.describe()).drained) == ["m"]
+    second = life(2)
+    await second.start(1)
+    await second.ready(capacity())
+
+    async def held() -> bool:
+        return bool(second.held)
+
+    await until(held)
+    assert await asked() == [("DRAINING", True)]
+    with pytest.raises(NoCapacity, match="none is ready"):
+        await client.place("r", 1, prompt_tokens=1, max_new_tokens=1)
+    assert not second.draining.is_set()
+    assert (await client.undrain("m.2")).name == "m"  # by the id of any life
+
+    async def not_held() -> bool:
+        return not second.held
+
+    await until(not_held)
+    assert await asked() == [("READY", False)]
+    await client.place("r", 2, prompt_tokens=1, max_new_tokens=1)
+    assert (await client.drain("m.2")).worker_id == "m.2"  # from now on as for the first one
+    async with asyncio.timeout(20):
+        await second.draining.wait()
+    await second.close()
+
+
 async def test_a_worker_that_drains_by_itself_is_seen_at_once() -> None:
     async with (
         SchedulerServer(Options(heartbeat_s=60.0)) as server,
@@ -360,8 +408,10 @@ async def test_start_waits_for_the_scheduler_and_not_forever() -> None:
 
 async def test_a_refused_worker_does_not_start(client: SchedulerClient) -> None:
     await client.register(identity("first"), pb.WORKER_STATE_READY)
-    with pytest.raises(Refused, match=r"vLLM 0\.31\.0 here"):
-        await WorkerSession(client, identity("m", vllm="0.31.0"), pb.WorkerLoad).start(5)
+    other = identity("m")
+    other.model = "large"
+    with pytest.raises(Refused, match="model 'large' here"):
+        await WorkerSession(client, other, pb.WorkerLoad).start(5)
 
 
 async def test_close_is_quick_when_the_scheduler_is_away() -> None:

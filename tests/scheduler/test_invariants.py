@@ -37,6 +37,8 @@ class Lives(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         topic = uuid.uuid4().hex
         self.store: Store = RedisStore(self.url, topic) if self.url else MemoryStore(topic)
+        self.follower = MemoryStore(topic)  # learns what changed since `revision`, now and then
+        self.revision = 0
         self.live: dict[str, Booking] = {}
         self.unread: set[str] = set()
         self.epochs: dict[str, int] = {}
@@ -48,6 +50,15 @@ class Lives(RuleBasedStateMachine):
         return self.loop.run_until_complete(what)
 
     def teardown(self) -> None:
+        self.follows()
+        for known in (self.run(one.export()).requests for one in (self.store, self.follower)):
+            held = {one.attempt: one.read for one in known if one.booking}
+            assert held == {
+                one.attempt: one.attempt.request_id not in self.unread for one in self.live.values()
+            }
+            assert {one.attempt for one in known if one.over} == {
+                one for one in self.over if one.epoch == self.epochs[one.request_id]
+            }
         everything = [one.attempt for one in self.live.values()]
         self.run(self.store.report(report(finished=everything), LEASE_S))
         view = self.run(self.store.view())
@@ -124,6 +135,12 @@ class Lives(RuleBasedStateMachine):
         held = request in self.live and self.live[request].attempt == attempt
         assert result.lost + result.fenced == ([] if held else [attempt])
         assert bool(result.fenced) == (attempt in self.over or epoch < self.epochs.get(request, 0))
+
+    @rule()
+    def follows(self) -> None:
+        state = self.run(self.store.export(self.revision))
+        self.revision = state.revision
+        self.run(self.follower.merge(state))
 
     @rule(worker=st.sampled_from(sorted(WORKERS)))
     def leaves(self, worker: str) -> None:

@@ -153,10 +153,25 @@ async def test_workers_are_taken_over_with_their_leases(store: Store) -> None:
     assert (worker.identity, worker.load) == (identity("a"), pb.WorkerLoad(running=3))
     await store.merge(State(workers=(record("a", 2, 2 * LEASE_S),)))  # an older one
     assert (await store.view()).workers["a"].load == pb.WorkerLoad(running=3)
-    await store.merge(State(workers=(record("x", fingerprint="another"),)))
+    stranger = record("x")
+    stranger.identity.model = "another"
+    await store.merge(State(workers=(stranger,)))
     assert set((await store.view()).workers) == {"a"}
-    assert "f1 here" not in await store.register(identity("c"), READY, LEASE_S)
+    assert await store.register(identity("c"), READY, LEASE_S) == ""
     assert await store.heartbeat("a", READY, pb.WorkerLoad(), LEASE_S, 3) == Heard(True, False)
+
+
+@pytest.mark.parametrize("theirs", range(4))
+@pytest.mark.parametrize("ours", range(4))
+async def test_whoever_drained_or_undid_it_last_is_believed(store: Store, ours: int, theirs: int) -> None:
+    """The one who saw the other's word, that is; a count that is even is a drain undone."""
+    for turn in range(ours):
+        await store.drain("w", undo=bool(turn % 2))
+    for _ in range(2):
+        await store.merge(State(drains={"w": theirs, "x": 1}))
+        assert (await store.export()).drains.get("w", 0) == max(ours, theirs)
+        drained = {"x", "w"} if max(ours, theirs) % 2 else {"x"}
+        assert (await store.view()).drained == drained
 
 
 async def test_a_workers_late_messages_are_refused(store: Store) -> None:

@@ -50,8 +50,8 @@ class Counting(Store):
     async def deregister(self, worker_id: str, epoch: int = 0) -> bool:
         return await self.inner.deregister(worker_id, epoch)
 
-    async def drain(self, worker_id: str) -> bool:
-        return await self.inner.drain(worker_id)
+    async def drain(self, name: str, *, undo: bool = False) -> bool:
+        return await self.inner.drain(name, undo=undo)
 
     async def take_turn(self, what: str, for_s: float) -> bool:
         return await self.inner.take_turn(what, for_s)
@@ -59,8 +59,8 @@ class Counting(Store):
     async def history(self, limit):  # type: ignore[no-untyped-def]
         return await self.inner.history(limit)
 
-    async def export(self) -> State:
-        return await self.inner.export()
+    async def export(self, since: int = 0) -> State:
+        return await self.inner.export(since)
 
     async def merge(self, state: State) -> str:
         return await self.inner.merge(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,25 @@ def choose(what: Need, *workers: WorkerRecord, handoff_min: int = 0, **config: o
 
 def test_a_pair_comes_before_a_mixed_worker() -> None:
     assert choose(need(), worker("m", M), worker("d", D), worker("p", P)) == ("p", "d")
+
+
+def test_two_revisions_and_two_vllms_side_by_side() -> None:
+    """Pairs are made of equal ones; what has begun, and a router, get no other than their own."""
+    old = [worker("p1", P), worker("d1", D)]
+    new = [worker("p2", P, fingerprint="f2"), worker("d2", D, fingerprint="f2")]
+    later = [worker("p3", P, vllm="0.33.0"), worker("d3", D, vllm="0.33.0")]
+    for first in (old, new):
+        busy = [worker(one.worker_id, one.role, CROWDED) if one.role == P else one for one in first]
+        other = new if first is old else old
+        assert choose(need(), *busy, *other) == (other[0].worker_id, other[1].worker_id)
+    assert "have other weights (f1, f2)" in choose(need(), old[0], new[1])[1]
+    for wanted, pair in (("f1", ("p1", "d1")), ("f2", ("p2", "d2"))):
+        assert choose(replace(need(), model_fingerprint=wanted), *old, *new) == pair
+    for wanted, pair in (("0.32.0", ("p1", "d1")), ("0.33.0", ("p3", "d3"))):
+        assert choose(replace(need(), vllm_version=wanted), *old, *later) == pair
+    code, message = choose(replace(need(), model_fingerprint="f2"), *old, worker("m", M))
+    assert code == "NO_WORKERS"
+    assert "other weights than began it" in message
 
 
 @pytest.mark.parametrize("crowded", ["p", "d"])

@@ -13,8 +13,9 @@ from redis.asyncio import Redis
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StoreUnavailable
-from baton.scheduler.keys import EPOCH_KEEP_MS, TOPIC_TTL_MS, topic_keys
+from baton.scheduler.keys import DRAINS_TTL_MS, EPOCH_KEEP_MS, TOPIC_TTL_MS, topic_keys
 from baton.scheduler.store import open_store
+from baton.scheduler.store import redis as redis_module
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
 from baton.scheduler.store_url import has_password, without_password
 from baton.scheduler.types import Attempt, Reserved, ReserveOutcome, State
@@ -187,7 +188,8 @@ async def test_every_key_has_the_prefix_and_a_time_to_live(own_redis: RedisServe
     assert keys == set(topic_keys("t"))
     assert all(key.startswith("baton:{t}:") for key in keys)
     for key in keys:
-        assert 0 < await admin.pttl(key) <= TOPIC_TTL_MS, key
+        longest = DRAINS_TTL_MS if key.endswith(":drains") else TOPIC_TTL_MS
+        assert longest / 2 < await admin.pttl(key) <= longest, key
     await admin.aclose()
     await store.close()
 
@@ -249,6 +251,41 @@ async def test_evicted_keys_do_no_lasting_harm(own_redis: RedisServer) -> None:
     assert set((await store.view()).workers) == {"m"}
     await admin.aclose()
     await store.close()
+
+
+async def test_what_changed_since_is_told_in_pieces_and_all_where_a_part_is_lost(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_module, "EXPORT_REQUESTS", 3)
+    store = RedisStore(own_redis.url, "t")
+    await register(store, "m")
+    names = [f"r{number}" for number in range(8)]
+    for name in names:
+        assert (await reserve(store, name)) is ReserveOutcome.BOOKED
+    everything = await store.export()
+    assert [known.attempt.request_id for known in everything.requests] == names
+
+    async def changed(since: int) -> set[str]:
+        return {known.attempt.request_id for known in (await store.export(since)).requests}
+
+    assert await changed(everything.revision) == set()
+    one = Attempt("r1", 1)
+    for told in (report(prefilled=[one]), report(renewed=[one]), report(finished=[one])):
+        revision = (await store.export()).revision
+        await store.report(told, LEASE_S)
+        assert await changed(revision) == {"r1"}
+    assert await changed(everything.revision + 1_000) == set(names)  # more than it has seen itself
+    admin = Redis.from_url(own_redis.url)
+    await admin.zadd("baton:{t}:epoch:leases", {"r1": 1})  # as if its time had passed
+    await store.view()
+    assert await admin.zscore("baton:{t}:changes", "r1") is None
+    await admin.aclose()
+    await store.close()
+
+
+async def reserve(store: RedisStore, name: str) -> ReserveOutcome:
+    view = await store.view()
+    return (await store.reserve(claim_on(view, need(name, prompt=1, new=1), "m"), LEASE_S)).outcome
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from baton.scheduler.store import open_store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
 from baton.scheduler.store.resilient import ResilientStore
-from baton.scheduler.types import Attempt, Reserved, ReserveOutcome
+from baton.scheduler.types import Attempt, Known, Reserved, ReserveOutcome, State
 from tests.scheduler.support import LEASE_S, RedisServer, claim_on, need, register, report, until
 
 BOOKED = ReserveOutcome.BOOKED
@@ -229,6 +229,51 @@ async def test_requests_go_on_while_it_is_written_back(
     await finish(one, *kept)
     view = await other.view()
     assert all(worker.reserved == Reserved() for worker in view.workers.values())
+
+
+async def test_following_costs_what_has_changed_and_not_all_that_is_known(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    one, other = stores
+    await other.merge(State(requests=tuple(Known(Attempt(f"r{n}", 1), over=True) for n in range(3_000))))
+    await one.tend()
+    admin = Redis.from_url(own_redis.url)
+
+    async def sent() -> int:
+        return int((await admin.info("stats"))["total_net_output_bytes"])
+
+    for name in ("a", "b"):
+        assert await place(other, name) is BOOKED
+        before = await sent()
+        await one.tend()
+        assert await sent() - before < 20_000  # all of them are 60,000 and more
+        own = {known.attempt.request_id for known in (await one.export()).requests if known.booking}
+        assert name in own
+    await other.report(report(prefilled=[Attempt("a", 1)], finished=[Attempt("b", 1)]), LEASE_S)
+    await one.tend()
+    assert {n.attempt.request_id: n.read for n in (await one.export()).requests if n.booking} == {"a": True}
+    assert len((await one.export()).requests) == 3_002
+    await admin.aclose()
+
+
+async def test_a_drain_outlives_redis_and_so_does_its_end(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    one, other = stores
+    for name in ("d", "p"):
+        assert await one.drain(name)
+    await other.tend()
+    own_redis.hang()
+    assert await other.drain("p", undo=True)
+    own_redis.wake()  # it has not heard of that
+    await back(other, one)
+    for store in stores:
+        assert (await store.view()).drained == {"d"}
+    own_redis.stop()
+    own_redis.start()  # and knows nothing
+    await back(one, other)
+    for store in stores:
+        assert (await store.view()).drained == {"d"}
 
 
 @pytest.mark.parametrize("how", ["dead", "hung"])

@@ -101,7 +101,8 @@ async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient)
     placed = await client.place("r", 1, prompt_tokens=100, max_new_tokens=10)
     assert placed.prefill is not None
     assert placed.prefill.worker_id == "p"
-    assert placed.decode == pb.Worker(worker_id="d", address=identity("d").address, role=D)
+    decode = pb.Worker(worker_id="d", address=identity("d").address, role=D, model_fingerprint="f1")
+    assert placed.decode == decode
     assert placed.lease_s == 15.0
     told = await client.describe()
     assert [worker.identity.worker_id for worker in told.workers] == ["p", "d"]
@@ -174,8 +175,10 @@ async def test_an_attempt_is_fenced_by_the_next(server: SchedulerServer, client:
 
 async def test_another_models_worker_is_refused(client: SchedulerClient, topic: str) -> None:
     await add(client, ("first", M))
-    with pytest.raises(Refused, match=f"vLLM 0.31.0 here, 0.32.0 in topic '{topic}' \\(worker first\\)"):
-        await client.register(identity("late", vllm="0.31.0"), pb.WORKER_STATE_READY)
+    late = identity("late")
+    late.model = "large"
+    with pytest.raises(Refused, match=f"model 'large' here, 'tiny' in topic '{topic}' \\(worker first\\)"):
+        await client.register(late, pb.WORKER_STATE_READY)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +224,16 @@ async def test_drain_takes_a_unique_beginning(client: SchedulerClient) -> None:
     states = {one.identity.worker_id: one.state for one in (await client.describe()).workers}
     assert states["decode-1"] == states["prefill-1"] == pb.WORKER_STATE_DRAINING
     assert states["decode-12"] == pb.WORKER_STATE_READY
+    assert list((await client.describe()).drained) == ["decode-1", "prefill-1"]
+    assert (await client.undrain("x")).problem == (
+        "'x' is no drained worker's name; drained are: decode-1, prefill-1"
+    )
+    assert "means several workers; drained are: decode-1, prefill-1" in (await client.undrain("")).problem
+    assert (await client.undrain("decode-1")).name == "decode-1"
+    assert (await client.undrain("pre")).name == "prefill-1"
+    assert "nobody is drained" in (await client.undrain("pre")).problem
+    workers = (await client.describe()).workers
+    assert {one.state for one in workers} == {pb.WORKER_STATE_READY}
 
 
 async def test_health_and_gauges(server: SchedulerServer, client: SchedulerClient) -> None:

@@ -58,36 +58,51 @@ async def test_registering_again_replaces_the_identity(store: Store) -> None:
     assert worker.capacity.num_blocks == 100
 
 
-async def test_who_runs_something_else_is_refused_by_name(store: Store, topic: str) -> None:
+def serving(model: str, worker_id: str) -> pb.WorkerIdentity:
+    one = identity(worker_id)
+    one.model = model
+    return one
+
+
+async def test_who_serves_another_model_is_refused_by_name(store: Store, topic: str) -> None:
     await register(store, "first")
-    refusal = await store.register(identity("other", vllm="0.31.0"), READY, LEASE_S)
-    assert refusal == f"vLLM 0.31.0 here, 0.32.0 in topic {topic!r} (worker first): run the same version"
-    refusal = await store.register(identity("other", fingerprint="f2"), READY, LEASE_S)
-    assert "f2 here, f1 in topic" in refusal
-    large = identity("other")
-    large.model = "large"
-    assert "model 'large' here, 'tiny' in topic" in await store.register(large, READY, LEASE_S)
+    refusal = await store.register(serving("large", "other"), READY, LEASE_S)
+    assert refusal == f"model 'large' here, 'tiny' in topic {topic!r} (worker first): serve one model a topic"
     assert set((await store.view()).workers) == {"first"}
 
 
+async def test_other_revisions_and_versions_may_come_beside_those_that_are_there(store: Store) -> None:
+    await register(store, "old")
+    await register(store, "weights", fingerprint="f2")
+    await register(store, "vllm", vllm="0.33.0")
+    workers = (await store.view()).workers
+    assert {
+        key: (one.identity.model_fingerprint, one.identity.vllm_version) for key, one in workers.items()
+    } == {
+        "old": ("f1", "0.32.0"),
+        "weights": ("f2", "0.32.0"),
+        "vllm": ("f1", "0.33.0"),
+    }
+
+
 async def test_the_last_worker_gone_another_model_may_come(store: Store) -> None:
-    await register(store, "old", fingerprint="f1")
+    await register(store, "old")
     await store.deregister("old")
-    assert await store.register(identity("short", fingerprint="f2"), READY, 0.02) == ""
+    assert await store.register(serving("second", "short"), READY, 0.02) == ""
 
     async def accepted() -> bool:
-        return await store.register(identity("new", fingerprint="f3"), READY, LEASE_S) == ""
+        return await store.register(serving("third", "new"), READY, LEASE_S) == ""
 
     await until(accepted)  # as soon as the lease of "short" has run out
-    assert "f1 here, f3" in await store.register(identity("old", fingerprint="f1"), READY, LEASE_S)
+    assert "'tiny' here, 'third'" in await store.register(identity("old"), READY, LEASE_S)
 
 
 async def test_a_worker_alone_in_its_topic_may_come_back_as_another(store: Store) -> None:
-    await register(store, "w", fingerprint="f1")
-    await register(store, "w", fingerprint="f2")
-    assert "f1 here, f2" in await store.register(identity("v", fingerprint="f1"), READY, LEASE_S)
-    await register(store, "v", fingerprint="f2")
-    assert "f3 here, f2" in await store.register(identity("w", fingerprint="f3"), READY, LEASE_S)
+    for model in ("first", "second"):
+        assert await store.register(serving(model, "w"), READY, LEASE_S) == ""
+    assert "'first' here, 'second'" in await store.register(serving("first", "v"), READY, LEASE_S)
+    assert await store.register(serving("second", "v"), READY, LEASE_S) == ""
+    assert "'third' here, 'second'" in await store.register(serving("third", "w"), READY, LEASE_S)
 
 
 async def test_a_worker_not_heard_of_is_gone_and_unknown(store: Store) -> None:
@@ -99,7 +114,6 @@ async def test_a_worker_not_heard_of_is_gone_and_unknown(store: Store) -> None:
     await until(gone)
     assert await store.heartbeat("w", READY, pb.WorkerLoad(), LEASE_S) == Heard(known=False, drain=False)
     assert not (await store.view()).workers
-    assert not await store.drain("w")
 
 
 async def test_heartbeats_hold_a_worker(store: Store) -> None:
@@ -125,6 +139,35 @@ async def test_drain_is_told_and_stops_placements(store: Store) -> None:
     assert (result.outcome, result.detail) == (GONE, "d")
     await register(store, "d", pb.ROLE_DECODE)  # known again by itself, still to drain
     assert not (await store.view()).workers["d"].placeable
+
+
+async def test_a_drain_lasts_over_a_workers_lives_until_it_is_undone(store: Store) -> None:
+    async def comes(worker_id: str) -> bool:
+        one = identity(worker_id)
+        one.name = "w"
+        assert await store.register(one, READY, LEASE_S) == ""
+        assert (await store.view()).workers[worker_id].placeable is not await drain_told(worker_id)
+        return await drain_told(worker_id)
+
+    async def drain_told(worker_id: str) -> bool:
+        return (await store.heartbeat(worker_id, READY, pb.WorkerLoad(), LEASE_S)).drain
+
+    assert not await comes("w.1")
+    assert [await store.drain("w") for _ in range(2)] == [True, False]
+    assert await drain_told("w.1")
+    await store.deregister("w.1")
+    assert (await store.view()).drained == {"w"}  # though nobody of that name is there
+    assert await comes("w.2")
+    await register(store, "other")
+    assert (await store.view()).workers["other"].placeable
+    result = await store.reserve(claim_on(await store.view(), need(), "w.2"), LEASE_S)
+    assert (result.outcome, result.detail) == (GONE, "w.2")
+    assert [await store.drain("w", undo=True) for _ in range(2)] == [True, False]
+    assert not await drain_told("w.2")
+    assert (await store.view()).workers["w.2"].placeable
+    assert (await store.view()).drained == frozenset()
+    assert await store.drain("w")  # again
+    assert await comes("w.3")
 
 
 async def test_a_pair_is_booked_and_released_side_by_side(store: Store) -> None:

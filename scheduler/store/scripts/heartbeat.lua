@@ -11,4 +11,4 @@ redis.call('HSET', STATES, worker, ARGV[2])
 redis.call('HSET', LOADS, worker, ARGV[3])
 redis.call('ZADD', WORKER_LEASES, NOW + number(ARGV[4]), worker)
 touch()
-return {1, redis.call('SISMEMBER', DRAINING, worker), 0}
+return {1, drained(worker) and 1 or 0, 0}

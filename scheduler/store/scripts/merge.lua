@@ -1,9 +1,9 @@
 -- Learn what another store knows. What is known better here stays. Does not sweep: what ran out of lease while
 -- this server was away may be alive in the state that comes now.
--- ARGV: 1 generation that an empty store takes, 2 number of workers, 3 model, 4 model fingerprint, 5 vLLM's version
---       (of these workers); then seven for each worker: id, epoch, WorkerIdentity serialized, state, WorkerLoad
---       serialized or empty, lease ms, 1 if asked to drain; then five for each request: id, epoch, what is known
---       (live, over, placed), and of a live one its lease ms and the attempt as JSON, else 0 and empty
+-- ARGV: 1 generation that an empty store takes, 2 number of workers, 3 model that these serve, 4 number of drains; then
+--       two for each drain: name, count; seven for each worker: id, epoch, WorkerIdentity serialized, state,
+--       WorkerLoad serialized or empty, lease ms, name; five for each request: id, epoch, what is known (live, over,
+--       placed), and of a live one its lease ms and the attempt as JSON, else 0 and empty
 -- Reply: generation
 
 redis.call('SET', GENERATION, ARGV[1], 'NX')
@@ -18,7 +18,7 @@ local function merge_worker(at)
   redis.call('HSET', STATES, worker, ARGV[at + 3])
   if ARGV[at + 4] ~= '' then redis.call('HSET', LOADS, worker, ARGV[at + 4]) end
   redis.call('ZADD', WORKER_LEASES, lease, worker)
-  if ARGV[at + 6] == '1' then redis.call('SADD', DRAINING, worker) end
+  redis.call('HSET', WORKER_NAMES, worker, ARGV[at + 6])
   new_roster(worker)
 end
 
@@ -29,20 +29,23 @@ local function conclude(request, epoch, over)
   if text then release(request, cjson.decode(text), true) end
   redis.call('HSET', EPOCHS, request, epoch .. (over and '!' or ''))
   redis.call('ZADD', EPOCH_LEASES, NOW + EPOCH_KEEP_MS, request)
+  changed(request)
 end
 
-local workers = number(ARGV[2])
-local first_request = 6 + 7 * workers
+local workers, drains = number(ARGV[2]), number(ARGV[4])
+local first_worker = 5 + 2 * drains
+local first_request = first_worker + 7 * workers
+for at = 5, first_worker - 1, 2 do
+  local count = math.max(number(ARGV[at + 1]), number(redis.call('HGET', DRAINS, ARGV[at])))
+  redis.call('HSET', DRAINS, ARGV[at], count)
+end
 if workers > 0 then
   local alive_here = redis.call('ZCOUNT', WORKER_LEASES, '(' .. NOW, '+inf') > 0
-  local runs = redis.call('HMGET', DEPLOYMENT, 'model', 'fingerprint', 'vllm')
-  local same = runs[1] == ARGV[3] and runs[2] == ARGV[4] and runs[3] == ARGV[5]
+  local model = redis.call('HGET', DEPLOYMENT, 'model')
   -- Somebody else's model took the topic meanwhile: these workers will register, and be told.
-  if same or not alive_here or not runs[1] then
-    if not same then
-      redis.call('HSET', DEPLOYMENT, 'model', ARGV[3], 'fingerprint', ARGV[4], 'vllm', ARGV[5], 'worker', ARGV[6])
-    end
-    for at = 6, first_request - 1, 7 do merge_worker(at) end
+  if model == ARGV[3] or not alive_here or not model then
+    if model ~= ARGV[3] then redis.call('HSET', DEPLOYMENT, 'model', ARGV[3], 'worker', ARGV[first_worker]) end
+    for at = first_worker, first_request - 1, 7 do merge_worker(at) end
   end
 end
 for at = first_request, #ARGV, 5 do

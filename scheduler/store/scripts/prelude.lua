@@ -14,7 +14,9 @@ local NOW = clock()
 
 -- A topic in which nothing happens any more vanishes by itself.
 local function touch()
-  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, TOPIC_TTL_MS) end
+  for _, key in ipairs(KEYS) do
+    redis.call('PEXPIRE', key, key == DRAINS and DRAINS_TTL_MS or TOPIC_TTL_MS)
+  end
 end
 
 -- Add to a counter of a worker; a counter at zero is removed (below zero: the server evicted the key meanwhile).
@@ -39,6 +41,9 @@ local function last_epoch(request)
   return number(text:match('^%d+')), text:sub(-1) == '!'
 end
 
+-- To be called with every change of a request, so that a store which follows reads no more than those.
+local function changed(request) redis.call('ZADD', CHANGES, redis.call('INCR', REVISION), request) end
+
 -- Count what an attempt holds, whatever the limits. Its request must not be live.
 local function book(request, attempt, lease)
   if not attempt.read then
@@ -51,6 +56,7 @@ local function book(request, attempt, lease)
   redis.call('ZADD', ATTEMPT_LEASES, NOW + lease, request)
   redis.call('HSET', EPOCHS, request, attempt.epoch)
   redis.call('ZREM', EPOCH_LEASES, request)
+  changed(request)
 end
 
 -- All that an attempt holds is free. Its epoch is remembered a while; so is that it is over, and not only out
@@ -63,6 +69,7 @@ local function release(request, attempt, over)
   redis.call('HDEL', ATTEMPTS, request)
   redis.call('ZREM', ATTEMPT_LEASES, request)
   redis.call('ZADD', EPOCH_LEASES, NOW + EPOCH_KEEP_MS, request)
+  changed(request)
 end
 
 -- An attempt that was placed elsewhere: book it, if it is not. False when it is fenced: a later one was placed,
@@ -83,6 +90,7 @@ local function adopt(request, attempt, lease)
     redis.call('HSET', ATTEMPTS, request, cjson.encode(held))
   end
   redis.call('ZADD', ATTEMPT_LEASES, math.max(NOW + lease, number(redis.call('ZSCORE', ATTEMPT_LEASES, request))), request)
+  changed(request)
   return true
 end
 
@@ -98,8 +106,12 @@ local function forget_worker(worker)
   redis.call('HDEL', IDENTITIES, worker)
   redis.call('HDEL', STATES, worker)
   redis.call('HDEL', LOADS, worker)
-  redis.call('SREM', DRAINING, worker)
+  redis.call('HDEL', WORKER_NAMES, worker)
   redis.call('ZREM', WORKER_LEASES, worker)
+end
+
+local function drained(worker)
+  return number(redis.call('HGET', DRAINS, redis.call('HGET', WORKER_NAMES, worker) or worker)) % 2 == 1
 end
 
 -- The time, not a count: a count would begin anew with an empty store, and old identities would be believed.
@@ -121,6 +133,7 @@ local function sweep()
   for _, request in ipairs(run_out(EPOCH_LEASES)) do
     redis.call('HDEL', EPOCHS, request)
     redis.call('ZREM', EPOCH_LEASES, request)
+    redis.call('ZREM', CHANGES, request)
   end
   for _, worker in ipairs(run_out(WORKER_EPOCH_LEASES)) do
     redis.call('HDEL', WORKER_EPOCHS, worker)

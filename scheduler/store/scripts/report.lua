@@ -26,6 +26,7 @@ for index = 2, #ARGV, 4 do
   elseif kind == 'renewed' then
     if attempt then
       redis.call('ZADD', ATTEMPT_LEASES, NOW + lease, request)
+      changed(request)
     elseif epoch < last or (epoch == last and over) then
       fenced[#fenced + 1] = place
     else
@@ -36,6 +37,7 @@ for index = 2, #ARGV, 4 do
       release_reading(attempt)
       attempt.read = true
       redis.call('HSET', ATTEMPTS, request, cjson.encode(attempt))
+      changed(request)
     end
   elseif attempt then
     release(request, attempt, true)

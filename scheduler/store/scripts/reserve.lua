@@ -17,8 +17,7 @@ local older = redis.call('HGET', ATTEMPTS, request)
 if older then release(request, cjson.decode(older), true) end
 
 local function placeable(worker)
-  return alive(worker) and redis.call('HGET', STATES, worker) == ARGV[12]
-    and redis.call('SISMEMBER', DRAINING, worker) == 0
+  return alive(worker) and redis.call('HGET', STATES, worker) == ARGV[12] and not drained(worker)
 end
 if attempt.prefill ~= '' and not placeable(attempt.prefill) then return {'gone', attempt.prefill, expired} end
 if not placeable(attempt.decode) then return {'gone', attempt.decode, expired} end

@@ -1,6 +1,6 @@
 -- All workers alive, with what is booked on them. Sweeps.
 -- ARGV: 1 roster for which the caller has the identities, empty for none
--- Reply: {now ms, expired, live attempts, roster, identities or empty, states, loads, leases, draining, tokens,
+-- Reply: {now ms, expired, live attempts, roster, identities or empty, states, loads, leases, drains, tokens,
 --         requests, blocks, generation or empty}; hashes and leases flat (id, value, id, value, ...)
 
 local expired = sweep()
@@ -11,7 +11,7 @@ return {
   NOW, expired, redis.call('HLEN', ATTEMPTS), roster, identities,
   redis.call('HGETALL', STATES), redis.call('HGETALL', LOADS),
   redis.call('ZRANGEBYSCORE', WORKER_LEASES, '(' .. NOW, '+inf', 'WITHSCORES'),
-  redis.call('SMEMBERS', DRAINING),
+  redis.call('HGETALL', DRAINS),
   redis.call('HGETALL', TOKENS), redis.call('HGETALL', REQUESTS), redis.call('HGETALL', BLOCKS),
   redis.call('GET', GENERATION) or '',
 }

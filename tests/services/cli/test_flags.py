@@ -68,7 +68,20 @@ def help_of(*command: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "batch", "router", "scheduler", "prefill", "decode", "mixed", "status", "drain", "role"]
+    "command",
+    [
+        "up",
+        "batch",
+        "router",
+        "scheduler",
+        "prefill",
+        "decode",
+        "mixed",
+        "status",
+        "drain",
+        "undrain",
+        "role",
+    ],
 )
 def test_help_tells_every_flag_under_its_section(command: str) -> None:
     """A heading for each section of the configuration; the command's own flags before them."""
@@ -85,7 +98,7 @@ def test_help_tells_every_flag_under_its_section(command: str) -> None:
 
 
 def test_questions_to_a_deployment_need_its_address_alone() -> None:
-    for command in ("status", "drain", "role"):
+    for command in ("status", "drain", "undrain", "role"):
         told = help_of(command)
         assert "--scheduler " in told
         assert "BATON_SCHEDULER__ADDRESS" in told

@@ -53,6 +53,16 @@ def test_without_speculation_nothing_is_said_of_it() -> None:
     assert not any("speculation" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))
 
 
+def test_who_is_drained_is_told_also_where_it_is_not_there() -> None:
+    held = worker("decode-1.77", pb.ROLE_DECODE)
+    held.identity.name, held.state, held.drained = "decode-1", pb.WORKER_STATE_DRAINING, True
+    told = pb.Description(topic="t", store="memory", workers=[held], drained=["decode-1", "prefill-9"])
+    lines = printed(told, 160)
+    assert "drained, and not there: prefill-9" in lines
+    assert next(line.split()[2] for line in lines if "decode-1.77" in line) == "drained"
+    assert not any("drained" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))
+
+
 def test_a_store_that_is_away_is_told() -> None:
     problem = "redis at 127.0.0.1:6379 does not answer"
     assert any("STORE IS AWAY" in line and problem in line for line in shown(store_problem=problem))

@@ -89,6 +89,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.address = ""
         self.seen = Seen()
         self.faults: deque[Fault] = deque()
+        self.model_fingerprint = "f1"
+        self.vllm_version = VLLM_VERSION
         self.speculative_method = ""
         self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, told with each output
         self.eos_at: int | None = None  # position in the answer of an end-of-sequence token
@@ -106,8 +108,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             address=self.address,
             host="here",
             model=MODEL,
-            model_fingerprint="f1",
-            vllm_version=VLLM_VERSION,
+            model_fingerprint=self.model_fingerprint,
+            vllm_version=self.vllm_version,
             capacity=self.capacity,
         )
 

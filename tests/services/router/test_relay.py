@@ -17,6 +17,7 @@ from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Phase
 from baton.services.router.recovery import PROGRESS_TOKENS, SHORT_PROMPT_TOKENS
 from baton.services.router.usage import usage_of
 from baton.services.router.vllm_engine_client import RefusedByRouter
+from baton.services.vllm_args import VLLM_VERSION
 from tests.services.router.fakes import EOS, FakeWorker, Fault, answer, until
 from tests.services.router.harness import Answer, Cluster
 
@@ -266,6 +267,48 @@ async def test_a_prefill_worker_goes_on_for_the_last_decode_worker(cluster: Clus
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
     assert [list(start.output_token_ids) for start in prefill.seen.starts] == [[], answer(PROMPT, 4)]
     await cluster.settled()
+
+
+def with_weights(fingerprint: str, name: str) -> FakeWorker:
+    worker = FakeWorker(name, pb.ROLE_MIXED)
+    worker.model_fingerprint = fingerprint
+    return worker
+
+
+async def test_an_answer_goes_on_with_the_weights_that_began_it(cluster: Cluster) -> None:
+    """Until there are tokens any will do."""
+    old = await cluster.members.add(with_weights("f1", "old"))
+    old.faults.append(Fault(PHASE_DECODE, 5, die=True))
+    asking = asyncio.create_task(cluster.ask(PROMPT, 20))
+    await until(lambda: old.seen.starts, "the old one has begun")
+    new = [await cluster.members.add(with_weights("f2", f"new{number}")) for number in range(2)]
+    await until(lambda: cluster.count("retries_total", trouble="lost", worker="old") == 1, "it was lost")
+    other = await cluster.members.add(with_weights("f1", "other"))
+    right(await asking, PROMPT, 20)
+    assert [list(start.output_token_ids) for start in other.seen.starts] == [answer(PROMPT, 5)]
+    assert not any(worker.seen.starts for worker in new)
+    await cluster.members.leave(other)
+    new[0].faults = new[1].faults = deque([Fault(PHASE_DECODE, 0, die=True)])
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    assert all(worker.seen.starts for worker in new)
+    await cluster.settled()
+
+
+async def test_workers_of_another_vllm_are_not_asked(cluster: Cluster) -> None:
+    """Neither by the scheduler's placement nor by our own: their requests are other bytes."""
+    theirs, ours = FakeWorker("theirs", pb.ROLE_MIXED), FakeWorker("ours", pb.ROLE_MIXED)
+    theirs.vllm_version = "0.1.0"
+    theirs.refusal = "another vLLM"
+    for worker in (theirs, ours):
+        await cluster.members.add(worker)
+    for _ in range(6):
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert not theirs.seen.starts
+    assert cluster.count("retries_total", trouble="unreachable", worker="theirs") == 0
+    await cluster.scheduler.refresh()
+    needs = {"prompt_tokens": 3, "max_new_tokens": 1, "vllm_version": VLLM_VERSION}
+    alone = [cluster.scheduler.place_alone(f"a{number}", 1, **needs) for number in range(6)]
+    assert {placement.decode.worker_id for placement in alone} == {"ours"}
 
 
 async def test_an_answer_that_has_begun_waits_for_a_worker_that_comes_back(cluster: Cluster) -> None:

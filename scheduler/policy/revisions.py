@@ -1,0 +1,26 @@
+"""While a deployment is upgraded: which of the revisions that are there may take a request."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.policy.base import Filter, Side
+from baton.scheduler.types import Need, WorkerRecord
+
+
+class SameRevision(Filter):
+    """The worker runs the vLLM whose messages the router speaks, and the weights that began the answer."""
+
+    code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
+    reason: ClassVar[str] = (
+        "those that are ready run another vLLM than the router, or other weights than began it"
+    )
+
+    def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
+        del side
+        one = worker.identity
+        return need.vllm_version in ("", one.vllm_version) and need.model_fingerprint in (
+            "",
+            one.model_fingerprint,
+        )

@@ -1,0 +1,170 @@
+"""Who of the schedulers is asked, and when one counts as dead: real ones stand still, and lose Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from baton.rpc import aio_channel
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerUnavailable
+from baton.scheduler.service import SchedulerServer
+from baton.scheduler.types import Attempt
+from tests.scheduler.support import Options, RedisServer, free_port, until
+
+PROCESS, SERVICE = "", "baton.scheduler.v1.Scheduler"
+PROGRAM = """
+import asyncio, sys
+from baton.scheduler.service import serve
+from baton.services.config import SchedulerSettings
+settings = SchedulerSettings(address=sys.argv[1])
+asyncio.run(serve(settings, on_started=lambda address: print(address, flush=True)))
+"""
+
+
+class Elsewhere:
+    """A scheduler in a process of its own, which can be made to stand still."""
+
+    def __init__(self, process: Process, address: str) -> None:
+        self.process = process
+        self.address = address
+
+    def stand_still(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+async def elsewhere() -> AsyncIterator[Elsewhere]:
+    arguments = ("-c", PROGRAM, "127.0.0.1:0")
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout
+    async with asyncio.timeout(60):
+        address = (await process.stdout.readline()).decode().strip()
+    yield Elsewhere(process, address)
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
+
+
+@pytest.fixture
+async def router(elsewhere: Elsewhere) -> AsyncIterator[SchedulerClient]:
+    async with SchedulerClient(elsewhere.address, router_id="router") as made:
+        await made.refresh()
+        yield made
+
+
+async def test_one_missed_snapshot_is_no_death(elsewhere: Elsewhere, router: SchedulerClient) -> None:
+    elsewhere.stand_still()
+    with pytest.raises(SchedulerUnavailable):
+        await router.refresh()
+    elsewhere.go_on()
+    assert router.answering
+    await asyncio.gather(*(router.describe() for _ in range(3)))
+    for _ in range(2):  # missed ones count in a row alone
+        elsewhere.stand_still()
+        with pytest.raises(SchedulerUnavailable):
+            await router.refresh()
+        elsewhere.go_on()
+        await router.describe()
+        assert router.answering
+
+
+async def test_calls_that_wait_side_by_side_miss_one_answer(
+    elsewhere: Elsewhere, router: SchedulerClient
+) -> None:
+    elsewhere.stand_still()
+    missed = await asyncio.gather(*(router.refresh() for _ in range(20)), return_exceptions=True)
+    elsewhere.go_on()
+    assert {type(one) for one in missed} == {SchedulerUnavailable}
+    assert router.answering
+
+
+async def test_one_that_hangs_is_found_dead_without_another_call(
+    elsewhere: Elsewhere, router: SchedulerClient
+) -> None:
+    elsewhere.stand_still()
+    with pytest.raises(SchedulerUnavailable):
+        await router.refresh()
+
+    async def dead() -> bool:
+        return not router.answering
+
+    await until(dead)
+    elsewhere.go_on()
+    await router.describe()
+    assert router.answering
+
+
+async def test_one_that_is_gone_is_dead_at_once(elsewhere: Elsewhere, router: SchedulerClient) -> None:
+    elsewhere.process.kill()
+    await elsewhere.process.wait()
+    with pytest.raises(SchedulerUnavailable):
+        await router.refresh()
+    assert not router.answering
+
+
+async def health(address: str, service: str) -> str:
+    async with aio_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
+
+
+async def test_one_without_its_store_is_passed_over_for_one_with(
+    own_redis: RedisServer, redis_server: RedisServer, topic: str
+) -> None:
+    """And asked where no other serves either: then the first of the list has to know everything."""
+    first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
+    second = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
+    async with (
+        SchedulerServer(first) as one,
+        SchedulerServer(second) as other,
+        SchedulerClient(f"{first.address},{second.address}", router_id="router") as client,
+    ):
+
+        async def asks(server: SchedulerServer) -> bool:
+            return (await client.describe()).store == server.store_name
+
+        assert await asks(one)
+        own_redis.stop()
+
+        async def says_so() -> bool:
+            return await health(first.address, SERVICE) == "NOT_SERVING"
+
+        await until(says_so)
+        assert await health(first.address, PROCESS) == "SERVING"  # nobody shall restart it
+        assert await asks(one)  # others may lose it in the next moment
+        await until(lambda: asks(other), 15)
+        own_redis.start()
+        await until(lambda: asks(one), 15)
+        client.reporter.finished(Attempt("r", 1), "stop")  # a report counts as a call
+
+
+async def test_where_all_lost_their_store_nobody_moves(own_redis: RedisServer, topic: str) -> None:
+    first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
+    second = Options(f"127.0.0.1:{free_port()}", own_redis.url, f"{topic}-2")  # told apart by it
+    async with (
+        SchedulerServer(first),
+        SchedulerServer(second),
+        SchedulerClient(f"{first.address},{second.address}", router_id="router") as client,
+    ):
+        assert (await client.describe()).topic == topic
+        own_redis.stop()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        async def long_after() -> bool:
+            """Asked all the while, until every check that could move it was made."""
+            assert (await client.describe()).topic == topic
+            return loop.time() - began > 4
+
+        await until(long_after, 30)
