@@ -98,10 +98,10 @@ class HandoffService:
                         f" {entry.num_blocks} are here"
                     )
                 step = max(1, self._chunk_bytes // entry.record_bytes)
-                for at in range(first, stop, step):
-                    last = min(at + step, stop)
-                    entry.view.wait(last, f"KV of request {request.request_id!r}", lambda: _check(context))
-                    records = entry.view.records(at, last, entry.record_bytes)
+                for at, last in entry.view.pieces(first, stop, step):
+                    what = f"KV of request {request.request_id!r}"
+                    entry.view.wait(at, last, what, lambda: _check(context))
+                    records = entry.view.records(at, last)
                     yield wire.RawChunk(at, records.reshape(-1), entry.view.digests(at, last))
         except HandoffError as error:
             _fail(context, error)

@@ -25,7 +25,6 @@ from baton.handoff.config import HandoffConfig
 from baton.handoff.loader import Loader
 from baton.handoff.manifest import Puller
 from baton.handoff.saver import Origin, Saver
-from baton.handoff.segments import Segment
 from baton.handoff.service import HandoffService
 from baton.handoff.staging import Staging
 from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
@@ -59,7 +58,8 @@ class WorkerSide:
         self._rank = rank
         self._client = HandoffClient()
         segments.remove_stale()
-        self.staging = Staging(Arena(config.staging_bytes, create=self._create_segment), config.lease_s)
+        arena = Arena(config.staging_bytes, cache.record_bytes, pin=cache.pin)
+        self.staging = Staging(arena, config.lease_s)
         listen = join(config.host, config.port_of(rank))
         self._service = HandoffService(self.staging, rank, listen, config.chunk_bytes, config.published_host)
         self._origin = Origin(
@@ -71,12 +71,6 @@ class WorkerSide:
         atexit.register(
             self.close
         )  # segments have names: they would outlive a process that forgot to shut down
-
-    def _create_segment(self, size: int) -> Segment:
-        """Staging's memory: an accelerator copies records into it by itself."""
-        segment = segments.create(size)
-        self._cache.pin(segment.data)
-        return segment
 
     def _make_loader(self, config: HandoffConfig, cache: BlockCache, block_size: int) -> Loader:
         puller = Puller(

@@ -19,7 +19,7 @@ from tests.support import free_port
 
 @pytest.fixture
 def staging() -> Iterator[Staging]:
-    with closing(Staging(Arena(MIB, segment_bytes=MIB), 30.0)) as made:
+    with closing(Staging(Arena(MIB, 4096), 30.0)) as made:
         yield made
 
 
