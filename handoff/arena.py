@@ -1,8 +1,8 @@
 """Room in shared memory for records: slots of one size, handed out in any number, bounded.
 
-`Arena` is safe to call from any thread. One segment, whose pages are brought in step by step, ahead of need. A
-save takes the slots that are free, wherever they are: in one run where there is one that is long enough, else
-in few.
+`Arena` is safe to call from any thread. One segment, whose pages are brought in step by step, ahead of need.
+A save takes the slots that are free, wherever they are: in one run where there is one that is long enough,
+else in few.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ class Arena:
             free = self.free_slots
             raise StagingFull(
                 f"no room for {count} blocks of KV: {self._slots - free} of {self._slots}, each of"
-                f" {self.record_bytes} bytes, wait to be pulled; raise handoff.staging_mib or add decode workers"
+                f" {self.record_bytes} bytes, wait to be pulled; raise handoff.staging_mib or add decode"
+                " workers"
             )
         return place
 

@@ -113,7 +113,10 @@ def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str
         "block_size": (manifest.block_size, puller.block_size),
         "num_blocks": (manifest.num_blocks, blocks),
         "record_bytes": (shard.record_bytes, puller.record_bytes),
-        "blocks in shared memory": (sum(run.count for run in shard.runs) if shard.segment else blocks, blocks),
+        "blocks in shared memory": (
+            sum(run.count for run in shard.runs) if shard.segment else blocks,
+            blocks,
+        ),
         "layers": (len(manifest.layers), len(puller.layers)),
         "bytes of all layers": (sum(layer.record_bytes for layer in manifest.layers), puller.record_bytes),
     }

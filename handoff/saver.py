@@ -9,6 +9,7 @@ from baton.handoff.cache import BlockCache
 from baton.handoff.errors import HandoffError
 from baton.handoff.reports import Problem, ShardSave
 from baton.handoff.staging import Entry, Staging
+from baton.handoff.views import joined
 from baton.protos.handoff_pb2 import Run, Shard
 
 
@@ -54,7 +55,7 @@ class Saver:
             segment=entry.place.segment if self._origin.shares_memory else "",
             offset=entry.place.offset,
             record_bytes=entry.record_bytes,
-            runs=[Run(first=first, count=count) for first, count in entry.place.runs],
+            runs=[Run(first=first, count=count) for first, count in joined(entry.place.runs)],
         )
         return ShardSave(
             job.request_id,

@@ -3,14 +3,14 @@
     header 0, header 1, ... | padding to a page | record 0, record 1, ...
                                                 ^ Shard.offset
 
-A slot is a header and its record; a save is so many slots, in the order of its blocks. As headers stand apart,
-the records of neighbouring slots are one piece of memory.
+A slot is a header and its record; a save is so many slots, in the order of its blocks. As headers stand
+apart, the records of neighbouring slots are one piece of memory.
 
 A header is its slot's ticket, state and digest. Ticket: a number made of request and epoch, written at
-publication and wiped before the slot is used again. A reader in another process that finds it before and after
-its copy knows that the bytes held still meanwhile (the idea of a sequence lock). State: whether record and
-digest can be read. The first ones can while an accelerator's KV is still on its way down, so that one chunk is
-sent while the next is packed.
+publication and wiped before the slot is used again. A reader in another process that finds it before and
+after its copy knows that the bytes held still meanwhile (the idea of a sequence lock). State: whether record
+and digest can be read. The first ones can while an accelerator's KV is still on its way down, so that one
+chunk is sent while the next is packed.
 """
 
 from __future__ import annotations
@@ -47,6 +47,17 @@ def slots_in(size: int, record_bytes: int) -> int:
     return slots
 
 
+def joined(runs: Sequence[Run]) -> list[Run]:
+    """The same slots in as few runs as can be."""
+    found: list[Run] = []
+    for first, count in runs:
+        if found and sum(found[-1]) == first:
+            found[-1] = found[-1][0], found[-1][1] + count
+        else:
+            found.append((first, count))
+    return found
+
+
 def are_inside(runs: Sequence[Run], memory: Bytes, offset: int, record_bytes: int) -> bool:
     """Whether these slots can lie in that memory, whose records begin at `offset`."""
     last = max((first + count for first, count in runs), default=0)
@@ -70,10 +81,10 @@ class View:
         self._offset = offset
         self._record_bytes = record_bytes
         self._headers: Digests = memory[:offset].view(np.uint64).reshape(-1, _WORDS)
-        self._slots: npt.NDArray[np.int64] = np.concatenate(
-            [np.arange(first, first + count) for first, count in runs]
-        )
-        self._ends = np.cumsum([count for _, count in runs]).tolist()  # of the runs, in blocks
+        firsts, counts = np.array(runs, np.int64).T
+        ends = np.cumsum(counts)
+        self._slots: npt.NDArray[np.int64] = np.repeat(firsts - ends + counts, counts) + np.arange(ends[-1])
+        self._ends: list[int] = ends.tolist()  # of the runs, in blocks
 
     @property
     def num_blocks(self) -> int:
@@ -127,16 +138,16 @@ class View:
 
     def digests(self, first: int, stop: int) -> Digests:
         """Of blocks `first` to `stop`: [stop - first], a copy."""
-        return self._headers[self._slots[first:stop], _DIGEST]
+        found: Digests = self._headers[self._slots[first:stop], _DIGEST]
+        return found
 
     # ---- records
 
     def pieces(self, first: int, stop: int, most: int) -> Iterator[tuple[int, int]]:
-        """Blocks `first` to `stop` in parts of at most `most`, each of whose records are one piece of memory."""
+        """Blocks `first` to `stop` in parts of at most `most`, the records of each one piece of memory."""
         for end in self._ends:
-            end = min(end, stop)
-            while first < end:
-                last = min(first + most, end)
+            while first < min(end, stop):
+                last = min(first + most, end, stop)
                 yield first, last
                 first = last
 

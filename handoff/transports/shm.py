@@ -43,13 +43,14 @@ class SharedMemory(Transport):
         view = View(segment, shard.offset, pull.record_bytes, runs)
         if stop > view.num_blocks:
             raise TransportFailed(f"{pull.what}: {stop} records are needed, {view.num_blocks} are there")
+        self._check_ticket(pull, view, ticket, pull.first_block, stop)  # before anything is loaded
         for first, last in view.pieces(pull.first_block, stop, pull.records_a_chunk):
 
             def check(first: int = first, last: int = last) -> None:
                 pull.check_time()
                 self._check_ticket(pull, view, ticket, first, last)
 
-            check()
+            pull.check_time()
             view.wait(first, last, pull.what, check)
             yield Records(first, view.records(first, last), view.digests(first, last))
             self._check_ticket(pull, view, ticket, first, last)

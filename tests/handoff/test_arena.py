@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -61,7 +62,9 @@ def test_what_is_free_can_be_used_whatever_came_before(steps: list[tuple[int, in
         for place in held:
             made.free(place)
         step = made._step
-        assert made._holes._runs == [(at, min(step, 200 - at)) for at in range(0, 200, step)]  # grown together
+        assert made._holes._runs == [
+            (at, min(step, 200 - at)) for at in range(0, 200, step)
+        ]  # grown together
 
 
 def test_a_large_save_fits_after_a_burst_of_small_ones() -> None:
@@ -110,7 +113,7 @@ def test_what_is_brought_in_are_whole_pages_one_after_the_other(record: int) -> 
     try:
         made.allocate(made.slots)
         assert all(at % PAGE == size % PAGE == 0 for at, size in pinned)
-        assert all(at + size == after for (at, size), (after, _) in zip(pinned, pinned[1:], strict=False))
+        assert all(at + size == after for (at, size), (after, _) in itertools.pairwise(pinned))
         assert 3 << 20 < sum(size for _, size in pinned) <= 4 << 20
     finally:
         made.close()
@@ -120,7 +123,9 @@ def test_the_bound_is_kept_and_the_error_says_what_to_do() -> None:
     with arena(32, record_bytes=4096) as made:
         for _ in range(2):
             made.allocate(16)
-        with pytest.raises(StagingFull, match=r"32 of 32, each of 4096 bytes, wait .*raise handoff.staging_mib"):
+        with pytest.raises(
+            StagingFull, match=r"32 of 32, each of 4096 bytes, wait .*raise handoff.staging_mib"
+        ):
             made.allocate(1)
 
 
