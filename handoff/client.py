@@ -1,4 +1,4 @@
-"""Talking to ranks' Handoff services: one channel an address, releases, what is staged."""
+"""Talking to ranks' Handoff services: one channel an address, releases, renewals, what is staged."""
 
 from __future__ import annotations
 
@@ -67,6 +67,33 @@ class HandoffClient:
         """The same without waiting, for all shards or some."""
         for call in self._start_release(manifest, shards or manifest.shards, confirmed, CALL_TIMEOUT_S):
             call.add_done_callback(_note)
+
+    def renew(
+        self, manifests: Iterable[pb.Manifest], timeout_s: float = CALL_TIMEOUT_S
+    ) -> set[tuple[str, int]]:
+        """Begin the leases of these anew, in one call a rank. Returns those that a rank still holds, each as
+        (request id, epoch).
+
+        A rank that does not answer counts as one that holds all that was asked of it: it may.
+        """
+        asked: dict[str, list[pb.Held]] = {}
+        for manifest in manifests:
+            for shard in manifest.shards:
+                held = pb.Held(request_id=manifest.request_id, epoch=manifest.epoch)
+                asked.setdefault(shard.address, []).append(held)
+        calls = [
+            (keys, self._stub(address).Renew.future(pb.RenewRequest(handoffs=keys), timeout=timeout_s))
+            for address, keys in asked.items()
+        ]
+        found: set[tuple[str, int]] = set()
+        for keys, call in calls:
+            try:
+                gone = {(one.request_id, one.epoch) for one in call.result().gone}
+            except grpc.RpcError as error:
+                logger.warning("leases were not renewed: %s: %s", error.code().name, error.details())
+                gone = set()
+            found |= {(one.request_id, one.epoch) for one in keys} - gone
+        return found
 
     def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> tuple[int, int]:
         """Saved prompts that wait to be pulled, and their bytes over all ranks. Raises TransportFailed."""

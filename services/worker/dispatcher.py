@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
@@ -106,6 +107,19 @@ class Dispatcher:
         """End every router's stream."""
         for session in self._sessions.values():
             session.end()
+
+    async def renew_leases(self, every_s: float) -> None:
+        """Until cancelled: what was saved for a router stays for as long as it is there and wants it.
+
+        It waits in a queue on the other side, which may be longer than any lease.
+        """
+        while True:
+            await asyncio.sleep(every_s)
+            if asked := self._attempts.to_renew():
+                began = time.monotonic()
+                manifests = [one.manifest for one in asked]
+                held = await asyncio.to_thread(self._handoffs.renew, manifests, every_s)
+                self._attempts.renewed(asked, held, began)
 
     def close(self) -> None:
         """Let go of connections. Nothing may be called after it."""

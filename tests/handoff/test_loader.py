@@ -218,6 +218,22 @@ def test_a_stuck_pull_ends_in_time_and_is_reported_once(pair: Pair, how: str, ev
     assert pair.loader.take_finished() == []
 
 
+def test_a_pulls_time_runs_from_its_begin(pair: Pair) -> None:
+    """Two go on at once: what waits behind others loses nothing of its own time."""
+    pair.loader._pull_timeout_s, pair.mock.faults.delay_s, count = 1.0, 0.1, 8
+    for number in range(count):
+        manifest = pair.source.save(f"r{number}", 310, random_blocks(CACHE_BLOCKS, 10))
+        pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=f"r{number}")
+    done: list[ShardLoad] = []
+    deadline = time.monotonic() + 20
+    while len(done) < count and time.monotonic() < deadline:
+        done += pair.loader.take_finished()
+        time.sleep(0.01)
+    assert [str(one.problem) for one in done if one.problem is not None] == []
+    assert len(done) == count
+    assert max(one.costs.wait_ms for one in done) > 1000
+
+
 def test_an_unexpected_failure_is_reported_too(pair: Pair) -> None:
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     pair.mock.faults.delay_s = "long"  # type: ignore[assignment]
