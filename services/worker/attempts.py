@@ -21,8 +21,8 @@ from baton.services.worker.errors import RequestRefused
 # What is late by more was stopped by its own deadline.
 KEEP_S = 60.0
 ENDED_LIMIT = 65_536
-# Seconds for which a handoff's lease is renewed: as long as a router's request may take, if it is told nothing
-# else. Whose release was lost goes then.
+# Seconds for which a handoff's lease is renewed: as long as a router's request may take, unless it was told
+# otherwise. What was pulled and whose release was lost goes then.
 RENEWED_S = 600.0
 
 

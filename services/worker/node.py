@@ -186,11 +186,17 @@ class Node:
         deadline = began + self._settings.worker.drain_timeout_s
         logger.info("draining: %d requests, %d handoffs to be pulled", dispatcher.requests, self._pinned[0])
         while time.monotonic() < deadline and not dispatcher.failed.done():
-            if dispatcher.idle and (await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S))[0] == 0:
+            if dispatcher.idle and await self._nothing_staged(host):
                 logger.info("drained in %.1f s", time.monotonic() - began)
                 return
             await asyncio.sleep(POLL_S)
         logger.warning("the drain's time is up: %d requests handed back", dispatcher.abort_all())
+
+    @staticmethod
+    async def _nothing_staged(host: EngineHost) -> bool:
+        """False also where it is not known: what cannot be asked may hold something."""
+        staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
+        return staged is not None and staged[0] == 0
 
     async def _flush(self, dispatcher: Dispatcher) -> None:
         deadline = time.monotonic() + FLUSH_S
@@ -200,7 +206,7 @@ class Node:
     async def _watch_pinned(self, host: EngineHost) -> None:
         """Ask the ranks what waits to be pulled, as often as it is reported."""
         while True:
-            self._pinned = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
+            self._pinned = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S) or self._pinned
             await asyncio.sleep(self._settings.scheduler.heartbeat_s)
 
     async def _watch_steps(self, host: EngineHost, dispatcher: Dispatcher) -> None:

@@ -156,8 +156,8 @@ class EngineHost:
         """What the hash is made of, in words."""
         return dict(self._connector.facts) if self._connector is not None else {}
 
-    def staged(self, timeout_s: float) -> tuple[int, int]:
-        """Saved prompts that wait to be pulled, and their bytes; (0, 0) when a rank does not answer in time.
+    def staged(self, timeout_s: float) -> tuple[int, int] | None:
+        """Saved prompts that wait to be pulled, and their bytes; None when a rank does not answer in time.
 
         Waits for the ranks, so not in the loop's thread.
         """
@@ -167,7 +167,7 @@ class EngineHost:
             handoffs, size = self._connector.staged(timeout_s)
         except HandoffError as error:
             logger.warning("%s", error)
-            return 0, 0
+            return None
         return int(handoffs), int(size)
 
     def _run(self) -> None:
