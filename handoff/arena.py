@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from baton.handoff import segments
 from baton.handoff.errors import HandoffError, StagingFull
 from baton.handoff.segments import PAGE, Bytes, Segment
-from baton.handoff.views import Run, View, records_at, slots_in
+from baton.handoff.views import Run, View, bytes_for, records_at, slots_in
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Arena:
         if not self._slots:
             raise HandoffError(
                 f"handoff.staging_mib is {bound / 2**20:g}, but the KV of one block takes"
-                f" {(record_bytes + 2 * PAGE) / 2**20:.3g} MiB: raise it"
+                f" {bytes_for(1, record_bytes) / 2**20:.3g} MiB: raise it"
             )
         self._offset = records_at(self._slots)
         unit = PAGE // math.gcd(PAGE, record_bytes)  # so many records end with a page
@@ -192,8 +192,8 @@ class Arena:
         stop = -(-stop // PAGE) * PAGE
         try:
             if self._segment is None:
-                end = self._offset + self._slots * self.record_bytes
-                self._segment = self._create(-(-end // PAGE) * PAGE, self._offset)
+                size = bytes_for(self._slots, self.record_bytes)
+                self._segment = self._create(-(-size // PAGE) * PAGE, self._offset)
             self._segment.grow(start, stop)
         except OSError as error:
             held = first * self.record_bytes

@@ -39,10 +39,15 @@ def records_at(slots: int) -> int:
     return -(-slots * HEADER_BYTES // PAGE) * PAGE
 
 
+def bytes_for(slots: int, record_bytes: int) -> int:
+    """What so many slots take, headers and all."""
+    return records_at(slots) + slots * record_bytes
+
+
 def slots_in(size: int, record_bytes: int) -> int:
     """So many fit in `size` bytes, headers and all."""
     slots = size // (record_bytes + HEADER_BYTES)
-    while slots and records_at(slots) + slots * record_bytes > size:
+    while slots and bytes_for(slots, record_bytes) > size:
         slots -= 1
     return slots
 

@@ -4,31 +4,34 @@ Leans on the order in which vLLM's model runners call a connector in one step (V
 with, V2): bind_connector_metadata, forward, wait_for_save, get_transfer_results,
 build_connector_worker_meta; with speculation on V1 wait_for_save comes last, after the drafter.
 `StepResults` of a step is therefore one object that wait_for_save may still add to after vLLM has taken it;
-vLLM hands it on only when the step is over.
+vLLM hands it on only when the step is over. And on VllmConfig.model_config.max_model_len.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 from baton.addresses import join
-from baton.handoff import segments, vllm_facts
+from baton.handoff import segments, sizing, vllm_facts
 from baton.handoff.arena import Arena
 from baton.handoff.cache import BlockCache, block_cache
 from baton.handoff.client import HandoffClient
 from baton.handoff.compatibility import compatibility_hash, in_words
-from baton.handoff.config import HandoffConfig
+from baton.handoff.config import MIB, HandoffConfig
 from baton.handoff.loader import Loader
-from baton.handoff.manifest import Puller
+from baton.handoff.manifest import Puller, num_blocks
 from baton.handoff.saver import Origin, Saver
 from baton.handoff.service import HandoffService
 from baton.handoff.staging import Staging
 from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
 from baton.rpc import host_id
+
+logger = logging.getLogger(__name__)
 
 
 class WorkerSide:
@@ -58,8 +61,8 @@ class WorkerSide:
         self._rank = rank
         self._client = HandoffClient()
         segments.remove_stale()
-        arena = Arena(config.staging_bytes, cache.record_bytes, pin=cache.pin)
-        self.staging = Staging(arena, config.lease_s)
+        longest = num_blocks(vllm_config.model_config.max_model_len, found.block_size)
+        self.staging = self._make_staging(config, cache, kv_cache_config.num_blocks, longest)
         listen = join(config.host, config.port_of(rank))
         self._service = HandoffService(self.staging, rank, listen, config.chunk_bytes, config.published_host)
         self._origin = Origin(
@@ -71,6 +74,16 @@ class WorkerSide:
         atexit.register(
             self.close
         )  # segments have names: they would outlive a process that forgot to shut down
+
+    @staticmethod
+    def _make_staging(config: HandoffConfig, cache: BlockCache, blocks: int, longest: int) -> Staging:
+        """blocks: of the cache, and of the longest prompt."""
+        if config.staging_mib is None:
+            room = sizing.room(cache.record_bytes, blocks, longest, sizing.free_bytes())
+        else:
+            room = sizing.Room(config.staging_mib * MIB, "handoff.staging_mib")
+        logger.info("staging: %s", room)
+        return Staging(Arena(room.bytes, cache.record_bytes, pin=cache.pin), config.lease_s)
 
     def _make_loader(self, config: HandoffConfig, cache: BlockCache, block_size: int) -> Loader:
         puller = Puller(

@@ -228,7 +228,12 @@ class HandoffSettings(_Section):
         description="TCP port on which KV is served; rank r of a tensor-parallel worker takes port + r. 0 "
         "takes free ones.",
     )
-    staging_mib: int = Field(512, ge=1, description="Saved KV that may wait to be pulled, MiB a rank.")
+    staging_mib: int | None = Field(
+        None,
+        ge=1,
+        description="Saved KV that may wait to be pulled, MiB a rank. If unset, half of its KV cache, or one "
+        "prompt of max_model_len where that is more, but at most a quarter of what /dev/shm has free.",
+    )
     lease_s: Seconds = Field(30.0, description="Saved KV is kept this long for the decode worker.")
     pull_timeout_s: Seconds = Field(20.0, description="Deadline of one pull.")
     chunk_mib: int = Field(

@@ -130,7 +130,7 @@ def test_the_bound_is_kept_and_the_error_says_what_to_do() -> None:
 
 
 def test_a_bound_below_one_block_is_an_error_that_names_its_key() -> None:
-    with pytest.raises(HandoffError, match=r"handoff\.staging_mib is 1, but the KV of one block takes 2\.0"):
+    with pytest.raises(HandoffError, match=r"handoff\.staging_mib is 1, but the KV of one block takes 2 MiB"):
         Arena(1 << 20, 2 << 20)
 
 

@@ -32,6 +32,7 @@ async def test_a_ready_worker_is_registered_with_what_it_can_do(workers: Fleet, 
     assert status.identity.role == scheduler_pb2.ROLE_MIXED
     assert (status.identity.capacity.num_blocks, status.identity.capacity.max_model_len) == (4096, 1024)
     assert len(status.identity.model_fingerprint) == 64
+    assert "staging: 64 MiB of shared memory for saved KV (half of the KV cache)" in mixed.text
 
 
 async def test_it_reports_its_load(workers: Fleet, mixed: Worker) -> None:
