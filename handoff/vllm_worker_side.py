@@ -71,6 +71,7 @@ class WorkerSide:
         self._saver = Saver(cache, self.staging, self._origin)
         self.loader = self._make_loader(config, cache, found.block_size)
         self._results = StepResults()
+        self._told_room = (0, 0)
         atexit.register(
             self.close
         )  # segments have names: they would outlive a process that forgot to shut down
@@ -116,6 +117,7 @@ class WorkerSide:
 
     def save(self, jobs: StepJobs) -> None:
         self._results.saves += [self._saver.save(job) for job in jobs.saves]
+        self._tell_room()
 
     def transfer_results(self) -> KVConnectorTransferResults:
         """Loads that ended; failed ones are in both sets."""
@@ -128,7 +130,15 @@ class WorkerSide:
 
     def results(self, jobs: StepJobs) -> StepResults | None:
         """This step's, possibly still to be added to."""
-        return self._results if jobs.saves or self._results.saves or self._results.loads else None
+        self._tell_room()
+        found = self._results
+        return found if jobs.saves or found.saves or found.loads or found.staging else None
+
+    def _tell_room(self) -> None:
+        """Where it is another than last told."""
+        room = self.staging.free_blocks, self.staging.capacity
+        if room != self._told_room:
+            self._told_room = self._results.staging[self._rank] = room
 
     def close(self) -> None:
         """Idempotent."""

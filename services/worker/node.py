@@ -206,7 +206,9 @@ class Node:
     async def _watch_pinned(self, host: EngineHost) -> None:
         """Ask the ranks what waits to be pulled, as often as it is reported."""
         while True:
-            self._pinned = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S) or self._pinned
+            staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
+            if staged is not None:
+                self._pinned = staged
             await asyncio.sleep(self._settings.scheduler.heartbeat_s)
 
     async def _watch_steps(self, host: EngineHost, dispatcher: Dispatcher) -> None:
