@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import grpc
 
 from baton.handoff.errors import TransportFailed
+from baton.handoff.reports import Staged
 from baton.protos import handoff_pb2 as pb
 from baton.protos.handoff_pb2_grpc import HandoffStub
 from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS
@@ -89,14 +90,14 @@ class HandoffClient:
         for keys, call in calls:
             try:
                 gone = {(one.request_id, one.epoch) for one in call.result().gone}
-            except grpc.RpcError as error:
-                logger.warning("leases were not renewed: %s: %s", error.code().name, error.details())
+            except (grpc.RpcError, grpc.FutureCancelledError) as error:
+                logger.warning("leases were not renewed: %s", error)
                 gone = set()
             found |= {(one.request_id, one.epoch) for one in keys} - gone
         return found
 
-    def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> tuple[int, int]:
-        """Saved prompts that wait to be pulled, and their bytes over all ranks. Raises TransportFailed."""
+    def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> Staged:
+        """What these ranks hold. Raises TransportFailed."""
         calls = [
             self._stub(address).Staged.future(pb.StagedRequest(), timeout=timeout_s) for address in addresses
         ]
@@ -107,7 +108,11 @@ class HandoffClient:
                 f"no answer from the Handoff services at {', '.join(addresses)}: {error.code().name}: "
                 f"{error.details()}"
             ) from None
-        return max((reply.handoffs for reply in replies), default=0), sum(reply.bytes for reply in replies)
+        return Staged(
+            handoffs=max((reply.handoffs for reply in replies), default=0),
+            bytes=sum(reply.bytes for reply in replies),
+            capacity=sum(reply.capacity for reply in replies),
+        )
 
     def close(self) -> None:
         self.channels.close()

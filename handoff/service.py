@@ -132,7 +132,7 @@ class HandoffService:
     def _staged(self, request: pb.StagedRequest, context: grpc.ServicerContext) -> pb.StagedReply:
         del request, context
         handoffs, size = self._staging.held()
-        return pb.StagedReply(handoffs=handoffs, bytes=size)
+        return pb.StagedReply(handoffs=handoffs, bytes=size, capacity=self._staging.capacity_bytes)
 
 
 def _check(context: grpc.ServicerContext) -> None:

@@ -201,6 +201,11 @@ class Staging:
         """Blocks for which there would be room if nothing were saved."""
         return self._arena.slots
 
+    @property
+    def capacity_bytes(self) -> int:
+        """Of these blocks."""
+        return self._arena.slots * self._arena.record_bytes
+
     def held(self) -> tuple[int, int]:
         """Saved prompts under a lease, and their bytes."""
         with self._changed:

@@ -23,7 +23,7 @@ from baton.handoff.errors import CompatibilityMismatch, StagingFull
 from baton.handoff.loader import Key, LoadJob
 from baton.handoff.manifest import is_of, num_blocks, seal
 from baton.handoff.params import LoadWish, SaveWish
-from baton.handoff.reports import Costs, Loaded, Problem, Reports, Saved, ShardLoad, ShardSave
+from baton.handoff.reports import Costs, Loaded, Problem, Reports, Saved, ShardLoad, ShardSave, Staged
 from baton.handoff.room import Room
 from baton.handoff.saver import SaveJob
 from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
@@ -95,7 +95,7 @@ class SchedulerSide:
         self._saved, self._loaded = [], []
         return reports
 
-    def staged(self, timeout_s: float) -> tuple[int, int]:
+    def staged(self, timeout_s: float) -> Staged:
         return self._client.staged(self.addresses, timeout_s)
 
     # ---- for vLLM's scheduler

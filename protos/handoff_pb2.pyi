@@ -152,9 +152,11 @@ class StagedRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StagedReply(_message.Message):
-    __slots__ = ("handoffs", "bytes")
+    __slots__ = ("handoffs", "bytes", "capacity")
     HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
     handoffs: int
     bytes: int
-    def __init__(self, handoffs: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    capacity: int
+    def __init__(self, handoffs: _Optional[int] = ..., bytes: _Optional[int] = ..., capacity: _Optional[int] = ...) -> None: ...

@@ -141,6 +141,7 @@ class PolicySettings(_Section):
     pair_filters: list[str] = ["compatible"]
     scorers: dict[str, Annotated[float, Field(gt=0)]] = {
         "queued_prompt_tokens": 1.0,
+        "staging_room": 1.0,
         "running_requests": 1.0,
         "free_blocks": 1.0,
     }

@@ -18,6 +18,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton import addresses
+from baton.handoff.reports import Staged
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import SERVER_OPTIONS, host_id
 from baton.scheduler.client import SchedulerClient
@@ -74,7 +75,7 @@ class Node:
         self._dispatcher: Dispatcher | None = None
         self._drafting: Drafting | None = None
         self._kv_host = ""  # under which others find what is pinned
-        self._pinned = (0, 0)  # handoffs, bytes
+        self._staged = Staged()  # as last known
 
     async def run(self) -> int:
         """Returns the status to leave with; the engine's thread may still be there, if it was loading.
@@ -141,7 +142,7 @@ class Node:
                 logger.info("told to end while the engine loaded")
                 return 0
             metrics.set_blocks(info.free_blocks)
-            metrics.ask_pinned(lambda: host.staged(STAGED_TIMEOUT_S))
+            metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
             dispatcher.open(info)
             mine.capacity.CopyFrom(self._capacity(info, host))  # for Hello
             await session.ready(mine.capacity)
@@ -184,7 +185,9 @@ class Node:
         """Let requests end and handoffs be pulled, for as long as the settings allow."""
         began = time.monotonic()
         deadline = began + self._settings.worker.drain_timeout_s
-        logger.info("draining: %d requests, %d handoffs to be pulled", dispatcher.requests, self._pinned[0])
+        logger.info(
+            "draining: %d requests, %d handoffs to be pulled", dispatcher.requests, self._staged.handoffs
+        )
         while time.monotonic() < deadline and not dispatcher.failed.done():
             if dispatcher.idle and await self._nothing_staged(host):
                 logger.info("drained in %.1f s", time.monotonic() - began)
@@ -196,7 +199,7 @@ class Node:
     async def _nothing_staged(host: EngineHost) -> bool:
         """False also where it is not known: what cannot be asked may hold something."""
         staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
-        return staged is not None and staged[0] == 0
+        return staged is not None and staged.handoffs == 0
 
     async def _flush(self, dispatcher: Dispatcher) -> None:
         deadline = time.monotonic() + FLUSH_S
@@ -208,7 +211,7 @@ class Node:
         while True:
             staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
             if staged is not None:
-                self._pinned = staged
+                self._staged = staged
             await asyncio.sleep(self._settings.scheduler.heartbeat_s)
 
     async def _watch_steps(self, host: EngineHost, dispatcher: Dispatcher) -> None:
@@ -322,8 +325,9 @@ class Node:
             free_blocks=load.free_blocks,
             deferred=load.deferred,
             counts=self._dispatcher.counts.message(),
-            pinned_handoffs=self._pinned[0],
-            pinned_bytes=self._pinned[1],
+            pinned_handoffs=self._staged.handoffs,
+            pinned_bytes=self._staged.bytes,
+            staging_bytes=self._staged.capacity,
             drafting=self._drafting.report() if self._drafting is not None and self._role.writes else None,
         )
 

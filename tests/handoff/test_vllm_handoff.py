@@ -92,7 +92,8 @@ def read(reader: EngineProcess, request_id: str, prompt: list[int]) -> Manifest:
 
 
 def held(engine: Engine) -> tuple[int, int]:
-    return engine.connector.staged()
+    staged = engine.connector.staged()
+    return staged.handoffs, staged.bytes
 
 
 def until_nothing_is_held(engine: EngineProcess) -> None:
