@@ -71,7 +71,7 @@ class Shape:
 def source(connection: Connection, shape: Shape) -> None:
     """The prefill worker's side, in a process of its own: saves on request."""
     cache = shape.cache(shape.tensors(1), shape.wire)
-    staging = Staging(Arena(512 * MIB), lease_s=60)
+    staging = Staging(Arena(512 * MIB, cache.record_bytes), lease_s=60)
     service = HandoffService(staging, 0, "127.0.0.1:0", shape.chunk_mib * MIB)
     saver = Saver(cache, staging, Origin(0, service.address, host_id(), shares_memory=True))
     connection.send(None)

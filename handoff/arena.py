@@ -1,92 +1,122 @@
-"""Room in shared memory: segments created ahead of need, handed out in pieces, bounded.
+"""Room in shared memory for records: slots of one size, handed out in any number, bounded.
 
-`Arena` is safe to call from any thread. First fit over sorted holes: the pieces are few (one a saved
-prompt) and live for about as long as one pull, so fragmentation stays small.
+`Arena` is safe to call from any thread. One segment, whose pages are brought in step by step, ahead of need.
+A save takes the slots that are free, wherever they are: in one run where there is one that is long enough,
+else in few.
 """
 
 from __future__ import annotations
 
 import bisect
 import logging
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton.handoff import segments
-from baton.handoff.errors import StagingFull
-from baton.handoff.segments import Bytes, Segment
+from baton.handoff.errors import HandoffError, StagingFull
+from baton.handoff.segments import PAGE, Bytes, Segment
+from baton.handoff.views import Run, View, bytes_for, records_at, slots_in
 
 logger = logging.getLogger(__name__)
 
-ALIGNMENT = 64  # bytes; a cache line
-SEGMENT_BYTES = 64 << 20
+STEP_BYTES = 64 << 20
 
 
-def align(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+class _Holes:
+    """Free slots. Invariant: the runs are sorted, apart from each other, and none goes beyond a step's end:
+    what was made known to an accelerator piece by piece is not copied across two of them.
+    """
 
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._runs: list[Run] = []
+        self.slots = 0
 
-@dataclass
-class _Pool:
-    """A segment and its holes. Invariant: they are sorted, apart from each other, and inside the segment."""
+    def take(self, count: int) -> tuple[Run, ...]:
+        """So many, which must be there."""
+        self.slots -= count
+        for i, (first, size) in enumerate(self._runs):
+            if size >= count:
+                self._runs[i : i + 1] = [(first + count, size - count)] if size > count else []
+                return ((first, count),)
+        taken = []
+        for first, size in sorted(self._runs, key=lambda run: -run[1]):  # the longest first: few runs
+            part = min(size, count)
+            taken.append((first, part))
+            count -= part
+            if not count:
+                break
+        left = dict(self._runs)
+        for first, part in taken:
+            size = left.pop(first)
+            if size > part:
+                left[first + part] = size - part
+        self._runs = sorted(left.items())
+        return tuple(sorted(taken))
 
-    segment: Segment
-    holes: list[tuple[int, int]] = field(default_factory=list)  # (offset, size)
-
-    @property
-    def size(self) -> int:
-        return len(self.segment.data)
-
-    def take(self, size: int) -> int | None:
-        for i, (offset, hole) in enumerate(self.holes):
-            if hole >= size:
-                self.holes[i : i + 1] = [(offset + size, hole - size)] if hole > size else []
-                return offset
-        return None
-
-    def give(self, offset: int, size: int) -> None:
-        i = bisect.bisect(self.holes, (offset, 0))
-        start, stop, first, last = offset, offset + size, i, i
-        if i > 0 and sum(self.holes[i - 1]) == start:
-            start, first = self.holes[i - 1][0], i - 1
-        if i < len(self.holes) and self.holes[i][0] == stop:
-            stop, last = sum(self.holes[i]), i + 1
-        self.holes[first:last] = [(start, stop - start)]
+    def give(self, first: int, count: int) -> None:
+        self.slots += count
+        stop = first + count
+        i = j = bisect.bisect(self._runs, (first, 0))
+        if i > 0 and first % self._step and sum(self._runs[i - 1]) == first:
+            i -= 1
+            first = self._runs[i][0]
+        if j < len(self._runs) and stop % self._step and self._runs[j][0] == stop:
+            stop = sum(self._runs[j])
+            j += 1
+        self._runs[i:j] = [(first, stop - first)]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A piece of a segment; given back once, with `Arena.free`."""
+    """Slots of a segment; given back once, with `Arena.free`."""
 
-    pool: _Pool = field(repr=False)
-    offset: int
-    size: int
+    memory: Segment = field(repr=False)
+    offset: int  # of the segment's first record
+    record_bytes: int
+    runs: tuple[Run, ...]
 
     @property
     def segment(self) -> str:
-        return self.pool.segment.name
+        return self.memory.name
 
-    @property
-    def data(self) -> Bytes:
-        """[size] uint8, writable."""
-        return self.pool.segment.data[self.offset : self.offset + self.size]
+    def view(self) -> View:
+        return View(self.memory.data, self.offset, self.record_bytes, self.runs)
 
 
 class Arena:
-    """At most `bound` bytes in segments of `segment_bytes` (or of one piece, where that is larger)."""
+    """Slots of `record_bytes` and a header, in at most `bound` bytes."""
 
     def __init__(
         self,
         bound: int,
-        segment_bytes: int = SEGMENT_BYTES,
-        create: Callable[[int], Segment] = segments.create,
+        record_bytes: int,
+        step_bytes: int = STEP_BYTES,
+        *,
+        pin: Callable[[Bytes], None] | None = None,
+        create: Callable[[int, int], Segment] = segments.create,
     ) -> None:
-        self._bound = bound
-        self._segment_bytes = min(segment_bytes, bound)
+        """pin: is told of memory when it can be used. Raises HandoffError for a bound below one slot."""
+        self.record_bytes = record_bytes
+        self._slots = slots_in(bound, record_bytes)
+        if not self._slots:
+            raise HandoffError(
+                f"handoff.staging_mib is {bound / 2**20:g}, but the KV of one block takes"
+                f" {bytes_for(1, record_bytes) / 2**20:.3g} MiB: raise it"
+            )
+        self._offset = records_at(self._slots)
+        unit = PAGE // math.gcd(PAGE, record_bytes)  # so many records end with a page
+        self._step = max(1, step_bytes // record_bytes // unit) * unit
+        self._ahead = max(1, self._step // 2)
+        self._pin = pin
         self._create = create
-        self._pools: list[_Pool] = []
+        self._segment: Segment | None = None
+        self._grown = 0  # slots whose pages are there
+        self._holes = _Holes(self._step)
         self._lock = threading.Lock()
-        self._growing = threading.Lock()  # held while a segment is being made; taken before _lock
+        self._growing = threading.Lock()  # held while pages are brought in; taken before _lock
         self._low = threading.Event()
         self._closed = False
         self._grower = threading.Thread(target=self._grow_ahead, name="baton-arena", daemon=True)
@@ -94,78 +124,87 @@ class Arena:
         self._grower.start()
 
     @property
-    def capacity(self) -> int:
-        """Bytes in segments, used or not."""
-        with self._lock:
-            return sum(pool.size for pool in self._pools)
+    def slots(self) -> int:
+        """All that there are, or may be."""
+        return self._slots
 
     @property
-    def free_bytes(self) -> int:
-        """Bytes in holes."""
+    def grown(self) -> int:
+        """Slots that are there, used or not."""
+        return self._grown
+
+    @property
+    def free_slots(self) -> int:
+        """So many fit now, in one save or in several."""
         with self._lock:
-            return self._free()
+            return self._holes.slots + self._slots - self._grown
 
-    def allocate(self, size: int) -> Place:
-        """A place of `size` bytes, rounded up to the alignment. Raises StagingFull.
+    def allocate(self, count: int) -> Place:
+        """So many slots. Raises StagingFull, and only where fewer are free.
 
-        Takes microseconds where a segment has room, which the thread that grows ahead sees to; else it
-        makes one.
+        Takes microseconds where the slots are there, which the thread that grows ahead sees to; else it
+        brings them in.
         """
-        size = align(size)
-        place = self._take(size)
+        place = self._take(count)
         if place is None:
             with self._growing:
-                place = self._take(size) or self._take_from_new(size)
+                while (place := self._take(count)) is None and self._grow():
+                    pass
         if place is None:
+            free = self.free_slots
             raise StagingFull(
-                f"no room for {size} bytes of KV: {self.capacity - self.free_bytes} of {self._bound} bytes"
-                " wait to be pulled; raise handoff.staging_mib or add decode workers"
+                f"no room for {count} blocks of KV: {self._slots - free} of {self._slots}, each of"
+                f" {self.record_bytes} bytes, wait to be pulled; raise handoff.staging_mib or add decode"
+                " workers"
             )
         return place
 
     def free(self, place: Place) -> None:
         with self._lock:
-            place.pool.give(place.offset, place.size)
+            for run in place.runs:
+                self._holes.give(*run)
 
     def close(self) -> None:
-        """Remove every segment. Idempotent. Places stay readable as long as somebody holds them."""
+        """Remove the segment. Idempotent. Places stay readable as long as somebody holds them."""
         self._closed = True
         self._low.set()
         self._grower.join(timeout=5)
-        with self._lock:
-            for pool in self._pools:
-                pool.segment.close()
-            self._pools.clear()
+        with self._growing:
+            if self._segment is not None:
+                self._segment.close()
 
-    def _free(self) -> int:
-        return sum(size for pool in self._pools for _, size in pool.holes)
-
-    def _take(self, size: int) -> Place | None:
+    def _take(self, count: int) -> Place | None:
         with self._lock:
-            place = next(
-                (Place(pool, at, size) for pool in self._pools if (at := pool.take(size)) is not None), None
-            )
-            if self._free() < self._segment_bytes // 2:
+            fits = self._segment is not None and count <= self._holes.slots
+            runs = self._holes.take(count) if fits else ()
+            if self._holes.slots < self._ahead:
                 self._low.set()
-            return place
+        if self._segment is None or not fits:
+            return None
+        return Place(self._segment, self._offset, self.record_bytes, runs)
 
-    def _take_from_new(self, size: int) -> Place | None:
-        """Under _growing."""
-        return self._take(size) if self._add_segment(max(size, self._segment_bytes)) else None
-
-    def _add_segment(self, size: int) -> bool:
-        """Under _growing. False: the bound is reached, or /dev/shm is full."""
-        room = self._bound - self.capacity
-        if self._closed or room < size:
+    def _grow(self) -> bool:
+        """By a step, under _growing. False: all is there, or /dev/shm is full."""
+        first, count = self._grown, min(self._step, self._slots - self._grown)
+        if self._closed or not count:
             return False
+        start, stop = (self._offset + slot * self.record_bytes for slot in (first, first + count))
+        stop = -(-stop // PAGE) * PAGE
         try:
-            segment = self._create(size)
+            if self._segment is None:
+                size = bytes_for(self._slots, self.record_bytes)
+                self._segment = self._create(-(-size // PAGE) * PAGE, self._offset)
+            self._segment.grow(start, stop)
         except OSError as error:
-            logger.warning("no more shared memory (%s): staging stays at %d bytes", error, self.capacity)
-            self._bound = self.capacity
+            held = first * self.record_bytes
+            logger.warning("no more shared memory (%s): staging stays at %d bytes", error, held)
+            self._slots = first
             return False
+        if self._pin is not None:
+            self._pin(self._segment.data[start:stop])
         with self._lock:
-            self._pools.append(_Pool(segment, [(0, size)]))
+            self._grown = first + count
+            self._holes.give(first, count)
         return True
 
     def _grow_ahead(self) -> None:
@@ -173,8 +212,5 @@ class Arena:
             self._low.wait()
             self._low.clear()
             with self._growing:
-                if self._closed or self.free_bytes >= self._segment_bytes // 2:
-                    continue
-                self._add_segment(
-                    min(self._segment_bytes, self._bound - self.capacity) or self._segment_bytes
-                )
+                if self._holes.slots < self._ahead:
+                    self._grow()

@@ -103,7 +103,7 @@ class BlockCache(ABC):
 
     @abstractmethod
     def fill(self, block_ids: Sequence[int], fill: Fill) -> None:
-        """Gather cache blocks into fill.records: [len(block_ids), record_bytes], and close it in the end.
+        """Gather cache blocks into the records of fill.view, and close it in the end.
 
         Called on the engine's thread, after the step that wrote the blocks. On return the engine may reuse
         them, by what it then queues; the records may still be on their way.
@@ -223,7 +223,8 @@ class HostBlockCache(BlockCache):
 
     def fill(self, block_ids: Sequence[int], fill: Fill) -> None:
         try:
-            fill.add(self.gather(block_ids, fill.records))
+            for start, stop in fill.view.pieces(0, len(block_ids), len(block_ids)):
+                fill.add(self.gather(block_ids[start:stop], fill.view.records(start, stop)))
         finally:
             fill.close()
 

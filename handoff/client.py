@@ -1,4 +1,4 @@
-"""Talking to ranks' Handoff services: one channel an address, releases, what is staged."""
+"""Talking to ranks' Handoff services: one channel an address, releases, renewals, what is staged."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import grpc
 
 from baton.handoff.errors import TransportFailed
+from baton.handoff.reports import Staged
 from baton.protos import handoff_pb2 as pb
 from baton.protos.handoff_pb2_grpc import HandoffStub
 from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS
@@ -68,8 +69,35 @@ class HandoffClient:
         for call in self._start_release(manifest, shards or manifest.shards, confirmed, CALL_TIMEOUT_S):
             call.add_done_callback(_note)
 
-    def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> tuple[int, int]:
-        """Saved prompts that wait to be pulled, and their bytes over all ranks. Raises TransportFailed."""
+    def renew(
+        self, manifests: Iterable[pb.Manifest], timeout_s: float = CALL_TIMEOUT_S
+    ) -> set[tuple[str, int]]:
+        """Begin the leases of these anew, in one call a rank. Returns those that a rank still holds, each as
+        (request id, epoch).
+
+        A rank that does not answer counts as one that holds all that was asked of it: it may.
+        """
+        asked: dict[str, list[pb.Held]] = {}
+        for manifest in manifests:
+            for shard in manifest.shards:
+                held = pb.Held(request_id=manifest.request_id, epoch=manifest.epoch)
+                asked.setdefault(shard.address, []).append(held)
+        calls = [
+            (keys, self._stub(address).Renew.future(pb.RenewRequest(handoffs=keys), timeout=timeout_s))
+            for address, keys in asked.items()
+        ]
+        found: set[tuple[str, int]] = set()
+        for keys, call in calls:
+            try:
+                gone = {(one.request_id, one.epoch) for one in call.result().gone}
+            except (grpc.RpcError, grpc.FutureCancelledError) as error:
+                logger.warning("leases were not renewed: %s", error)
+                gone = set()
+            found |= {(one.request_id, one.epoch) for one in keys} - gone
+        return found
+
+    def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> Staged:
+        """What these ranks hold. Raises TransportFailed."""
         calls = [
             self._stub(address).Staged.future(pb.StagedRequest(), timeout=timeout_s) for address in addresses
         ]
@@ -80,7 +108,11 @@ class HandoffClient:
                 f"no answer from the Handoff services at {', '.join(addresses)}: {error.code().name}: "
                 f"{error.details()}"
             ) from None
-        return max((reply.handoffs for reply in replies), default=0), sum(reply.bytes for reply in replies)
+        return Staged(
+            handoffs=max((reply.handoffs for reply in replies), default=0),
+            bytes=sum(reply.bytes for reply in replies),
+            capacity=sum(reply.capacity for reply in replies),
+        )
 
     def close(self) -> None:
         self.channels.close()

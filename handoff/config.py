@@ -23,7 +23,7 @@ class HandoffConfig:
     host: str = "127.0.0.1"  # address on which KV is served
     port: int = 0  # of rank 0, the next ones of the others; 0: a free one each
     advertise_host: str = ""  # under which others find it; `host` if empty
-    staging_mib: int = 512  # a rank
+    staging_mib: int | None = None  # a rank; None: see sizing.py
     lease_s: float = 30.0
     pull_timeout_s: float = 20.0
     chunk_mib: int = 4
@@ -46,10 +46,8 @@ class HandoffConfig:
             )
         config = cls(**{**extra, "transports": tuple(extra.get("transports", cls.transports))})
         for name in ("staging_mib", "lease_s", "pull_timeout_s", "chunk_mib"):
-            if getattr(config, name) <= 0:
-                raise HandoffError(
-                    f"kv_connector_extra_config: {name} is {getattr(config, name)}; above 0 is needed"
-                )
+            if (value := getattr(config, name)) is not None and value <= 0:
+                raise HandoffError(f"kv_connector_extra_config: {name} is {value}; above 0 is needed")
         if is_wildcard(config.published_host):
             raise HandoffError(
                 f"kv_connector_extra_config: host is {config.host}, which others cannot dial; give"
@@ -75,10 +73,6 @@ class HandoffConfig:
     def port_of(self, rank: int) -> int:
         """On which the rank's service listens; 0: a free one."""
         return self.port and self.port + rank
-
-    @property
-    def staging_bytes(self) -> int:
-        return self.staging_mib * MIB
 
     @property
     def chunk_bytes(self) -> int:

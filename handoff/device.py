@@ -19,10 +19,10 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -42,6 +42,28 @@ logger = logging.getLogger(__name__)
 SAVE_BYTES, _SAVE_SLOTS = 16 << 20, 8
 # Of a load's: as much as the transports bring at once. One slot of a pull fills while the other one leaves.
 LOAD_BYTES, _LOAD_SLOTS = 4 << 20, 2
+
+
+class _Target(Protocol):
+    """Host memory for records, by the numbers of their blocks, in pieces."""
+
+    def pieces(self, first: int, stop: int, most: int) -> Iterable[tuple[int, int]]: ...
+
+    def records(self, first: int, stop: int) -> Bytes: ...
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """One piece."""
+
+    data: Bytes
+
+    def pieces(self, first: int, stop: int, most: int) -> Iterable[tuple[int, int]]:
+        del most
+        return [(first, stop)]
+
+    def records(self, first: int, stop: int) -> Bytes:
+        return self.data[first:stop]
 
 
 @dataclass
@@ -105,7 +127,7 @@ class DeviceBlockCache(BlockCache):
 
     def fill(self, block_ids: Sequence[int], fill: Fill) -> None:
         try:
-            coming = list(self._send_down(block_ids, fill.records))
+            coming = list(self._send_down(block_ids, fill.view))
             self._thread.submit(_bring, coming, fill)
         except BaseException:
             for each in (self._packing, self._copying):
@@ -114,7 +136,7 @@ class DeviceBlockCache(BlockCache):
             raise
 
     def gather(self, block_ids: Sequence[int], records: Bytes) -> Digests:
-        coming = list(self._send_down(block_ids, records))
+        coming = list(self._send_down(block_ids, _Plain(records)))
         return np.concatenate([_arrived(one) for one in coming] or [np.empty(0, np.uint64)])
 
     def landing(self, what: str, seed: int, after: Mark | None = None) -> Landing:
@@ -132,7 +154,7 @@ class DeviceBlockCache(BlockCache):
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
-    def _send_down(self, block_ids: Sequence[int], records: Bytes) -> Iterator[_Coming]:
+    def _send_down(self, block_ids: Sequence[int], records: _Target) -> Iterator[_Coming]:
         """Queue it all: nothing here waits for the device."""
         count = len(block_ids)
         device = self._table.device
@@ -144,7 +166,6 @@ class DeviceBlockCache(BlockCache):
         with self._packing.use():
             ids = ids_host.to(device, non_blocking=True)
             found = torch.empty(count, dtype=torch.int64, device=device)
-        target = torch.from_numpy(records)
         for start, stop in pieces(count, self._save_chunk):
             slot = self._slots[self._next_slot]
             self._next_slot = (self._next_slot + 1) % len(self._slots)
@@ -155,10 +176,12 @@ class DeviceBlockCache(BlockCache):
                 kv_pack.pack(self._table, ids[start:stop], packed, found[start:stop])
             self._copying.after(self._packing.mark())
             with self._copying.use():
-                target[start:stop].copy_(packed, non_blocking=True)
+                for first, last in records.pieces(start, stop, stop - start):
+                    target = torch.from_numpy(records.records(first, last))
+                    target.copy_(packed[first - start : last - start], non_blocking=True)
                 found_host[start:stop].copy_(found[start:stop], non_blocking=True)
             slot.left = self._copying.mark()
-            yield _Coming(slot.left, found_host[start:stop], (ids_host, ids, found, target))
+            yield _Coming(slot.left, found_host[start:stop], (ids_host, ids, found))
         engine.after(self._packing.mark())
 
 

@@ -53,7 +53,6 @@ class _Progress:
     """What a load has come to; its times are in seconds."""
 
     job: LoadJob
-    deadline: float
     after: Mark | None  # the engine's work that was queued before the blocks were the load's
     cancellation: Cancellation = field(default_factory=Cancellation)
     transport: str = ""
@@ -100,8 +99,8 @@ class Loader:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-pull")
 
     def submit(self, job: LoadJob) -> None:
-        """Begin a load; its deadline runs from now."""
-        progress = _Progress(job, time.monotonic() + self._pull_timeout_s, self._cache.mark())
+        """Queue a load; its deadline runs from its pull's begin."""
+        progress = _Progress(job, self._cache.mark())
         with self._lock:
             self._running[job.key] = progress
         self._pool.submit(self._run, progress)
@@ -178,7 +177,7 @@ class Loader:
             shard=shard,
             first_block=job.first_block,
             num_blocks=len(job.block_ids),
-            deadline=progress.deadline,
+            deadline=time.monotonic() + self._pull_timeout_s,
             chunk_bytes=self._chunk_bytes,
             cancellation=progress.cancellation,
         )

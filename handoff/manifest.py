@@ -12,6 +12,7 @@ from baton.facts import differences
 from baton.handoff import digests
 from baton.handoff.cache import CacheLayer
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
+from baton.handoff.views import Run
 from baton.kernels.kv_pack import AS_IS
 from baton.protos.handoff_pb2 import Layer, Manifest, Shard
 
@@ -100,6 +101,11 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Sh
     return shard
 
 
+def places(shard: Shard) -> list[Run]:
+    """Of its records in shared memory, in the order of the blocks."""
+    return [(run.first, run.count) for run in shard.runs]
+
+
 def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str) -> None:
     blocks = num_blocks(manifest.num_tokens, puller.block_size)
     expected = {
@@ -107,6 +113,10 @@ def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str
         "block_size": (manifest.block_size, puller.block_size),
         "num_blocks": (manifest.num_blocks, blocks),
         "record_bytes": (shard.record_bytes, puller.record_bytes),
+        "blocks in shared memory": (
+            sum(run.count for run in shard.runs) if shard.segment else blocks,
+            blocks,
+        ),
         "layers": (len(manifest.layers), len(puller.layers)),
         "bytes of all layers": (sum(layer.record_bytes for layer in manifest.layers), puller.record_bytes),
     }

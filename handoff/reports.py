@@ -98,6 +98,15 @@ class Loaded:
 
 
 @dataclass(frozen=True)
+class Staged:
+    """What waits on a worker to be pulled. Bytes are those of all ranks."""
+
+    handoffs: int = 0
+    bytes: int = 0
+    capacity: int = 0  # bytes
+
+
+@dataclass(frozen=True)
 class Reports:
     """Since the last time somebody asked."""
 

@@ -9,7 +9,8 @@ from baton.handoff.cache import BlockCache
 from baton.handoff.errors import HandoffError
 from baton.handoff.reports import Problem, ShardSave
 from baton.handoff.staging import Entry, Staging
-from baton.protos.handoff_pb2 import Shard
+from baton.handoff.views import joined
+from baton.protos.handoff_pb2 import Run, Shard
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ class Saver:
             address=self._origin.address,
             host=self._origin.host,
             segment=entry.place.segment if self._origin.shares_memory else "",
-            offset=entry.offset,
+            offset=entry.place.offset,
             record_bytes=entry.record_bytes,
+            runs=[Run(first=first, count=count) for first, count in joined(entry.place.runs)],
         )
         return ShardSave(
             job.request_id,
@@ -66,7 +68,7 @@ class Saver:
 
     def _stage(self, job: SaveJob) -> Entry:
         """From here on it can be pulled, though the last of it may still be on its way from the device."""
-        entry = self._staging.reserve(job.request_id, job.epoch, len(job.block_ids), self._cache.record_bytes)
+        entry = self._staging.reserve(job.request_id, job.epoch, len(job.block_ids))
         try:
             self._cache.fill(job.block_ids, self._staging.filling(entry))
         except BaseException:

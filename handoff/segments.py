@@ -1,6 +1,6 @@
 """Shared memory that outlives nobody: named, mapped by any process of the host, removed with its owner.
 
-Owner: `create`, `Segment.close`; at start `remove_stale`. Reader: `attach`.
+Owner: `create`, `Segment.grow`, `Segment.close`; at start `remove_stale`. Reader: `attach`.
 
 A segment's owner holds a lock on it (flock) for as long as it lives. The kernel drops that lock however the
 owner ends, so a segment whose lock can be taken is a dead owner's: unlike a process id, this also holds
@@ -26,41 +26,61 @@ Bytes = npt.NDArray[np.uint8]
 DIRECTORY = Path("/dev/shm")  # noqa: S108 (where POSIX shared memory lives on Linux)
 _PREFIX = "baton-kv-"
 _NAME = re.compile(rf"{_PREFIX}[0-9]+-[0-9a-f]{{12}}")
-_PAGE = mmap.PAGESIZE
+PAGE = mmap.PAGESIZE
 _TOUCH_BYTES = 4 << 20  # touched at once; between two the thread can be told to stop by its process' end
 
 
 class Segment:
-    """A shared memory segment of this process: `name`, `data` [size] uint8, writable."""
+    """A shared memory segment of this process: `name`, `data` [size] uint8, writable where it was grown."""
 
-    def __init__(self, name: str, memory: mmap.mmap) -> None:
+    def __init__(self, name: str, descriptor: int, size: int) -> None:
         self.name = name
+        memory = mmap.mmap(descriptor, size)  # holds a duplicate of the descriptor, and with it the lock
         self.data: Bytes = np.frombuffer(memory, np.uint8)
-        self._memory = memory  # holds the descriptor, and with it the lock
+        self._descriptor = descriptor
+
+    def grow(self, start: int, stop: int) -> None:
+        """Bring in the pages from `start` to `stop`, both whole pages: they are zeros, and can be used.
+
+        The first touch of a fresh page costs as much as 30 copies of it, so it happens here, not in a save.
+        Raises OSError (ENOSPC) where /dev/shm is too small: it is asked now, for a later write would end in
+        SIGBUS.
+        """
+        os.posix_fallocate(self._descriptor, start, stop - start)
+        for at in range(start, stop, _TOUCH_BYTES):
+            self.data[at : min(at + _TOUCH_BYTES, stop) : PAGE] = 0
 
     def close(self) -> None:
-        """Remove the name; the memory goes when its last reader unmaps it. Idempotent."""
+        """Remove the name; the memory goes when its last reader unmaps it. Idempotent. No `grow` after it."""
         with contextlib.suppress(FileNotFoundError):
             (DIRECTORY / self.name).unlink()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
-def create(size: int) -> Segment:
-    """A segment of `size` bytes, every page present.
+def create(size: int, present: int | None = None) -> Segment:
+    """A segment of `size` bytes; the first `present` of them (all by default) are grown.
 
-    The first touch of a fresh page costs as much as 30 copies of it, so it happens here, not in a save.
-    Raises OSError (ENOSPC) where /dev/shm is too small: it is asked now, for a later write would end in
-    SIGBUS.
+    The others cost nothing until they are. Raises OSError as `Segment.grow` does.
     """
     name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
     descriptor = os.open(DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, size)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        segment = Segment(name, descriptor, size)
+        segment.grow(0, size if present is None else present)
+        _name(descriptor, name)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return segment
+
+
+def _name(descriptor: int, name: str) -> None:
     directory = os.open(DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.posix_fallocate(descriptor, 0, size)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        memory = mmap.mmap(descriptor, size)
-        segment = Segment(name, memory)
-        for start in range(0, size, _TOUCH_BYTES):
-            segment.data[start : start + _TOUCH_BYTES : _PAGE] = 0
         # A directory descriptor makes this linkat(2), which alone follows the link in /proc.
         os.link(
             f"/proc/self/fd/{descriptor}",
@@ -71,8 +91,6 @@ def create(size: int) -> Segment:
         )
     finally:
         os.close(directory)
-        os.close(descriptor)  # the mapping keeps a duplicate of it
-    return segment
 
 
 def attach(name: str) -> Bytes:

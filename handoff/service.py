@@ -1,4 +1,4 @@
-"""A rank's Handoff service: serves what its staging holds, takes releases."""
+"""A rank's Handoff service: serves what its staging holds, takes releases and renewals."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 SERVICE = "baton.handoff.v1.Handoff"
 PULL = "Pull"
 RELEASE = "Release"
+RENEW = "Renew"
 STAGED = "Staged"
 ERROR_KEY = "baton-error"  # trailing metadata: the name of the HandoffError
 _THREADS = 8
@@ -75,6 +76,11 @@ class HandoffService:
                     request_deserializer=pb.ReleaseRequest.FromString,
                     response_serializer=pb.ReleaseReply.SerializeToString,
                 ),
+                RENEW: grpc.unary_unary_rpc_method_handler(
+                    self._renew,
+                    request_deserializer=pb.RenewRequest.FromString,
+                    response_serializer=pb.RenewReply.SerializeToString,
+                ),
                 STAGED: grpc.unary_unary_rpc_method_handler(
                     self._staged,
                     request_deserializer=pb.StagedRequest.FromString,
@@ -98,10 +104,10 @@ class HandoffService:
                         f" {entry.num_blocks} are here"
                     )
                 step = max(1, self._chunk_bytes // entry.record_bytes)
-                for at in range(first, stop, step):
-                    last = min(at + step, stop)
-                    entry.view.wait(last, f"KV of request {request.request_id!r}", lambda: _check(context))
-                    records = entry.view.records(at, last, entry.record_bytes)
+                for at, last in entry.view.pieces(first, stop, step):
+                    what = f"KV of request {request.request_id!r}"
+                    entry.view.wait(at, last, what, lambda: _check(context))
+                    records = entry.view.records(at, last)
                     yield wire.RawChunk(at, records.reshape(-1), entry.view.digests(at, last))
         except HandoffError as error:
             _fail(context, error)
@@ -118,10 +124,15 @@ class HandoffService:
         )
         return pb.ReleaseReply(held=held)
 
+    def _renew(self, request: pb.RenewRequest, context: grpc.ServicerContext) -> pb.RenewReply:
+        del context
+        gone = self._staging.renew((held.request_id, held.epoch) for held in request.handoffs)
+        return pb.RenewReply(gone=[pb.Held(request_id=name, epoch=epoch) for name, epoch in gone])
+
     def _staged(self, request: pb.StagedRequest, context: grpc.ServicerContext) -> pb.StagedReply:
         del request, context
         handoffs, size = self._staging.held()
-        return pb.StagedReply(handoffs=handoffs, bytes=size)
+        return pb.StagedReply(handoffs=handoffs, bytes=size, capacity=self._staging.capacity_bytes)
 
 
 def _check(context: grpc.ServicerContext) -> None:

@@ -1,7 +1,8 @@
 """Saved KV on its way: kept in shared memory under a lease until pulled, given up, or out of time.
 
 A life: `reserve`, `filling` (by a `Fill`, at once or while the lease runs), `publish` (the lease begins),
-then `opened` by pulls, and one end: `release` or expiry. Every method may be called from any thread; a
+then `opened` by pulls, its lease renewed for as long as somebody wants it, and one end: `release` or expiry.
+Every method may be called from any thread; a
 thread of its own ends leases, so they run out with an idle engine as well. How it all lies in memory:
 views.py.
 """
@@ -16,15 +17,14 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from baton.handoff import digests
 from baton.handoff.arena import Arena, Place
 from baton.handoff.digests import Digests
 from baton.handoff.errors import HandoffError, LeaseExpired, StaleEpoch, UnknownHandoff
-from baton.handoff.segments import Bytes
-from baton.handoff.views import View, place_bytes, records_at
+from baton.handoff.views import View
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +34,12 @@ Key = tuple[str, int]  # request id, epoch
 
 @dataclass(eq=False)
 class Entry:
-    """One saved prompt of one rank. Records: [num_blocks, record_bytes] uint8."""
+    """One saved prompt of one rank."""
 
     request_id: str
     epoch: int
     place: Place = field(repr=False)
     num_blocks: int
-    record_bytes: int
     expires_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
     readers: int = 0  # and its Fill
     ended: bool = False
@@ -50,17 +49,12 @@ class Entry:
         return self.request_id, self.epoch
 
     @property
-    def offset(self) -> int:
-        """Of the first record, bytes into the segment."""
-        return self.place.offset + records_at(self.num_blocks)
+    def record_bytes(self) -> int:
+        return self.place.record_bytes
 
     @functools.cached_property
     def view(self) -> View:
-        return View(self.place.data, records_at(self.num_blocks))
-
-    @property
-    def records(self) -> Bytes:
-        return self.view.records(0, self.num_blocks, self.record_bytes)
+        return self.place.view()
 
 
 class Fill:
@@ -73,19 +67,18 @@ class Fill:
         self._staging = staging
         self._entry = entry
         self._seed = digests.seed(*entry.key)
-        self.records = entry.records  # [num_blocks, record_bytes] uint8: to be written
+        self.view = entry.view  # whose records are to be written
         self.whole = 0
 
     def add(self, own: Digests) -> None:
         """The next len(own) records are written. own: their digests without a seed."""
-        view, stop = self._entry.view, self.whole + len(own)
-        view.digests(self.whole, stop)[:] = digests.seeded(own, self._seed, self.whole)
-        self.whole = view.whole = stop
+        self.view.arrived(self.whole, digests.seeded(own, self._seed, self.whole))
+        self.whole += len(own)
 
     def close(self) -> None:
         """No more comes. Readers of an entry that is not whole are told."""
         if self.whole < self._entry.num_blocks:
-            self._entry.view.fail()
+            self.view.fail()
         self._staging.filled(self._entry)
 
 
@@ -115,11 +108,10 @@ class Staging:
         self._reaper = threading.Thread(target=self._reap, name="baton-leases", daemon=True)
         self._reaper.start()
 
-    def reserve(self, request_id: str, epoch: int, num_blocks: int, record_bytes: int) -> Entry:
+    def reserve(self, request_id: str, epoch: int, num_blocks: int) -> Entry:
         """Room for a save, not yet visible to anybody. Raises StagingFull."""
-        place = self._arena.allocate(place_bytes(num_blocks, record_bytes))
-        entry = Entry(request_id, epoch, place, num_blocks, record_bytes)
-        entry.view.ticket = entry.view.whole = 0
+        entry = Entry(request_id, epoch, self._arena.allocate(num_blocks), num_blocks)
+        entry.view.expect()
         return entry
 
     def filling(self, entry: Entry) -> Fill:
@@ -146,7 +138,7 @@ class Staging:
                 raise StaleEpoch(f"save of {_what(*entry.key)}: epoch {known} of that request is saved here")
             if known is not None:
                 self._end(self._entries[entry.request_id, known], StaleEpoch)
-            entry.view.ticket = digests.seed(*entry.key)
+            entry.view.sign(digests.seed(*entry.key))
             entry.expires_at = time.monotonic() + self.lease_s
             self._entries[entry.key] = entry
             self._epochs[entry.request_id] = entry.epoch
@@ -187,6 +179,33 @@ class Staging:
             self._end(entry, UnknownHandoff)
             return True
 
+    def renew(self, keys: Iterable[Key]) -> list[Key]:
+        """Begin these leases anew. Returns what is here no more."""
+        with self._changed:
+            expires_at, gone = time.monotonic() + self.lease_s, []
+            for key in keys:
+                entry = self._entries.get(key)
+                if entry is None:
+                    gone.append(key)
+                else:
+                    entry.expires_at = expires_at
+            return gone
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks for which there is room."""
+        return self._arena.free_slots
+
+    @property
+    def capacity(self) -> int:
+        """Blocks for which there would be room if nothing were saved."""
+        return self._arena.slots
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of these blocks."""
+        return self._arena.slots * self._arena.record_bytes
+
     def held(self) -> tuple[int, int]:
         """Saved prompts under a lease, and their bytes."""
         with self._changed:
@@ -213,7 +232,7 @@ class Staging:
 
     def _abandon(self, entry: Entry) -> None:
         entry.ended = True
-        entry.view.ticket = 0
+        entry.view.sign(0)
         self._free_if_done(entry)
 
     def _free_if_done(self, entry: Entry) -> None:
@@ -236,7 +255,9 @@ class Staging:
                 now = time.monotonic()
                 while self._deadlines and (self._deadlines[0][2].ended or self._deadlines[0][0] <= now):
                     entry = heapq.heappop(self._deadlines)[2]
-                    if not entry.ended:
+                    if not entry.ended and entry.expires_at > now:  # renewed
+                        heapq.heappush(self._deadlines, (entry.expires_at, next(self._order), entry))
+                    elif not entry.ended:
                         logger.info("the lease of %s ran out unpulled", _what(*entry.key))
                         self.counters.expired += 1
                         self._end(entry, LeaseExpired)

@@ -1,102 +1,163 @@
-"""How a save lies in shared memory, as its writer and its readers see it.
+"""How saves lie in shared memory, as their writer and their readers see them.
 
-    ... digest 1, digest 0 | ticket, whole, padding to 64 bytes | record 0, record 1, ...
-                                                                ^ Shard.offset
+    header 0, header 1, ... | padding to a page | record 0, record 1, ...
+                                                ^ Shard.offset
 
-Ticket: a number made of request and epoch, written at publication and wiped before the place is used again. A
-reader in another process that finds it before and after its copy knows that the bytes held still meanwhile
-(the idea of a sequence lock). Whole: so many records, the first ones, and their digests can be read. It grows
-while an accelerator's KV is still on its way down, so that the first chunk is sent while the next is packed.
-The digests stand backwards, so that a reader finds them without knowing how many there are.
+A slot is a header and its record; a save is so many slots, in the order of its blocks. As headers stand
+apart, the records of neighbouring slots are one piece of memory.
+
+A header is its slot's ticket, state and digest. Ticket: a number made of request and epoch, written at
+publication and wiped before the slot is used again. A reader in another process that finds it before and
+after its copy knows that the bytes held still meanwhile (the idea of a sequence lock). State: whether record
+and digest can be read. The first ones can while an accelerator's KV is still on its way down, so that one
+chunk is sent while the next is packed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from baton.handoff.arena import ALIGNMENT, align
 from baton.handoff.digests import Digests
 from baton.handoff.errors import SaveFailed
-from baton.handoff.segments import Bytes
+from baton.handoff.segments import PAGE, Bytes
 
-_WORD = 8
-_FAILED = np.uint64(2**64 - 1)
+HEADER_BYTES = 32
+_WORDS = HEADER_BYTES // 8
+_TICKET, _STATE, _DIGEST = range(3)
+_COMING, _WHOLE, _FAILED = range(3)
 _LOOK_S = 0.0001  # a chunk of 4 MiB is down in about as long
 
-
-def place_bytes(num_blocks: int, record_bytes: int) -> int:
-    """What a save takes."""
-    return records_at(num_blocks) + num_blocks * record_bytes
+Run = tuple[int, int]  # of neighbouring slots: the first one, how many
 
 
-def records_at(num_blocks: int) -> int:
-    """Where in its place the first record begins."""
-    return align(num_blocks * _WORD) + ALIGNMENT
+def records_at(slots: int) -> int:
+    """Where the first record begins, bytes into a segment of so many slots."""
+    return -(-slots * HEADER_BYTES // PAGE) * PAGE
 
 
-def inside(memory: Bytes, offset: int, num_blocks: int, record_bytes: int) -> bool:
-    """Whether a save of so many records, at least, can begin at `offset` of that memory."""
-    aligned = offset % ALIGNMENT == 0 and offset >= records_at(num_blocks)
-    return aligned and offset + num_blocks * record_bytes <= memory.size
+def bytes_for(slots: int, record_bytes: int) -> int:
+    """What so many slots take, headers and all."""
+    return records_at(slots) + slots * record_bytes
+
+
+def slots_in(size: int, record_bytes: int) -> int:
+    """So many fit in `size` bytes, headers and all."""
+    slots = size // (record_bytes + HEADER_BYTES)
+    while slots and bytes_for(slots, record_bytes) > size:
+        slots -= 1
+    return slots
+
+
+def joined(runs: Sequence[Run]) -> list[Run]:
+    """The same slots in as few runs as can be."""
+    found: list[Run] = []
+    for first, count in runs:
+        if found and sum(found[-1]) == first:
+            found[-1] = found[-1][0], found[-1][1] + count
+        else:
+            found.append((first, count))
+    return found
+
+
+def are_inside(runs: Sequence[Run], memory: Bytes, offset: int, record_bytes: int) -> bool:
+    """Whether these slots can lie in that memory, whose records begin at `offset`."""
+    last = max((first + count for first, count in runs), default=0)
+    return (
+        bool(runs)
+        and offset % PAGE == 0
+        and last * HEADER_BYTES <= offset
+        and offset + last * record_bytes <= memory.size
+        and all(count > 0 for _, count in runs)
+    )
 
 
 class View:
-    """Of one save. Reading and writing take no lock: one process writes, each number at once."""
+    """Of one save, by the numbers of its blocks. Reading and writing take no lock: one process writes, each
+    number at once.
+    """
 
-    def __init__(self, memory: Bytes, offset: int) -> None:
-        """memory: a segment or a place in it; offset: of the first record."""
+    def __init__(self, memory: Bytes, offset: int, record_bytes: int, runs: Sequence[Run]) -> None:
+        """memory: a segment; offset: of its first record; runs: of the save's slots."""
         self._memory = memory
         self._offset = offset
-        start = offset - ALIGNMENT
-        self._header: Digests = memory[start : start + 2 * _WORD].view(np.uint64)
+        self._record_bytes = record_bytes
+        self._headers: Digests = memory[:offset].view(np.uint64).reshape(-1, _WORDS)
+        firsts, counts = np.array(runs, np.int64).T
+        ends = np.cumsum(counts)
+        self._slots: npt.NDArray[np.int64] = np.repeat(firsts - ends + counts, counts) + np.arange(ends[-1])
+        self._ends: list[int] = ends.tolist()  # of the runs, in blocks
 
     @property
-    def ticket(self) -> int:
-        return int(self._header[0])
+    def num_blocks(self) -> int:
+        return len(self._slots)
 
-    @ticket.setter
-    def ticket(self, value: int) -> None:
-        self._header[0] = value
+    # ---- headers
+
+    def sign(self, ticket: int) -> None:
+        """Put a ticket on all slots; 0 wipes it."""
+        self._headers[self._slots, _TICKET] = ticket
+
+    def holds(self, ticket: int, first: int, stop: int) -> bool:
+        """Whether the ticket is on all slots of blocks `first` to `stop`."""
+        return bool((self._headers[self._slots[first:stop], _TICKET] == ticket).all())
+
+    def expect(self) -> None:
+        """All records are still to come."""
+        self._headers[self._slots, _STATE] = _COMING
+
+    def arrived(self, first: int, own: Digests) -> None:
+        """The records from block `first` on are written. own: their digests, with their seed."""
+        slots = self._slots[first : first + len(own)]
+        self._headers[slots, _DIGEST] = own
+        self._headers[slots, _STATE] = _WHOLE
+
+    def fail(self) -> None:
+        """The records that did not arrive never will."""
+        states = self._headers[self._slots, _STATE]
+        self._headers[self._slots[states == _COMING], _STATE] = _FAILED
 
     @property
     def whole(self) -> int:
         """Records that can be read."""
-        return int(self._header[1])
+        return int((self._headers[self._slots, _STATE] == _WHOLE).sum())
 
-    @whole.setter
-    def whole(self, value: int) -> None:
-        self._header[1] = value
-
-    def fail(self) -> None:
-        """The records will never be whole."""
-        self._header[1] = _FAILED
-
-    def digests(self, first: int, stop: int) -> Digests:
-        """Of records `first` to `stop`: [stop - first]."""
-        end = self._offset - ALIGNMENT - first * _WORD
-        forwards: npt.NDArray[np.uint64] = self._memory[end - (stop - first) * _WORD : end].view(np.uint64)
-        return forwards[::-1]
-
-    def records(self, first: int, stop: int, record_bytes: int) -> Bytes:
-        """[stop - first, record_bytes] uint8."""
-        start = self._offset + first * record_bytes
-        size = (stop - first) * record_bytes
-        return self._memory[start : start + size].reshape(stop - first, record_bytes)
-
-    def wait(self, count: int, what: str, check: Callable[[], None]) -> None:
-        """Until the first `count` records are whole. `check` is called between looks, and may raise.
+    def wait(self, first: int, stop: int, what: str, check: Callable[[], None]) -> None:
+        """Until the records of blocks `first` to `stop` are whole. `check` is called between looks, and may
+        raise.
 
         Raises SaveFailed when they never will be.
         """
+        slots = self._slots[first:stop]
         while True:
-            whole = self._header[1]
-            if whole == _FAILED:
-                raise SaveFailed(f"{what}: the source could not save it all")
-            if whole >= count:
+            states = self._headers[slots, _STATE]
+            if (states == _WHOLE).all():
                 return
+            if (states == _FAILED).any():
+                raise SaveFailed(f"{what}: the source could not save it all")
             check()
             time.sleep(_LOOK_S)
+
+    def digests(self, first: int, stop: int) -> Digests:
+        """Of blocks `first` to `stop`: [stop - first], a copy."""
+        found: Digests = self._headers[self._slots[first:stop], _DIGEST]
+        return found
+
+    # ---- records
+
+    def pieces(self, first: int, stop: int, most: int) -> Iterator[tuple[int, int]]:
+        """Blocks `first` to `stop` in parts of at most `most`, the records of each one piece of memory."""
+        for end in self._ends:
+            while first < min(end, stop):
+                last = min(first + most, end, stop)
+                yield first, last
+                first = last
+
+    def records(self, first: int, stop: int) -> Bytes:
+        """Of one of the `pieces`, or a part of it: [stop - first, record_bytes] uint8."""
+        start = self._offset + int(self._slots[first]) * self._record_bytes
+        size = (stop - first) * self._record_bytes
+        return self._memory[start : start + size].reshape(stop - first, self._record_bytes)

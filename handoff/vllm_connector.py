@@ -26,7 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from baton.handoff import vllm_facts
 from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import HandoffError
-from baton.handoff.reports import Reports
+from baton.handoff.reports import Reports, Staged
 from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
 from baton.handoff.vllm_scheduler_side import SchedulerSide
 from baton.handoff.vllm_worker_side import WorkerSide
@@ -69,12 +69,8 @@ class BatonConnector(KVConnectorBase_V1):
         """
         return self._scheduler_side.take_reports()
 
-    def staged(self, timeout_s: float = CALL_TIMEOUT_S) -> tuple[int, int]:
-        """Saved prompts that wait to be pulled, and their bytes over all ranks; asks the ranks, any thread
-        may.
-
-        Raises TransportFailed.
-        """
+    def staged(self, timeout_s: float = CALL_TIMEOUT_S) -> Staged:
+        """What waits to be pulled; asks the ranks, any thread may. Raises TransportFailed."""
         return self._scheduler_side.staged(timeout_s)
 
     # ---- scheduler's side
@@ -87,7 +83,7 @@ class BatonConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         tokens = self._scheduler_side.loadable_tokens(request, num_computed_tokens)
-        return tokens, tokens > 0
+        return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._scheduler_side.allocated(request, blocks.get_block_ids()[0], num_external_tokens)

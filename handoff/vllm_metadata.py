@@ -35,11 +35,12 @@ class StepResults(KVConnectorWorkerMetadata):
 
     saves: list[ShardSave] = field(default_factory=list)
     loads: list[ShardLoad] = field(default_factory=list)
+    staging: dict[int, tuple[int, int]] = field(default_factory=dict)  # by rank: blocks free, and in all
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepResults:
         if not isinstance(other, StepResults):
             raise TypeError(f"cannot aggregate {type(other).__name__} with StepResults")
-        return StepResults(self.saves + other.saves, self.loads + other.loads)
+        return StepResults(self.saves + other.saves, self.loads + other.loads, self.staging | other.staging)
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ from vllm.v1.request import RequestStatus
 from baton.handoff import params
 from baton.handoff.client import HandoffClient
 from baton.handoff.config import HandoffConfig
-from baton.handoff.errors import CompatibilityMismatch
+from baton.handoff.errors import CompatibilityMismatch, StagingFull
 from baton.handoff.loader import Key, LoadJob
 from baton.handoff.manifest import is_of, num_blocks, seal
 from baton.handoff.params import LoadWish, SaveWish
-from baton.handoff.reports import Costs, Loaded, Reports, Saved, ShardLoad, ShardSave
+from baton.handoff.reports import Costs, Loaded, Problem, Reports, Saved, ShardLoad, ShardSave, Staged
+from baton.handoff.room import Room
 from baton.handoff.saver import SaveJob
 from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
 from baton.protos.handoff_pb2 import Layer, Manifest, Shard
@@ -64,6 +65,7 @@ class SchedulerSide:
         self._jobs = StepJobs()
         self._saved: list[Saved] = []
         self._loaded: list[Loaded] = []
+        self._room = Room()
 
     # ---- for the worker's host
 
@@ -82,11 +84,18 @@ class SchedulerSide:
         return [rank.address for rank in self._ranks]
 
     def take_reports(self) -> Reports:
+        """Also of prompts that found no room for too long, before they are begun."""
+        for request_id in self._room.take_overdue():
+            _, wish = self._to_save[request_id]
+            problem = Problem.of(
+                StagingFull("the KV that waits to be pulled leaves no room for this prompt's")
+            )
+            self._saved.append(Saved(request_id, wish.epoch, None, problem))
         reports = Reports(tuple(self._saved), tuple(self._loaded))
         self._saved, self._loaded = [], []
         return reports
 
-    def staged(self, timeout_s: float) -> tuple[int, int]:
+    def staged(self, timeout_s: float) -> Staged:
         return self._client.staged(self.addresses, timeout_s)
 
     # ---- for vLLM's scheduler
@@ -108,11 +117,15 @@ class SchedulerSide:
         elif isinstance(wish, LoadWish):
             self._to_load[request.request_id] = (wish, time.monotonic())
 
-    def loadable_tokens(self, request: Any, num_computed: int) -> int:
+    def loadable_tokens(self, request: Any, num_computed: int) -> int | None:
         """Tokens beyond the first `num_computed` whose KV can be had; 0 when asked again after a preemption.
 
+        None: ask again in the next step, for there is no room yet for what the request will save.
         The last token is always computed here: its logits are the next token's.
         """
+        if request.request_id in self._to_save:
+            blocks = num_blocks(request.num_tokens, self._block_size)
+            return 0 if self._room.admits(request.request_id, blocks) else None
         if request.request_id not in self._to_load:
             return 0
         return max(0, self._end(request) - num_computed)
@@ -159,7 +172,8 @@ class SchedulerSide:
     def finished(self, request: Any) -> None:
         """The request ended: stop its load, or give up what it has not begun to load."""
         self._jobs.cancels += [key for key in self._loading if key[0] == request.request_id]
-        self._to_save.pop(request.request_id, None)
+        if self._to_save.pop(request.request_id, None) is not None:
+            self._room.forget(request.request_id)
         if (unused := self._to_load.pop(request.request_id, None)) is not None:
             self._give_up(request.request_id, unused[0])
         if request.status == RequestStatus.FINISHED_ABORTED:
@@ -168,6 +182,7 @@ class SchedulerSide:
                     save.wanted = False
 
     def update(self, results: StepResults) -> None:
+        self._room.hear(results.staging)
         for saved in results.saves:
             self._add_save(saved)
         for loaded in results.loads:
@@ -194,6 +209,7 @@ class SchedulerSide:
         if len(save.done) < len(self._ranks):
             return
         del self._saving[key]
+        self._room.forget(key[0])
         problem = next((done.problem for done in save.done if done.problem is not None), None)
         manifest = self._manifest(key, save)
         if problem is not None or not save.wanted:

@@ -4,32 +4,34 @@ Leans on the order in which vLLM's model runners call a connector in one step (V
 with, V2): bind_connector_metadata, forward, wait_for_save, get_transfer_results,
 build_connector_worker_meta; with speculation on V1 wait_for_save comes last, after the drafter.
 `StepResults` of a step is therefore one object that wait_for_save may still add to after vLLM has taken it;
-vLLM hands it on only when the step is over.
+vLLM hands it on only when the step is over. And on VllmConfig.model_config.max_model_len.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 from baton.addresses import join
-from baton.handoff import segments, vllm_facts
+from baton.handoff import segments, sizing, vllm_facts
 from baton.handoff.arena import Arena
 from baton.handoff.cache import BlockCache, block_cache
 from baton.handoff.client import HandoffClient
 from baton.handoff.compatibility import compatibility_hash, in_words
-from baton.handoff.config import HandoffConfig
+from baton.handoff.config import MIB, HandoffConfig
 from baton.handoff.loader import Loader
-from baton.handoff.manifest import Puller
+from baton.handoff.manifest import Puller, num_blocks
 from baton.handoff.saver import Origin, Saver
-from baton.handoff.segments import Segment
 from baton.handoff.service import HandoffService
 from baton.handoff.staging import Staging
 from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
 from baton.rpc import host_id
+
+logger = logging.getLogger(__name__)
 
 
 class WorkerSide:
@@ -59,7 +61,8 @@ class WorkerSide:
         self._rank = rank
         self._client = HandoffClient()
         segments.remove_stale()
-        self.staging = Staging(Arena(config.staging_bytes, create=self._create_segment), config.lease_s)
+        longest = num_blocks(vllm_config.model_config.max_model_len, found.block_size)
+        self.staging = self._make_staging(config, cache, kv_cache_config.num_blocks, longest)
         listen = join(config.host, config.port_of(rank))
         self._service = HandoffService(self.staging, rank, listen, config.chunk_bytes, config.published_host)
         self._origin = Origin(
@@ -68,15 +71,20 @@ class WorkerSide:
         self._saver = Saver(cache, self.staging, self._origin)
         self.loader = self._make_loader(config, cache, found.block_size)
         self._results = StepResults()
+        self._told_room = (0, 0)
         atexit.register(
             self.close
         )  # segments have names: they would outlive a process that forgot to shut down
 
-    def _create_segment(self, size: int) -> Segment:
-        """Staging's memory: an accelerator copies records into it by itself."""
-        segment = segments.create(size)
-        self._cache.pin(segment.data)
-        return segment
+    @staticmethod
+    def _make_staging(config: HandoffConfig, cache: BlockCache, blocks: int, longest: int) -> Staging:
+        """blocks: of the cache, and of the longest prompt."""
+        if config.staging_mib is None:
+            room = sizing.room(cache.record_bytes, blocks, longest, sizing.free_bytes())
+        else:
+            room = sizing.Room(config.staging_mib * MIB, "handoff.staging_mib")
+        logger.info("staging: %s", room)
+        return Staging(Arena(room.bytes, cache.record_bytes, pin=cache.pin), config.lease_s)
 
     def _make_loader(self, config: HandoffConfig, cache: BlockCache, block_size: int) -> Loader:
         puller = Puller(
@@ -109,6 +117,7 @@ class WorkerSide:
 
     def save(self, jobs: StepJobs) -> None:
         self._results.saves += [self._saver.save(job) for job in jobs.saves]
+        self._tell_room()
 
     def transfer_results(self) -> KVConnectorTransferResults:
         """Loads that ended; failed ones are in both sets."""
@@ -121,7 +130,15 @@ class WorkerSide:
 
     def results(self, jobs: StepJobs) -> StepResults | None:
         """This step's, possibly still to be added to."""
-        return self._results if jobs.saves or self._results.saves or self._results.loads else None
+        self._tell_room()
+        found = self._results
+        return found if jobs.saves or found.saves or found.loads or found.staging else None
+
+    def _tell_room(self) -> None:
+        """Where it is another than last told."""
+        room = self.staging.free_blocks, self.staging.capacity
+        if room != self._told_room:
+            self._told_room = self._results.staging[self._rank] = room
 
     def close(self) -> None:
         """Idempotent."""

@@ -62,20 +62,30 @@ class Layer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., block_shape: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
-    __slots__ = ("rank", "address", "host", "segment", "offset", "record_bytes")
+    __slots__ = ("rank", "address", "host", "segment", "offset", "record_bytes", "runs")
     RANK_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     address: str
     host: str
     segment: str
     offset: int
     record_bytes: int
-    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., segment: _Optional[str] = ..., offset: _Optional[int] = ..., record_bytes: _Optional[int] = ...) -> None: ...
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., segment: _Optional[str] = ..., offset: _Optional[int] = ..., record_bytes: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("first", "count")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    count: int
+    def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("request_id", "epoch", "rank", "first_block", "num_blocks")
@@ -117,14 +127,36 @@ class ReleaseReply(_message.Message):
     held: bool
     def __init__(self, held: _Optional[bool] = ...) -> None: ...
 
+class Held(_message.Message):
+    __slots__ = ("request_id", "epoch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("handoffs",)
+    HANDOFFS_FIELD_NUMBER: _ClassVar[int]
+    handoffs: _containers.RepeatedCompositeFieldContainer[Held]
+    def __init__(self, handoffs: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ("gone",)
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    gone: _containers.RepeatedCompositeFieldContainer[Held]
+    def __init__(self, gone: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+
 class StagedRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StagedReply(_message.Message):
-    __slots__ = ("handoffs", "bytes")
+    __slots__ = ("handoffs", "bytes", "capacity")
     HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
     handoffs: int
     bytes: int
-    def __init__(self, handoffs: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    capacity: int
+    def __init__(self, handoffs: _Optional[int] = ..., bytes: _Optional[int] = ..., capacity: _Optional[int] = ...) -> None: ...

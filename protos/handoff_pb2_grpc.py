@@ -44,6 +44,11 @@ class HandoffStub:
                 request_serializer=baton_dot_protos_dot_handoff__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_handoff__pb2.ReleaseReply.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/baton.handoff.v1.Handoff/Renew',
+                request_serializer=baton_dot_protos_dot_handoff__pb2.RenewRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_handoff__pb2.RenewReply.FromString,
+                _registered_method=True)
         self.Staged = channel.unary_unary(
                 '/baton.handoff.v1.Handoff/Staged',
                 request_serializer=baton_dot_protos_dot_handoff__pb2.StagedRequest.SerializeToString,
@@ -62,6 +67,13 @@ class HandoffServicer:
 
     def Release(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Renew(self, request, context):
+        """Begin leases anew.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -85,6 +97,11 @@ def add_HandoffServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=baton_dot_protos_dot_handoff__pb2.ReleaseRequest.FromString,
                     response_serializer=baton_dot_protos_dot_handoff__pb2.ReleaseReply.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=baton_dot_protos_dot_handoff__pb2.RenewRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_handoff__pb2.RenewReply.SerializeToString,
             ),
             'Staged': grpc.unary_unary_rpc_method_handler(
                     servicer.Staged,
@@ -146,6 +163,33 @@ class Handoff:
             '/baton.handoff.v1.Handoff/Release',
             baton_dot_protos_dot_handoff__pb2.ReleaseRequest.SerializeToString,
             baton_dot_protos_dot_handoff__pb2.ReleaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.handoff.v1.Handoff/Renew',
+            baton_dot_protos_dot_handoff__pb2.RenewRequest.SerializeToString,
+            baton_dot_protos_dot_handoff__pb2.RenewReply.FromString,
             options,
             channel_credentials,
             insecure,

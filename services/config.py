@@ -141,6 +141,7 @@ class PolicySettings(_Section):
     pair_filters: list[str] = ["compatible"]
     scorers: dict[str, Annotated[float, Field(gt=0)]] = {
         "queued_prompt_tokens": 1.0,
+        "staging_room": 1.0,
         "running_requests": 1.0,
         "free_blocks": 1.0,
     }
@@ -218,7 +219,7 @@ class SchedulerSettings(_Section):
         """
         if "," in self.address and self.store == "memory":
             raise ConfigError(
-                f"scheduler.address names several schedulers ({self.address}), and scheduler.store is memory: "
+                f"scheduler.address names several schedulers ({self.address}), scheduler.store is memory: "
                 "each would know its own workers alone; set scheduler.store to the Redis that they share, "
                 "or name one scheduler"
             )
@@ -248,7 +249,12 @@ class HandoffSettings(_Section):
         description="TCP port on which KV is served; rank r of a tensor-parallel worker takes port + r. 0 "
         "takes free ones.",
     )
-    staging_mib: int = Field(512, ge=1, description="Saved KV that may wait to be pulled, MiB a rank.")
+    staging_mib: int | None = Field(
+        None,
+        ge=1,
+        description="Saved KV that may wait to be pulled, MiB a rank. If unset, half of its KV cache, or one "
+        "prompt of max_model_len where that is more, but at most a quarter of what /dev/shm has free.",
+    )
     lease_s: Seconds = Field(30.0, description="Saved KV is kept this long for the decode worker.")
     pull_timeout_s: Seconds = Field(20.0, description="Deadline of one pull.")
     chunk_mib: int = Field(

@@ -40,15 +40,14 @@ class Mock(Transport):
         self.pulls.append(pull)
         stop = pull.first_block + pull.num_blocks
         with self.sources[pull.shard.address].opened(pull.request_id, pull.epoch) as entry:
-            for first in range(pull.first_block, stop, pull.records_a_chunk):
+            for first, last in entry.view.pieces(pull.first_block, stop, pull.records_a_chunk):
                 self._delay(pull)
-                last = min(first + pull.records_a_chunk, stop)
                 if self.faults.fail_at is not None and self.faults.fail_at < last:
                     raise TransportFailed(f"{pull.what}: broken on demand")
                 if self.faults.truncate_at is not None and self.faults.truncate_at < last:
                     return
-                entry.view.wait(last, pull.what, pull.check_time)
-                data = entry.records[first:last].copy()
+                entry.view.wait(first, last, pull.what, pull.check_time)
+                data = entry.view.records(first, last).copy()
                 if self.faults.corrupt_block is not None and first <= self.faults.corrupt_block < last:
                     data[self.faults.corrupt_block - first, -1] ^= 1
                 yield Records(first, data, entry.view.digests(first, last))

@@ -9,15 +9,16 @@ from typing import ClassVar
 
 from baton.handoff import digests, segments
 from baton.handoff.errors import LeaseExpired, TransportFailed
+from baton.handoff.manifest import places
 from baton.handoff.segments import Bytes
 from baton.handoff.transports.base import Pull, Records, Transport
-from baton.handoff.views import View, inside
+from baton.handoff.views import View, are_inside
 from baton.protos.handoff_pb2 import Shard
 from baton.rpc import host_id
 
 
 class SharedMemory(Transport):
-    """Reads a segment of the source. The ticket before the records tells whether they held still."""
+    """Reads a segment of the source. The tickets of the records tell whether they held still."""
 
     name: ClassVar[str] = "shm"
 
@@ -34,31 +35,33 @@ class SharedMemory(Transport):
         segment = self._attach(pull)
         ticket = digests.seed(pull.request_id, pull.epoch)
         stop = pull.first_block + pull.num_blocks
-        if not inside(segment, shard.offset, stop, pull.record_bytes):
+        runs = places(shard)
+        if not are_inside(runs, segment, shard.offset, pull.record_bytes):
             raise TransportFailed(
-                f"{pull.what}: {stop} records at {shard.offset} do not lie in segment {shard.segment}"
+                f"{pull.what}: its slots, from {shard.offset} on, do not lie in segment {shard.segment}"
             )
-        view = View(segment, shard.offset)
+        view = View(segment, shard.offset, pull.record_bytes, runs)
+        if stop > view.num_blocks:
+            raise TransportFailed(f"{pull.what}: {stop} records are needed, {view.num_blocks} are there")
+        self._check_ticket(pull, view, ticket, pull.first_block, stop)  # before anything is loaded
+        for first, last in view.pieces(pull.first_block, stop, pull.records_a_chunk):
 
-        def check() -> None:
-            pull.check_time()
-            self._check_ticket(pull, view, ticket)
+            def check(first: int = first, last: int = last) -> None:
+                pull.check_time()
+                self._check_ticket(pull, view, ticket, first, last)
 
-        self._check_ticket(pull, view, ticket)
-        for first in range(pull.first_block, stop, pull.records_a_chunk):
             pull.check_time()
-            last = min(first + pull.records_a_chunk, stop)
-            view.wait(last, pull.what, check)
-            yield Records(first, view.records(first, last, pull.record_bytes), view.digests(first, last))
-            self._check_ticket(pull, view, ticket)
+            view.wait(first, last, pull.what, check)
+            yield Records(first, view.records(first, last), view.digests(first, last))
+            self._check_ticket(pull, view, ticket, first, last)
 
     def close(self) -> None:
         with self._lock:
             self._attached.clear()
 
     @staticmethod
-    def _check_ticket(pull: Pull, view: View, ticket: int) -> None:
-        if view.ticket != ticket:
+    def _check_ticket(pull: Pull, view: View, ticket: int, first: int, last: int) -> None:
+        if not view.holds(ticket, first, last):
             raise LeaseExpired(
                 f"{pull.what}: its place in shared memory holds it no more;"
                 " it was released or its lease ran out"

@@ -67,13 +67,14 @@ FILTERS.register("fits", f"{_HERE}.filters", "Fits")
 FILTERS.register("room", f"{_HERE}.filters", "Room")
 PAIR_FILTERS.register("compatible", f"{_HERE}.filters", "Compatible")
 SCORERS.register("queued_prompt_tokens", f"{_HERE}.scorers", "QueuedPromptTokens")
+SCORERS.register("staging_room", f"{_HERE}.scorers", "StagingRoom")
 SCORERS.register("running_requests", f"{_HERE}.scorers", "RunningRequests")
 SCORERS.register("free_blocks", f"{_HERE}.scorers", "FreeBlocks")
 PICKERS.register("power_of_two", f"{_HERE}.pickers", "PowerOfTwo")
 PICKERS.register("best", f"{_HERE}.pickers", "Best")
 
 _SCORERS: Mapping[str, float] = MappingProxyType(
-    {"queued_prompt_tokens": 1.0, "running_requests": 1.0, "free_blocks": 1.0}
+    {"queued_prompt_tokens": 1.0, "staging_room": 1.0, "running_requests": 1.0, "free_blocks": 1.0}
 )
 
 

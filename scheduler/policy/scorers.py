@@ -26,6 +26,17 @@ class QueuedPromptTokens(Scorer):
         return _share_left(worker.reserved.prompt_tokens, self.limits.max_queued_prompt_tokens)
 
 
+class StagingRoom(Scorer):
+    """Most room for saved KV: where little is left, a prompt waits before it is read."""
+
+    side: ClassVar[Side] = Side.READ
+
+    def score(self, worker: WorkerRecord, need: Need) -> float:
+        del need
+        load = worker.load
+        return _share_left(load.pinned_bytes, load.staging_bytes) if load and load.staging_bytes else 1.0
+
+
 class RunningRequests(Scorer):
     """Fewest requests in the batch and before it: a step's time grows with the batch."""
 

@@ -216,6 +216,7 @@ class Relay:
             if not failure.decode_side_is_fine:
                 await self._place_again()
                 return
+            self._stop_reading()
             try:
                 await self._place()
             except NotAdmitted:
@@ -228,10 +229,13 @@ class Relay:
         """The placement stays, its decode worker does it all. It takes no epoch twice: it gets the next."""
         self._metrics.recomputed()
         self.state.epoch += 1
-        placement = self.placement
-        if placement.prefill is not None:
-            self._pool.abort(placement.prefill.worker_id, self.state.request_id)
-            self._placement = replace(placement, prefill=None)
+        self._stop_reading()
+        self._placement = replace(self.placement, prefill=None)
+
+    def _stop_reading(self) -> None:
+        """Nobody wants what this placement's prefill worker has, or may still be doing."""
+        if self.placement.prefill is not None:
+            self._pool.abort(self.placement.prefill.worker_id, self.state.request_id)
 
     async def _place_again(self) -> None:
         """The next epoch. Waits for room, and for workers that come back.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton.protos.handoff_pb2 import Manifest
@@ -20,6 +21,9 @@ from baton.services.worker.errors import RequestRefused
 # What is late by more was stopped by its own deadline.
 KEEP_S = 60.0
 ENDED_LIMIT = 65_536
+# Seconds for which a handoff's lease is renewed: as long as a router's request may take, unless it was told
+# otherwise. What was pulled and whose release was lost goes then.
+RENEWED_S = 600.0
 
 
 @dataclass
@@ -47,12 +51,18 @@ class Attempt:
 
 @dataclass(frozen=True)
 class SavedHandoff:
-    """KV that waits here to be pulled. `until_s` is time.monotonic's."""
+    """KV that waits here to be pulled. Times are time.monotonic's."""
 
     epoch: int
     session: int
-    until_s: float
+    until_s: float  # its lease
     manifest: Manifest
+    saved_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """As the rank that keeps it knows it."""
+        return self.manifest.request_id, self.manifest.epoch
 
 
 def internal_id(request_id: str, epoch: int) -> str:
@@ -143,6 +153,21 @@ class Attempts:
         for name in taken:
             del self._saved[name]
         return list(taken.values())
+
+    def to_renew(self) -> list[SavedHandoff]:
+        """Handoffs whose routers are there and may want them still."""
+        self.forget_expired()
+        since = time.monotonic() - RENEWED_S
+        return [one for one in self._saved.values() if one.saved_s >= since]
+
+    def renewed(self, asked: Iterable[SavedHandoff], held: Collection[tuple[str, int]], at_s: float) -> None:
+        """Of those asked at `at_s`, these manifests' leases began anew; forget the others."""
+        gone = {id(one) for one in asked if one.key not in held}
+        for name, one in list(self._saved.items()):
+            if id(one) in gone:
+                del self._saved[name]
+            elif one.key in held:
+                self._saved[name] = replace(one, until_s=at_s + one.manifest.lease_s)
 
     def forget_expired(self) -> None:
         """Leases are set in order, so the first one that still runs ends the search."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
@@ -106,6 +107,19 @@ class Dispatcher:
         """End every router's stream."""
         for session in self._sessions.values():
             session.end()
+
+    async def renew_leases(self, every_s: float) -> None:
+        """Until cancelled: what was saved for a router stays for as long as it is there and wants it.
+
+        It waits in a queue on the other side, which may be longer than any lease.
+        """
+        while True:
+            await asyncio.sleep(every_s)
+            if asked := self._attempts.to_renew():
+                began = time.monotonic()
+                manifests = [one.manifest for one in asked]
+                held = await asyncio.to_thread(self._handoffs.renew, manifests, every_s)
+                self._attempts.renewed(asked, held, began)
 
     def close(self) -> None:
         """Let go of connections. Nothing may be called after it."""
@@ -233,8 +247,9 @@ class Dispatcher:
             kept = [output for output in outputs.outputs if self._on_output(output, saves, replies)]
             if kept:
                 _reply(replies, number).engine_outputs = vllm_outputs.encode(outputs, kept)
-        for unwanted in saves.values():
-            self._release(unwanted.manifest)
+        for saved in saves.values():
+            self._release(saved.manifest)
+            self._refuse(saved, replies)
         for number, reply in replies.items():
             session = self._sessions.get(number)
             if session is not None:
@@ -253,6 +268,16 @@ class Dispatcher:
             # The engine ends it with an error of its own, which finds the attempt gone.
             self._attempts.end(attempt)
             reply.failed.append(_failed(attempt, Failed.CODE_HANDOFF, str(loaded.problem)))
+
+    def _refuse(self, saved: Saved, replies: dict[int, RunReply]) -> None:
+        """A prompt that was not begun, as there is no room for its KV: another worker may have some."""
+        attempt = self._attempts.live(saved.request_id)
+        if attempt is None or saved.problem is None:
+            return
+        self._end(attempt)
+        self._host.abort([attempt.internal_id])
+        self._metrics.on_refused(Failed.CODE_FULL)
+        _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_FULL, str(saved.problem)))
 
     def _on_output(self, output: Any, saves: dict[str, Saved], replies: dict[int, RunReply]) -> bool:
         """Whether the output goes to its router. Takes from `saves` what is told with it."""

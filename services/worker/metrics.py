@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from baton.handoff.reports import Loaded
+from baton.handoff.reports import Loaded, Staged
 from baton.protos.worker_pb2 import Failed, Saved
 from baton.services.errors import StartError
 from baton.services.worker.vllm_host import Step
 
+_UNKNOWN = float("nan")
 _MS = 1e-3
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
 _HANDOFF_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0)
@@ -129,7 +130,7 @@ class WorkerMetrics:
         self._pull.observe(loaded.costs.move_ms * _MS)
         self._total.observe(loaded.total_ms * _MS)
 
-    def ask_pinned(self, pinned: Callable[[], tuple[int, int]]) -> None:
-        """`pinned` tells the saved handoffs that wait, and their bytes; asked at a scrape, in its thread."""
-        self._pinned.set_function(lambda: pinned()[0])
-        self._pinned_bytes.set_function(lambda: pinned()[1])
+    def ask_staged(self, ask: Callable[[], Staged | None]) -> None:
+        """`ask` tells what waits to be pulled, None where that is not known; at a scrape, in its thread."""
+        self._pinned.set_function(lambda: staged.handoffs if (staged := ask()) else _UNKNOWN)
+        self._pinned_bytes.set_function(lambda: staged.bytes if (staged := ask()) else _UNKNOWN)

@@ -18,6 +18,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton import addresses
+from baton.handoff.reports import Staged
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import SERVER_OPTIONS, host_id
 from baton.scheduler.client import SchedulerClient
@@ -81,7 +82,7 @@ class Node:
         self._dispatcher: Dispatcher | None = None
         self._drafting: Drafting | None = None
         self._kv_host = ""  # under which others find what is pinned
-        self._pinned = (0, 0)  # handoffs, bytes
+        self._staged = Staged()  # as last known
 
     async def run(self) -> int:
         """Returns the status to leave with; the engine's thread may still be there, if it was loading.
@@ -148,14 +149,15 @@ class Node:
                 logger.info("told to end while the engine loaded")
                 return 0
             metrics.set_blocks(info.free_blocks)
-            metrics.ask_pinned(lambda: host.staged(STAGED_TIMEOUT_S))
+            metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
             dispatcher.open(info)
             mine.capacity.CopyFrom(self._capacity(info, host))  # for Hello
             await session.ready(mine.capacity)
             await self._set_health(_SERVING)
             blocks = (info.num_blocks, info.block_size)
             logger.info("ready on %s: %d KV blocks of %d tokens", mine.address, *blocks)
-            for watching in (self._watch_pinned(host), self._watch_steps(host, dispatcher)):
+            renewing = dispatcher.renew_leases(self._settings.handoff.lease_s / 3)
+            for watching in (self._watch_pinned(host), self._watch_steps(host, dispatcher), renewing):
                 stack.callback(asyncio.create_task(watching).cancel)
             await self._serve(session, dispatcher, host)
         return 0 if await asyncio.to_thread(host.stop) else 1
@@ -190,13 +192,21 @@ class Node:
         """Let requests end and handoffs be pulled, for as long as the settings allow."""
         began = time.monotonic()
         deadline = began + self._settings.worker.drain_timeout_s
-        logger.info("draining: %d requests, %d handoffs to be pulled", dispatcher.requests, self._pinned[0])
+        logger.info(
+            "draining: %d requests, %d handoffs to be pulled", dispatcher.requests, self._staged.handoffs
+        )
         while time.monotonic() < deadline and not dispatcher.failed.done():
-            if dispatcher.idle and (await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S))[0] == 0:
+            if dispatcher.idle and await self._nothing_staged(host):
                 logger.info("drained in %.1f s", time.monotonic() - began)
                 return
             await asyncio.sleep(POLL_S)
         logger.warning("the drain's time is up: %d requests handed back", dispatcher.abort_all())
+
+    @staticmethod
+    async def _nothing_staged(host: EngineHost) -> bool:
+        """False also where it is not known: what cannot be asked may hold something."""
+        staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
+        return staged is not None and staged.handoffs == 0
 
     async def _flush(self, dispatcher: Dispatcher) -> None:
         deadline = time.monotonic() + FLUSH_S
@@ -206,7 +216,9 @@ class Node:
     async def _watch_pinned(self, host: EngineHost) -> None:
         """Ask the ranks what waits to be pulled, as often as it is reported."""
         while True:
-            self._pinned = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
+            staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
+            if staged is not None:
+                self._staged = staged
             await asyncio.sleep(self._settings.scheduler.heartbeat_s)
 
     async def _watch_steps(self, host: EngineHost, dispatcher: Dispatcher) -> None:
@@ -329,8 +341,9 @@ class Node:
             free_blocks=load.free_blocks,
             deferred=load.deferred,
             counts=self._dispatcher.counts.message(),
-            pinned_handoffs=self._pinned[0],
-            pinned_bytes=self._pinned[1],
+            pinned_handoffs=self._staged.handoffs,
+            pinned_bytes=self._staged.bytes,
+            staging_bytes=self._staged.capacity,
             drafting=self._drafting.report() if self._drafting is not None and self._role.writes else None,
         )
 

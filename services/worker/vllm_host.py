@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from baton.handoff.errors import HandoffError
-from baton.handoff.reports import Loaded, Saved
+from baton.handoff.reports import Loaded, Saved, Staged
 from baton.services.decode.acceptance import DraftCounts
 from baton.services.worker import vllm_draft_length, vllm_step_times
 from baton.services.worker.counts import Counts
@@ -160,19 +160,19 @@ class EngineHost:
         """What the hash is made of, in words."""
         return dict(self._connector.facts) if self._connector is not None else {}
 
-    def staged(self, timeout_s: float) -> tuple[int, int]:
-        """Saved prompts that wait to be pulled, and their bytes; (0, 0) when a rank does not answer in time.
+    def staged(self, timeout_s: float) -> Staged | None:
+        """What waits to be pulled; None when a rank does not answer in time.
 
         Waits for the ranks, so not in the loop's thread.
         """
         if self._connector is None:
-            return 0, 0
+            return Staged()
         try:
-            handoffs, size = self._connector.staged(timeout_s)
+            staged: Staged = self._connector.staged(timeout_s)
         except HandoffError as error:
             logger.warning("%s", error)
-            return 0, 0
-        return int(handoffs), int(size)
+            return None
+        return staged
 
     def _run(self) -> None:
         try:

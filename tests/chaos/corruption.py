@@ -11,12 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from baton.handoff import digests, segments
-from baton.handoff.arena import ALIGNMENT
-from baton.handoff.views import View
+from baton.handoff.views import HEADER_BYTES, View, records_at, slots_in
 from tests.e2e.deployment import ENGINE
 
 BLOCK_SIZE = 32  # tokens, on a CPU
-MOST_BLOCKS = 64  # of a save; the model has room for 32
 
 
 def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) -> int:
@@ -32,23 +30,22 @@ def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) ->
                 data = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         except FileNotFoundError:
             continue  # its owner ended
-        lines = data.view(np.uint64).reshape(-1, ALIGNMENT // 8)
-        for line in np.flatnonzero((lines[:, 0] != 0) & (lines[:, 1] > 0) & (lines[:, 1] <= MOST_BLOCKS)):
-            ticket, offset = int(lines[line, 0]), (int(line) + 1) * ALIGNMENT
-            view = View(data, offset)
-            if ticket in seen or not _is_save(view, ticket, record_bytes, len(data) - offset):
+        offset = records_at(slots_in(data.size, record_bytes))
+        headers = data[:offset].view(np.uint64).reshape(-1, HEADER_BYTES // 8)
+        for ticket in set(headers[:, 0].tolist()) - seen - {0}:
+            slots = np.flatnonzero(headers[:, 0] == ticket)  # in the order of its blocks
+            view = View(data, offset, record_bytes, [(int(slot), 1) for slot in slots])
+            if view.whole < len(slots) or not _is_save(view, ticket):
                 continue
-            at = offset + draw.randrange(view.whole * record_bytes)
-            data[at] ^= 1 << draw.randrange(8)
+            at = draw.randrange(len(slots))
+            view.records(at, at + 1)[0, draw.randrange(record_bytes)] ^= 1 << draw.randrange(8)
             seen.add(ticket)
             hit += 1
     return hit
 
 
-def _is_save(view: View, ticket: int, record_bytes: int, room: int) -> bool:
-    if view.whole * record_bytes > room:
-        return False
-    first = digests.of_records(view.records(0, 1, record_bytes), ticket, 0)
+def _is_save(view: View, ticket: int) -> bool:
+    first = digests.of_records(view.records(0, 1), ticket, 0)
     return bool(first[0] == view.digests(0, 1)[0])
 
 

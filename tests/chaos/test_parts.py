@@ -301,14 +301,14 @@ def test_questions_are_of_the_asked_lengths() -> None:
 
 
 def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:
-    arena = Arena(1 << 20)
-    staging = Staging(arena, lease_s=60.0)
-    size, rows = 1024, np.random.default_rng(1).integers(0, 256, (3, 1024), np.uint8)
+    size = 1024
+    staging = Staging(Arena(1 << 20, size), lease_s=60.0)
+    rows = np.random.default_rng(1).integers(0, 256, (3, 1024), np.uint8)
     try:
-        entries = [staging.reserve(name, 1, len(rows), size) for name in ("whole", "begun")]
+        entries = [staging.reserve(name, 1, len(rows)) for name in ("whole", "begun")]
         for entry in entries:
             fill = staging.filling(entry)
-            fill.records[:] = rows
+            fill.view.records(0, len(rows))[:] = rows
             if entry is entries[0]:
                 fill.add(digests.of_records(rows, 0, 0))
                 fill.close()
@@ -319,7 +319,8 @@ def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:
         assert hits == [1, 0]
         assert len(seen) == 1
         (at,) = np.flatnonzero(before != memory)
-        assert 0 <= at - entries[0].offset < rows.size
+        ((first, _),) = entries[0].place.runs
+        assert 0 <= at - entries[0].place.offset - first * size < rows.size
         assert bin(int(before[at]) ^ int(memory[at])).count("1") == 1
         fill.close()
     finally:

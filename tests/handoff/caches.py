@@ -92,7 +92,7 @@ class Source:
 def source(
     cache: BlockCache, *, lease_s: float = 30.0, staging_bytes: int = 16 * MIB, chunk_bytes: int = MIB
 ) -> Source:
-    staging = Staging(Arena(staging_bytes, segment_bytes=staging_bytes), lease_s)
+    staging = Staging(Arena(staging_bytes, cache.record_bytes), lease_s)
     service = HandoffService(staging, 0, "127.0.0.1:0", chunk_bytes)
     return Source(cache, staging, service, Saver(cache, staging, Origin(0, service.address, host_id(), True)))
 

@@ -18,9 +18,10 @@ from google.protobuf.message import DecodeError
 
 from baton.handoff import digests, wire
 from baton.handoff.manifest import seal
+from baton.handoff.segments import Bytes
 from baton.handoff.staging import Entry
 from baton.handoff.wire import RawChunk
-from baton.protos.handoff_pb2 import Manifest
+from baton.protos.handoff_pb2 import Manifest, Run
 from tests.handoff.caches import Source
 from tests.handoff.server import FalseSource
 
@@ -86,7 +87,8 @@ def meaning(manifest: Manifest, transport: str) -> tuple[Any, ...]:
     shard = manifest.shards[0] if manifest.shards else None
     place: tuple[Any, ...] = ()
     if shard is not None:
-        by_memory = (shard.host, shard.segment, shard.offset)
+        runs = tuple((run.first, run.count) for run in shard.runs)
+        by_memory = (shard.host, shard.segment, shard.offset, runs)
         place = (shard.rank, shard.record_bytes, by_memory if transport == "shm" else shard.address)
     layers = tuple(layer.SerializeToString() for layer in manifest.layers)
     numbers = (manifest.num_tokens, manifest.block_size, manifest.num_blocks, manifest.wire_dtype)
@@ -135,11 +137,15 @@ _PLACES: dict[str, list[Callable[[random.Random, Manifest, Stage], object]]] = {
             m.shards[0], "segment", r.choice(("", "../../etc/passwd", "baton-kv-1-0", "\x00"))
         ),
         lambda _r, m, s: setattr(m.shards[0], "segment", s.theirs.shards[0].segment),
-        lambda _r, m, s: setattr(m.shards[0], "offset", s.others.shards[0].offset),
         lambda r, m, _s: setattr(m.shards[0], "offset", r.choice((0, 1, 8, 63, 64, 128, *_HUGE, *_HUGER))),
         lambda r, m, _s: setattr(
-            m.shards[0], "offset", m.shards[0].offset + r.choice((-64, -8, -1, 1, 8, 64))
+            m.shards[0], "offset", m.shards[0].offset + r.choice((-4096, -64, -8, -1, 1, 8, 64, 4096))
         ),
+        lambda _r, m, s: _put_runs(m, _runs(s.others)),
+        lambda r, m, s: _put_runs(m, [r.choice((*_runs(m), *_runs(s.others))), *_runs(m)[1:], (0, 1)]),
+        lambda r, m, _s: _put_runs(m, r.choice(([], [(0, 0)], [*_runs(m), (0, 0)], _runs(m) * 2))),
+        lambda r, m, _s: _put_runs(m, [(r.choice((0, 1, 99, *_HUGE)), r.choice((1, 6, *_HUGE)))]),
+        lambda r, m, _s: _put_runs(m, [(one, 1) for one in _shuffled(r, m)]),
         lambda _r, m, _s: setattr(m.shards[0], "host", "another machine"),
     ],
     "grpc": [
@@ -149,6 +155,23 @@ _PLACES: dict[str, list[Callable[[random.Random, Manifest, Stage], object]]] = {
         lambda _r, m, s: setattr(m.shards[0], "address", s.theirs.shards[0].address),
     ],
 }
+
+
+def _runs(manifest: Manifest) -> list[tuple[int, int]]:
+    return [(run.first, run.count) for run in manifest.shards[0].runs]
+
+
+def _put_runs(manifest: Manifest, runs: list[tuple[int, int]]) -> None:
+    del manifest.shards[0].runs[:]
+    manifest.shards[0].runs.extend(Run(first=first, count=count) for first, count in runs)
+
+
+def _shuffled(rng: random.Random, manifest: Manifest) -> list[int]:
+    """The slots in another order."""
+    slots = [slot for first, count in _runs(manifest) for slot in range(first, first + count)]
+    while (mixed := rng.sample(slots, len(slots))) == slots:
+        pass
+    return mixed
 
 
 def _shuffle(rng: random.Random, manifest: Manifest) -> None:
@@ -167,7 +190,11 @@ def manifest_fields(rng: random.Random, stage: Stage) -> Mutant:
         # The first shard of two is another's; which rank it says it is, is the same.
         rng.choice([*_FIELDS, *_PLACES[stage.transport] * 2])(rng, manifest, stage)
     if rng.random() < 0.8:
-        return Mutant("manifest's fields, sealed again", seal(manifest).SerializeToString())
+        # With the places mixed up, its first blocks may be the right ones.
+        untouched = _runs(manifest) == _runs(stage.right) if manifest.shards else True
+        return Mutant(
+            "manifest's fields, sealed again", seal(manifest).SerializeToString(), untouched=untouched
+        )
     return Mutant("manifest's fields", manifest.SerializeToString())
 
 
@@ -210,8 +237,8 @@ def memory(rng: random.Random, stage: Stage) -> Mutant:
         ("memory: two records, digests too", _swap_records),
         ("memory: another request's records, digests too", _others_records),
         ("memory: zeros", _zeros),
-        ("memory: said to have failed", lambda _r, entry, _s: entry.view.fail()),
-        ("memory: said not to be whole", lambda r, entry, _s: setattr(entry.view, "whole", r.randrange(6))),
+        ("memory: said to have failed", _failed),
+        ("memory: said not to be whole", lambda _r, entry, _s: entry.view.expect()),
     ]
     if stage.transport == "shm":
         ways.append(("memory: another's ticket", _ticket))
@@ -227,39 +254,52 @@ def memory(rng: random.Random, stage: Stage) -> Mutant:
     return Mutant(kind, stage.right.SerializeToString(), untouched=False, during=during, timeout_s=timeout_s)
 
 
+def _records(entry: Entry) -> Bytes:
+    """All of them: a staging with room puts a save into one piece."""
+    return entry.view.records(0, entry.num_blocks)
+
+
+def _failed(rng: random.Random, entry: Entry, stage: Stage) -> None:
+    entry.view.expect()
+    entry.view.fail()
+
+
 def _flip_record(rng: random.Random, entry: Entry, stage: Stage) -> None:
-    entry.records.reshape(-1)[rng.randrange(entry.records.size)] ^= 1 << rng.randrange(8)
+    records = _records(entry).reshape(-1)
+    records[rng.randrange(records.size)] ^= 1 << rng.randrange(8)
 
 
 def _flip_digest(rng: random.Random, entry: Entry, stage: Stage) -> None:
     at = rng.randrange(entry.num_blocks)
-    entry.view.digests(at, at + 1)[:] ^= np.uint64(1 << rng.randrange(64))
+    entry.view.arrived(at, entry.view.digests(at, at + 1) ^ np.uint64(1 << rng.randrange(64)))
 
 
 def _swap_records(rng: random.Random, entry: Entry, stage: Stage) -> None:
     pair = rng.sample(range(entry.num_blocks), 2)
-    entry.records[pair] = entry.records[pair[::-1]]
+    records = _records(entry)
+    records[pair] = records[pair[::-1]]
     found = entry.view.digests(0, entry.num_blocks)
     found[pair] = found[pair[::-1]]
+    entry.view.arrived(0, found)
 
 
 def _others_records(rng: random.Random, entry: Entry, stage: Stage) -> None:
     first = rng.randrange(entry.num_blocks)
     with stage.source.staging.opened(stage.others.request_id, stage.others.epoch) as other:
-        entry.records[first:] = other.records[first:]
-        entry.view.digests(first, entry.num_blocks)[:] = other.view.digests(first, entry.num_blocks)
+        _records(entry)[first:] = _records(other)[first:]
+        entry.view.arrived(first, other.view.digests(first, entry.num_blocks))
 
 
 def _zeros(rng: random.Random, entry: Entry, stage: Stage) -> None:
     at = rng.randrange(entry.num_blocks)
-    entry.records[at] = 0
+    _records(entry)[at] = 0
     if rng.random() < 0.5:
-        entry.view.digests(at, at + 1)[:] = 0
+        entry.view.arrived(at, np.zeros(1, np.uint64))
 
 
 def _ticket(rng: random.Random, entry: Entry, stage: Stage) -> None:
     older = digests.seed(stage.right.request_id, stage.right.epoch - 1)
-    entry.view.ticket = rng.choice((0, older, rng.getrandbits(64)))
+    entry.view.sign(rng.choice((0, older, rng.getrandbits(64))))
 
 
 def stream(rng: random.Random, stage: Stage) -> Mutant:
@@ -280,7 +320,7 @@ def stream(rng: random.Random, stage: Stage) -> Mutant:
 
 def _chunks(entry: Entry) -> list[RawChunk]:
     return [
-        RawChunk(at, entry.records[at : at + 2].reshape(-1).copy(), entry.view.digests(at, at + 2).copy())
+        RawChunk(at, _records(entry)[at : at + 2].reshape(-1).copy(), entry.view.digests(at, at + 2))
         for at in range(0, entry.num_blocks, 2)
     ]
 

@@ -5,75 +5,163 @@ import errno
 import itertools
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.handoff import segments
-from baton.handoff.arena import ALIGNMENT, Arena, Place, align
-from baton.handoff.errors import StagingFull
+from baton.handoff.arena import Arena, Place
+from baton.handoff.errors import HandoffError, StagingFull
+from baton.handoff.segments import PAGE
+from baton.handoff.views import HEADER_BYTES
 
 KIB = 1024
+RECORD = 1000  # bytes: 512 of them end with a page
 
 
 @contextlib.contextmanager
-def arena(bound: int, segment_bytes: int) -> Iterator[Arena]:
-    made = Arena(bound, segment_bytes)
+def arena(slots: int, *, record_bytes: int = RECORD, step_bytes: int = 16 * KIB) -> Iterator[Arena]:
+    headers = -(-slots * HEADER_BYTES // PAGE) * PAGE
+    made = Arena(headers + slots * record_bytes, record_bytes, step_bytes)
+    assert made.slots == slots
     try:
         yield made
     finally:
         made.close()
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 30 * KIB), st.integers(0, 9)), max_size=40))
-def test_places_never_overlap_and_all_room_comes_back(steps: list[tuple[int, int]]) -> None:
-    """Random sizes; each step also gives back one place, by index, where there are that many."""
-    with arena(bound=256 * KIB, segment_bytes=64 * KIB) as made:
+def slots_of(place: Place) -> list[int]:
+    return [slot for first, count in place.runs for slot in range(first, first + count)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 9)), max_size=40), st.sampled_from([1000, 4096]))
+def test_what_is_free_can_be_used_whatever_came_before(steps: list[tuple[int, int]], record: int) -> None:
+    """In any order; each step also gives back one place, by index, where there are that many."""
+    with arena(200, record_bytes=record) as made:
         held: list[Place] = []
-        for size, give in steps:
-            with contextlib.suppress(StagingFull):
-                held.append(made.allocate(size))
+        free = 200
+        for count, give in steps:
+            assert made.free_slots == free
+            if count <= free:
+                held.append(made.allocate(count))
+                free -= count
+            else:
+                with pytest.raises(StagingFull):
+                    made.allocate(count)
             if give < len(held):
+                free += len(slots_of(held[give]))
                 made.free(held.pop(give))
-            taken = sorted((place.segment, place.offset, place.size) for place in held)
-            for left, right in itertools.pairwise(taken):
-                assert left[0] != right[0] or left[1] + left[2] <= right[1]
-            assert all(place.offset % ALIGNMENT == 0 for place in held)
-            assert sum(place.size for place in held) + made.free_bytes == made.capacity <= 256 * KIB
+            taken = [slot for place in held for slot in slots_of(place)]
+            assert len(set(taken)) == len(taken) == 200 - free
+            assert all(0 <= slot < 200 for slot in taken)
+        if free:
+            held.append(made.allocate(free))  # all of it in one save
+        assert made.free_slots == 0
         for place in held:
             made.free(place)
-        for size in [64 * KIB] * (made.capacity // (64 * KIB)):
-            made.allocate(size)  # the holes have grown together again
+        step = made._step
+        assert made._holes._runs == [
+            (at, min(step, 200 - at)) for at in range(0, 200, step)
+        ]  # grown together
+
+
+def test_a_large_save_fits_after_a_burst_of_small_ones() -> None:
+    with arena(64, record_bytes=4096) as made:
+        for place in [made.allocate(1) for _ in range(64)]:
+            made.free(place)
+        assert len(slots_of(made.allocate(64))) == 64
+
+
+def test_one_save_can_be_as_large_as_the_bound() -> None:
+    with arena(64, record_bytes=4096) as made:
+        place = made.allocate(64)
+        view = place.view()
+        for first, stop in view.pieces(0, 64, 64):
+            view.records(first, stop)[:] = np.arange(first, stop, dtype=np.uint8)[:, None]
+        memory = segments.attach(place.segment)
+        records = memory[place.offset : place.offset + 64 * 4096].reshape(64, 4096)
+        assert np.array_equal(records[:, 0], np.arange(64))
+
+
+def test_many_holes_make_one_place_and_the_longest_are_taken_first() -> None:
+    with arena(40, record_bytes=4096, step_bytes=MANY) as made:
+        places = [made.allocate(count) for count in (4, 1, 2, 1, 6, 1, 3, 22)]
+        for place in places[::2]:
+            made.free(place)
+        assert made.allocate(3).runs == ((0, 3),)  # one run where one is long enough
+        assert made.allocate(7).runs == ((8, 6), (15, 1))
+        assert made.free_slots == 1 + 2 + 2
+
+
+MANY = 1 << 20
+
+
+def test_no_run_goes_beyond_a_step() -> None:
+    """An accelerator knows memory step by step, and copies within one of them."""
+    with arena(40, record_bytes=4096, step_bytes=16 * 4096) as made:
+        assert made.allocate(40).runs == ((0, 16), (16, 16), (32, 8))
+
+
+@pytest.mark.parametrize("record", [264, 1000, 4096, 88_064, 501_120])
+def test_what_is_brought_in_are_whole_pages_one_after_the_other(record: int) -> None:
+    pinned: list[tuple[int, int]] = []
+    made = Arena(
+        4 << 20, record, 1 << 20, pin=lambda memory: pinned.append((memory.ctypes.data, memory.size))
+    )
+    try:
+        made.allocate(made.slots)
+        assert all(at % PAGE == size % PAGE == 0 for at, size in pinned)
+        assert all(at + size == after for (at, size), (after, _) in itertools.pairwise(pinned))
+        assert 3 << 20 < sum(size for _, size in pinned) <= 4 << 20
+    finally:
+        made.close()
 
 
 def test_the_bound_is_kept_and_the_error_says_what_to_do() -> None:
-    with arena(bound=128 * KIB, segment_bytes=64 * KIB) as made:
+    with arena(32, record_bytes=4096) as made:
         for _ in range(2):
-            made.allocate(64 * KIB)
-        with pytest.raises(StagingFull, match=r"131072 of 131072 bytes wait .*raise handoff.staging_mib"):
+            made.allocate(16)
+        with pytest.raises(
+            StagingFull, match=r"32 of 32, each of 4096 bytes, wait .*raise handoff.staging_mib"
+        ):
             made.allocate(1)
 
 
-def test_a_piece_larger_than_a_segment_gets_one_of_its_own() -> None:
-    with arena(bound=512 * KIB, segment_bytes=64 * KIB) as made:
-        assert made.allocate(200 * KIB).size == align(200 * KIB)
-        with pytest.raises(StagingFull):
-            made.allocate(600 * KIB)
+def test_a_bound_below_one_block_is_an_error_that_names_its_key() -> None:
+    with pytest.raises(HandoffError, match=r"handoff\.staging_mib is 1, but the KV of one block takes 2 MiB"):
+        Arena(1 << 20, 2 << 20)
 
 
 def test_it_grows_ahead_of_need(eventually: Callable[[Callable[[], bool]], None]) -> None:
-    with arena(bound=256 * KIB, segment_bytes=64 * KIB) as made:
-        eventually(lambda: made.capacity == 64 * KIB)
-        made.allocate(40 * KIB)
-        eventually(lambda: made.capacity == 128 * KIB)
+    with arena(32, record_bytes=4096, step_bytes=8 * 4096) as made:
+        eventually(lambda: made.grown == 8)
+        made.allocate(5)
+        eventually(lambda: made.grown == 16)
 
 
 def test_a_full_dev_shm_is_staging_full() -> None:
-    def create(size: int) -> segments.Segment:
+    def create(size: int, present: int) -> segments.Segment:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    made = Arena(128 * KIB, 64 * KIB, create)
+    made = Arena(128 * KIB, 4096, create=create)
     with pytest.raises(StagingFull):
-        made.allocate(KIB)
+        made.allocate(1)
     made.close()
+
+
+def test_what_was_there_when_dev_shm_was_full_stays_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    grow = segments.Segment.grow
+
+    def until_full(self: segments.Segment, start: int, stop: int) -> None:
+        if stop > 16 * 4096:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        grow(self, start, stop)
+
+    monkeypatch.setattr(segments.Segment, "grow", until_full)
+    with arena(32, record_bytes=4096, step_bytes=8 * 4096) as made:
+        with pytest.raises(StagingFull):
+            made.allocate(9)
+        assert made.slots == made.free_slots == 8
+        made.free(made.allocate(8))

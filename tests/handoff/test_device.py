@@ -252,7 +252,7 @@ class Under:
 def under() -> Iterator[Under]:
     gate = Gate()
     cache = on_device(1, device=gate, chunk=3)
-    staging = Staging(Arena(2 * MIB, segment_bytes=2 * MIB), lease_s=30)
+    staging = Staging(Arena(2 * MIB, cache.record_bytes), lease_s=30)
     expected = records(make_cache(BLOCKS, 1), random_blocks(BLOCKS, 8))
     saver = Saver(cache, staging, Origin(0, "nowhere:0", "here", shares_memory=True))
     saved = saver.save(SaveJob("r", 1, random_blocks(BLOCKS, 8)))
@@ -269,7 +269,7 @@ def test_a_chunk_can_be_read_while_the_next_is_on_its_way(under: Under, eventual
         for whole in (3, 6, 8):
             under.gate.arrived.release()
             eventually(lambda whole=whole: entry.view.whole == whole)  # type: ignore[misc]
-            assert np.array_equal(entry.view.records(0, whole, entry.record_bytes), under.expected[:whole])
+            assert np.array_equal(entry.view.records(0, whole), under.expected[:whole])
         own = digests.of_records(under.expected, digests.seed("r", 1), 0)
         assert np.array_equal(entry.view.digests(0, 8), own)
 
@@ -286,38 +286,48 @@ def test_a_reader_waits_for_its_chunk_and_no_longer_than_it_may(under: Under) ->
 
     with under.staging.opened("r", 1) as entry:
         with pytest.raises(Enough):
-            entry.view.wait(1, "KV", check)
+            entry.view.wait(0, 1, "KV", check)
         threading.Timer(0.01, under.gate.arrived.release).start()
-        entry.view.wait(3, "KV", lambda: None)
+        entry.view.wait(1, 3, "KV", lambda: None)
         assert entry.view.whole == 3
 
 
 def test_what_never_arrives_is_told(under: Under) -> None:
     under.gate.arrived.release()
     with under.staging.opened("r", 1) as entry:
-        entry.view.wait(3, "KV", lambda: None)
+        entry.view.wait(0, 3, "KV", lambda: None)
         under.gate.broken = True
         under.gate.arrived.release()
         with pytest.raises(SaveFailed, match="KV of r: the source could not save it all"):
-            entry.view.wait(4, "KV of r", lambda: None)
+            entry.view.wait(3, 4, "KV of r", lambda: None)
 
 
 def test_memory_that_is_being_written_is_not_used_again(under: Under, eventually: Eventually) -> None:
-    place = under.staging.opened("r", 1)
-    with place as entry:
-        offset = entry.offset
+    free = under.staging.free_blocks
     under.staging.release("r", 1)
-    other = under.staging.reserve("other", 1, 1, 64)
-    assert other.offset > offset  # behind it
+    assert under.staging.free_blocks == free
     under.gate.arrived.release(99)
+    eventually(lambda: under.staging.free_blocks == free + 8 == under.staging.capacity)
 
-    def free() -> bool:
-        entry = under.staging.reserve("probe", 1, 1, 64)
-        under.staging.discard(entry)
-        return entry.offset < other.offset
 
-    eventually(free)
-    under.staging.discard(other)
+def test_a_save_goes_where_there_is_room_in_pieces() -> None:
+    cache = on_device(1, chunk=3)
+    staging = Staging(Arena(2 * MIB, cache.record_bytes), lease_s=30)
+    saver = Saver(cache, staging, Origin(0, "nowhere:0", "here", shares_memory=True))
+    places = [staging.reserve(f"{i}", 1, 1) for i in range(staging.capacity)]
+    for place in [*places[1:4], *places[6:13:2], places[17]]:
+        staging.discard(place)
+    expected = records(make_cache(BLOCKS, 1), random_blocks(BLOCKS, 8))
+    assert saver.save(SaveJob("r", 1, random_blocks(BLOCKS, 8))).problem is None
+    with staging.opened("r", 1) as entry:
+        assert entry.place.runs == ((1, 3), (6, 1), (8, 1), (10, 1), (12, 1), (17, 1))
+        entry.view.wait(0, 8, "KV", lambda: None)
+        got = [entry.view.records(*part) for part in entry.view.pieces(0, 8, 8)]
+        assert np.array_equal(np.concatenate(got), expected)
+        own = digests.of_records(expected, digests.seed("r", 1), 0)
+        assert np.array_equal(entry.view.digests(0, 8), own)
+    cache.close()
+    staging.close()
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from baton.handoff import transports
 from baton.handoff.client import HandoffClient
 from baton.handoff.loader import Loader, LoadJob
 from baton.handoff.manifest import seal
@@ -189,8 +190,8 @@ def test_another_requests_bytes_are_noticed_though_their_digests_came_along(pair
         pair.source.staging.opened("r", 1) as entry,
         pair.source.staging.opened("other", 1) as other,
     ):
-        entry.records[4:] = other.records[4:]
-        entry.view.digests(4, 10)[:] = other.view.digests(4, 10)
+        entry.view.records(4, 10)[:] = other.view.records(4, 10)
+        entry.view.arrived(4, other.view.digests(4, 10))
     pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10))
     problem = pair.finished().problem
     assert problem is not None
@@ -215,6 +216,22 @@ def test_a_stuck_pull_ends_in_time_and_is_reported_once(pair: Pair, how: str, ev
     eventually(lambda: pair.source.staging.held() == (0, 0))
     pair.loader.cancel([("r", 1)])
     assert pair.loader.take_finished() == []
+
+
+def test_a_pulls_time_runs_from_its_begin(pair: Pair) -> None:
+    """Two go on at once: what waits behind others loses nothing of its own time."""
+    pair.loader._pull_timeout_s, pair.mock.faults.delay_s, count = 1.0, 0.1, 8
+    for number in range(count):
+        manifest = pair.source.save(f"r{number}", 310, random_blocks(CACHE_BLOCKS, 10))
+        pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=f"r{number}")
+    done: list[ShardLoad] = []
+    deadline = time.monotonic() + 20
+    while len(done) < count and time.monotonic() < deadline:
+        done += pair.loader.take_finished()
+        time.sleep(0.01)
+    assert [str(one.problem) for one in done if one.problem is not None] == []
+    assert len(done) == count
+    assert max(one.costs.wait_ms for one in done) > 1000
 
 
 def test_an_unexpected_failure_is_reported_too(pair: Pair) -> None:
@@ -244,6 +261,25 @@ def test_a_mangled_manifest_releases_nothing(pair: Pair) -> None:
     assert problem.name == "MalformedManifest"
     pair.client.release(pair.source.save("behind it", 310, random_blocks(CACHE_BLOCKS, 10)))
     assert pair.source.staging.held()[0] == 1
+
+
+@pytest.mark.parametrize("transport", ["mock", "shm", "grpc"])
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_save_that_lies_in_pieces_is_loaded_like_any_other(pair: Pair, transport: str, first: int) -> None:
+    if transport != "mock":
+        pair.loader.transports[:] = transports.create([transport])
+    staging = pair.source.staging
+    places = [staging.reserve(f"{i}", 1, 1) for i in range(staging.capacity)]
+    for place in [*places[5:9], *places[20:35:3], places[-1]]:
+        staging.discard(place)
+    blocks, into = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10 - first, 3)
+    manifest = pair.source.save("r", 310, blocks)
+    assert [run.count for run in manifest.shards[0].runs] == [4, 1, 1, 1, 1, 1, 1]
+    pair.load(manifest, first, into)
+    done = pair.finished()
+    assert done.problem is None
+    assert (done.transport, done.blocks) == (transport, 10 - first)
+    assert np.array_equal(cache_of(pair, into), records(pair.source.cache, blocks[first:]))
 
 
 def test_more_blocks_than_the_source_has(pair: Pair) -> None:

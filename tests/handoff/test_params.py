@@ -37,11 +37,13 @@ def test_a_wish_that_cannot_be_read(params: dict[str, Any], text: str) -> None:
 
 def test_the_configuration_is_checked() -> None:
     config = HandoffConfig.from_extra_config({"worker_id": "w", "transports": ["grpc"], "staging_mib": 2})
-    assert (config.transports, config.staging_bytes, config.host) == (("grpc",), 2 << 20, "127.0.0.1")
+    assert (config.transports, config.staging_mib, config.host) == (("grpc",), 2, "127.0.0.1")
+    assert HandoffConfig.from_extra_config({"worker_id": "w"}).staging_mib is None
     for extra, text in [
         ({}, "worker_id is missing"),
         ({"worker_id": "w", "stagin_mib": 1}, "unknown stagin_mib; allowed: worker_id"),
         ({"worker_id": "w", "lease_s": 0}, "lease_s is 0"),
+        ({"worker_id": "w", "staging_mib": 0}, "staging_mib is 0; above 0 is needed"),
         ({"worker_id": "w", "host": "0.0.0.0"}, "host is 0.0.0.0, which others cannot dial"),
         ({"worker_id": "w", "host": "::"}, "host is ::, which others cannot dial"),
         ({"worker_id": "w", "kv_wire_dtype": "fp8"}, "kv_wire_dtype is 'fp8'; allowed: auto, fp8_e4m3, int8"),

@@ -40,6 +40,19 @@ def test_too_little_shared_memory_is_an_error_not_a_crash() -> None:
         segments.create(1 << 50)
 
 
+def test_what_is_not_grown_takes_no_memory() -> None:
+    size = 64 << 20
+    segment = segments.create(size, present=4096)
+    path = segments.DIRECTORY / segment.name
+    assert path.stat().st_size == size
+    assert path.stat().st_blocks * 512 == 4096
+    segment.grow(1 << 20, 2 << 20)
+    assert path.stat().st_blocks * 512 == 4096 + (1 << 20)
+    segment.data[1 << 20 : 2 << 20] = 7
+    assert (segments.attach(segment.name)[1 << 20 : 2 << 20] == 7).all()
+    segment.close()
+
+
 def test_only_dead_owners_segments_are_stale() -> None:
     mine = segments.create(4096)
     program = (

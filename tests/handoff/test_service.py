@@ -12,6 +12,7 @@ from baton.handoff.arena import Arena
 from baton.handoff.client import HandoffClient
 from baton.handoff.config import MIB
 from baton.handoff.errors import HandoffError
+from baton.handoff.reports import Staged
 from baton.handoff.service import HandoffService
 from baton.handoff.staging import Staging
 from tests.support import free_port
@@ -19,7 +20,7 @@ from tests.support import free_port
 
 @pytest.fixture
 def staging() -> Iterator[Staging]:
-    with closing(Staging(Arena(MIB, segment_bytes=MIB), 30.0)) as made:
+    with closing(Staging(Arena(MIB, 4096), 30.0)) as made:
         yield made
 
 
@@ -42,7 +43,9 @@ def test_it_is_found_where_it_was_said_and_here(
     ):
         assert split(service.address) == (found, port)
         assert split(service.local_address) == (local, port)
-        assert client.staged([service.local_address]) == (0, 0)
+        capacity = staging.capacity * 4096
+        assert client.staged([service.local_address]) == Staged(0, 0, capacity)
+        assert 0.9 * MIB < capacity < MIB
 
 
 def test_a_taken_port_is_an_error_that_names_its_key(staging: Staging) -> None:

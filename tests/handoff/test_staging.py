@@ -9,10 +9,13 @@ import pytest
 from baton.handoff import digests, segments
 from baton.handoff.arena import Arena
 from baton.handoff.errors import LeaseExpired, StagingFull, StaleEpoch, UnknownHandoff
+from baton.handoff.segments import Bytes
 from baton.handoff.staging import Entry, Staging
 from baton.handoff.views import View
 
-SIZE = 64 << 10
+RECORD = 1000
+BLOCKS = 60
+SIZE = 4096 + BLOCKS * RECORD
 Eventually = Callable[[Callable[[], bool]], None]
 
 
@@ -21,7 +24,7 @@ def make() -> Iterator[Callable[..., Staging]]:
     made: list[Staging] = []
 
     def staging(lease_s: float = 30.0) -> Staging:
-        made.append(Staging(Arena(SIZE, segment_bytes=SIZE), lease_s))
+        made.append(Staging(Arena(SIZE, RECORD), lease_s))
         return made[-1]
 
     yield staging
@@ -30,18 +33,23 @@ def make() -> Iterator[Callable[..., Staging]]:
 
 
 def put(staging: Staging, request_id: str, epoch: int = 1, blocks: int = 3, fill: int = 7) -> Entry:
-    entry = staging.reserve(request_id, epoch, blocks, 1000)
-    entry.records[:] = fill
+    entry = staging.reserve(request_id, epoch, blocks)
+    for first, stop in entry.view.pieces(0, blocks, blocks):
+        entry.view.records(first, stop)[:] = fill
     staging.publish(entry)
     return entry
+
+
+def records(entry: Entry) -> Bytes:
+    return np.concatenate([entry.view.records(*part) for part in entry.view.pieces(0, entry.num_blocks, 999)])
 
 
 def test_saved_then_read_then_released(make: Callable[..., Staging]) -> None:
     staging = make()
     put(staging, "a")
     with staging.opened("a", 1) as entry:
-        assert entry.records.shape == (3, 1000)
-        assert (entry.records == 7).all()
+        assert records(entry).shape == (3, 1000)
+        assert (records(entry) == 7).all()
     assert staging.held() == (1, 3000)
     assert staging.release("a", 1)
     assert not staging.release("a", 1)
@@ -54,7 +62,7 @@ def test_what_was_never_saved_is_unknown(make: Callable[..., Staging]) -> None:
     staging = make()
     with pytest.raises(UnknownHandoff, match="never saved"), staging.opened("a", 1):
         pass
-    reserved = staging.reserve("a", 1, 1, 10)
+    reserved = staging.reserve("a", 1, 1)
     with pytest.raises(UnknownHandoff), staging.opened("a", 1):  # not before it is published
         pass
     staging.discard(reserved)
@@ -92,8 +100,8 @@ def test_memory_that_is_read_is_not_used_again_before_the_reader_ends(
     with staging.opened("a", 1) as entry:
         eventually(lambda: staging.held() == (0, 0))
         with pytest.raises(StagingFull):
-            staging.reserve("b", 1, 60, 1000)
-        assert (entry.records == 1).all()
+            staging.reserve("b", 1, 60)
+        assert (records(entry) == 1).all()
     put(staging, "b", blocks=60)
 
 
@@ -104,7 +112,7 @@ def test_a_later_epoch_ends_the_earlier_one(make: Callable[..., Staging]) -> Non
     with pytest.raises(StaleEpoch, match="here it is epoch 2"), staging.opened("a", 1):
         pass
     with staging.opened("a", 2) as entry:
-        assert (entry.records == 9).all()
+        assert (records(entry) == 9).all()
     with pytest.raises(StaleEpoch, match="epoch 2 of that request"):
         put(staging, "a", epoch=1)
     assert staging.held() == (1, 3000)
@@ -114,10 +122,39 @@ def test_the_ticket_stands_only_while_the_lease_does(make: Callable[..., Staging
     staging = make()
     entry = put(staging, "a", epoch=5)
     memory = segments.attach(entry.place.segment)
-    assert View(memory, entry.offset).ticket == digests.seed("a", 5)
-    assert np.array_equal(memory[entry.offset : entry.offset + 3000], np.full(3000, 7, np.uint8))
+    view = View(memory, entry.place.offset, RECORD, entry.place.runs)
+    assert view.holds(digests.seed("a", 5), 0, 3)
+    assert (view.records(0, 3) == 7).all()
     staging.release("a", 5)
-    assert View(memory, entry.offset).ticket == 0
+    assert view.holds(0, 0, 3)
+
+
+def test_a_ticket_that_is_missing_on_one_block_is_missed(make: Callable[..., Staging]) -> None:
+    staging = make()
+    view, ticket = put(staging, "a").view, digests.seed("a", 1)
+    assert view.holds(ticket, 0, 3)
+    put(staging, "b", blocks=57)
+    staging.release("a", 1)
+    other = put(staging, "c", blocks=1).view  # where the first of them was
+    other.sign(ticket)
+    assert [view.holds(ticket, at, at + 1) for at in range(3)] == [True, False, False]
+    assert not view.holds(ticket, 0, 3)
+
+
+def test_a_lease_that_is_renewed_does_not_run_out(
+    make: Callable[..., Staging], eventually: Eventually
+) -> None:
+    staging = make(lease_s=0.2)
+    put(staging, "a")
+    put(staging, "b")
+    until = time.monotonic() + 0.8
+    while time.monotonic() < until:
+        assert staging.renew([("a", 1), ("a", 2), ("nobody", 1)]) == [("a", 2), ("nobody", 1)]
+        time.sleep(0.02)
+    assert staging.held()[0] == 1
+    assert staging.renew([("b", 1)]) == [("b", 1)]
+    eventually(lambda: staging.held() == (0, 0))
+    assert staging.counters.expired == 2
 
 
 def test_closing_ends_everything_quickly(make: Callable[..., Staging]) -> None:

@@ -98,7 +98,7 @@ def test_what_was_released_does_not_come(source: RemoteSource, transport: Transp
     manifest = source.save(f"released-{transport.name}", range(1, 5))
     client = HandoffClient()
     before, _ = source.held()
-    assert client.staged([manifest.shards[0].address])[0] == before
+    assert client.staged([manifest.shards[0].address]).handoffs == before
     assert client.release(manifest, confirmed=True)
     assert not client.release(manifest)
     assert source.held()[0] == before - 1

@@ -92,7 +92,8 @@ def read(reader: EngineProcess, request_id: str, prompt: list[int]) -> Manifest:
 
 
 def held(engine: Engine) -> tuple[int, int]:
-    return engine.connector.staged()
+    staged = engine.connector.staged()
+    return staged.handoffs, staged.bytes
 
 
 def until_nothing_is_held(engine: EngineProcess) -> None:
@@ -239,7 +240,7 @@ def flip(engine: Engine) -> None:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     staging = get_kv_transfer_group()._worker.staging
-    list(staging._entries.values())[-1].records[1, 100] ^= 4
+    list(staging._entries.values())[-1].view.records(1, 2)[0, 100] ^= 4
 
 
 def test_broken_bytes_and_a_gone_source_end_the_request_by_name(
@@ -299,7 +300,7 @@ def own_save(engine: Engine, name: str, manifest: Manifest) -> None:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     staging = get_kv_transfer_group()._worker.staging
-    staging.publish(staging.reserve(name, 1, manifest.num_blocks, manifest.shards[0].record_bytes))
+    staging.publish(staging.reserve(name, 1, manifest.num_blocks))
 
 
 def test_an_abort_while_pulling_leaks_nothing(reader: EngineProcess, writer: EngineProcess) -> None:

@@ -14,7 +14,7 @@ from baton.scheduler.policy import Choice, NoChoice, Policy, PolicyConfig
 from baton.scheduler.policy.base import Scorer
 from baton.scheduler.policy.pickers import Best, PowerOfTwo
 from baton.scheduler.policy.registry import FILTERS, PAIR_FILTERS, PICKERS, SCORERS, Registry
-from baton.scheduler.policy.scorers import FreeBlocks, QueuedPromptTokens, RunningRequests
+from baton.scheduler.policy.scorers import FreeBlocks, QueuedPromptTokens, RunningRequests, StagingRoom
 from baton.scheduler.types import Need, Reserved, View, WorkerRecord
 from tests.scheduler.support import LIMITS, identity, need
 
@@ -284,6 +284,17 @@ def test_a_scorer_from_outside_decides() -> None:
     what = Need(need().attempt, "router", 100, 10, prefix_hashes=(b"b", b"x"))
     workers = [worker(name, P) for name in "abc"]
     assert choose(what, *workers, worker("d", D), scorers={"knows_prefixes": 1.0}) == ("b", "d")
+
+
+def test_a_worker_with_room_for_the_kv_is_preferred() -> None:
+    full, empty = (pb.WorkerLoad(pinned_bytes=pinned, staging_bytes=100) for pinned in (90, 0))
+    pair = worker("a", P, load=full), worker("b", P, load=empty)
+    assert choose(need(), *pair, worker("d", D)) == ("b", "d")
+    assert choose(need(), *reversed(pair), worker("d", D)) == ("b", "d")
+    scorer = StagingRoom(LIMITS)
+    assert [scorer.score(one, need()) for one in pair] == [pytest.approx(0.1), 1.0]
+    assert scorer.score(worker("not heard of", P), need()) == 1.0
+    assert scorer.score(worker("without handoffs", P, load=pb.WorkerLoad()), need()) == 1.0
 
 
 def test_weights_decide_between_scorers() -> None:

@@ -117,7 +117,7 @@ class Fleet:
                 "drain_timeout_s": 20,
                 "scheduler_wait_s": 60,
             },
-            "handoff": {"staging_mib": 32},
+            "handoff": {},
         }
         for section, values in changes.items():
             settings[section].update(values)

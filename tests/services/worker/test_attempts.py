@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from baton.protos import worker_pb2 as pb
@@ -75,6 +77,39 @@ def test_what_has_ended_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatc
     live = attempt("b", 2)
     table.begin(live)
     assert late(table, "b", 1)  # as long as it lives it is known
+
+
+def keep(table: Attempts, name: str, epoch: int = 1, lease_s: float = 60.0, session: int = 1) -> Manifest:
+    one = attempt(name, epoch, pb.PHASE_PREFILL, session)
+    table.begin(one)
+    manifest = Manifest(request_id=one.internal_id, epoch=epoch, lease_s=lease_s)
+    table.saved(one, manifest)
+    table.end(one)
+    return manifest
+
+
+def test_what_is_still_held_is_renewed_and_what_is_gone_forgotten() -> None:
+    table = Attempts()
+    for name in ("pulled", "held", "replaced"):
+        keep(table, name, lease_s=0.5)
+    asked = table.to_renew()
+    assert [one.key for one in asked] == [("pulled#1", 1), ("held#1", 1), ("replaced#1", 1)]
+    table.take_saved("replaced")
+    keep(table, "replaced", epoch=2)
+    keep(table, "since")
+    table.renewed(asked, {("held#1", 1)}, at_s=time.monotonic() + 100)
+    assert [one.key for one in table.to_renew()] == [("held#1", 1), ("replaced#2", 2), ("since#1", 1)]
+    held = table.take_saved("held")
+    assert held is not None
+    assert held.until_s > time.monotonic() + 90
+
+
+def test_no_lease_is_renewed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "RENEWED_S", 0.0)
+    table = Attempts()
+    keep(table, "its release was lost")
+    assert table.to_renew() == []
+    assert table.saved_epoch("its release was lost") == 1  # until its lease is over
 
 
 def test_a_handoff_is_forgotten_with_its_lease() -> None:

@@ -30,6 +30,7 @@ async def test_a_ready_worker_is_registered_with_what_it_can_do(workers: Fleet, 
     assert status.identity.role == scheduler_pb2.ROLE_MIXED
     assert (status.identity.capacity.num_blocks, status.identity.capacity.max_model_len) == (4096, 1024)
     assert len(status.identity.model_fingerprint) == 64
+    assert "staging: 64 MiB of shared memory for saved KV (half of the KV cache)" in mixed.text
 
 
 async def test_it_reports_its_load(workers: Fleet, mixed: Worker) -> None:
@@ -63,6 +64,25 @@ async def test_a_drain_finishes_what_runs_and_waits_for_handoffs(workers: Fleet,
         assert len(begun.tokens + rest.tokens) == 24
     assert worker.ended() == 0
     assert worker.name not in await registered(workers)
+
+
+async def test_a_drain_goes_on_while_it_is_not_known_what_is_held(workers: Fleet) -> None:
+    """One rank of two does not answer: it may hold something, and here it does."""
+    worker = workers.started("prefill", engine={"tensor_parallel_size": 2})
+    async with connected(worker.address) as source:
+        assert (await source.run(request("held", prompt(100, seed=22)), PREFILL)).saved is not None
+        rank = psutil.Process(worker.pid).children(recursive=True)[-1]
+        rank.suspend()
+        try:
+            worker.signal(signal.SIGTERM)
+            unknown = "no answer from the Handoff services"
+            eventually(lambda: worker.text.count(unknown) > 2 or worker.exitcode is not None, 15, "it asks")
+            assert worker.exitcode is None
+        finally:
+            rank.resume()
+        await source.abort("held")
+        assert worker.ended() == 0
+    assert "drained in" in worker.text
 
 
 async def test_an_operator_can_drain_it(workers: Fleet) -> None:

@@ -1,0 +1,44 @@
+"""How much shared memory a rank's saved KV may take where nobody said it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from baton.handoff.segments import DIRECTORY
+from baton.handoff.views import bytes_for
+
+# Of the rank's KV cache: what a batch and the prompts behind it hold while they wait to be pulled.
+CACHE_SHARE = 2
+# Of what /dev/shm has free: other ranks and workers of the host begin beside this one, and see the same.
+FREE_SHARE = 4
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes, and why so many."""
+
+    bytes: int
+    because: str
+
+    def __str__(self) -> str:
+        return f"{self.bytes / 2**20:.0f} MiB of shared memory for saved KV ({self.because})"
+
+
+def room(record_bytes: int, cache_blocks: int, prompt_blocks: int, free_bytes: int) -> Room:
+    """prompt_blocks: of the longest prompt, which fits where /dev/shm allows it; one block always does."""
+    share = Room(bytes_for(cache_blocks // CACHE_SHARE, record_bytes), "half of the KV cache")
+    prompt = Room(bytes_for(prompt_blocks, record_bytes), "one prompt of max_model_len")
+    wanted = max(share, prompt, key=lambda one: one.bytes)
+    limit = max(free_bytes // FREE_SHARE, bytes_for(1, record_bytes))
+    if wanted.bytes <= limit:
+        return wanted
+    return Room(
+        limit, f"a quarter of what {DIRECTORY} has free; {wanted.because} would take {wanted.bytes >> 20}"
+    )
+
+
+def free_bytes() -> int:
+    """In /dev/shm."""
+    found = os.statvfs(DIRECTORY)
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,61 @@
+"""Who may be begun while staging is nearly full."""
+
+from __future__ import annotations
+
+from baton.handoff.room import Room
+
+
+def room(free: int, capacity: int = 10, wait_s: float = 60.0) -> Room:
+    made = Room(wait_s)
+    made.hear({0: (free, capacity)})
+    return made
+
+
+def test_what_is_promised_counts_until_it_is_saved() -> None:
+    made = room(free=10)
+    assert made.admits("a", 6)
+    assert not made.admits("b", 6)
+    made.hear({0: (4, 10)})  # a is there
+    made.forget("a")
+    assert not made.admits("b", 6)
+    made.hear({0: (10, 10)})  # and pulled
+    assert made.admits("b", 6)
+    assert made.admits("b", 6)  # asked again after a preemption
+
+
+def test_who_came_first_goes_first() -> None:
+    made = room(free=5)
+    assert not made.admits("large", 8)
+    assert not made.admits("small", 2)  # it would fit, again and again
+    made.hear({0: (10, 10)})
+    assert made.admits("large", 8)
+    assert made.admits("small", 2)
+    made = room(free=5)
+    assert not made.admits("gone", 8)
+    made.forget("gone")
+    assert made.admits("small", 2)
+
+
+def test_the_rank_with_the_least_room_decides() -> None:
+    made = room(free=10)
+    made.hear({1: (3, 10)})
+    assert not made.admits("a", 4)
+    made.hear({1: (4, 10)})
+    assert made.admits("a", 4)
+
+
+def test_who_waited_too_long_is_told_once_and_begins_if_nobody_minds() -> None:
+    made = room(free=0, wait_s=0.0)
+    assert not made.admits("a", 4)
+    assert made.take_overdue() == ["a"]
+    assert made.take_overdue() == []
+    assert made.admits("a", 4)
+    assert not made.admits("b", 4)
+    made.forget("b")
+    assert made.take_overdue() == []
+
+
+def test_what_never_fits_and_what_is_not_known_do_not_wait() -> None:
+    assert room(free=0, capacity=10).admits("a", 11)
+    assert room(free=0, capacity=0).admits("a", 1)  # no shared memory at all
+    assert Room().admits("a", 1)

@@ -1,0 +1,47 @@
+"""Saved KV stays for as long as the router that asked for it may want it, however long that takes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.services.worker.fleet import Fleet
+from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
+from tests.support import eventually
+
+LEASE_S = 0.6
+SEQS = 2
+PINNED = "baton_worker_handoffs_pinned"
+
+
+async def test_handoffs_outlast_a_queue_that_is_longer_than_their_lease(workers: Fleet) -> None:
+    """Nothing is recomputed; what nobody wants any more goes all the same."""
+    prefill = workers.start("prefill", handoff={"lease_s": LEASE_S})
+    decode = workers.started("decode", engine={"max_num_seqs": SEQS}, scheduler={"max_queue_factor": 3})
+    eventually(prefill.serving, 60, "the prefill worker serves")
+    cores = [request(f"queued {n}", prompt(70, seed=500 + n), max_tokens=200) for n in range(2 * SEQS)]
+    before = [request(f"before {n}", prompt(20, seed=520 + n), max_tokens=900) for n in range(SEQS)]
+    unwanted = request("unwanted", prompt(70, seed=510))
+    loop = asyncio.get_running_loop()
+    async with connected(prefill.address) as source, connected(decode.address) as target:
+        for core in [*cores, unwanted]:
+            await source.start(core, PREFILL)
+        begun = [await source.end(core.request_id) for core in cores]
+        await source.end(unwanted.request_id)
+        for core in before:  # vLLM loads nothing while its batch is full
+            await target.start(core, DECODE)
+            await target.some(core.request_id, 1)
+        began = loop.time()
+        for core, one in zip(cores, begun, strict=True):
+            assert one.saved is not None
+            await target.start(core, DECODE, written=one.tokens, manifest=one.saved.manifest)
+        for core in before:
+            assert len((await target.end(core.request_id)).tokens) == 900
+        assert loop.time() - began > 2 * LEASE_S
+        rests = [await target.end(core.request_id) for core in cores]
+        assert [str(rest.failed) for rest in rests if rest.failed is not None] == []
+        assert all(len(one.tokens + rest.tokens) == 200 for one, rest in zip(begun, rests, strict=True))
+        assert prefill.figure(PINNED) == 1  # its router is there, and has said nothing
+        await source.abort(unwanted.request_id)
+        eventually(lambda: prefill.figure(PINNED) == 0, 10, "what was aborted is released")
+        await source.run(unwanted, PREFILL, epoch=2)
+    eventually(lambda: prefill.figure(PINNED) == 0, 10, "what a router that is gone had saved is released")
