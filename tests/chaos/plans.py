@@ -83,7 +83,7 @@ def plan(one: Plan) -> None:
     PLANS[one.name] = one
 
 
-# 23 minutes of faults in all; starts and ends come on top of it.
+# 25 minutes of faults in all; starts and ends come on top of it.
 plan(
     Plan(
         "workers-1p1d",
@@ -168,6 +168,24 @@ plan(
         ("corrupt-handoffs", "kill-prefill", "kill-decode", "hang-prefill"),
         "corrupted KV, and hardly any room for KV that waits",
         seconds=120.0,
+    )
+)
+plan(
+    Plan(
+        "full-house",
+        Shape(1, 1, slots=2, routers=2, redis=True, speculation=MTP),
+        (
+            "kill-scheduler",
+            "kill-redis",
+            "kill-router",
+            "drain-router",
+            "kill-prefill",
+            "kill-decode",
+            "hang-decode",
+        ),
+        "six times as many requests as slots: most of them wait in their routers meanwhile",
+        seconds=90.0,
+        clients=12,
     )
 )
 plan(

@@ -52,6 +52,7 @@ class Shape:
     lease_s: float = 3.0  # of workers
     hold_lease_s: float = 6.0  # of placements, and of KV that waits to be pulled
     staging_mib: int = 128
+    slots: int = ENGINE["max_num_seqs"]  # of each engine's batch
 
     @property
     def name(self) -> str:
@@ -237,7 +238,12 @@ class Site:
             await asyncio.to_thread(self.redis.start)
         addresses = self._addresses = [f"127.0.0.1:{free_port()}" for _ in range(shape.schedulers)]
         common: dict[str, Any] = {
-            "engine": {**ENGINE, "max_num_batched_tokens": 256, "speculative_config": shape.speculation},
+            "engine": {
+                **ENGINE,
+                "max_num_batched_tokens": 256,
+                "max_num_seqs": shape.slots,
+                "speculative_config": shape.speculation,
+            },
             "scheduler": {
                 "address": self.scheduler_address,
                 "store": self.redis.url if self.redis else "memory",
