@@ -124,6 +124,32 @@ def _scheduler(result: dict[str, Any]) -> str:
     )
 
 
+def _scheduler_cpu(result: dict[str, Any]) -> str:
+    keys = [
+        "placed_per_s",
+        "failed",
+        "scheduler_cores",
+        "redis_cores",
+        "place_p50_ms",
+        "place_p99_ms",
+        "rss_mib",
+    ]
+    rows = [
+        [name, rate, *(figures[key] for key in keys)]
+        for name, rates in result["arms"].items()
+        for rate, figures in rates.items()
+    ]
+    return "\n".join(
+        [
+            "## The scheduler over Redis: its share of a core\n",
+            f"A scheduler, its Redis and a router, a process each; {result['workers']} workers; each rate was held for "
+            f"{result['hold_s']:g} s. `against`: the code before a change, in turns.",
+            _where(result, "python -m bench scheduler --rates 100 500 1000"),
+            _table(["code", "asked a second", *keys], rows),
+        ]
+    )
+
+
 def _startup(result: dict[str, Any]) -> str:
     rows = [[name, seconds, result["runs_s"][name]] for name, seconds in result["median_s"].items()]
     ratio = result["ratio (goal <= 1.3)"]
@@ -288,6 +314,7 @@ SECTIONS = {
     "handoff": _handoff,
     "router": _router,
     "scheduler": _scheduler,
+    "scheduler-cpu": _scheduler_cpu,
     "startup": _startup,
     "preload": _preload,
     "overload": _overload,

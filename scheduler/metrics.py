@@ -78,7 +78,9 @@ class Metrics:
         self.workers.clear()
         for worker in view.workers.values():
             role = short_name(pb.Role.Name(worker.role), "ROLE_")
-            state = short_name(pb.WorkerState.Name(worker.state), "WORKER_STATE_")
+            state = (
+                "drained" if worker.held else short_name(pb.WorkerState.Name(worker.state), "WORKER_STATE_")
+            )
             self.workers.labels(role, state).inc()
 
 

@@ -291,5 +291,5 @@ def _status(record: WorkerRecord, lease_s: float) -> pb.WorkerStatus:
         reserved_prompt_tokens=record.reserved.prompt_tokens,
         reserved_requests=record.reserved.requests,
         reserved_blocks=record.reserved.blocks,
-        drained=record.drain_asked and record.state != pb.WORKER_STATE_DRAINING,
+        drained=record.held,
     )

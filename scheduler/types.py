@@ -116,6 +116,11 @@ class WorkerRecord:
         return self.identity.capacity
 
     @property
+    def held(self) -> bool:
+        """It would take requests, but an operator drained its name."""
+        return self.drain_asked and self.state != pb.WORKER_STATE_DRAINING
+
+    @property
     def placeable(self) -> bool:
         """It takes new requests: its engine is loaded and nobody wants it gone."""
         ready = self.state == pb.WORKER_STATE_READY and not self.drain_asked

@@ -219,9 +219,9 @@ class SchedulerSettings(_Section):
         """
         if "," in self.address and self.store == "memory":
             raise ConfigError(
-                f"scheduler.address names several schedulers ({self.address}), scheduler.store is memory: "
-                "each would know its own workers alone; set scheduler.store to the Redis that they share, "
-                "or name one scheduler"
+                f"scheduler.address names several schedulers ({self.address}) and scheduler.store is memory: "
+                "each would know its own workers alone; set scheduler.store to the Redis that they share, or "
+                "name one scheduler"
             )
 
 
@@ -289,8 +289,7 @@ class WorkerSettings(_Section):
     )
     worker_id: str = Field(
         "",
-        description="Unique name, by which a drain is remembered; made from role, host and process by "
-        "default.",
+        description="Unique name, also what a drain is remembered by; by default of role, host and process.",
     )
     metrics_port: Port | None = Field(
         None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."

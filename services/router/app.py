@@ -107,6 +107,7 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
         metrics = RouterMetrics()
         journal = Journal(settings.router.journal_mib << 20)
         metrics.watch_journal(journal)
+        metrics.watch_workers(lambda: [one.identity.worker_id for one in scheduler.standby.workers])
         placements = Placements(scheduler, metrics)
         waiting = WaitingRoom(settings.router.max_waiting, settings.router.max_wait_s, metrics)
         scheduler.reporter.on_released = waiting.freed

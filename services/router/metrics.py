@@ -6,7 +6,7 @@ Histograms are of one request each, so nothing here is touched per token.
 from __future__ import annotations
 
 import time
-from collections.abc import Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import Protocol
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -15,6 +15,7 @@ from baton.protos import handoff_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.services.router.journal import Journal
 from baton.services.router.state import RequestState
+from baton.services.router.worker_series import WorkerSeries
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
@@ -31,9 +32,15 @@ class Waiting(Sized, Protocol):
 class RouterMetrics:
     """The router's own figures. One object a process: names are unique in a registry."""
 
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(
+        self, registry: CollectorRegistry = REGISTRY, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._workers = WorkerSeries(registry, clock)
         self._placements = Counter(
-            "baton_router_placements_total", "Placements got", ["prefill", "decode"], registry=registry
+            "baton_router_placements_total",
+            "Placements got, by whether a handoff follows: pair or alone",
+            ["kind"],
+            registry=registry,
         )
         self._alone = Counter(
             "baton_router_placements_alone_total",
@@ -46,8 +53,10 @@ class RouterMetrics:
             ["code"],
             registry=registry,
         )
-        self._retries = Counter(
-            "baton_router_retries_total", "Attempts that failed", ["trouble", "worker"], registry=registry
+        self._retries = self._workers.keep(
+            Counter(
+                "baton_router_retries_total", "Attempts that failed", ["trouble", "worker"], registry=registry
+            )
         )
         self._recomputed = Counter(
             "baton_router_recomputed_total", "Prompts read again, as no KV came", registry=registry
@@ -85,12 +94,14 @@ class RouterMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._queue = Histogram(
-            "baton_router_queue_seconds",
-            "Time to first token, part 2: until the prompt's first step",
-            ["worker"],
-            buckets=_SECONDS,
-            registry=registry,
+        self._queue = self._workers.keep(
+            Histogram(
+                "baton_router_queue_seconds",
+                "Time to first token, part 2: until the prompt's first step",
+                ["worker"],
+                buckets=_SECONDS,
+                registry=registry,
+            )
         )
         self._first_token = Histogram(
             "baton_router_first_token_seconds",
@@ -98,12 +109,14 @@ class RouterMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._handoff = Histogram(
-            "baton_router_handoff_seconds",
-            "From the first token until the decode worker has the KV cache",
-            ["worker", "transport"],
-            buckets=_SECONDS,
-            registry=registry,
+        self._handoff = self._workers.keep(
+            Histogram(
+                "baton_router_handoff_seconds",
+                "From the first token until the decode worker has the KV cache",
+                ["worker", "transport"],
+                buckets=_SECONDS,
+                registry=registry,
+            )
         )
         self._stages = Histogram(
             "baton_router_handoff_stage_seconds",
@@ -117,10 +130,13 @@ class RouterMetrics:
         )
 
     def placed(self, placement: Placement, took_s: float) -> None:
-        reader = placement.prefill.worker_id if placement.prefill else "none"
-        self._placements.labels(reader, placement.decode.worker_id).inc()
+        self._placements.labels("pair" if placement.prefill else "alone").inc()
         self._alone.inc(placement.alone)
         self._place.observe(took_s)
+
+    def watch_workers(self, there: Callable[[], Iterable[str]]) -> None:
+        """`there` tells the ids of those that are known, from any thread: the series of others end."""
+        self._workers.watch(there)
 
     def watch_journal(self, journal: Journal) -> None:
         self._journal.set_function(lambda: journal.size)
@@ -143,6 +159,7 @@ class RouterMetrics:
         self._live.inc()
 
     def retried(self, trouble: str, worker_id: str) -> None:
+        self._workers.wrote(worker_id)
         self._retries.labels(trouble, worker_id).inc()
 
     def recomputed(self) -> None:
@@ -153,6 +170,7 @@ class RouterMetrics:
         timings = state.timings
         self._first_token.observe(time.monotonic() - state.arrived)
         if timings.prefill_began:
+            self._workers.wrote(worker_id)
             self._queue.labels(worker_id).observe(max(0.0, timings.prefill_began - timings.placed))
 
     def saved(self, manifest: handoff_pb2.Manifest) -> None:
@@ -163,6 +181,7 @@ class RouterMetrics:
         transport = admitted.transport or "none"
         if state.timings.first_token:
             since = time.monotonic() - state.timings.first_token
+            self._workers.wrote(worker_id)
             self._handoff.labels(worker_id, transport).observe(since)
         for stage in _STAGES:
             seconds = getattr(admitted, stage) / 1e3

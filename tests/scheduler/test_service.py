@@ -215,7 +215,7 @@ async def test_malformed_calls_are_refused(server: SchedulerServer, client: Sche
         await client.heartbeat("w", pb.WORKER_STATE_UNSPECIFIED, pb.WorkerLoad())
 
 
-async def test_drain_takes_a_unique_beginning(client: SchedulerClient) -> None:
+async def test_drain_takes_a_unique_beginning(server: SchedulerServer, client: SchedulerClient) -> None:
     await add(client, ("decode-1", D), ("decode-12", D), ("prefill-1", P))
     assert "means several workers: decode-1, decode-12" in (await client.drain("dec")).problem
     assert "no worker's id begins with 'x'; there are: decode-1" in (await client.drain("x")).problem
@@ -225,6 +225,11 @@ async def test_drain_takes_a_unique_beginning(client: SchedulerClient) -> None:
     assert states["decode-1"] == states["prefill-1"] == pb.WORKER_STATE_DRAINING
     assert states["decode-12"] == pb.WORKER_STATE_READY
     assert list((await client.describe()).drained) == ["decode-1", "prefill-1"]
+
+    async def counted() -> bool:
+        return figure(server, "workers", role="decode", state="drained") == 1
+
+    await until(counted)
     assert (await client.undrain("x")).problem == (
         "'x' is no drained worker's name; drained are: decode-1, prefill-1"
     )

@@ -25,7 +25,8 @@ def registries() -> dict[str, CollectorRegistry]:
 
 
 def table(registry: CollectorRegistry) -> str:
-    metrics: list[Any] = sorted(registry._collector_to_names, key=lambda one: str(one._name))  # type: ignore[attr-defined]
+    named = [one for one, names in registry._collector_to_names.items() if names]  # type: ignore[attr-defined]
+    metrics: list[Any] = sorted(named, key=lambda one: str(one._name))
     rows = ["| metric | type | labels | what |", "| --- | --- | --- | --- |"]
     for one in metrics:
         name = one._name + ("_total" if one._type == "counter" else "")

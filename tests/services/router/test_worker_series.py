@@ -1,0 +1,51 @@
+"""Metrics by worker stay bounded while workers come and go."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.protos import worker_pb2
+from baton.scheduler.client import Placement
+from baton.scheduler.types import Attempt
+from baton.services.router.metrics import RouterMetrics
+from baton.services.router.state import RequestState
+from baton.services.router.worker_series import GONE_S
+
+
+def placed(router: RouterMetrics, prefill: str, decode: str) -> None:
+    """One request, with all that is counted of its workers."""
+    reader = pb.Worker(worker_id=prefill) if prefill else None
+    router.placed(Placement(Attempt("r", 1), reader, pb.Worker(worker_id=decode), 15.0), 0.001)
+    state = RequestState("r", "r", b"", prompt_tokens=3, max_tokens=8, max_model_len=64, deadline=1e9)
+    state.timings.placed = state.timings.prefill_began = state.timings.first_token = 1.0
+    router.first_token(state, prefill or decode)
+    router.admitted(worker_pb2.Admitted(transport="shm"), state, decode)
+    router.retried("lost", decode)
+
+
+def test_series_end_with_their_workers() -> None:
+    """Some minutes later; those of workers that are there, or were just written of, stay."""
+    registry = CollectorRegistry()
+    now = [1_000.0]
+    router = RouterMetrics(registry, clock=lambda: now[0])
+    there = ["p0", "d0"]
+    router.watch_workers(lambda: there)
+    lines = []
+    for life in range(50):
+        there[:] = [f"p{life}", f"d{life}"]
+        placed(router, *there)
+        placed(router, "", there[1])
+        now[0] += GONE_S
+        lines.append(len(generate_latest(registry).splitlines()))
+    assert max(lines[5:]) == lines[5]
+    text = generate_latest(registry).decode()
+    assert 'worker="d49"' in text
+    assert 'worker="d30"' not in text
+    assert registry.get_sample_value("baton_router_placements_total", {"kind": "pair"}) == 50
+    assert registry.get_sample_value("baton_router_placements_total", {"kind": "alone"}) == 50
+    now[0] += 10 * GONE_S
+    assert 'worker="d49"' in generate_latest(registry).decode()  # idle, and there
+    there.clear()
+    now[0] += GONE_S + 1
+    assert "worker=" not in generate_latest(registry).decode()
