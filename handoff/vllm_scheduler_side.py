@@ -1,7 +1,8 @@
 """The scheduler's half of the connector: which request saves or loads what, and what became of it.
 
 Leans on vllm.v1.request.Request (request_id, num_tokens, num_computed_tokens, kv_transfer_params, status),
-RequestStatus.FINISHED_ABORTED, SchedulerOutput (num_scheduled_tokens, kv_connector_block_state), and on
+RequestStatus.FINISHED_ABORTED, SchedulerOutput (num_scheduled_tokens, kv_connector_block_state), on
+Scheduler.schedule asking get_num_new_matched_tokens again, step by step, where it was told None, and on
 Scheduler.update_from_output calling update_connector_output after it has finished requests:
 `request_finished` cannot return the manifest, so the worker's host takes it with `take_reports` after each
 step.
