@@ -29,7 +29,7 @@ QUEUED_EVENTS = 16_384  # more are dropped
 RENEWALS_PER_LEASE = 3
 CLOSE_S = 1.0  # s; for the last batches
 
-Event = pb.Booking | pb.Attempt | pb.Finished  # placed; the prompt was read; over
+Event = pb.Booking | pb.Attempt | pb.Shared | pb.Finished  # placed; the prompt was read; shares KV; over
 Send = Callable[[pb.ReportRequest], Awaitable[pb.ReportReply]]
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,14 @@ class Reporter:
         if known and known.attempt == attempt:
             self._held[attempt.request_id] = replace(known, read=True)
         self._add(attempt_to_wire(attempt))
+
+    def shared(self, attempt: Attempt, blocks: int) -> None:
+        """So many KV blocks of the decode worker are held by other requests as well."""
+        known = self._held.get(attempt.request_id)
+        if known and known.attempt == attempt and known.booking:
+            booking = replace(known.booking, blocks=max(0, known.booking.blocks - blocks))
+            self._held[attempt.request_id] = replace(known, booking=booking)
+            self._add(pb.Shared(attempt=attempt_to_wire(attempt), blocks=booking.blocks))
 
     def finished(self, attempt: Attempt, outcome: str, cost: pb.Cost | None = None) -> None:
         """The attempt is over: stop, length, abort, error, or retried. Telling it twice does no harm."""
@@ -140,6 +148,7 @@ class Reporter:
                 placed=[event for event in batch if isinstance(event, pb.Booking)],
                 prefilled=[event for event in batch if isinstance(event, pb.Attempt)],
                 finished=[event for event in batch if isinstance(event, pb.Finished)],
+                shared=[event for event in batch if isinstance(event, pb.Shared)],
             )
             try:
                 await self._tell(request)
@@ -153,7 +162,7 @@ class Reporter:
                 self.dropped += len(batch)
             for _ in batch:
                 self._events.popleft()
-            if request.prefilled or request.finished:
+            if request.prefilled or request.finished or request.shared:
                 self.on_released()
 
     def _drop_old(self) -> None:

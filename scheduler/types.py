@@ -222,6 +222,7 @@ class Report:
     prefilled: tuple[Attempt, ...] = ()
     finished: tuple[tuple[Attempt, pb.Finished], ...] = ()
     renewed: tuple[Attempt, ...] = ()
+    shared: tuple[tuple[Attempt, int], ...] = ()  # with the KV blocks that are left of the booking
 
     @classmethod
     def from_wire(cls, request: pb.ReportRequest) -> Report:
@@ -231,6 +232,7 @@ class Report:
             prefilled=attempts_from_wire(request.prefilled),
             finished=tuple((attempt_from_wire(event.attempt), event) for event in request.finished),
             renewed=attempts_from_wire(request.renewed),
+            shared=tuple((attempt_from_wire(event.attempt), event.blocks) for event in request.shared),
         )
 
 

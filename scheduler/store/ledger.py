@@ -96,6 +96,7 @@ class Ledger:
         self.renew(live, max(live.lease_until, lease_until))
         if known.read:
             self.read(live)
+        self.share(live, booking.blocks)
         return True
 
     def conclude(self, known: Known, now: float) -> None:
@@ -116,6 +117,13 @@ class Ledger:
         booking = live.booking
         requests = 1 if booking.prefill_id else 0
         self._give_back(booking.reader_id, Reserved(booking.prompt_tokens, requests, 0))
+
+    def share(self, live: Live, blocks: int) -> None:
+        """Book no more than so many KV blocks: the others are held by other requests as well."""
+        more = live.booking.blocks - blocks
+        if more > 0:
+            self._give_back(live.booking.decode_id, Reserved(blocks=more))
+            live.booking = replace(live.booking, blocks=blocks)
 
     def release(self, request_id: str, now: float, *, over: bool) -> None:
         """All that a live request holds is free."""

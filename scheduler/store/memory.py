@@ -116,6 +116,11 @@ class MemoryStore(Store):
                 self._ledger.renew(live, now + lease_s)
             else:
                 (result.fenced if self._ledger.fenced(attempt) else result.lost).append(attempt)
+        for attempt, blocks in report.shared:
+            self._count_stale(attempt, result)
+            live = self._ledger.find(attempt)
+            if live:
+                self._ledger.share(live, blocks)
         return result
 
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:

@@ -142,6 +142,7 @@ class RedisStore(Store):
                 for attempt, event in report.finished
             ),
             *(("renewed", attempt, b"") for attempt in report.renewed),
+            *(("shared", attempt, str(blocks).encode()) for attempt, blocks in report.shared),
         ]
         if not events:
             return ReportResult()

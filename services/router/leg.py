@@ -117,6 +117,10 @@ class Leg:
         timings.transport = admitted.transport
         self._relay.admitted(admitted)
 
+    def on_shared(self, shared: worker_pb2.Shared) -> None:
+        """The answer has begun beside others with the same beginning."""
+        self._relay.shared(shared.blocks)
+
     def on_failed(self, failed: worker_pb2.Failed) -> None:
         """The attempt ended here without an answer."""
         self._end(self._failure(_TROUBLE.get(failed.code, Trouble.ENGINE), failed.message))

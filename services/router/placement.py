@@ -45,6 +45,10 @@ class Placements:
         """The prompt was read: the prefill side's reservation ends."""
         self._client.reporter.prefilled(attempt)
 
+    def shared(self, attempt: Attempt, blocks: int) -> None:
+        """So many KV blocks of the decode worker need no room of their own."""
+        self._client.reporter.shared(attempt, blocks)
+
     def finished(self, state: RequestState, attempt: Attempt, outcome: str) -> None:
         """The attempt is over: both reservations end, and the scheduler learns what it cost."""
         self._client.reporter.finished(attempt, outcome, cost_of(state))

@@ -391,6 +391,10 @@ class Relay:
         """The answer ended with the token that the prompt's reader wrote: its KV is wanted by nobody."""
         self._pool.abort(self.reader_id, self.state.request_id)
 
+    def shared(self, blocks: int) -> None:
+        """So many KV blocks of the decode worker are other requests' as well."""
+        self._placements.shared(self.placement.attempt, blocks)
+
     def admitted(self, admitted: worker_pb2.Admitted) -> None:
         self._deliver_held()
         self._metrics.admitted(admitted, self.state, self.placement.decode.worker_id)

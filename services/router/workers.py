@@ -52,6 +52,9 @@ class Leg(Protocol):
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
         """The KV cache was loaded; the request is in the batch."""
 
+    def on_shared(self, shared: worker_pb2.Shared) -> None:
+        """The answer has begun; so many of its KV blocks are other requests' as well."""
+
     def on_failed(self, failed: worker_pb2.Failed) -> None:
         """The attempt ended here without an answer."""
 
@@ -235,6 +238,9 @@ class WorkerStream:
         for admitted in reply.admitted:
             if leg := self._current(admitted.request_id, admitted.epoch):
                 leg.on_admitted(admitted)
+        for shared in reply.shared:
+            if leg := self._current(shared.request_id, shared.epoch):
+                leg.on_shared(shared)
         for failed in reply.failed:
             if leg := self._current(failed.request_id, failed.epoch):
                 leg.on_failed(failed)

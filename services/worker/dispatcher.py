@@ -14,7 +14,7 @@ from typing import Any
 from baton.handoff.client import HandoffClient
 from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, RunReply, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, RunReply, Shared, Start
 from baton.services.worker import vllm_outputs, vllm_requests
 from baton.services.worker.attempts import Attempt, Attempts
 from baton.services.worker.counts import Counts
@@ -250,6 +250,10 @@ class Dispatcher:
         for saved in saves.values():
             self._release(saved.manifest)
             self._refuse(saved, replies)
+        for internal_id, blocks in step.shared.items():
+            if (attempt := self._attempts.live(internal_id)) is not None:
+                shared = Shared(request_id=attempt.request_id, epoch=attempt.epoch, blocks=blocks)
+                _reply(replies, attempt.session).shared.append(shared)
         for number, reply in replies.items():
             session = self._sessions.get(number)
             if session is not None:

@@ -7,7 +7,8 @@ others call is `submit`, `abort` and `stop`, from any thread, and what is marked
 Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort_requests, model_executor,
 batch_queue, scheduler, structured_output_manager.grammar_init, request_block_hasher), its scheduler
 (has_requests, get_request_counts, deferred_waiting, get_kv_connector,
-kv_cache_manager.block_pool.get_num_free_blocks, shutdown), vllm.v1.engine.EngineCoreOutputs and its
+kv_cache_manager.{block_pool.get_num_free_blocks, get_blocks}, shutdown), KVCacheBlock.{ref_cnt, is_null},
+vllm.v1.engine.EngineCoreOutputs and its
 scheduler_stats (spec_decoding_stats, prefix_cache_stats, connector_prefix_cache_stats),
 vllm.v1.spec_decode.metrics.SpecDecodingStats (num_drafts, num_draft_tokens_per_pos,
 num_accepted_tokens_per_pos).
@@ -66,6 +67,7 @@ class Step:
     executed: bool = False
     times: vllm_step_times.StepTimes = field(default_factory=vllm_step_times.StepTimes)  # parts of `seconds`
     counts: Counts = field(default_factory=Counts)  # in this step
+    shared: dict[str, int] = field(default_factory=dict)  # of answers that began: KV blocks that others hold too
     draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
 
     @property
@@ -106,6 +108,7 @@ class EngineHost:
         self._load = EngineLoad()
         self._block_share = 1.0  # EngineInfo's
         self._step_began = 0.0  # time.monotonic; 0 between steps
+        self._unseen: set[str] = set()  # requests of which no step brought an output
 
     async def load(self, listener: Listener) -> EngineInfo:
         """Start the thread and load the engine. Raises StartError or ConfigError when it cannot."""
@@ -120,7 +123,7 @@ class EngineHost:
 
     def abort(self, internal_ids: list[str]) -> None:
         """End requests without a word; unknown ones are ignored."""
-        self._messages.put(lambda: self._engine.abort_requests(internal_ids))
+        self._messages.put(lambda: self._abort(internal_ids))
 
     def stop(self) -> bool:
         """Let the step under way end, shut the engine down. False when it did not within 10 s."""
@@ -231,6 +234,12 @@ class EngineHost:
             self._engine.abort_requests([request.request_id])  # it may have come halfway in
             refusal = error
             self._tell(lambda listener: listener.on_refused(request.request_id, refusal))
+        else:
+            self._unseen.add(request.request_id)
+
+    def _abort(self, internal_ids: list[str]) -> None:
+        self._engine.abort_requests(internal_ids)
+        self._unseen.difference_update(internal_ids)
 
     def _step(self, engine: Any) -> bool:
         began = self._step_began = time.monotonic()
@@ -246,6 +255,7 @@ class EngineHost:
         if self._connector is not None:
             reports = self._connector.take_reports()
             step.saved, step.loaded = reports.saved, reports.loaded
+        step.shared = self._shared(step)
         running, waiting = engine.scheduler.get_request_counts()
         free = int(engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * self._block_share)
         step.load = EngineLoad(running, waiting, free, len(engine.scheduler.deferred_waiting))
@@ -253,6 +263,20 @@ class EngineHost:
             self._load = step.load
             self._tell(lambda listener: listener.on_step(step))
         return bool(executed)
+
+    def _shared(self, step: Step) -> dict[str, int]:
+        """Of the answers that began in this step and go on: KV blocks that other requests hold as well."""
+        found = {}
+        for outputs in step.outputs.values() if self._unseen else ():
+            for output in outputs.outputs:
+                if output.request_id not in self._unseen:
+                    continue
+                self._unseen.discard(output.request_id)
+                groups = self._engine.scheduler.kv_cache_manager.get_blocks(output.request_id).blocks
+                shared = sum(one.ref_cnt > 1 and not one.is_null for group in groups for one in group)
+                if shared and output.finish_reason is None:
+                    found[output.request_id] = int(shared * self._block_share)
+        return found
 
     def _tell(self, what: Callable[[Listener], None]) -> None:
         loop, listener = self._loop, self._listener

@@ -89,6 +89,7 @@ def report(
     prefilled: list[Attempt] | None = None,
     finished: list[Attempt] | None = None,
     renewed: list[Attempt] | None = None,
+    shared: list[tuple[Attempt, int]] | None = None,
 ) -> Report:
     def wire(attempt: Attempt) -> pb.Attempt:
         return pb.Attempt(request_id=attempt.request_id, epoch=attempt.epoch)
@@ -100,6 +101,7 @@ def report(
             for one in finished or ()
         ),
         renewed=tuple(renewed or ()),
+        shared=tuple(shared or ()),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -135,6 +136,15 @@ class Lives(RuleBasedStateMachine):
         held = request in self.live and self.live[request].attempt == attempt
         assert result.lost + result.fenced == ([] if held else [attempt])
         assert bool(result.fenced) == (attempt in self.over or epoch < self.epochs.get(request, 0))
+
+    @rule(request=REQUESTS, epoch=EPOCHS, blocks=st.integers(0, 60))
+    def shared(self, request: str, epoch: int, blocks: int) -> None:
+        attempt = Attempt(request, epoch)
+        result = self.run(self.store.report(report(shared=[(attempt, blocks)]), LEASE_S))
+        assert result.stale == (epoch < self.epochs.get(request, 0))
+        held = self.live.get(request)
+        if held and held.attempt == attempt:
+            self.live[request] = replace(held, blocks=min(held.blocks, blocks))
 
     @rule()
     def follows(self) -> None:

@@ -199,6 +199,24 @@ async def test_only_what_an_attempt_booked_is_released(store: Store) -> None:
     assert await booked(store) == {"p": Reserved(100, 1, 0), "d": Reserved(0, 1, 8)}
 
 
+async def test_blocks_that_others_hold_are_not_booked_twice(store: Store) -> None:
+    """Told twice, or too late, or after it was told again by its router: no block is given back twice."""
+    await pair(store)
+    for name in ("first", "second"):
+        assert await reserve(store, need(name, prompt=100, new=10)) is BOOKED
+    second = Attempt("second", 1)
+    for blocks in (3, 3, 5):  # that are left of 8; a later word never books more
+        await store.report(report(shared=[(second, blocks)]), LEASE_S)
+        assert (await booked(store))["d"] == Reserved(0, 2, 8 + 3)
+    known = {one.attempt: one for one in (await store.export()).requests}
+    assert known[second].booking is not None
+    assert known[second].booking.blocks == 3
+    await store.report(report(finished=[Attempt("first", 1)]), LEASE_S)
+    assert (await booked(store))["d"] == Reserved(0, 1, 3)
+    await store.report(report(finished=[second], shared=[(second, 0)]), LEASE_S)
+    assert await booked(store) == {"p": Reserved(), "d": Reserved()}
+
+
 async def test_finished_before_prefilled_releases_both(store: Store) -> None:
     await pair(store)
     await reserve(store, need())

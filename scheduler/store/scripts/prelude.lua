@@ -35,6 +35,14 @@ local function release_reading(attempt)
   if attempt.prefill ~= '' then add(REQUESTS, attempt.prefill, -1) end
 end
 
+-- Book no more than so many KV blocks of an attempt; whether that is less than before.
+local function share(attempt, blocks)
+  if blocks >= attempt.blocks then return false end
+  add(BLOCKS, attempt.decode, blocks - attempt.blocks)
+  attempt.blocks = blocks
+  return true
+end
+
 -- The last epoch of a request (0: unknown), and whether that attempt is over.
 local function last_epoch(request)
   local text = redis.call('HGET', EPOCHS, request) or '0'
@@ -84,11 +92,12 @@ local function adopt(request, attempt, lease)
     book(request, attempt, lease)
     return true
   end
+  local less = share(held, attempt.blocks)
   if attempt.read and not held.read then
     release_reading(held)
-    held.read = true
-    redis.call('HSET', ATTEMPTS, request, cjson.encode(held))
+    held.read, less = true, true
   end
+  if less then redis.call('HSET', ATTEMPTS, request, cjson.encode(held)) end
   redis.call('ZADD', ATTEMPT_LEASES, math.max(NOW + lease, number(redis.call('ZSCORE', ATTEMPT_LEASES, request))), request)
   changed(request)
   return true

@@ -1,6 +1,7 @@
 -- Apply a batch of events, in order.
--- ARGV: 1 lease ms, then four for each event: kind (placed, prefilled, finished, renewed), request id, epoch,
---       what belongs to it: of placed the attempt as JSON, of finished the message in base64
+-- ARGV: 1 lease ms, then four for each event: kind (placed, prefilled, finished, renewed, shared), request id,
+--       epoch, what belongs to it: of placed the attempt as JSON, of finished the message in base64, of shared
+--       the blocks that are left
 -- Reply: {stale events, indices (from 0) of renewed events whose attempt is not booked, indices of placed and
 --         renewed events that are fenced}
 
@@ -36,6 +37,11 @@ for index = 2, #ARGV, 4 do
     if not attempt.read then
       release_reading(attempt)
       attempt.read = true
+      redis.call('HSET', ATTEMPTS, request, cjson.encode(attempt))
+      changed(request)
+    end
+  elseif attempt and kind == 'shared' then
+    if share(attempt, number(ARGV[index + 3])) then
       redis.call('HSET', ATTEMPTS, request, cjson.encode(attempt))
       changed(request)
     end

@@ -63,6 +63,7 @@ class Got:
     stop_reason: int | str | None = None
     saved: pb.Saved | None = None
     admitted: pb.Admitted | None = None
+    shared: int = 0  # KV blocks that others hold as well
     failed: pb.Failed | None = None
     drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, as last told
 
@@ -142,6 +143,8 @@ class Stream:
             self._of(saved.request_id).saved = saved
         for admitted in reply.admitted:
             self._of(admitted.request_id).admitted = admitted
+        for shared in reply.shared:
+            self._of(shared.request_id).shared = shared.blocks
         for failed in reply.failed:
             self._of(failed.request_id).failed = failed
         if reply.engine_outputs:

@@ -87,6 +87,20 @@ async def test_abort_ends_a_request_at_once(mixed: Worker) -> None:
         assert len(beside.tokens) == 3
 
 
+async def test_blocks_that_two_answers_hold_are_told(mixed: Worker) -> None:
+    """Of the second one, while the first runs: the blocks of its beginning need no room twice."""
+    tokens = prompt(100, seed=77)
+    async with connected(mixed.address) as stream:
+        await stream.start(request("held first", tokens, **LONG), DECODE)
+        assert (await stream.some("held first", 2)).shared == 0
+        await stream.start(request("held too", [*tokens, 9, 9, 9], **LONG), DECODE)
+        assert (await stream.some("held too", 2)).shared == 3  # of 32 tokens
+        await stream.abort("held first", "held too")
+        eventually(lambda: mixed.figure(RUNNING) == 0, 10, "they end")
+        alone = await stream.run(request("cached alone", tokens, max_tokens=4), DECODE)
+        assert alone.shared == 0  # cached, and held by nobody else: it takes that room itself
+
+
 async def test_the_end_of_a_stream_ends_its_requests_and_frees_its_handoffs(
     prefill: Worker, mixed: Worker
 ) -> None:
