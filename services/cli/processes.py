@@ -37,6 +37,11 @@ class Child:
     def alive(self) -> bool:
         return self.process.is_alive()
 
+    @property
+    def left(self) -> bool:
+        """It ended in order: somebody told it to."""
+        return self.process.exitcode == 0
+
     def how_it_ended(self) -> str:
         """`status 1` or `signal SIGKILL`."""
         code = self.process.exitcode or 0
