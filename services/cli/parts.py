@@ -151,11 +151,12 @@ class Parts:
     def _died(self, part: Part, child: Child, now: float) -> None:
         if not part.proven:
             raise StartError(f"{part.name} could not start: {child.last_error()} (log: {child.log})")
-        told_to, part.ready = child.left and part.ready, part.kind is Kind.WATCHER
-        if told_to:  # a worker that was drained: no fault of its own
+        if child.left and part.ready and part.kind is Kind.WORKER:
+            part.ready = False  # it was drained: the next one waits until it is undrained
             self.say(part.name, "ended as it was told; started again")
             self._start(part)
             return
+        part.ready = part.kind is Kind.WATCHER
         part.deaths = [at for at in part.deaths if at > now - self.patience.window_s] + [now]
         number, most = len(part.deaths), self.patience.restarts
         if number > most:
