@@ -128,8 +128,12 @@ def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio: Deployment) 
     assert line.split()[2] == "drained"
     answer = trio.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=4)
     assert answer.usage is not None
-    newest = eventually(lambda: trio.describe().handoffs, 10, "the request is reported")[0]
-    assert newest.prefill_worker_id == ""  # the other side covers for it
+
+    def reported() -> list[pb.PastHandoff]:
+        return [one for one in trio.describe().handoffs if answer.id in one.attempt.request_id]
+
+    (mine,) = eventually(reported, 10, "the request is reported")
+    assert mine.prefill_worker_id == ""  # the other side covers for it
     assert "prefill-0 takes requests again" in operator(trio, "undrain", "prefill")
     eventually(lambda: trio.workers("prefill"), 10, "it is placed on")
     trio.client().completions.create(model=MODEL_NAME, prompt="class Lamp:", max_tokens=4)

@@ -39,10 +39,13 @@ class Fleet:
         self.parts.note(Seen(part.known_as, "here", time.monotonic()))
 
     def kill(self, part: Part) -> None:
+        self.end(part, lambda pid: os.kill(pid, signal.SIGKILL))
+
+    def end(self, part: Part, act: Callable[[int], object]) -> None:
         """As the supervisor sees it: it wakes, and does what is due; until it runs again or is given up."""
         assert part.child is not None
         pid = part.child.process.pid or 0
-        os.kill(pid, signal.SIGKILL)
+        act(pid)
 
         def settled() -> bool:
             wait(self.parts.sentinels, timeout=self.parts.next_start_s)
@@ -122,6 +125,18 @@ def test_a_start_without_a_watcher_is_none(fleet: Fleet) -> None:
         fleet.kill(watcher)
     with pytest.raises(StartError, match="nobody can tell how far the others are"):
         fleet.kill(watcher)
+
+
+def test_who_ends_as_told_has_not_died(fleet: Fleet) -> None:
+    reading, writing = os.pipe()
+    part = fleet.add("mixed-0", Kind.WORKER, lambda: print(os.read(reading, 1)))
+    for _ in range(QUICK.restarts + 1):
+        fleet.end(part, lambda _: os.write(writing, b"x"))
+        fleet.see(part)
+    assert not part.deaths
+    assert fleet.told[-2:] == ["mixed-0: ended as it was told; started again", "mixed-0: ready: here"]
+    os.close(reading)
+    os.close(writing)
 
 
 def test_what_is_long_ago_does_not_count(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
+from baton.services.worker import fingerprint
 from baton.services.worker.fingerprint import model_fingerprint
 from tests.checkpoints import tiny_qwen2
 
@@ -76,6 +78,12 @@ def test_the_cache_where_weights_are_kept_counts(model: Path, cache: Path, tmp_p
     publish(tmp_path / "elsewhere", model, NEW)
     elsewhere = model_fingerprint("org/tiny", download_dir=str(tmp_path / "elsewhere"))
     assert elsewhere == model_fingerprint("org/tiny", revision=NEW)
+
+
+@pytest.fixture(autouse=True)
+def _warnings(caplog: pytest.LogCaptureFixture) -> None:
+    """A package that vLLM's app imports sets the root logger to ERROR."""
+    caplog.set_level(logging.WARNING, fingerprint.__name__)
 
 
 @pytest.mark.usefixtures("cache")
