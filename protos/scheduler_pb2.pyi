@@ -279,18 +279,28 @@ class PlaceReply(_message.Message):
     def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("router_id", "prefilled", "finished", "renewed", "placed")
+    __slots__ = ("router_id", "prefilled", "finished", "renewed", "placed", "shared")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
     PLACED_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     prefilled: _containers.RepeatedCompositeFieldContainer[Attempt]
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     renewed: _containers.RepeatedCompositeFieldContainer[Attempt]
     placed: _containers.RepeatedCompositeFieldContainer[Booking]
-    def __init__(self, router_id: _Optional[str] = ..., prefilled: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., renewed: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., placed: _Optional[_Iterable[_Union[Booking, _Mapping]]] = ...) -> None: ...
+    shared: _containers.RepeatedCompositeFieldContainer[Shared]
+    def __init__(self, router_id: _Optional[str] = ..., prefilled: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., renewed: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., placed: _Optional[_Iterable[_Union[Booking, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[Shared, _Mapping]]] = ...) -> None: ...
+
+class Shared(_message.Message):
+    __slots__ = ("attempt", "blocks")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    attempt: Attempt
+    blocks: int
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Booking(_message.Message):
     __slots__ = ("attempt", "prefill_worker_id", "decode_worker_id", "prompt_tokens", "blocks", "read")

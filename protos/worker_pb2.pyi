@@ -67,16 +67,28 @@ class RunRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class RunReply(_message.Message):
-    __slots__ = ("engine_outputs", "saved", "admitted", "failed")
+    __slots__ = ("engine_outputs", "saved", "admitted", "failed", "shared")
     ENGINE_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     engine_outputs: bytes
     saved: _containers.RepeatedCompositeFieldContainer[Saved]
     admitted: _containers.RepeatedCompositeFieldContainer[Admitted]
     failed: _containers.RepeatedCompositeFieldContainer[Failed]
-    def __init__(self, engine_outputs: _Optional[bytes] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ...) -> None: ...
+    shared: _containers.RepeatedCompositeFieldContainer[Shared]
+    def __init__(self, engine_outputs: _Optional[bytes] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[Shared, _Mapping]]] = ...) -> None: ...
+
+class Shared(_message.Message):
+    __slots__ = ("request_id", "epoch", "blocks")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Saved(_message.Message):
     __slots__ = ("request_id", "epoch", "manifest", "problem")

@@ -8,7 +8,8 @@ Three quantities are booked, each released as soon as it is free again:
 - KV blocks, on the decode worker, until the request is over. Booked are the prompt, the look-ahead slots of
   speculation and the first `ANSWER_TOKENS_BOOKED` tokens of the answer (fewer when fewer may be written). A
   whole answer is not: clients seldom set a limit, so most of the cache would lie idle; what outgrows the
-  cache is preempted by the engine and comes back.
+  cache is preempted by the engine and comes back. Blocks that the worker holds for another running request as
+  well, as those of a common system prompt, are given back when the answer begins.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Step:
     executed: bool = False
     times: vllm_step_times.StepTimes = field(default_factory=vllm_step_times.StepTimes)  # parts of `seconds`
     counts: Counts = field(default_factory=Counts)  # in this step
-    shared: dict[str, int] = field(default_factory=dict)  # of answers that began: KV blocks that others hold too
+    shared: dict[str, int] = field(default_factory=dict)  # blocks of answers that began, held by others too
     draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
 
     @property

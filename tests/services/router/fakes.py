@@ -99,6 +99,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._running: dict[str, Running] = {}
         self._work = asyncio.Event()
         self.hangs = False
+        self.shares = 0  # KV blocks of each answer that others hold as well
 
     @property
     def identity(self) -> scheduler_pb2.WorkerIdentity:
@@ -238,6 +239,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             reply.admitted.add(
                 request_id=request_id, epoch=start.epoch, transport="shm", bytes=1000, total_ms=1.0
             )
+        if one.wrote_here == 0 and self.shares and start.phase == worker_pb2.PHASE_DECODE:
+            reply.shared.add(request_id=request_id, epoch=start.epoch, blocks=self.shares)
         ends = one.eos_at == one.written
         token = EOS if ends else answer(one.prompt, 1, one.written)[0]
         one.written += 1

@@ -18,7 +18,7 @@ from baton.services.router.recovery import PROGRESS_TOKENS, SHORT_PROMPT_TOKENS
 from baton.services.router.usage import usage_of
 from baton.services.router.vllm_engine_client import RefusedByRouter
 from baton.services.vllm_args import VLLM_VERSION
-from tests.services.router.fakes import EOS, FakeWorker, Fault, answer, until
+from tests.services.router.fakes import BLOCK_SIZE, EOS, FakeWorker, Fault, answer, until
 from tests.services.router.harness import Answer, Cluster
 
 PROMPT = [5, 6, 7]
@@ -64,6 +64,27 @@ async def test_the_first_token_does_not_wait_for_the_handoff(cluster: Cluster) -
     await until(lambda: cluster.got["q"].tokens, "the first token is there")
     assert cluster.got["q"].tokens == answer(PROMPT, 1)
     assert not cluster.got["q"].over
+
+
+async def test_what_answers_share_is_not_booked_twice(cluster: Cluster) -> None:
+    _, decode = await cluster.pair()
+    decode.shares = 5
+    prompt = [1] * 10 * BLOCK_SIZE
+    decode.faults.append(Fault(PHASE_DECODE, 2, silent=True))
+
+    async def booked() -> list[int]:
+        workers = (await cluster.scheduler.describe()).workers
+        return [one.reserved_blocks for one in workers if one.identity.worker_id == "d0"]
+
+    await cluster.send("q", prompt, 20)
+    await until(lambda: len(cluster.got["q"].tokens) == 3, "it writes")
+    whole = -(-(len(prompt) + 20 + 1) // BLOCK_SIZE)  # and the look-ahead
+    deadline = time.monotonic() + 20
+    while await booked() != [whole - 5]:
+        assert time.monotonic() < deadline, await booked()
+        await asyncio.sleep(0.01)
+    await cluster.client.abort_requests_async(["q"])
+    await cluster.settled()
 
 
 async def test_a_mixed_worker_does_it_alone(cluster: Cluster) -> None:
