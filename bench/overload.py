@@ -1,9 +1,9 @@
 """Five times as many requests as a deployment can serve: what those feel that are let in, and the others.
 
 1P1D of the demo model on two cores, without speculation (so that an event is a token). Capacity is what four
-closed-loop streams get, as many as the decode worker writes at once (max_num_seqs 4, max_queue_factor 1: who
-finds no room is refused at once instead of queued). Then requests come by chance, whether answered or not, at
-five times that rate. Before and after, one stream alone and a full house.
+closed-loop streams get, as many as the decode worker writes at once (max_num_seqs 4). Then requests come by
+chance, whether answered or not, at five times that rate: they wait in the router, for ten seconds at most,
+and who would wait longer is refused. Before and after, one stream alone and a full house.
 
 The load generator shares the cores; it runs at nice 10 and speaks HTTP by hand (bench/light.py).
 """
@@ -31,6 +31,7 @@ SLOTS = 4
 PROMPT_TOKENS = 32
 ANSWER_TOKENS = 64
 TIMES = 5.0
+WAIT_S = 10.0
 GOAL = 1.5  # ITL p99 under overload against unloaded
 SETTLE_S = 30.0
 
@@ -44,10 +45,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--times", type=float, default=TIMES, help="capacity")
     options = parser.parse_args(arguments)
     engine = {**ENGINE, "model": str(MODEL), "speculative_config": None, "max_num_seqs": SLOTS}
-    scheduler = {"max_queue_factor": 1.0, "heartbeat_s": 0.5}
+    scheduler = {"heartbeat_s": 0.5}
+    router = {"max_wait_s": WAIT_S}
     with (
         tempfile.TemporaryDirectory() as folder,
-        deployment(Path(folder) / "one", engine=engine, scheduler=scheduler) as one,
+        deployment(Path(folder) / "one", engine=engine, scheduler=scheduler, router=router) as one,
     ):
         one.up(1, 1)
         os.nice(10)  # this process: the deployment's are started
@@ -101,6 +103,7 @@ async def measure(one: Deployment, seconds: float, calm_s: float, times: float) 
             "slots": SLOTS,
             "prompt_tokens": PROMPT_TOKENS,
             "answer_tokens": ANSWER_TOKENS,
+            "wait_s": WAIT_S,
             "times": times,
             "seconds": seconds,
             "capacity_per_s": round(capacity, 2),

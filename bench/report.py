@@ -259,8 +259,8 @@ def _overload(result: dict[str, Any]) -> str:
         [
             f"## Overload: {load['times']:g} times what 1P1D can serve, {load['seconds']:.0f} s\n",
             f"The demo model; prompts of {load['prompt_tokens']} tokens, answers of {load['answer_tokens']}; capacity "
-            f"{load['capacity_per_s']} answers/s in {load['slots']} slots without a queue (`max_num_seqs: {load['slots']}, "
-            f"max_queue_factor: 1`), {over['offered_per_s']} requests/s offered, {over['admitted_share']:.0%} let in. The others "
+            f"{load['capacity_per_s']} answers/s in {load['slots']} slots (`max_num_seqs: {load['slots']}`), waits of "
+            f"{load['wait_s']:g} s at most, {over['offered_per_s']} requests/s offered, {over['admitted_share']:.0%} let in. The others "
             f"({over['refused']}) got 503 after {over['refused_p50_ms']} ms (p50; p99 {over['refused_p99_ms']} ms), "
             f"{over['without_retry_after']} of them without Retry-After; other failures: {json.dumps(over['other'])}, broken "
             f"streams: {over['broken']}. Gap between tokens, p99, against one stream alone: "
@@ -268,6 +268,27 @@ def _overload(result: dict[str, Any]) -> str:
             f"Afterwards {result['after']['blocks_missing']} KV blocks were missing. The load generator shares the cores, at nice 10.",
             _where(result, "python -m bench overload"),
             _table(["", *keys], [[name, *(arm[key] for key in keys)] for name, arm in arms.items()]),
+        ]
+    )
+
+
+def _clients(result: dict[str, Any]) -> str:
+    keys = ["failed", "tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms"]
+    load = result["load"]
+    rows = [
+        [concurrency, arm, *(figures[key] for key in keys)]
+        for concurrency, arms in result["median"].items()
+        for arm, figures in arms.items()
+    ]
+    return "\n".join(
+        [
+            "## vLLM's own load tool: Baton and a stock vLLM server\n",
+            f"`vllm bench serve`, prompts of {load['prompt_tokens']} random tokens, answers of {load['answer_tokens']}; `inf`: all "
+            f"{load['requests']['inf']} requests at once. Baton is `deploy/laptop.yaml`, a core for each side; the stock server has "
+            "the same model without drafts, as many slots, and both cores. The tool shares them, at nice 5. Closed loops of as many "
+            f"clients as there may be requests on the workers, by status: {json.dumps(result['at_the_bound'])}.",
+            _where(result, "python -m bench clients"),
+            _table(["at once", "", *keys], rows),
         ]
     )
 
@@ -317,6 +338,7 @@ SECTIONS = {
     "scheduler-cpu": _scheduler_cpu,
     "startup": _startup,
     "preload": _preload,
+    "clients": _clients,
     "overload": _overload,
     "soak": _soak,
 }

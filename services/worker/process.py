@@ -12,12 +12,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def lead_engine_processes() -> None:
-    """Say that processes started from here on belong to the engine in this one."""
+    """Say that processes started from here on belong to the engine in this one.
+
+    Those that are spawned follow it as they load plug-ins; forked ones, which have them, follow at once.
+    """
     os.environ[_ENGINE_PID] = str(os.getpid())
+    os.register_at_fork(after_in_child=follow_engine_process)
 
 
 def follow_engine_process() -> None:
-    """Die with the process that hosts the engine. Called in every process that vLLM loads plug-ins in.
+    """Die with the process that hosts the engine. Called where vLLM forks, and where it loads plug-ins.
 
     Does nothing in the hosting process itself, and outside a worker (the router loads plug-ins, too).
     vLLM ends its rank processes when it is asked to; after a SIGKILL nobody asks.

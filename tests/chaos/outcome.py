@@ -73,6 +73,7 @@ class Outcome:
     longest_pause_s: float = 0.0
     longest_covered_pause_s: float = 0.0  # without the time in which no worker was left, or its router hung
     pause_limit_s: float = 0.0
+    full: bool = False  # requests wait for slots: what comes before the first token is no pause
     over_limit: int = 0  # pauses, of the covered ones
     p99_pause_s: float = 0.0  # of the answers' longest ones
     leaks: Leaks = field(default_factory=Leaks)
@@ -117,7 +118,7 @@ class Outcome:
                 self.tell(f"{answer.request_id}: 503 while a worker could serve")
             if how and fate is not Fate.ROUTER_LOST:
                 self.tell(how)
-            pauses = answer.pauses() if fate is Fate.RIGHT else []
+            pauses = answer.pauses()[self.full :] if fate is Fate.RIGHT else []
             if pauses:
                 longest.append(max(end - start for start, end in pauses))
                 without = [*uncovered, *answer.router.hung_times]
@@ -127,7 +128,7 @@ class Outcome:
 
     def _add_covered(self, answer: Answer, pauses: Sequence[Span], covered: Sequence[float]) -> None:
         self.longest_covered_pause_s = max(self.longest_covered_pause_s, *covered)
-        for event, (pause, took_s) in enumerate(zip(pauses, covered, strict=True)):
+        for event, (pause, took_s) in enumerate(zip(pauses, covered, strict=True), int(self.full)):
             if took_s > self.pause_limit_s:
                 self.over_limit += 1
                 began_s = pause[0] - self.began_at

@@ -34,6 +34,7 @@ async def run(plan: Plan, seed: int, seconds: float, folder: Path, say: Say) -> 
         str((shape.speculation or {}).get("mtp_strategy") or (shape.speculation or {}).get("method", "none")),
         "redis" if shape.redis else "memory",
         pause_limit_s=shape.lease_s + ADDED_S,
+        full=plan.clients > shape.slots * (shape.decode + shape.mixed),
     )
     site = Site(shape, folder)
     try:
