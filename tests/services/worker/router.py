@@ -16,6 +16,7 @@ from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
 from baton.protos.handoff_pb2 import Manifest
 from baton.rpc import aio_channel
+from tests.support import PATIENCE
 
 with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
     warnings.simplefilter("ignore")
@@ -25,7 +26,7 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
 
     from baton.services import vllm_wire
 
-DEADLINE_S = 20.0
+DEADLINE_S = 15.0 * PATIENCE
 PREFILL, DECODE = pb.PHASE_PREFILL, pb.PHASE_DECODE
 
 
