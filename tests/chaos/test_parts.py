@@ -28,7 +28,7 @@ from tests.chaos.outcome import Leaks, Outcome, covered_s, leaks
 from tests.chaos.plans import PLANS, Plan, plan
 from tests.chaos.proxy import Proxy
 from tests.chaos.site import Part, Shape, Site
-from tests.support import free_port
+from tests.support import PATIENCE, free_port
 
 RIGHT = list(range(100, 116))
 
@@ -211,7 +211,7 @@ async def _first(server: _Server, monkeypatch: pytest.MonkeyPatch) -> tuple[Fate
     known = Questions({(1, 2): list(range(100, 400))})
     monkeypatch.setattr(known, "draw", lambda _: Case((1, 2), 16, stream=True))
     async with _serving(server), Load(site, known, 1, "s") as load:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * PATIENCE):
             while not load.over:  # noqa: ASYNC110 (a poll with a deadline)
                 await asyncio.sleep(0.005)
     one = load.over[0]
@@ -247,7 +247,7 @@ async def test_without_a_server_a_request_fails() -> None:
     site = Site(Shape(), Path("/nowhere"))
     site.parts.append(Part("router-0", "router", {"router": {"port": free_port()}}, site))
     async with Load(site, Questions({(1, 2): RIGHT * 20}), 1, "s") as load:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * PATIENCE):
             while not load.over:  # noqa: ASYNC110 (a poll with a deadline)
                 await asyncio.sleep(0.005)
     assert judge(load.over[0], load.expected(load.over[0]))[0] is Fate.FAILED
@@ -343,7 +343,7 @@ async def test_the_proxy_passes_drops_and_delays() -> None:
         async def said(text: bytes) -> float:
             began = loop.time()
             writer.write(text)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(5 * PATIENCE):
                 assert await reader.readline() == text
             return loop.time() - began
 
@@ -355,7 +355,7 @@ async def test_the_proxy_passes_drops_and_delays() -> None:
         coming = asyncio.create_task(reader.readline())
         assert not (await asyncio.wait([coming], timeout=0.1))[0]
         proxy.mend()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * PATIENCE):
             assert await coming == b"three\n"
         writer.close()
         await proxy.close()

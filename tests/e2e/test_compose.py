@@ -31,7 +31,7 @@ from baton import addresses
 from tests import dockerfile
 from tests.e2e.deployment import MODEL_NAME
 from tests.e2e.netns import Host, Network, User, why_not
-from tests.support import CALL_S, ROOT, eventually
+from tests.support import CALL_S, PATIENCE, ROOT, eventually
 
 COMPOSE = ROOT / "docker-compose.yml"
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -249,7 +249,7 @@ def test_a_stopped_container_leaves_in_order(composed: Compose) -> None:
     """`docker stop` of one worker: the signal reaches the command, as it is the container's first process."""
     stopped = composed.of("decode")[-1]
     stopped.terminate()
-    assert stopped.process.wait(60) == 0, stopped.text
+    assert stopped.process.wait(60 * PATIENCE) == 0, stopped.text
     workers = [one["identity"]["address"] for one in composed.status()["workers"]]
     assert not any(addresses.split(address)[0] in (stopped.address, stopped.address6) for address in workers)
     assert chat(composed, "Hello")

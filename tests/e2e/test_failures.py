@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
 from tests.e2e.prompts import prompts
-from tests.support import CALL_S, eventually
+from tests.support import CALL_S, PATIENCE, eventually
 
 LONG = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 
@@ -228,7 +228,7 @@ def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
 
     assert status()[0] == 200
     two_pairs.start("standby", "scheduler")  # cannot take the port: the first one has it
-    assert two_pairs.processes["standby"].wait(20) != 0
+    assert two_pairs.processes["standby"].wait(20 * PATIENCE) != 0
     scheduler = two_pairs.scheduler_process()
     scheduler.suspend()  # a hung scheduler is as away as a killed one
     try:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
-from tests.support import CALL_S, ROOT
+from tests.support import CALL_S, PATIENCE, ROOT
 
 BEGIN, END = "<tool_response>", "</tool_response>"  # as reasoning_plugin.py has them
 ENOUGH = f" That will do.{END}"  # written where a budget ends
@@ -136,7 +136,7 @@ def test_what_is_wrong_ends_the_start_with_a_line(
 ) -> None:
     with deployment(folder, **config) as one:
         process = one.start(command, command)
-        assert process.wait(60) == 1
+        assert process.wait(60 * PATIENCE) == 1
         errors = [text for text in process.text.splitlines() if text.startswith("baton: error: ")]
         assert errors == [f"baton: error: {line}"]
         assert "Traceback" not in process.text

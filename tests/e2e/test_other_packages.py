@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.e2e.deployment import MODEL_NAME, deployment
-from tests.support import CALL_S, PYTHON, ROOT
+from tests.support import CALL_S, PATIENCE, PYTHON, ROOT
 
 PACKAGE = ROOT / "tests" / "plugins" / "baton-copy"
 SPEC = {"method": "copy", "num_speculative_tokens": 4, "parameters": {"most": 3}}
@@ -76,5 +76,5 @@ def test_it_drafts_and_the_answers_stay_the_same(
 def test_without_the_package_the_name_is_refused(tmp_path: Path) -> None:
     with deployment(tmp_path, engine={"speculative_config": SPEC}) as one:
         process = one.start("up", "up")
-        assert process.wait(30) != 0
+        assert process.wait(30 * PATIENCE) != 0
         assert "there is no method 'copy'" in process.text

@@ -15,7 +15,7 @@ from tests.checkpoints import tiny_qwen2
 from tests.e2e.deployment import START_S, deployment, status_of
 from tests.e2e.test_bad_start import fails
 from tests.e2e.test_up import family, gone
-from tests.support import BATON, CALL_S, ROOT, eventually, free_port, redis_server
+from tests.support import BATON, CALL_S, PATIENCE, ROOT, eventually, free_port, redis_server
 
 CANARY = "c4nary"
 KEY, PASSWORD, TOKEN = f"{CANARY}-key", f"{CANARY}-password", f"{CANARY}-hf-token"
@@ -77,7 +77,7 @@ def test_nothing_shows_them(tmp_path: Path) -> None:
             seen += titles(pid)
         all_of_it = family(pid)
         process.popen.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(60 * PATIENCE) == 0
         eventually(lambda: gone(all_of_it), 10, f"all of {all_of_it} have ended")
         said = [process.text, status.stdout, status.stderr, *(log.read_text() for log in logs.iterdir())]
     assert len(said) == len(PARTS) + 3

@@ -59,7 +59,7 @@ def test_no_process_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
         assert answer.choices[0].message.content
         assert segments(all_of_it)
         process.popen.send_signal(how)
-        status = process.wait(30)
+        status = process.wait(30 * PATIENCE)
         assert status == (-9 if how is signal.SIGKILL else 0)
         eventually(lambda: gone(all_of_it), 10, f"all of {all_of_it} have ended")
         eventually(lambda: not listening(one.port), 5, "the port is free again")
@@ -75,7 +75,7 @@ def test_ctrl_c_while_engines_load(tmp_path: Path) -> None:
         eventually(lambda: "code loaded" in process.text, 60, "it has begun")
         all_of_it = family(process.popen.pid)
         process.popen.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(30 * PATIENCE) == 0
         eventually(lambda: gone(all_of_it), 10, "all have ended")
 
 
@@ -98,7 +98,7 @@ def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: sign
         all_of_it = family(process.popen.pid)
         began = time.monotonic()
         process.popen.send_signal(how)
-        assert process.wait(30) == 0, process.text
+        assert process.wait(30 * PATIENCE) == 0, process.text
         took = time.monotonic() - began
         eventually(lambda: gone(all_of_it), 10, "all have ended")
     assert "code loaded" not in process.text
@@ -119,7 +119,7 @@ def test_a_batch_told_to_end_while_it_starts(tmp_path: Path) -> None:
         all_of_it = family(process.popen.pid)
         began = time.monotonic()
         process.popen.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 130, process.text
+        assert process.wait(30 * PATIENCE) == 130, process.text
         assert time.monotonic() - began < 5 * PATIENCE
         eventually(lambda: gone(all_of_it), 10, "all have ended")
     assert "interrupted: 0 of 1 are answered" in process.text
@@ -132,7 +132,7 @@ def test_a_worker_told_to_end_while_it_imports(tmp_path: Path) -> None:
         process = one.start("prefill", "prefill")
         eventually(lambda: loads(process, "libtorch"), 60, "it imports torch", 0.01)
         process.popen.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0, process.text
+        assert process.wait(30 * PATIENCE) == 0, process.text
         assert "told to end while vLLM was imported" in process.text
         assert not one.describe().workers
 
@@ -210,7 +210,7 @@ def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
                 eventually(lambda: said("decode-0", "given up, the rest serves on"), 20, "it is given up")
                 answer = one.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=8)
                 assert answer.choices[0].text
-        assert process.wait(60) == 1
+        assert process.wait(60 * PATIENCE) == 1
         last = process.text.splitlines()[-1]
         assert last.startswith("baton: error: prefill-0 died 4 times within 10 min, and no worker is left")
 

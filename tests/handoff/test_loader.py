@@ -19,6 +19,7 @@ from baton.handoff.transports.mock import Mock
 from baton.handoff.transports.shm import SharedMemory
 from baton.protos.handoff_pb2 import Manifest
 from tests.handoff.caches import Source, make_cache, puller, random_blocks, records, source, tensors
+from tests.support import PATIENCE
 
 CACHE_BLOCKS = 25
 Eventually = Callable[[Callable[[], bool]], None]
@@ -41,7 +42,7 @@ class Pair:
         )
 
     def finished(self) -> ShardLoad:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 10 * PATIENCE
         while not (done := self.loader.take_finished()):
             assert time.monotonic() < deadline, "the load was never reported"
             time.sleep(0.001)
@@ -225,7 +226,7 @@ def test_a_pulls_time_runs_from_its_begin(pair: Pair) -> None:
         manifest = pair.source.save(f"r{number}", 310, random_blocks(CACHE_BLOCKS, 10))
         pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=f"r{number}")
     done: list[ShardLoad] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 20 * PATIENCE
     while len(done) < count and time.monotonic() < deadline:
         done += pair.loader.take_finished()
         time.sleep(0.01)

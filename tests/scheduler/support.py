@@ -144,7 +144,7 @@ class RedisServer:
         if self.password:
             command += ["--requirepass", self.password]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 10 * PATIENCE
         while not self._listens():
             assert self._process.poll() is None, f"redis-server ended with {self._process.returncode}"
             assert time.monotonic() < deadline, "redis-server does not listen"

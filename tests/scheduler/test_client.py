@@ -17,6 +17,7 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Attempt, Booking, Known
 from tests.scheduler.support import Options, capacity, free_port, identity, until
+from tests.support import PATIENCE
 
 
 class Wire:
@@ -299,7 +300,7 @@ async def test_a_workers_life(client: SchedulerClient) -> None:
 
     await until(heard)
     assert (await client.drain("m")).worker_id == "m"
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(2 * PATIENCE):
         await session.draining.wait()
 
     async def drains() -> bool:
@@ -328,7 +329,7 @@ async def test_a_drained_worker_that_comes_back_waits_to_be_undrained(client: Sc
     await first.start(1)
     await first.ready(capacity())
     assert (await client.drain("m.1")).worker_id == "m.1"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(20 * PATIENCE):
         await first.draining.wait()
     await first.close()
     assert list((await client.describe()).drained) == ["m"]
@@ -353,7 +354,7 @@ async def test_a_drained_worker_that_comes_back_waits_to_be_undrained(client: Sc
     assert await asked() == [("READY", False)]
     await client.place("r", 2, prompt_tokens=1, max_new_tokens=1)
     assert (await client.drain("m.2")).worker_id == "m.2"  # from now on as for the first one
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(20 * PATIENCE):
         await second.draining.wait()
     await second.close()
 

@@ -17,6 +17,7 @@ from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import Attempt
 from tests.scheduler.support import Options, RedisServer, free_port, until
+from tests.support import PATIENCE
 
 PROCESS, SERVICE = "", "baton.scheduler.v1.Scheduler"
 PROGRAM = """
@@ -47,7 +48,7 @@ async def elsewhere() -> AsyncIterator[Elsewhere]:
     arguments = ("-c", PROGRAM, "127.0.0.1:0")
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
     assert process.stdout
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60 * PATIENCE):
         address = (await process.stdout.readline()).decode().strip()
     yield Elsewhere(process, address)
     if process.returncode is None:

@@ -34,6 +34,7 @@ from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Attempt, SchedulerOptions
 from baton.services.config import SchedulerSettings
 from tests.scheduler.support import Options, RedisServer, capacity, free_port, identity, until
+from tests.support import PATIENCE
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 
@@ -557,7 +558,7 @@ async def test_serve_tells_its_address_and_its_figures() -> None:
         started.set()
 
     running = asyncio.create_task(serve(Options(), metrics_port=port, on_started=on_started, stop=stop))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * PATIENCE):
         await started.wait()
     assert await health(addresses[0]) == health_pb2.HealthCheckResponse.SERVING
 
@@ -574,7 +575,7 @@ async def test_serve_tells_its_address_and_its_figures() -> None:
     with pytest.raises(ListenFailed, match=f"metrics cannot be served on 127.0.0.1:{port}"):
         await serve(Options(), metrics_port=port, stop=stop)
     stop.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * PATIENCE):
         await running
 
 
@@ -590,7 +591,7 @@ async def test_serve_ends_on_sigterm(tmp_path: Path) -> None:
         sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
     )
     assert process.stdout
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(20 * PATIENCE):
         address = (await process.stdout.readline()).decode().strip()
         assert await health(address) == health_pb2.HealthCheckResponse.SERVING
         process.send_signal(signal.SIGTERM)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.services.offline.router import Router
-from tests.support import BATON, IGNORING
+from tests.support import BATON, IGNORING, PATIENCE
 
 
 def write(path: Path, *prompts: str) -> Path:
@@ -32,7 +32,7 @@ async def start(served: Router, requests: Path, *more: str, by: Sequence[str] = 
 
 
 async def end(process: Process) -> tuple[int, str]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(30 * PATIENCE):
         _, said = await process.communicate()
     return process.returncode or 0, said.decode()
 
@@ -106,7 +106,7 @@ async def test_it_goes_on_where_it_was_stopped(served: Router, tmp_path: Path, h
     requests = write(tmp_path / "in.jsonl", *quick, *slow, *(f"more-{number}" for number in range(50)))
     served.crowd = len(slow)
     process = await start(served, requests, "--concurrency", str(len(slow)), by=IGNORING)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(30 * PATIENCE):
         await served.crowded.wait()  # only the slow ones are left under way
     process.send_signal(how)
     status, said = await end(process)

@@ -11,7 +11,7 @@ from baton.services.offline.client import MAX_LOST, Answer, Client, Endpoint, ea
 from baton.services.offline.errors import DeploymentEnded, RequestError, Unavailable
 from baton.services.offline.prompts import COMPLETIONS
 from tests.services.offline.router import Router
-from tests.support import free_port
+from tests.support import PATIENCE, free_port
 
 
 async def ask(client: Client, prompt: str) -> Answer:
@@ -61,7 +61,7 @@ async def test_no_more_than_the_bound_at_a_time(served: Router) -> None:
     served.crowd = 3
     async with Client(Endpoint(served.url), 3) as client:
         held = [asyncio.create_task(ask(client, f"held-{number}")) for number in range(10)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * PATIENCE):
             await served.crowded.wait()
             served.released.set()
             assert all(answer.ok for answer in await asyncio.gather(*held))
@@ -79,7 +79,7 @@ async def test_each_takes_an_item_when_there_is_room() -> None:
         await release.wait()
 
     working = asyncio.create_task(each(iter(range(100)), work, 5))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(10 * PATIENCE):
         await five.wait()
         assert taken == [0, 1, 2, 3, 4]
         release.set()
@@ -93,6 +93,6 @@ async def test_the_first_exception_ends_all() -> None:
             raise Unavailable("gone")
         await asyncio.Event().wait()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(10 * PATIENCE):
         with pytest.raises(Unavailable):
             await each(iter(range(100)), work, 5)

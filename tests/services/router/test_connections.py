@@ -17,7 +17,7 @@ import uvicorn
 from baton.services.router import connections as module
 from baton.services.router.connections import MAX_HEADER_BYTES, HttpLimits, connections
 from tests.services.router.fakes import until
-from tests.support import CALL_S, PYTHON
+from tests.support import CALL_S, PATIENCE, PYTHON
 
 SLOW_S = 0.4
 MAX_BODY = 256 << 10
@@ -113,7 +113,7 @@ async def exchange(server: Server, *pieces: bytes, every_s: float = 0.0) -> tupl
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(every_s)
-    got = await asyncio.wait_for(answer, 20)
+    got = await asyncio.wait_for(answer, 20 * PATIENCE)
     writer.close()
     head, _, body = got.partition(b"\r\n\r\n")
     status = int(head.split()[1])

@@ -24,7 +24,7 @@ from tests import zygote
 from tests.checkpoints import tiny_qwen2
 from tests.services.router.fakes import MODEL, FakeWorker, Fault, answer, until
 from tests.services.router.harness import Members
-from tests.support import eventually, free_port, listening
+from tests.support import PATIENCE, eventually, free_port, listening
 from tests.zygote import Forked
 
 START_S = 60.0
@@ -156,7 +156,7 @@ async def healthy(http: httpx.AsyncClient) -> bool:
 
 async def eventually_unhealthy(http: httpx.AsyncClient, reason: str) -> httpx.Response:
     """The router believes for a moment what it heard of its workers."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 10 * PATIENCE
     while reason not in (health := await http.get("/health")).text:
         assert time.monotonic() < deadline, f"/health says {health.text}"
         await asyncio.sleep(0.05)
@@ -674,7 +674,7 @@ def test_bad_starts_say_why(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = 0 if engine else taken.getsockname()[1]
         process = starter.router(tmp_path, engine={"model": str(model), **engine}, router={"port": port})
-        assert process.wait(END_S) == 1
+        assert process.wait(END_S * PATIENCE) == 1
     [line] = [line for line in process.text.splitlines() if line.startswith("baton: error: ")]
     assert said in line
 

@@ -20,6 +20,7 @@ from baton.services.router.vllm_engine_client import RefusedByRouter
 from baton.services.vllm_args import VLLM_VERSION
 from tests.services.router.fakes import BLOCK_SIZE, EOS, FakeWorker, Fault, answer, until
 from tests.services.router.harness import Answer, Cluster
+from tests.support import PATIENCE
 
 PROMPT = [5, 6, 7]
 LONG = [1] * (SHORT_PROMPT_TOKENS + 1)
@@ -79,7 +80,7 @@ async def test_what_answers_share_is_not_booked_twice(cluster: Cluster) -> None:
     await cluster.send("q", prompt, 20)
     await until(lambda: len(cluster.got["q"].tokens) == 3, "it writes")
     whole = -(-(len(prompt) + 20 + 1) // BLOCK_SIZE)  # and the look-ahead
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 20 * PATIENCE
     while await booked() != [whole - 5]:
         assert time.monotonic() < deadline, await booked()
         await asyncio.sleep(0.01)

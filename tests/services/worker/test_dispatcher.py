@@ -15,6 +15,7 @@ from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.mixed import MIXED
 from baton.services.worker.vllm_engine import EngineInfo
 from tests.services.worker.router import StructuredOutputsParams, prompt, request
+from tests.support import PATIENCE
 
 INFO = EngineInfo(1024, 32, 64, 63, 8, 256, 1, 300, drafts_always=False)
 
@@ -38,7 +39,7 @@ class Host:
         self.aborted += internal_ids
 
     def begin_grammar(self, _request: Any) -> None:
-        assert self.compiled.wait(5)
+        assert self.compiled.wait(5 * PATIENCE)
         if self.broken is not None:
             raise self.broken
 
@@ -61,7 +62,7 @@ async def made(host: Host) -> tuple[Dispatcher, WorkerMetrics]:
 
 async def replies(session: Any) -> list[Failed]:
     """What it is told next."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * PATIENCE):
         return list((await session._queue.get()).failed)
 
 
@@ -87,7 +88,7 @@ async def test_a_request_aborted_while_its_grammar_is_compiled_never_reaches_the
     dispatcher.start(session, start("a", **GRAMMAR))
     dispatcher.abort(["a"])
     host.compiled.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * PATIENCE):
         await asyncio.gather(*dispatcher._grammars)
     assert (dispatcher.requests, host.submitted) == (0, [])
 

@@ -38,7 +38,7 @@ async def test_it_reports_its_load(workers: Fleet, mixed: Worker) -> None:
     async with connected(mixed.address) as stream:
         await stream.start(request("loads", prompt(20), max_tokens=900), DECODE)
         await stream.some("loads", 1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * PATIENCE):
             while (await registered(workers))[mixed.name].load.running != 1:
                 await stream.some("loads", 1)
         await stream.abort("loads")

@@ -6,6 +6,7 @@ import asyncio
 
 from baton.protos.worker_pb2 import Failed, RunReply
 from baton.services.worker.session import QUEUE_LIMIT, Session
+from tests.support import PATIENCE
 
 
 class Sink:
@@ -36,7 +37,7 @@ async def test_all_is_sent_in_order() -> None:
     for name in names:
         session.send(reply(name))
     assert not session.flushed
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * PATIENCE):
         while len(sink.got) < len(names):
             sink.taken.clear()
             await sink.taken.wait()
@@ -62,7 +63,7 @@ async def test_a_stream_without_news_has_signs_of_life() -> None:
     session, sink = Session(1, "peer"), Sink()
     sink.open.set()
     tasks = [asyncio.create_task(session.write(sink)), asyncio.create_task(session.stay_alive(0.01))]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * PATIENCE):
         while sink.signs_of_life < 3:
             sink.taken.clear()
             await sink.taken.wait()
