@@ -20,6 +20,9 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import Booking, Claim, Need, SchedulerOptions, WorkerRecord
 
 ANSWER_TOKENS_BOOKED = 256  # tokens
+# Prompt tokens in the queue of an idle decode worker that helps. Answers that come to it meanwhile are slowed
+# by the prompts' chunks until these are read: some seconds on a CPU, less than one on a GPU.
+HELP_TOKENS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,16 @@ def may_write(need: Need, worker: WorkerRecord, limits: Limits) -> bool:
     return room_in_batch and worker.reserved.blocks + blocks_for(need, capacity) <= usable_blocks(capacity)
 
 
+def may_help(need: Need, worker: WorkerRecord, queued: int) -> bool:
+    """A decode worker may read this prompt though a prefill worker, with `queued` prompt tokens, could.
+
+    It runs nothing, as its last heartbeat said; what was booked since then are prompts of the same burst.
+    """
+    load, own = worker.load, worker.reserved.prompt_tokens
+    idle = load is not None and not (load.running or load.waiting)
+    return idle and own < queued and own + need.prompt_tokens <= HELP_TOKENS
+
+
 def reading_bound(worker: WorkerRecord, limits: Limits) -> str:
     """What keeps a prompt out, for people: how full it is, and the key that bounds it."""
     queued = worker.reserved.prompt_tokens
@@ -94,8 +107,9 @@ def writing_bound(need: Need, worker: WorkerRecord, limits: Limits) -> str:
 
 
 def waits_for_slot(worker: WorkerRecord) -> bool:
-    """All slots of its batch are booked: another answer begins when one of them ends."""
-    return worker.reserved.requests >= worker.capacity.max_num_seqs
+    """Another answer may not begin at once: all slots of its batch are booked, or it reads prompts itself."""
+    reserved = worker.reserved
+    return reserved.requests >= worker.capacity.max_num_seqs or reserved.prompt_tokens > 0
 
 
 def claim(need: Need, prefill: WorkerRecord | None, decode: WorkerRecord, limits: Limits) -> Claim:

@@ -5,7 +5,9 @@
    overflow.
 3. A decode worker reads the prompt itself where that is shorter than `handoff_min_tokens`: then it and the
    mixed workers are equals, and no pair is formed.
-4. One side does it all where the other one is lost to this request (none ready, or all of them failed it).
+4. A decode worker that runs nothing reads prompts, too, while its own queue is the shorter one and bounded
+   (`booking.may_help`): at the begin of a burst it would stand idle beside prefill workers that queue.
+5. One side does it all where the other one is lost to this request (none ready, or all of them failed it).
    Full workers are not covered for: long prompts in the decode batches would slow every answer down to hide a
    lack of prefill workers, and answers on prefill workers every first token.
 
@@ -19,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits
+from baton.scheduler.booking import Limits, may_help
 from baton.scheduler.policy.base import Filter, Scorer, Side
 from baton.scheduler.policy.registry import FILTERS, PAIR_FILTERS, PICKERS, SCORERS, PolicyConfig
 from baton.scheduler.types import Need, View, WorkerRecord
@@ -86,6 +88,8 @@ class Policy:
             return self._alone([*decode, *mixed], need)
         readers, writers = self._keep(prefill, need, Side.READ), self._keep(decode, need, Side.WRITE)
         choice = self._alone(decode, need) if readers.lost else self._pair(readers, writers, need)
+        if isinstance(choice, Choice) and choice.prefill:
+            choice = self._helped(choice, choice.prefill.reserved.prompt_tokens, writers, need)
         if isinstance(choice, NoChoice):
             choice = self._or_else(choice, mixed, need)
         if isinstance(choice, NoChoice) and writers.lost:
@@ -99,6 +103,12 @@ class Policy:
     def _alone(self, workers: Iterable[WorkerRecord], need: Need) -> Choice | NoChoice:
         kept = self._keep(workers, need, Side.BOTH)
         return kept.why or Choice(None, self._pick(kept.workers, need, Side.BOTH))
+
+    def _helped(self, choice: Choice, queued: int, writers: _Kept, need: Need) -> Choice:
+        """An idle decode worker alone where its own queue is below `queued` prompt tokens, else `choice`."""
+        idle = [worker for worker in writers.workers if may_help(need, worker, queued)] if queued else []
+        alone = self._alone(idle, need)
+        return alone if isinstance(alone, Choice) else choice
 
     def _pair(self, readers: _Kept, writers: _Kept, need: Need) -> Choice | NoChoice:
         failures = [side.why for side in (writers, readers) if side.why]

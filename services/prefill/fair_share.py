@@ -17,6 +17,7 @@ CPU_STEP_TOKENS = 256  # 90 ms of one core for a model of 80 M parameters; with 
 SHARE = 4  # a part of the step is 1 / SHARE
 MS_PER_TOKEN = 1.0
 MOST_MS = 2_000.0
+HANDED_OVER = 0  # priority of who needs no reading, before all that do; among themselves by arrival
 
 
 def step_tokens(max_num_seqs: int, drafted: int) -> int:

@@ -105,6 +105,33 @@ def test_a_decode_worker_covers_for_lost_prefill_workers(lost: list[WorkerRecord
     assert choose(need("r", 2, 100, 10, "failed"), worker("d", D), *lost) == ("", "d")
 
 
+IDLE = pb.WorkerLoad(free_blocks=99)
+
+
+def test_an_idle_decode_worker_reads_prompts_while_others_queue() -> None:
+    """As its own queue is the shorter one; it takes no more once it runs something, or its queue is long."""
+
+    def chosen(queued: int, own: int, load: pb.WorkerLoad | None, prompt: int = 100) -> tuple[str, str]:
+        reader = worker("p", P, Reserved(prompt_tokens=queued))
+        return choose(need(prompt=prompt), reader, worker("d", D, Reserved(prompt_tokens=own), load=load))
+
+    pair, alone = ("p", "d"), ("", "d")
+    assert chosen(0, 0, IDLE) == pair
+    assert chosen(300, 0, IDLE) == alone
+    assert chosen(300, 200, IDLE) == alone
+    assert chosen(300, 300, IDLE) == pair
+    assert chosen(300, 0, None) == pair  # nothing is known of it yet
+    assert chosen(300, 0, pb.WorkerLoad(running=1, free_blocks=99)) == pair
+    assert chosen(300, 0, pb.WorkerLoad(waiting=1, free_blocks=99)) == pair
+
+
+def test_an_idle_decode_worker_reads_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, other = worker("p", P, Reserved(prompt_tokens=500)), Reserved(prompt_tokens=200)
+    for bound, expected in ((300, ("", "d")), (299, ("p", "d"))):
+        monkeypatch.setattr("baton.scheduler.booking.HELP_TOKENS", bound)
+        assert choose(need(prompt=100), reader, worker("d", D, other, load=IDLE)) == expected
+
+
 PROMPTS = "1000 of 1000 prompt tokens: scheduler.max_queued_prompt_tokens"
 REQUESTS = "8 of 8 requests: engine.max_num_seqs, scheduler.max_queue_factor"
 
