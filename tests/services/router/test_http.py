@@ -293,7 +293,8 @@ async def test_a_client_that_leaves_aborts_both_sides(members: Members, http: ht
     prefill, decode = await pair(members, step_s=0.02)
     await placeable(http)
     async with http.stream("POST", "/v1/completions", json=body(1000, stream=True)) as response:
-        await anext(response.aiter_lines())
+        lines = response.aiter_lines()  # whose end would close the connection
+        await anext(lines)
         await until(lambda: decode.running, "both have it")  # who was never asked need not be told
     await until(lambda: prefill.seen.aborts and decode.seen.aborts, "both are told", 2.0)
     assert decode.running == []
