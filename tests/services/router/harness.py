@@ -44,6 +44,11 @@ class Answer:
         return bool(self.reason) or self.error is not None
 
 
+def _busy() -> pb.WorkerLoad:
+    """Told of every worker: an idle decode worker would read some of several prompts itself."""
+    return pb.WorkerLoad(running=1)
+
+
 class Members:
     """Fake workers, entered and registered; each leaves the scheduler with `leave`."""
 
@@ -56,7 +61,7 @@ class Members:
     async def add(self, worker: FakeWorker) -> FakeWorker:
         await self._stack.enter_async_context(worker)
         client = await self._stack.enter_async_context(SchedulerClient(self._address))
-        session = WorkerSession(client, worker.identity, pb.WorkerLoad)
+        session = WorkerSession(client, worker.identity, _busy)
         await session.start(5)
         self._stack.push_async_callback(session.close)
         await session.ready(worker.capacity)
