@@ -1,20 +1,23 @@
-"""guidellm: a fixed number of requests at a time, all at once, and its sweep over rates."""
+"""guidellm: a fixed number of requests at a time, and all at once.
+
+Its sweep is left out: the rates of one server's sweep are not the other's, and windows long enough for a rate
+(answers take seconds at full load on two cores) would take ten minutes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.tools import TOKENIZER, Figures, command, commands
+from bench.tools import TOKENIZER, Figures, command, installed
 from tests.e2e.deployment import MODEL_NAME
 
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
 # By row: how many at a time, and how many in all.
-STREAMS = {"1": 16, "8": 64, "64": 256}
-AT_ONCE = 512
-RATES, RATE_S = 5, 6  # of the sweep: one at a time, all that goes, and rates between them; seconds of each
+STREAMS = {"1": 8, "8": 32, "64": 128}
+AT_ONCE = 192
 LIMIT_S = 300.0  # of one run
 FIGURES = {
     "ttft_p50_ms": ("time_to_first_token_ms", "p50"),
@@ -29,33 +32,25 @@ LOADS: dict[str, dict[str, Any]] = {
         "--constraint": {"kind": "max_requests", "count": list(STREAMS.values())},
     },
     "throughput": {
-        "--profile": {"kind": "throughput"},
+        "--profile": {"kind": "throughput", "max_concurrency": AT_ONCE},
         "--constraint": {"kind": "max_requests", "count": AT_ONCE},
     },
-    "sweep": {
-        "--profile": {"kind": "sweep", "sweep_size": RATES},
-        "--constraint": {"kind": "max_duration", "seconds": RATE_S},
-    },
 }
-ROWS = {
-    "concurrent": list(STREAMS),
-    "throughput": ["throughput"],
-    "sweep": ["sweep: one at a time", "sweep: all that goes", *(f"sweep: rate {n}" for n in range(2, RATES))],
-}
+ROWS = {"concurrent": list(STREAMS), "throughput": ["throughput"]}
+# It would start up to ten, each of which takes seconds of the cores that it shares with what it measures.
+ENVIRONMENT = {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}
 
 
 class Guidellm:
     about = (
         f"`guidellm`, synthetic prompts of {PROMPT_TOKENS} tokens, answers of {ANSWER_TOKENS}; so many at a "
-        f"time, {AT_ONCE} requests at once (throughput), and its sweep, {RATE_S} s of each rate: the rates "
-        "lie between what the same server gives one at a time and at most. Requests that it cuts off at the "
-        "end of a rate do not count."
+        f"time, and {AT_ONCE} requests at once (throughput)."
     )
-    columns = ("failed", "requests_per_s", "tokens_per_s", *FIGURES)
-    loads = tuple(LOADS)
+    columns: Sequence[str] = ("failed", "requests_per_s", "tokens_per_s", *FIGURES)
+    loads: Sequence[str] = tuple(LOADS)
 
     def prepare(self) -> None:
-        commands()
+        installed("guidellm")
 
     def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
         report = folder / "guidellm.json"
@@ -73,12 +68,13 @@ class Guidellm:
                 "prompt_tokens": PROMPT_TOKENS,
                 "output_tokens": ANSWER_TOKENS,
             },
-            "--seed": {"kind": "static", "seed": seed},
+            "--seed": {"kind": "static", "value": seed},
             "--output": {"kind": "json", "path": str(report)},
             **LOADS[load],
         }
         words = [word for name, value in options.items() for word in (name, json.dumps(value))]
-        failure = command([commands() / "guidellm", "run", *words, "--disable-console"], folder, LIMIT_S)
+        line = [installed("guidellm"), "run", *words, "--disable-console"]
+        failure = command(line, folder, LIMIT_S, ENVIRONMENT)
         if failure:
             raise RuntimeError(failure)
         return dict(zip(ROWS[load], figures(json.loads(report.read_text())), strict=True))

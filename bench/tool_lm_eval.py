@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import tempfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from bench.prompts import questions
-from bench.tools import TOKENIZER, Figures, command, commands
+from bench.tools import TOKENIZER, Figures, command, installed
 from tests.e2e.deployment import MODEL_NAME
 
 QUESTIONS, CHOICES = 128, 4
@@ -40,14 +41,14 @@ class LmEval:
     about = (
         f"`lm-eval`, local-completions, {BATCH} prompts a request, {CONCURRENCY} requests at a time, no "
         f"second try: {QUESTIONS} questions, once with {CHOICES} answers to choose from by their "
-        "log-probabilities (echo), once answered greedily. `answers` is a checksum of all answers: "
-        "the same number, the same answers."
+        "log-probabilities (echo), once answered greedily. `seconds` hold its own start. "
+        "`answers` is a checksum of all answers: the same number, the same answers."
     )
-    columns = ("failed", "seconds", "score", "answers")
-    loads = tuple(TASKS)
+    columns: Sequence[str] = ("failed", "seconds", "score", "answers")
+    loads: Sequence[str] = tuple(TASKS)
 
     def prepare(self) -> None:
-        commands()
+        installed("lm-eval")
 
     def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
         del seed  # the answers are compared
@@ -72,7 +73,7 @@ class LmEval:
             "--output_path": str(out),
         }
         words = [word for option in options.items() for word in option]
-        failure = command([commands() / "lm-eval", "run", *words, "--log_samples"], folder, LIMIT_S)
+        failure = command([installed("lm-eval"), "run", *words, "--log_samples"], folder, LIMIT_S)
         if failure:
             print(failure, flush=True)
             return {load: {"failed": QUESTIONS, "seconds": 0, "score": 0, "answers": 0}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ class Serve:
         f"`vllm bench serve`, prompts of {PROMPT_TOKENS} random tokens, answers of {ANSWER_TOKENS}; `inf`: "
         f"all {REQUESTS['inf']} requests at once."
     )
-    columns = ("failed", *FIGURES)
-    loads = tuple(REQUESTS)
+    columns: Sequence[str] = ("failed", *FIGURES)
+    loads: Sequence[str] = tuple(REQUESTS)
 
     def prepare(self) -> None:
         """It came with vLLM."""

@@ -10,8 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from tests.support import ROOT
@@ -40,15 +41,15 @@ class Tool(Protocol):
         """
 
 
-def commands() -> Path:
-    """The folder of the installed tools' commands; they are installed first where the pins are others."""
+def installed(name: str) -> str:
+    """The path of a tool's command. All tools are installed first where other pins are, or none."""
     mark = INSTALLED / "pins.txt"  # written last
     if not mark.exists() or mark.read_bytes() != PINS.read_bytes():
         print(
             f"installing the load tools of bench/tools.txt into {INSTALLED.name} (some minutes)", flush=True
         )
         subprocess.run([sys.executable, "-m", "venv", "--clear", INSTALLED], check=True, timeout=INSTALL_S)
-        pip = [INSTALLED / "bin" / "python", "-m", "pip", "install", "-qq", "--no-deps", "-r", PINS]
+        pip = [str(INSTALLED / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-deps", "-r", str(PINS)]
         done = subprocess.run(pip, timeout=INSTALL_S, check=False)
         if done.returncode:
             raise SystemExit(
@@ -56,20 +57,26 @@ def commands() -> Path:
                 "index: name that index in PIP_EXTRA_INDEX_URL"
             )
         shutil.copyfile(PINS, mark)
-    return INSTALLED / "bin"
+    return str(INSTALLED / "bin" / name)
 
 
-def command(line: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
+def command(
+    line: Sequence[str],
+    folder: Path,
+    timeout_s: float,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Run one of the installed tools in `folder`; "" or, when it failed, the end of what it said."""
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},  # ours is not for it
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder / "hf"),
+        **environment,
     }
     log = folder / "tool.log"
     with log.open("wb") as out:
         done = subprocess.run(
-            ["nice", "-n", "5", *map(str, line)],  # it shares the cores with what it measures
+            ["nice", "-n", "5", *line],  # it shares the cores with what it measures
             cwd=folder,
             env=environment,
             stdout=out,
