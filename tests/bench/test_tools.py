@@ -26,6 +26,7 @@ def test_the_tools_are_installed_again_when_their_pins_change(
     pins.write_text("no-such-package-of-baton @ file:///nowhere.whl\n")
     with pytest.raises(SystemExit, match=r"pip could not install bench/tools.txt"):
         tools.installed("python")
+    capsys.readouterr()
     pins.write_text("# nothing\n")
     tools.installed("python")
     assert "installing" in capsys.readouterr().out  # what half an installation left does not count
