@@ -55,5 +55,5 @@ docs: $(READY) ## Write docs/configuration.md anew
 	@$(BIN)/python deploy/setup/config-docs
 
 clean: ## Remove what set-up and tests made
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
+	rm -rf .venv .venv-tools .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,10 +15,30 @@ KINDS: dict[str, tuple[str | None, ...]] = {"chat": (None,), "repetitive": ("edi
 _SEED = 20_000
 
 
-def held_out(kind: str, count: int, *, longest: int = 1200) -> list[list[int]]:
-    """`count` prompts as token ids, shuffled, each of at most `longest` tokens."""
+def _findable() -> None:
     if str(FOLDER) not in sys.path:  # the model's scripts are no package: they import each other by file name
         sys.path.insert(0, str(FOLDER))
+
+
+def questions(count: int, longest: int = 160) -> list[tuple[str, str]]:
+    """Prompts as text with the right answers, of at most `longest` characters; no answer comes twice."""
+    _findable()
+    from chat import prompt_of
+    from dialogues import stream
+
+    found: dict[str, str] = {}
+    for _, dialogue in stream(_SEED, held_out=True, domain="copying"):
+        answer = dialogue.messages[-1].content
+        if len(answer) <= longest:
+            found.setdefault(answer, prompt_of(dialogue))
+        if len(found) == count:
+            break
+    return [(prompt, answer) for answer, prompt in found.items()]
+
+
+def held_out(kind: str, count: int, *, longest: int = 1200) -> list[list[int]]:
+    """`count` prompts as token ids, shuffled, each of at most `longest` tokens."""
+    _findable()
     from chat import prompt_of
     from dialogues import stream
     from tokenizers import Tokenizer

@@ -273,24 +273,22 @@ def _overload(result: dict[str, Any]) -> str:
 
 
 def _clients(result: dict[str, Any]) -> str:
-    keys = ["failed", "tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms"]
-    load = result["load"]
-    rows = [
-        [concurrency, arm, *(figures[key] for key in keys)]
-        for concurrency, arms in result["median"].items()
-        for arm, figures in arms.items()
+    parts = [
+        "## Load tools that users have: Baton and a stock vLLM server\n",
+        "Baton is `deploy/laptop.yaml`, a core for each side; the stock server has the same model without drafts, as many slots, "
+        "and both cores. The tools share them, at nice 5; the two took turns. `failed` is the sum of all rounds. Closed loops of as "
+        f"many clients as there may be requests on the workers, by status: {json.dumps(result['at_the_bound'])}.",
+        _where(result, "python -m bench clients"),
     ]
-    return "\n".join(
-        [
-            "## vLLM's own load tool: Baton and a stock vLLM server\n",
-            f"`vllm bench serve`, prompts of {load['prompt_tokens']} random tokens, answers of {load['answer_tokens']}; `inf`: all "
-            f"{load['requests']['inf']} requests at once. Baton is `deploy/laptop.yaml`, a core for each side; the stock server has "
-            "the same model without drafts, as many slots, and both cores. The tool shares them, at nice 5. Closed loops of as many "
-            f"clients as there may be requests on the workers, by status: {json.dumps(result['at_the_bound'])}.",
-            _where(result, "python -m bench clients"),
-            _table(["at once", "", *keys], rows),
+    for tool in result["tools"].values():
+        columns = tool["columns"]
+        rows = [
+            [name, arm, *(figures[key] for key in columns)]
+            for name, arms in tool["median"].items()
+            for arm, figures in arms.items()
         ]
-    )
+        parts += [tool["about"] + "\n", _table(["", "", *columns], rows)]
+    return "\n".join(parts)
 
 
 def _soak(result: dict[str, Any]) -> str:

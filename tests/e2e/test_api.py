@@ -149,6 +149,13 @@ def test_streamed_chat(clients: list[openai.OpenAI], options: dict[str, Any]) ->
         {"prompt": [5, 6, 7, 8]},
         {"echo": True, "max_tokens": 4},
         {"echo": True, "logprobs": 2, "max_tokens": 4},
+        # as lm-eval asks which of several answers is the likeliest
+        {
+            "prompt": [[7, *range(300, 310 + n)] for n in range(16)],
+            "echo": True,
+            "logprobs": 1,
+            "max_tokens": 1,
+        },
         {"logprobs": 3},
         {"n": 3, "temperature": 0.9, "seed": 1},
         {"suffix": None, "extra_body": {"repetition_penalty": 1.3}},

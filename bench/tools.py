@@ -1,0 +1,88 @@
+"""What a load tool is to bench/clients.py, and where those that others wrote are installed.
+
+They get a virtual environment of their own, made when one is first wanted: their dependencies conflict with
+vLLM's. bench/tools.txt pins them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from tests.support import ROOT
+
+Figures = dict[str, float]
+PINS = Path(__file__).with_name("tools.txt")
+INSTALLED = ROOT / ".venv-tools"
+INSTALL_S = 1800.0
+TOKENIZER = ROOT / "deploy" / "demo-model" / "weights"
+
+
+class Tool(Protocol):
+    """A load tool. Each figure it gives is better or worse on its own; `failed` counts requests."""
+
+    about: str  # a sentence or two for the page, in Markdown
+    columns: Sequence[str]  # of its table: keys of its figures
+    loads: Sequence[str]  # what it runs, one after the other
+
+    def prepare(self) -> None:
+        """Whatever takes long and is done once, before the servers start."""
+
+    def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
+        """Figures by row of the table, as one load may measure several things.
+
+        Raises RuntimeError with the end of what the tool said when it gives no figures.
+        """
+
+
+def installed(name: str) -> str:
+    """The path of a tool's command. All tools are installed first where other pins are, or none."""
+    mark = INSTALLED / "pins.txt"  # written last
+    if not mark.exists() or mark.read_bytes() != PINS.read_bytes():
+        print(
+            f"installing the load tools of bench/tools.txt into {INSTALLED.name} (some minutes)", flush=True
+        )
+        subprocess.run([sys.executable, "-m", "venv", "--clear", INSTALLED], check=True, timeout=INSTALL_S)
+        pip = [str(INSTALLED / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-deps", "-r", str(PINS)]
+        done = subprocess.run(pip, timeout=INSTALL_S, check=False)
+        if done.returncode:
+            raise SystemExit(
+                "pip could not install bench/tools.txt. torch==2.13.0+cpu comes from PyTorch's own CPU wheel "
+                "index: name that index in PIP_EXTRA_INDEX_URL"
+            )
+        shutil.copyfile(PINS, mark)
+    return str(INSTALLED / "bin" / name)
+
+
+def command(
+    line: Sequence[str],
+    folder: Path,
+    timeout_s: float,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Run one of the installed tools in `folder`; "" or, when it failed, the end of what it said."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},  # ours is not for it
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "hf"),
+        **environment,
+    }
+    log = folder / "tool.log"
+    with log.open("wb") as out:
+        done = subprocess.run(
+            ["nice", "-n", "5", *line],  # it shares the cores with what it measures
+            cwd=folder,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            check=False,
+        )
+    said = log.read_text(errors="replace")[-2000:]
+    return f"{line[0]} ended with {done.returncode}:\n{said}" if done.returncode else ""

@@ -1,0 +1,60 @@
+"""Load tools that others wrote: their environment, their failures, and the questions that are asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import tool_lm_eval, tools
+from bench.prompts import questions
+
+
+def test_the_tools_are_installed_again_when_their_pins_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pins = tmp_path / "tools.txt"
+    pins.write_text("# nothing\n")
+    monkeypatch.setattr(tools, "PINS", pins)
+    monkeypatch.setattr(tools, "INSTALLED", tmp_path / "venv")
+    python = Path(tools.installed("python"))
+    assert python.exists()
+    assert "installing" in capsys.readouterr().out
+    tools.installed("python")
+    assert capsys.readouterr().out == ""
+    pins.write_text("no-such-package-of-baton @ file:///nowhere.whl\n")
+    with pytest.raises(SystemExit, match=r"pip could not install bench/tools.txt"):
+        tools.installed("python")
+    capsys.readouterr()
+    pins.write_text("# nothing\n")
+    tools.installed("python")
+    assert "installing" in capsys.readouterr().out  # what half an installation left does not count
+
+
+def test_a_tool_sees_no_package_of_ours_and_its_failure_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    assert tools.command(["sh", "-c", 'test -z "$PYTHONPATH" -a "$HF_HUB_OFFLINE" = 1'], tmp_path, 30) == ""
+    failure = tools.command(["sh", "-c", "echo why; exit 3"], tmp_path, 30)
+    assert failure == "sh ended with 3:\nwhy\n"
+
+
+def test_one_other_answer_is_another_checksum() -> None:
+    likeliest = {"filtered_resps": [["-9.5", "False"], ["-0.2", "True"], ["-100.0", "False"]]}
+    assert tool_lm_eval.answer(likeliest) == "1"
+    assert tool_lm_eval.answer({"filtered_resps": ["873 981"]}) == "873 981"
+
+
+def test_no_answer_stands_twice_among_the_choices(tmp_path: Path) -> None:
+    asked = questions(tool_lm_eval.QUESTIONS)
+    assert len({answer for _, answer in asked}) == len(asked) == tool_lm_eval.QUESTIONS
+    tool_lm_eval.task("one", "multiple_choice", tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "one.jsonl").read_text().splitlines()]
+    assert len(lines) == tool_lm_eval.QUESTIONS
+    for line, (prompt, answer) in zip(lines, asked, strict=True):
+        assert line["prompt"] == prompt
+        assert line["choices"][line["right"]] == answer
+        assert len(set(line["choices"])) == tool_lm_eval.CHOICES
+    assert {line["right"] for line in lines} == set(range(tool_lm_eval.CHOICES))
