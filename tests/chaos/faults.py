@@ -176,10 +176,14 @@ async def _drain(act: Act, *kinds: str) -> None:
     victim = act.pick(*kinds)
     await act.moment(victim)
     victim.drain()
+    await _end_well(act, victim)
+    await victim.restart()
+
+
+async def _end_well(act: Act, victim: Part) -> None:
     code = await victim.ended()
     if code != 0:
         act.site.crashes.append(f"{victim.worker_id} ended with {code} when it was told to drain")
-    await victim.restart()
 
 
 @fault(QUEUE, PREFILL, HANDOFF)
@@ -241,11 +245,40 @@ async def rolling_restart(act: Act) -> None:
     for victim in list(act.site.workers):
         act.count(victim)
         victim.drain()
-        code = await victim.ended()
-        if code != 0:
-            act.site.crashes.append(f"{victim.worker_id} ended with {code} when it was told to drain")
+        await _end_well(act, victim)
         await victim.restart()
         await act.site.whole(60.0)
+
+
+@fault(hold_s=SHORT)
+async def operator_drain(act: Act) -> None:
+    """`baton drain` of a worker: its next life takes nothing until `baton undrain`."""
+    victim = act.pick("prefill", "decode")
+    await act.moment(victim)
+    async with SchedulerClient(act.site.scheduler_address) as operator:
+        victim.leave()
+        asked = await operator.drain(victim.worker_id)
+        if asked.problem:
+            raise AssertionError(f"{victim.worker_id} does not drain: {asked.problem}")
+        try:
+            await _end_well(act, victim)
+            await victim.restart()
+            await act.site.held(victim)
+            await _takes_nothing(act, victim)
+        finally:
+            undone = await operator.undrain(victim.name)
+    if undone.problem:
+        raise AssertionError(f"{victim.name} stays drained: {undone.problem}")
+
+
+async def _takes_nothing(act: Act, victim: Part) -> None:
+    """For as long as the fault holds."""
+    until = time.monotonic() + act.hold_s
+    while time.monotonic() < until:
+        one = act.site.status(victim)
+        if one is not None and (one.reserved_requests or one.load.running or one.load.waiting):
+            raise AssertionError(f"{victim.worker_id} is drained, and was given {one.reserved_requests} requests")
+        await asyncio.sleep(0.02)
 
 
 ROLES = {kind: pb.Role.Value(f"ROLE_{kind.upper()}") for kind in WORKER_KINDS}

@@ -16,7 +16,7 @@ GAP_S = (0.3, 1.5)  # between a site that is whole again and the next fault
 
 DEATHS = ("kill-prefill", "kill-decode", "hang-prefill", "hang-decode")
 WORKERS = (*DEATHS, "pause-worker", "kill-pair")
-DRAINS = ("drain-prefill", "drain-decode", "rolling-restart")
+DRAINS = ("drain-prefill", "drain-decode", "operator-drain", "rolling-restart")
 SCHEDULER = ("kill-scheduler", "lose-scheduler", "hang-scheduler", "drain-scheduler")
 REDIS = ("kill-redis", "empty-redis", "hang-redis", "slow-redis", "fill-redis", "change-password")
 NETWORK = ("drop-network", "interrupt-network", "delay-network")

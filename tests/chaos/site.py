@@ -74,7 +74,6 @@ class Part:
     settings: dict[str, Any]
     site: Site = field(repr=False)
     proxy: Proxy | None = None
-    life: int = 0
     pid: int = 0
     wanted: bool = False  # it should be alive: if it is not, it has crashed
     away: bool = True  # nobody can count on it now
@@ -84,7 +83,8 @@ class Part:
 
     @property
     def worker_id(self) -> str:
-        return f"{self.name}.{self.life}"
+        """Of this life; see tests/chaos/parts.py."""
+        return f"{self.name}.{self.pid}"
 
     @property
     def is_worker(self) -> bool:
@@ -92,11 +92,10 @@ class Part:
 
     def start(self) -> None:
         """A new life. `Site.whole` tells when it serves."""
-        self.life += 1
         settings = self.settings
         if self.is_worker:
             port = free_port()
-            own = {**settings["worker"], "worker_id": self.worker_id, "listen": f"127.0.0.1:{port}"}
+            own = {**settings["worker"], "worker_id": self.name, "listen": f"127.0.0.1:{port}"}
             if self.proxy is not None:
                 self.proxy.target = port
                 own["advertise"] = f"127.0.0.1:{self.proxy.port}"
@@ -111,8 +110,7 @@ class Part:
         self.killed = False
 
     def kill(self) -> None:
-        self.gone()
-        self.wanted = False
+        self.leave()
         self.killed = True
         self.signal(signal.SIGKILL)
 
@@ -132,9 +130,13 @@ class Part:
 
     def drain(self) -> None:
         """Ask it to end. `ended` waits until it has."""
+        self.leave()
+        self.signal(signal.SIGTERM)
+
+    def leave(self) -> None:
+        """Expect its end: that is no crash."""
         self.gone()
         self.wanted = False
-        self.signal(signal.SIGTERM)
 
     async def ended(self, within_s: float = END_S) -> int:
         """Its exit code, negative for a signal. AssertionError, and SIGKILL, when it does not end in time."""
@@ -343,6 +345,19 @@ class Site:
                 raise AssertionError(f"not whole after {within_s:g} s: {', '.join(missing)}")
             await asyncio.sleep(LOOK_S)
         return time.monotonic() - began
+
+    def status(self, worker: Part) -> pb.WorkerStatus | None:
+        """The worker's life of now, as a scheduler described it last; None where it is not known."""
+        known = self.description.workers if self.description is not None else []
+        return next((one for one in known if one.identity.worker_id == worker.worker_id), None)
+
+    async def held(self, worker: Part) -> None:
+        """Wait until it has loaded its engine and is drained. AssertionError when that does not come true."""
+        deadline = time.monotonic() + START_S
+        while not ((one := self.status(worker)) and one.drained and one.identity.HasField("capacity")):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{worker.worker_id} is not there, drained, after {START_S:g} s: {one}")
+            await asyncio.sleep(LOOK_S)
 
     async def _missing(self) -> list[str]:
         missing = [part.name for part in self.parts if part.hung or not part.wanted]
