@@ -39,7 +39,7 @@ class Act:
     """One fault while it happens, with all that it may use."""
 
     site: Site
-    load: Load
+    load: Load | None  # None: nobody asks for answers
     draw: random.Random
     stage: str
     hold_s: float
@@ -59,7 +59,7 @@ class Act:
             return victim.worker_id in self.workers(answer)
 
         if self.stage == HANDOFF:
-            await self.load.event(
+            await self.answers.event(
                 lambda answer: (
                     len(answer.arrivals) == 1 and len(answer.case.prompt) >= LONG_PROMPT and mine(answer)
                 ),
@@ -67,7 +67,7 @@ class Act:
             )
             await asyncio.sleep(self.draw.choice([0.0, 0.0, 0.001, 0.003, 0.006, 0.012]))
         elif self.stage == STREAM:
-            await self.load.event(lambda answer: len(answer.tokens) >= STREAMED and mine(answer), MOMENT_S)
+            await self.answers.event(lambda answer: len(answer.tokens) >= STREAMED and mine(answer), MOMENT_S)
         elif self.stage in (QUEUE, PREFILL):
             enough = 2 if self.stage == QUEUE else 1
             while self.unread(victim) < enough and time.monotonic() < deadline:  # noqa: ASYNC110 (no event tells)
@@ -87,13 +87,15 @@ class Act:
         """Requests that it is to read, or reads."""
         return sum(
             not answer.tokens and self.workers(answer)[0] == victim.worker_id
-            for answer in self.load.running.values()
+            for answer in self.answers.running.values()
         )
 
     def count(self, victim: Part) -> None:
         """Who is hit, and where it stands. What is queued and what is read is told apart by age alone."""
+        if self.load is None:
+            return
         reading = 0
-        for answer in sorted(self.load.running.values(), key=lambda one: one.asked):
+        for answer in sorted(self.answers.running.values(), key=lambda one: one.asked):
             reader, writer = self.workers(answer)
             if victim.is_worker and victim.worker_id not in (reader, writer):
                 continue
@@ -109,6 +111,12 @@ class Act:
             if stage == STREAM and victim.kind == "prefill":
                 continue  # it has nothing to do with it any more
             self.census[f"{victim.kind} {stage}"] += 1
+
+    @property
+    def answers(self) -> Load:
+        if self.load is None:
+            raise RuntimeError("the plan asks for no answers: its faults come at any stage")
+        return self.load
 
     @property
     def redis(self) -> RedisServer:
@@ -277,7 +285,9 @@ async def _takes_nothing(act: Act, victim: Part) -> None:
     while time.monotonic() < until:
         one = act.site.status(victim)
         if one is not None and (one.reserved_requests or one.load.running or one.load.waiting):
-            raise AssertionError(f"{victim.worker_id} is drained, and was given {one.reserved_requests} requests")
+            raise AssertionError(
+                f"{victim.worker_id} is drained, and was given {one.reserved_requests} requests"
+            )
         await asyncio.sleep(0.02)
 
 
@@ -370,6 +380,17 @@ async def lose_scheduler(act: Act) -> None:
 async def hang_scheduler(act: Act) -> None:
     """SIGSTOP of a scheduler for longer than workers' leases."""
     await _hang(act, "scheduler")
+
+
+@fault(hold_s=LONG)
+async def lose_schedulers(act: Act) -> None:
+    """SIGKILL of all schedulers at once, and others only later: routers place alone."""
+    lost = act.site.of("scheduler")
+    for scheduler in lost:
+        scheduler.kill()
+    await act.hold()
+    for scheduler in lost:
+        await scheduler.restart()
 
 
 @fault()

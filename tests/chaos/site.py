@@ -33,6 +33,7 @@ from tests.support import free_port
 START_S = 120.0  # until all parts are ready, on a busy machine
 END_S = 75.0  # until a part that drains has ended
 LOOK_S = 0.05  # between two looks at what the scheduler knows
+SELDOM_S = 0.5  # the same where no worker is a part: no stage of a request has to be met
 MOST_CRASHES = 10  # of all parts; what crashes then stays dead
 CALL_S = 1.0  # deadline of one look
 
@@ -56,6 +57,8 @@ class Shape:
 
     @property
     def name(self) -> str:
+        if not self.prefill + self.decode + self.mixed:
+            return "no engines"
         mixed = f"+{self.mixed}M" if self.mixed else ""
         return f"{self.prefill}P{self.decode}D{mixed}"
 
@@ -171,6 +174,7 @@ class Site:
         self.parts: list[Part] = []
         self.pids: set[int] = set()  # of all lives
         self.redis: RedisServer | None = None
+        self.guests: set[str] = set()  # ids of workers that are no parts, and must be ready, too
         self.restarts: Counter[str] = Counter()
         self.crashes: list[str] = []  # parts that ended though nobody told them to
         self.uncovered: list[tuple[float, float]] = []  # when no worker was there; time.monotonic
@@ -191,6 +195,10 @@ class Site:
     @property
     def workers(self) -> list[Part]:
         return self.of(*WORKER_KINDS)
+
+    @property
+    def _look_s(self) -> float:
+        return LOOK_S if self.workers else SELDOM_S
 
     @property
     def routers(self) -> list[Part]:
@@ -259,7 +267,8 @@ class Site:
             own = {"engine": {}, "handoff": {}, "scheduler": {**common["scheduler"], "address": address}}
             self.parts.append(Part(f"scheduler-{number}", "scheduler", {**common, **own}, self))
         kinds = ["prefill"] * shape.prefill + ["decode"] * shape.decode + ["mixed"] * shape.mixed
-        for number, (kind, where) in enumerate(zip(kinds, devices.assign(len(kinds), 1), strict=True)):
+        places = devices.assign(len(kinds), 1) if kinds else []
+        for number, (kind, where) in enumerate(zip(kinds, places, strict=True)):
             name = f"{kind}-{kinds[:number].count(kind)}"
             worker = {"cpu": where.cpu, "scheduler_wait_s": 60.0}
             part = Part(name, kind, {**common, "worker": worker}, self)
@@ -334,6 +343,15 @@ class Site:
                 return told
         return None
 
+    async def describe_each(self) -> list[pb.Description | None]:
+        """What each scheduler says; None for one that does not answer."""
+        asked = (stub.Describe(pb.DescribeRequest(), timeout=CALL_S) for stub in self._stubs)
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        for one in told:
+            if isinstance(one, BaseException) and not isinstance(one, grpc.RpcError):
+                raise one
+        return [one if isinstance(one, pb.Description) else None for one in told]
+
     async def whole(self, within_s: float) -> float:
         """Wait until each part serves and the store is in use; how long that took, seconds.
 
@@ -343,7 +361,7 @@ class Site:
         while missing := await self._missing():
             if time.monotonic() > began + within_s:
                 raise AssertionError(f"not whole after {within_s:g} s: {', '.join(missing)}")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._look_s)
         return time.monotonic() - began
 
     def status(self, worker: Part) -> pb.WorkerStatus | None:
@@ -361,10 +379,8 @@ class Site:
 
     async def _missing(self) -> list[str]:
         missing = [part.name for part in self.parts if part.hung or not part.wanted]
-        for part, stub in zip(self.of("scheduler"), self._stubs, strict=True):
-            try:
-                told = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
-            except grpc.RpcError:
+        for part, told in zip(self.of("scheduler"), await self.describe_each(), strict=True):
+            if told is None:
                 missing.append(part.name)
                 continue
             part.away = False
@@ -373,6 +389,7 @@ class Site:
             missing += [
                 f"{worker.name} at {part.name}" for worker in self.workers if worker.worker_id not in ready
             ]
+            missing += [f"{worker_id} at {part.name}" for worker_id in sorted(self.guests - ready)]
         for router in self.routers:
             if await self._healthy(router):
                 router.away = False
@@ -427,7 +444,7 @@ class Site:
                     for one in told.attempts
                 }
             self._bury()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._look_s)
 
     def _bury(self) -> None:
         wanted = {part.pid: part for part in self.parts if part.wanted and part.pid}
