@@ -339,7 +339,8 @@ async def test_an_operators_drain_holds_the_next_life(
         monkeypatch.setattr("tests.chaos.site.START_S", 0.5)
     async with _scheduled(tmp_path) as site, SchedulerClient(site.scheduler_address) as client:
         worker = _Life("prefill-0", "prefill", {}, site)
-        setattr(worker, flaw or "lives", bool(flaw))
+        if flaw:
+            setattr(worker, flaw, True)
         site.parts.append(worker)
         worker.start()
         watching = asyncio.create_task(site._watch())
