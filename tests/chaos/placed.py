@@ -13,7 +13,7 @@ from baton.scheduler.types import Booking, Reserved
 from bench.stats import percentile
 from tests.chaos.outcome import Span, counts
 
-TOLD = 20  # messages that are kept
+TOLD = 5  # messages that are kept of each kind
 
 
 class Books:
@@ -134,6 +134,7 @@ class Placed:
     alone: int = 0  # of these, by a router itself
     refused: int = 0  # as all workers were full
     failed: int = 0  # for any other reason
+    failures: dict[str, int] = field(default_factory=dict)  # those, by the reason
     late: int = 0  # epochs that were asked for once more
     twice: int = 0  # of these and of all others: what was placed twice, or is booked on other workers
     beyond: int = 0  # see Books
@@ -164,8 +165,15 @@ class Placed:
             (other if met else calm).append(ended - began)
         self.calm, self.disturbed = Latency.of(calm), Latency.of(other)
 
-    def tell(self, message: str) -> None:
-        if len(self.messages) < TOLD:
+    def fail(self, why: str, message: str) -> None:
+        self.failed += 1
+        self.failures[why] = self.failures.get(why, 0) + 1
+        if self.failures[why] <= TOLD:
+            self.messages.append(f"{why}: {message}")
+
+    def place_twice(self, message: str) -> None:
+        self.twice += 1
+        if self.twice <= TOLD:
             self.messages.append(message)
 
     def as_json(self) -> dict[str, Any]:
@@ -183,6 +191,7 @@ class Placed:
             f"  {self.twice} placed twice ({self.late} asked for once more); "
             f"{self.beyond} beyond a worker's bounds: the fullest had {self.fullest:.0%}, "
             f"{self.fullest_alone:.0%} where routers placed alone",
+            f"  failed: {counts(self.failures)}",
             f"  between faults: {self.calm}",
             f"  in faults: {self.disturbed}",
             f"  left: {self.left}; clean {self.clean_after_s:.1f} s after the end; "

@@ -117,8 +117,9 @@ class Placing:
         if self._open:
             await asyncio.wait(self._open, timeout=END_S)
         for task in [*self._open, *self._tasks]:
+            if task in self._open:
+                self._told.fail("END", f"a request is not over {END_S:g} s after the last one began")
             await stop(task)
-            self._told.failed += task in self._open
         for router in self._routers:
             await router.client.close()
             self._told.dropped += router.client.reporter.dropped
@@ -132,7 +133,7 @@ class Placing:
                 await asyncio.sleep(TICK_S)
             self._told.requests += 1
             if len(self._open) >= MOST_OPEN:
-                self._fail(f"more than {MOST_OPEN} requests are under way")
+                self._told.fail("OPEN", f"{MOST_OPEN} requests are under way: nobody keeps up")
                 continue
             router = self._routers[number % len(self._routers)]
             state = RequestState(
@@ -151,11 +152,7 @@ class Placing:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._open.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            self._fail(f"{type(error).__name__}: {error}")
-
-    def _fail(self, why: str) -> None:
-        self._told.failed += 1
-        self._told.tell(why)
+            self._told.fail(type(error).__name__, f"{error}")
 
     async def _request(self, router: _Router, state: RequestState) -> None:
         if self._draw.random() < RETRIED:
@@ -192,8 +189,7 @@ class Placing:
             if no.why is Why.FULL:
                 self._told.refused += 1
             else:
-                where = f"{began - self._told.began_at:.1f} s after the start"
-                self._fail(f"{state.request_id}, {where}: {no.why}: {no.message}")
+                self._told.fail(no.why, f"{state.request_id}{self._after_s()}: {no.message}")
             return None
         self.over.append((began, time.monotonic()))
         self._told.placed += 1
@@ -213,8 +209,11 @@ class Placing:
                 max_new_tokens=state.tokens_to_write,
                 vllm_version=VLLM_VERSION,
             )
-            self._told.twice += 1
-            self._told.tell(f"{again.attempt} was placed on {_pair(placement)}, then on {_pair(again)}")
+            where = f"{_pair(placement)}, then on {_pair(again)}"
+            self._told.place_twice(f"{again.attempt} was placed on {where}{self._after_s()}")
+
+    def _after_s(self) -> str:
+        return f", {time.monotonic() - self._told.began_at:.1f} s after the start"
 
     async def _watch(self) -> None:
         """Compare what schedulers believe with what the routers were told."""
@@ -225,8 +224,8 @@ class Placing:
                     booked = live.prefill_worker_id, live.decode_worker_id
                     mine = self._pairs.get(attempt, booked)  # what was not heard of yet may be on its way
                     if mine != booked:
-                        self._told.twice += 1
-                        self._told.tell(f"{attempt} was placed on {mine}, and is booked on {booked}")
+                        where = f"{mine}, and is booked on {booked}"
+                        self._told.place_twice(f"{attempt} was placed on {where}{self._after_s()}")
             await asyncio.sleep(LOOK_S)
 
 

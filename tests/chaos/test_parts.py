@@ -280,7 +280,7 @@ async def test_placements_are_asked_for_at_a_rate_and_leave_nothing(tmp_path: Pa
             left = Left.of(await site.describe_each())
         assert (left.attempts, left.prompt_tokens) == (1, 100)
         assert left.blocks > 0
-        assert "is booked on" in told.messages[0]
+        assert "and is booked on" in told.messages[0]
 
 
 async def _is(what: bool) -> bool:
