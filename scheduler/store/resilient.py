@@ -2,9 +2,9 @@
 
 While the shared store answers, it decides; memory follows: at once with what goes through this process, and
 twice a second with what has changed since, as that is what other schedulers did. When a call fails, memory
-decides. It is written back, with what is over by now, before the shared store decides again: when that
-answers quickly and takes writes. One that came back empty without having been missed is known by its
-generation, and filled the same way.
+decides; following writes, too, as a full store still reads. It is written back, with what is over by now,
+before the shared store decides again: when that answers quickly and takes writes. One that came back empty
+without having been missed is known by its generation, and filled the same way.
 
 One that is away at the start is gone on without too: workers register again, and routers tell what they hold.
 Only where waiting cannot help, a wrong password or name, the start fails: nobody would see it later.
@@ -73,6 +73,7 @@ class ResilientStore(Store):
             self._check(state.generation)
             if not self.problem:
                 await self._follow(state)
+                await self._shared.merge(State())  # nothing, but it is a write: a full one still reads
             elif time.monotonic() - began < QUICK_S:
                 await self._write_back()
         except StoreUnavailable as error:

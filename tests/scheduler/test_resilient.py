@@ -153,6 +153,39 @@ async def test_a_full_redis_is_left_alone_until_it_takes_writes(
     await admin.aclose()
 
 
+async def test_who_only_reads_notices_that_redis_is_full(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    """Or it would take the work of those that say so, and see all workers' leases run out."""
+    _, other = stores
+    admin = Redis.from_url(own_redis.url)
+    await admin.config_set("maxmemory", "1")
+    await other.tend()
+    assert "is full" in other.problem
+    assert set((await other.view()).workers) == {"p", "d"}
+    await admin.config_set("maxmemory", "0")
+    await back(other)
+    await admin.aclose()
+
+
+async def test_what_another_scheduler_hears_of_an_end_outweighs_a_memory(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    """One lost Redis alone, and routers went on to the next, which had not heard of what that one placed."""
+    one, other = stores
+    admin = Redis.from_url(own_redis.url)
+    await admin.config_set("maxmemory", "1")
+    for name in ("ends", "stays"):
+        assert await place(one, name) is BOOKED
+    await admin.config_set("maxmemory", "0")
+    await admin.aclose()
+    assert one.problem
+    assert not other.problem
+    await finish(other, "ends")
+    await back(one)
+    assert await live(one) == await live(other) == {"stays"}
+
+
 async def test_a_changed_password(own_redis: RedisServer, stores: list[ResilientStore]) -> None:
     one, other = stores
     admin = Redis.from_url(own_redis.url)
