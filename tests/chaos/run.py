@@ -23,6 +23,7 @@ from tests.chaos.site import LOOK_S, Site
 HEAL_S = 60.0  # after a repair, until all is whole again
 FAULT_S = 150.0  # one fault, its drains included
 IDLE_S = 20.0  # before the load begins
+CLEAN_S = 3.0  # after placements: less than a lease, as no router died that would need one
 TROUBLE = 'trouble="'
 
 Say = Callable[[str], None]
@@ -91,7 +92,7 @@ async def _placed(site: Site, plan: Plan, seed: int, seconds: float, outcome: Pl
             broken = await _break(site, plan, seed, seconds, load, outcome, say)
         ended = time.monotonic()
         outcome.add(load.over, broken.spans)
-        deadline = ended + 2 * site.shape.lease_limit_s
+        deadline = ended + CLEAN_S
         while (left := Left.of(await site.describe_each())).any and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
         outcome.left, outcome.clean_after_s = left, time.monotonic() - ended
