@@ -165,12 +165,15 @@ class ResilientStore(Store):
 
     async def _write_back(self) -> None:
         """Raises StoreUnavailable when it could not be finished: memory goes on deciding."""
-        # Most of it while requests go on.
-        await self._shared.merge(await self._exported())
+        # Most of it while requests go on: at 500 a second 30,000 are known that are over.
+        most = await self._exported()
+        there = await self._shared.merge(most)
         self._decided.clear()
         before = self.generation
         try:
-            self.generation = await self._shared.merge(await self._exported())
+            self.generation = await self._shared.merge(_changed(most, await self._exported()))
+            if self.generation != there:
+                raise StoreUnavailable(f"{self.name} has lost what it was told")
             self.problem = ""
             if self.generation != before:
                 self._revision = 0  # it counts anew
@@ -195,3 +198,10 @@ class ResilientStore(Store):
         if not self.problem:
             log.warning("the store is away, going on from memory: %s", error)
         self.problem = str(error)
+
+
+def _changed(before: State, now: State) -> State:
+    """Without the requests of which nothing was live then, nor is anything now."""
+    told = {(known.attempt, known.over) for known in before.requests if known.booking is None}
+    left = (known for known in now.requests if known.booking or (known.attempt, known.over) not in told)
+    return replace(now, requests=tuple(left))

@@ -264,6 +264,32 @@ async def test_requests_go_on_while_it_is_written_back(
     assert all(worker.reserved == Reserved() for worker in view.workers.values())
 
 
+async def test_requests_wait_for_what_has_changed_while_it_was_written_back_and_not_for_all(
+    own_redis: RedisServer, stores: list[ResilientStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = stores
+    own_redis.stop()
+    assert await place(one, "during") is BOOKED
+    await one.report(report(finished=[Attempt(f"r{number}", 1) for number in range(3_000)]), LEASE_S)
+    own_redis.start()
+    merged: list[tuple[bool, int]] = []
+    merge = RedisStore.merge
+
+    async def counted(store: RedisStore, state: State) -> str:
+        merged.append((one._decided.is_set(), len(state.requests)))
+        return await merge(store, state)
+
+    monkeypatch.setattr(RedisStore, "merge", counted)
+    await one.tend()
+    assert not one.problem
+    assert merged == [(True, 3_001), (False, 1)]
+    await other.tend()  # it finds another Redis than it knew
+    await back(other)
+    await other.tend()
+    assert len((await other.export()).requests) == 3_001
+    assert await live(other) == {"during"}
+
+
 async def test_following_costs_what_has_changed_and_not_all_that_is_known(
     own_redis: RedisServer, stores: list[ResilientStore]
 ) -> None:
