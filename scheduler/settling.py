@@ -9,8 +9,8 @@ HELD_UP_S = 2.0  # s without a tick: this process was stopped or starved, and le
 
 
 class Settling:
-    """True for a while after the start, after the process was held up, and `again` when it is told so: workers
-    are heard of again first.
+    """True for a while after the start, after the process was held up, and `again` when it is told so:
+    workers are heard of again first.
 
     Rejections of that time are not the last word: routers may know workers that are still to register.
     """

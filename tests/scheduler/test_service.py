@@ -467,12 +467,17 @@ async def test_who_nobody_asked_while_redis_was_away_does_not_have_the_last_word
 ) -> None:
     """The workers talk to another scheduler. When that one is missed, all turn to this one at once."""
     async with (
-        SchedulerServer(Options(store=own_redis.url, worker_lease_s=0.5)) as server,
+        SchedulerServer(Options(store=own_redis.url, worker_lease_s=1.0)) as server,
         SchedulerClient(server.address) as client,
     ):
         no_workers = pb.Rejection.CODE_NO_WORKERS
         await client.register(identity("d", D), pb.WORKER_STATE_READY)
-        await client.refresh()
+
+        async def known() -> bool:
+            await client.refresh()
+            return bool(client.standby.workers)
+
+        await until(known)
 
         async def gone() -> bool:
             return not (await client.describe()).workers
