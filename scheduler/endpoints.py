@@ -19,8 +19,9 @@ from baton.scheduler.tasks import spawn, stop
 
 CHECK_S = 1.0  # s between checks of one among several, and the deadline of a check
 MISSED = 2  # answers in a row until a scheduler counts as dead
-# Checks in a row until one that says that it does not serve is passed over. Others over the same store lose
-# it up to a second and a half later: then nobody need move.
+# Checks in a row until one that says that it does not serve is passed over, and until one that serves again
+# is turned to. Others over the same store lose it, and have it again, up to a second and a half later: then
+# nobody need move, and who was asked meanwhile knows what happened meanwhile.
 IDLE_CHECKS = 3
 SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
@@ -44,7 +45,7 @@ class _Endpoint:
         self.asked_at = 0.0  # time.monotonic(), of the last call or check
         self._missed = 0  # answers in a row
         self._missed_at = 0.0  # time.monotonic(), of the last one
-        self.idle = 0  # checks in a row in which it said that it does not serve
+        self.idle = 0  # checks in which it said that it does not serve, less those since; at most IDLE_CHECKS
         self._checked_at = 0.0  # time.monotonic()
         self._check: asyncio.Task[None] | None = None
 
@@ -91,7 +92,8 @@ class _Endpoint:
             return
         # Its calls may be missed all the same: only an answered one makes `_missed` zero again.
         self.answering, self.suspected = True, False
-        self.idle = 0 if reply.status == health_pb2.HealthCheckResponse.SERVING else self.idle + 1
+        serves = reply.status == health_pb2.HealthCheckResponse.SERVING
+        self.idle = max(0, self.idle - 1) if serves else min(IDLE_CHECKS, self.idle + 1)
 
 
 class Endpoints:

@@ -126,7 +126,10 @@ class SchedulerServer:
 
     async def _look(self) -> None:
         """A fresh view: sweeps what ran out of time though nobody places."""
-        self.metrics.seen(await self._placer.view(time.monotonic()))
+        view = await self._placer.view(time.monotonic())
+        if self._store.problem and not view.workers:
+            self._settling.again()  # nobody talks to this one: who turns to it knows of workers
+        self.metrics.seen(view)
         self.metrics.store_up.set(not self._store.problem)
         await self._health.set(SERVICE, _NOT_SERVING if self._store.problem else _SERVING)
 

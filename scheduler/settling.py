@@ -9,7 +9,8 @@ HELD_UP_S = 2.0  # s without a tick: this process was stopped or starved, and le
 
 
 class Settling:
-    """True for a while after the start, and after the process was held up: workers are heard of again first.
+    """True for a while after the start, after the process was held up, and `again` when it is told so:
+    workers are heard of again first.
 
     Rejections of that time are not the last word: routers may know workers that are still to register.
     """
@@ -20,6 +21,10 @@ class Settling:
         self._clock = clock
         self._ticked = clock()
         self._until = self._ticked + settle_s
+
+    def again(self) -> None:
+        """From now on, for as long as after the start."""
+        self._until = self._clock() + self._settle_s
 
     def tick(self) -> None:
         """To be called well within `HELD_UP_S`, again and again."""

@@ -58,9 +58,9 @@ class Store(ABC):
         """Apply what routers tell. Events with an older epoch, or of an attempt that is gone, change nothing.
 
         Placed books what runs already, whatever the limits say. Prefilled releases the prompt's tokens (and
-        the prefill worker), finished releases all and is
-        remembered in the history, renewed holds the attempt for another `lease_s`. Called some 100 times a
-        second a router.
+        the prefill worker), finished releases all and is remembered in the history, renewed holds the attempt
+        for another `lease_s`. That an attempt has finished is remembered also where it was not known: another
+        store may hold it. Called some 100 times a second a router.
         """
 
     @abstractmethod

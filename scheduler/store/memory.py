@@ -20,6 +20,7 @@ from baton.scheduler.types import (
     Deployment,
     Heard,
     History,
+    Known,
     Report,
     ReportResult,
     Reserved,
@@ -109,6 +110,8 @@ class MemoryStore(Store):
             if live:
                 self._ledger.release(attempt.request_id, now, over=True)
                 self._handoffs.appendleft((_past(live.booking, event), now))
+            else:  # it may be booked elsewhere, and be written back from there
+                self._ledger.conclude(Known(attempt, over=True), now)
         for attempt in report.renewed:
             self._count_stale(attempt, result)
             live = self._ledger.find(attempt)

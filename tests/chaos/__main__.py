@@ -1,12 +1,12 @@
 """`python -m tests.chaos`: break a deployment under load by a seeded plan, and tell what its clients saw.
 
-    python -m tests.chaos                                  all plans, 23 minutes of faults
+    python -m tests.chaos                                  all plans, 27 minutes of faults
     python -m tests.chaos --plan workers-2p2d --seed 7     one of them; --plan may be given several times
     python -m tests.chaos --list                           plans and faults
     python -m tests.chaos report [FILE]                    write the table of docs/reliability.md
 
-The exit status is 1 when a request failed, a token was wrong, or something was still held two lease times
-after the load.
+The exit status is 1 when a request failed, a token was wrong, a placement was one too many, or something was
+still held two lease times after the load.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import transformers
 from tests.chaos import page
 from tests.chaos.faults import FAULTS
 from tests.chaos.outcome import Outcome
+from tests.chaos.placed import Placed
 from tests.chaos.plans import ALL, PLANS
 from tests.chaos.run import run
 
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(asked.logs or tempfile.mkdtemp(prefix="baton-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     say(f"{len(names)} plans, seed {asked.seed}, logs in {folder}")
-    outcomes: list[Outcome] = []
+    outcomes: list[Outcome | Placed] = []
     for name in names:
         plan = PLANS[name]
         seconds = asked.seconds or plan.seconds

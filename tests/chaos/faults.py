@@ -39,7 +39,7 @@ class Act:
     """One fault while it happens, with all that it may use."""
 
     site: Site
-    load: Load
+    load: Load | None  # None: nobody asks for answers
     draw: random.Random
     stage: str
     hold_s: float
@@ -59,7 +59,7 @@ class Act:
             return victim.worker_id in self.workers(answer)
 
         if self.stage == HANDOFF:
-            await self.load.event(
+            await self.answers.event(
                 lambda answer: (
                     len(answer.arrivals) == 1 and len(answer.case.prompt) >= LONG_PROMPT and mine(answer)
                 ),
@@ -67,7 +67,7 @@ class Act:
             )
             await asyncio.sleep(self.draw.choice([0.0, 0.0, 0.001, 0.003, 0.006, 0.012]))
         elif self.stage == STREAM:
-            await self.load.event(lambda answer: len(answer.tokens) >= STREAMED and mine(answer), MOMENT_S)
+            await self.answers.event(lambda answer: len(answer.tokens) >= STREAMED and mine(answer), MOMENT_S)
         elif self.stage in (QUEUE, PREFILL):
             enough = 2 if self.stage == QUEUE else 1
             while self.unread(victim) < enough and time.monotonic() < deadline:  # noqa: ASYNC110 (no event tells)
@@ -87,13 +87,15 @@ class Act:
         """Requests that it is to read, or reads."""
         return sum(
             not answer.tokens and self.workers(answer)[0] == victim.worker_id
-            for answer in self.load.running.values()
+            for answer in self.answers.running.values()
         )
 
     def count(self, victim: Part) -> None:
         """Who is hit, and where it stands. What is queued and what is read is told apart by age alone."""
+        if self.load is None:
+            return
         reading = 0
-        for answer in sorted(self.load.running.values(), key=lambda one: one.asked):
+        for answer in sorted(self.answers.running.values(), key=lambda one: one.asked):
             reader, writer = self.workers(answer)
             if victim.is_worker and victim.worker_id not in (reader, writer):
                 continue
@@ -109,6 +111,12 @@ class Act:
             if stage == STREAM and victim.kind == "prefill":
                 continue  # it has nothing to do with it any more
             self.census[f"{victim.kind} {stage}"] += 1
+
+    @property
+    def answers(self) -> Load:
+        if self.load is None:
+            raise RuntimeError("the plan asks for no answers: its faults come at any stage")
+        return self.load
 
     @property
     def redis(self) -> RedisServer:
@@ -176,10 +184,14 @@ async def _drain(act: Act, *kinds: str) -> None:
     victim = act.pick(*kinds)
     await act.moment(victim)
     victim.drain()
+    await _end_well(act, victim)
+    await victim.restart()
+
+
+async def _end_well(act: Act, victim: Part) -> None:
     code = await victim.ended()
     if code != 0:
         act.site.crashes.append(f"{victim.worker_id} ended with {code} when it was told to drain")
-    await victim.restart()
 
 
 @fault(QUEUE, PREFILL, HANDOFF)
@@ -241,11 +253,42 @@ async def rolling_restart(act: Act) -> None:
     for victim in list(act.site.workers):
         act.count(victim)
         victim.drain()
-        code = await victim.ended()
-        if code != 0:
-            act.site.crashes.append(f"{victim.worker_id} ended with {code} when it was told to drain")
+        await _end_well(act, victim)
         await victim.restart()
         await act.site.whole(60.0)
+
+
+@fault(hold_s=SHORT)
+async def operator_drain(act: Act) -> None:
+    """`baton drain` of a worker: its next life takes nothing until `baton undrain`."""
+    victim = act.pick("prefill", "decode")
+    await act.moment(victim)
+    async with SchedulerClient(act.site.scheduler_address) as operator:
+        victim.leave()
+        asked = await operator.drain(victim.worker_id)
+        if asked.problem:
+            raise AssertionError(f"{victim.worker_id} does not drain: {asked.problem}")
+        try:
+            await _end_well(act, victim)
+            await victim.restart()
+            await act.site.held(victim)
+            await _takes_nothing(act, victim)
+        finally:
+            undone = await operator.undrain(victim.name)
+    if undone.problem:
+        raise AssertionError(f"{victim.name} stays drained: {undone.problem}")
+
+
+async def _takes_nothing(act: Act, victim: Part) -> None:
+    """For as long as the fault holds."""
+    until = time.monotonic() + act.hold_s
+    while time.monotonic() < until:
+        one = act.site.status(victim)
+        if one is not None and (one.reserved_requests or one.load.running or one.load.waiting):
+            raise AssertionError(
+                f"{victim.worker_id} is drained, and was given {one.reserved_requests} requests"
+            )
+        await asyncio.sleep(0.02)
 
 
 ROLES = {kind: pb.Role.Value(f"ROLE_{kind.upper()}") for kind in WORKER_KINDS}
@@ -337,6 +380,17 @@ async def lose_scheduler(act: Act) -> None:
 async def hang_scheduler(act: Act) -> None:
     """SIGSTOP of a scheduler for longer than workers' leases."""
     await _hang(act, "scheduler")
+
+
+@fault(hold_s=LONG)
+async def lose_schedulers(act: Act) -> None:
+    """SIGKILL of all schedulers at once, and others only later: routers place alone."""
+    lost = act.site.of("scheduler")
+    for scheduler in lost:
+        scheduler.kill()
+    await act.hold()
+    for scheduler in lost:
+        await scheduler.restart()
 
 
 @fault()

@@ -113,6 +113,10 @@ class Load:
             if not task.cancelled() and (error := task.exception()):
                 raise error
 
+    @property
+    def progress(self) -> str:
+        return f"{len(self.over)} answers, {len(self.running)} under way, {self.tokens} tokens"
+
     async def event(self, wanted: Callable[[Answer], bool], within_s: float) -> Answer | None:
         """The next answer of which that is true just after tokens of it came; None after so long."""
         coming: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

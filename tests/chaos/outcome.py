@@ -158,9 +158,9 @@ class Outcome:
             f"{self.longest_covered_pause_s:.2f} s, limit {self.pause_limit_s:.1f} s "
             f"({self.over_limit} over it); p99 {self.p99_pause_s:.2f} s",
             f"  left: {leaked}; clean {self.clean_after_s:.1f} s after the end; {self.restarts} restarts",
-            f"  faults: {_counts(self.faults)}",
-            f"  requests hit: {_counts(self.stages)}",
-            f"  attempts that failed: {_counts(self.retries)}",
+            f"  faults: {counts(self.faults)}",
+            f"  requests hit: {counts(self.stages)}",
+            f"  attempts that failed: {counts(self.retries)}",
             *(f"  crash: {one}" for one in self.crashes),
             *(f"  not mended: {one}" for one in self.unhealed),
             *(f"  - {one}" for one in self.messages),
@@ -178,5 +178,5 @@ def _within(when: float, spans: Sequence[Span]) -> bool:
     return any(since <= when <= to for since, to in spans)
 
 
-def _counts(counts: dict[str, int] | Counter[str]) -> str:
+def counts(counts: dict[str, int] | Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"

@@ -10,6 +10,7 @@ from typing import Any
 
 from bench import stats
 from tests.chaos.outcome import Outcome
+from tests.chaos.placed import Placed
 from tests.support import ROOT
 
 RESULTS = stats.RESULTS / "chaos.json"
@@ -17,9 +18,11 @@ PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
-def save(file: Path, outcomes: Sequence[Outcome]) -> None:
+def save(file: Path, outcomes: Sequence[Outcome | Placed]) -> None:
     """All plans of a run so far, and the machine."""
-    stats.save(file.stem, {"plans": [one.as_json() for one in outcomes]}, file.parent)
+    plans = [one.as_json() for one in outcomes if isinstance(one, Outcome)]
+    placements = [one.as_json() for one in outcomes if isinstance(one, Placed)]
+    stats.save(file.stem, {"plans": plans, "placements": placements}, file.parent)
 
 
 def write(file: Path, page: Path = PAGE) -> Path:
@@ -34,15 +37,17 @@ def write(file: Path, page: Path = PAGE) -> Path:
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Markdown: a table of the plans, and what was done and hit in all."""
-    machine, plans = result["machine"], result["plans"]
-    minutes = sum(one["seconds"] for one in plans) / 60
-    faults, stages, retries = (_sum(plans, key) for key in ("faults", "stages", "retries"))
+    """Markdown: a table of the plans, one of those that only place, and what was done and hit in all."""
+    machine, plans, placements = result["machine"], result["plans"], result.get("placements", [])
+    minutes = sum(one["seconds"] for one in [*plans, *placements]) / 60
+    faults = _sum([*plans, *placements], "faults")
+    stages, retries = (_sum(plans, key) for key in ("stages", "retries"))
     return "\n".join(
         [
             f"\n{sum(faults.values())} faults in {minutes:.1f} minutes; {machine['cores']} cores "
             f"({machine['cpu']}), {machine['when']}.\n",
             _table([_HEAD, ["---"] * len(_HEAD), *map(_row, plans)]),
+            *map(_placements, placements),
             _table([["fault", "times"], ["---", "---"], *sorted(faults.items())]),
             "Requests that a fault hit, by the role of its victim and where the request stood:\n",
             _table([["role, stage", "requests"], ["---", "---"], *sorted(stages.items())]),
@@ -72,6 +77,32 @@ def _row(plan: dict[str, Any]) -> list[Any]:
         f"{plan['p99_pause_s']:.2f}",
         plan["restarts"],
     ]
+
+
+def _placements(one: dict[str, Any]) -> str:
+    """A table of its own, with a title."""
+    left = one["left"]
+    rows = [
+        ["requests, attempts placed", f"{one['requests']}, {one['placed']}"],
+        ["placed by routers alone", one["alone"]],
+        ["failed", one["failed"] + len(one["crashes"]) + len(one["unhealed"])],
+        ["refused as full", one["refused"]],
+        ["placed twice", one["twice"]],
+        ["beyond a worker's bounds", one["beyond"]],
+        ["fullest worker", f"{one['fullest']:.0%}"],
+        ["fullest worker, where routers placed alone", f"{one['fullest_alone']:.0%}"],
+        ["p50, p99, most between faults, ms", _times(one["calm"])],
+        ["p50, p99, most in faults, ms", _times(one["disturbed"])],
+        ["attempts left, reservations left", f"{left['attempts']}, {left['requests']}"],
+    ]
+    asked = f"`{one['plan']}`, seed {one['seed']}: {one['rate']} requests/s for {one['seconds']:.0f} s"
+    fleet = f"{one['routers']} routers, {one['schedulers']} schedulers over Redis, {one['workers']} workers"
+    title = f"{asked}; {fleet} without engines. Times are those of placing.\n"
+    return "\n".join([title, _table([["what", "measured"], ["---", "---"], *rows])])
+
+
+def _times(took: dict[str, float]) -> str:
+    return ", ".join(f"{took[key]:.0f}" for key in ("p50_ms", "p99_ms", "max_ms"))
 
 
 def _sum(plans: Sequence[dict[str, Any]], key: str) -> Counter[str]:

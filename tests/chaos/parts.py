@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 WORKER_KINDS = ("prefill", "decode", "mixed")
@@ -12,6 +13,8 @@ def run(kind: str, settings: dict[str, Any]) -> None:
     from baton.services.config import load
 
     loaded = load(settings)
+    if loaded.worker.worker_id:
+        loaded.worker.worker_id += f".{os.getpid()}"  # as `baton up` does: its lives share a name
     if kind == "scheduler":
         from baton.services.cli.scheduler import run_scheduler
 

@@ -16,7 +16,7 @@ GAP_S = (0.3, 1.5)  # between a site that is whole again and the next fault
 
 DEATHS = ("kill-prefill", "kill-decode", "hang-prefill", "hang-decode")
 WORKERS = (*DEATHS, "pause-worker", "kill-pair")
-DRAINS = ("drain-prefill", "drain-decode", "rolling-restart")
+DRAINS = ("drain-prefill", "drain-decode", "operator-drain", "rolling-restart")
 SCHEDULER = ("kill-scheduler", "lose-scheduler", "hang-scheduler", "drain-scheduler")
 REDIS = ("kill-redis", "empty-redis", "hang-redis", "slow-redis", "fill-redis", "change-password")
 NETWORK = ("drop-network", "interrupt-network", "delay-network")
@@ -44,6 +44,7 @@ class Plan:
     about: str
     seconds: float = 120.0
     clients: int = 8
+    rate: int = 0  # above 0: nobody asks for answers, so many requests a second are placed (placing.py)
     once: bool = False  # end when each fault was there at each of its stages
     stages: dict[str, tuple[str, ...]] = field(default_factory=dict)  # instead of a fault's own
     hold_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # the same
@@ -83,7 +84,7 @@ def plan(one: Plan) -> None:
     PLANS[one.name] = one
 
 
-# 25 minutes of faults in all; starts and ends come on top of it.
+# 27 minutes of faults in all; starts and ends come on top of it.
 plan(
     Plan(
         "workers-1p1d",
@@ -186,6 +187,16 @@ plan(
         "six times as many requests as slots: most of them wait in their routers meanwhile",
         seconds=90.0,
         clients=12,
+    )
+)
+plan(
+    Plan(
+        "placements",
+        Shape(0, 0, routers=0, schedulers=2, redis=True),
+        (*SCHEDULER, *REDIS, "lose-schedulers"),
+        "500 placements/s by two schedulers over Redis, on 20 workers without engines",
+        seconds=120.0,
+        rate=500,
     )
 )
 plan(

@@ -7,25 +7,35 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.chaos import placing
 from tests.chaos.answers import questions
 from tests.chaos.faults import FAULTS, Act
 from tests.chaos.load import Load
-from tests.chaos.outcome import ADDED_S, Leaks, Outcome, leaks
+from tests.chaos.outcome import ADDED_S, Leaks, Outcome, Span, leaks
+from tests.chaos.placed import Left, Placed
+from tests.chaos.placing import Placing
 from tests.chaos.plans import Event, Plan
 from tests.chaos.site import LOOK_S, Site
 
 HEAL_S = 60.0  # after a repair, until all is whole again
 FAULT_S = 150.0  # one fault, its drains included
 IDLE_S = 20.0  # before the load begins
+CLEAN_S = 3.0  # after placements: less than a lease, as no router died that would need one
 TROUBLE = 'trouble="'
 
 Say = Callable[[str], None]
 
 
-async def run(plan: Plan, seed: int, seconds: float, folder: Path, say: Say) -> Outcome:
+async def run(plan: Plan, seed: int, seconds: float, folder: Path, say: Say) -> Outcome | Placed:
     """Break a deployment of its own. What goes wrong in it is told by the outcome."""
+    site = Site(plan.shape, folder)
+    return await (_place if plan.rate else _ask)(site, plan, seed, seconds, say)
+
+
+async def _ask(site: Site, plan: Plan, seed: int, seconds: float, say: Say) -> Outcome:
     shape = plan.shape
     outcome = Outcome(
         plan.name,
@@ -36,9 +46,8 @@ async def run(plan: Plan, seed: int, seconds: float, folder: Path, say: Say) -> 
         pause_limit_s=shape.lease_s + ADDED_S,
         full=plan.clients > shape.slots * (shape.decode + shape.mixed),
     )
-    site = Site(shape, folder)
     try:
-        await _broken(site, plan, seed, seconds, outcome, say)
+        await _asked(site, plan, seed, seconds, outcome, say)
     except AssertionError as problem:
         outcome.unhealed.append(f"the plan ended early: {problem}")
     outcome.leaks.segments = len(site.segments_left())
@@ -47,24 +56,26 @@ async def run(plan: Plan, seed: int, seconds: float, folder: Path, say: Say) -> 
     return outcome
 
 
-async def _broken(site: Site, plan: Plan, seed: int, seconds: float, outcome: Outcome, say: Say) -> None:
+async def _place(site: Site, plan: Plan, seed: int, seconds: float, say: Say) -> Placed:
+    outcome = Placed(plan.name, seed, plan.rate, placing.WORKERS, placing.ROUTERS, plan.shape.schedulers)
+    try:
+        await _placed(site, plan, seed, seconds, outcome, say)
+    except AssertionError as problem:
+        outcome.unhealed.append(f"the plan ended early: {problem}")
+    outcome.restarts = site.restarts.total()
+    outcome.crashes = site.crashes
+    return outcome
+
+
+async def _asked(site: Site, plan: Plan, seed: int, seconds: float, outcome: Outcome, say: Say) -> None:
     """Raises AssertionError when the deployment does not start, or cannot be asked at the end."""
     shape = site.shape
     async with site:
         say(f"{plan.name}: {shape.name} serves")
         known = await questions(site.url(site.routers[0]), plan.every)
         await _idle(site)
-        census: Counter[str] = Counter()
-        faults: Counter[str] = Counter()
         async with Load(site, known, plan.clients, f"{seed} {plan.name}") as load:
-            began = outcome.began_at = time.monotonic()
-            for event in plan.events(seed):
-                if time.monotonic() - began >= seconds:
-                    break
-                census += await _happen(event, site, load, outcome, say)
-                faults[event.fault] += 1
-            outcome.seconds = time.monotonic() - began
-        outcome.faults, outcome.stages = dict(faults), dict(census)
+            outcome.stages = dict((await _break(site, plan, seed, seconds, load, outcome, say)).census)
         ended = time.monotonic()
         expected = [load.expected(answer) for answer in load.over]
         outcome.add(load.over, expected, site.uncovered_until(ended))
@@ -73,10 +84,59 @@ async def _broken(site: Site, plan: Plan, seed: int, seconds: float, outcome: Ou
         outcome.retries = _retries(await site.metrics())
 
 
-async def _happen(event: Event, site: Site, load: Load, outcome: Outcome, say: Say) -> Counter[str]:
+async def _placed(site: Site, plan: Plan, seed: int, seconds: float, outcome: Placed, say: Say) -> None:
+    """Raises AssertionError when the schedulers do not start."""
+    async with site, placing.registered(site):
+        say(f"{plan.name}: {outcome.schedulers} schedulers know {outcome.workers} workers")
+        async with Placing(site, outcome, f"{seed} {plan.name}") as load:
+            broken = await _break(site, plan, seed, seconds, load, outcome, say)
+        ended = time.monotonic()
+        outcome.add(load.over, broken.spans)
+        deadline = ended + CLEAN_S
+        while (left := Left.of(await site.describe_each())).any and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        outcome.left, outcome.clean_after_s = left, time.monotonic() - ended
+
+
+@dataclass
+class _Broken:
+    """What was done."""
+
+    census: Counter[str] = field(default_factory=Counter)
+    spans: list[Span] = field(default_factory=list)  # of the faults, each until all was whole again
+
+
+async def _break(
+    site: Site,
+    plan: Plan,
+    seed: int,
+    seconds: float,
+    load: Load | Placing,
+    outcome: Outcome | Placed,
+    say: Say,
+) -> _Broken:
+    """One fault after the other, for so long."""
+    broken = _Broken()
+    began = outcome.began_at = time.monotonic()
+    faults: Counter[str] = Counter()
+    for event in plan.events(seed):
+        if time.monotonic() - began >= seconds:
+            break
+        await asyncio.sleep(event.gap_s)
+        since = time.monotonic()
+        broken.census += await _happen(event, site, load, outcome, say)
+        broken.spans.append((since, time.monotonic()))
+        faults[event.fault] += 1
+    outcome.seconds, outcome.faults = time.monotonic() - began, dict(faults)
+    return broken
+
+
+async def _happen(
+    event: Event, site: Site, load: Load | Placing, outcome: Outcome | Placed, say: Say
+) -> Counter[str]:
     """One fault, until all is whole again."""
-    await asyncio.sleep(event.gap_s)
-    act = Act(site, load, random.Random(event.draw), event.stage, event.hold_s)
+    answers = load if isinstance(load, Load) else None
+    act = Act(site, answers, random.Random(event.draw), event.stage, event.hold_s)
     began = time.monotonic()
     try:
         async with asyncio.timeout(FAULT_S):
@@ -93,8 +153,7 @@ async def _happen(event: Event, site: Site, load: Load, outcome: Outcome, say: S
     say(
         f"  {event.number:3}. {began - outcome.began_at:5.1f} s: {event.fault:24} {event.stage:7} "
         f"{repaired - began:5.1f} s, whole after "
-        f"{now - repaired:4.1f} s; {len(load.over)} answers, {len(load.running)} under way, "
-        f"{load.tokens} tokens"
+        f"{now - repaired:4.1f} s; {load.progress}"
     )
     return act.census
 

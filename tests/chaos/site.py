@@ -33,6 +33,7 @@ from tests.support import free_port
 START_S = 120.0  # until all parts are ready, on a busy machine
 END_S = 75.0  # until a part that drains has ended
 LOOK_S = 0.05  # between two looks at what the scheduler knows
+SELDOM_S = 0.5  # the same where no worker is a part: no stage of a request has to be met
 MOST_CRASHES = 10  # of all parts; what crashes then stays dead
 CALL_S = 1.0  # deadline of one look
 
@@ -56,6 +57,8 @@ class Shape:
 
     @property
     def name(self) -> str:
+        if not self.prefill + self.decode + self.mixed:
+            return "no engines"
         mixed = f"+{self.mixed}M" if self.mixed else ""
         return f"{self.prefill}P{self.decode}D{mixed}"
 
@@ -74,7 +77,6 @@ class Part:
     settings: dict[str, Any]
     site: Site = field(repr=False)
     proxy: Proxy | None = None
-    life: int = 0
     pid: int = 0
     wanted: bool = False  # it should be alive: if it is not, it has crashed
     away: bool = True  # nobody can count on it now
@@ -84,7 +86,8 @@ class Part:
 
     @property
     def worker_id(self) -> str:
-        return f"{self.name}.{self.life}"
+        """Of this life; see tests/chaos/parts.py."""
+        return f"{self.name}.{self.pid}"
 
     @property
     def is_worker(self) -> bool:
@@ -92,11 +95,10 @@ class Part:
 
     def start(self) -> None:
         """A new life. `Site.whole` tells when it serves."""
-        self.life += 1
         settings = self.settings
         if self.is_worker:
             port = free_port()
-            own = {**settings["worker"], "worker_id": self.worker_id, "listen": f"127.0.0.1:{port}"}
+            own = {**settings["worker"], "worker_id": self.name, "listen": f"127.0.0.1:{port}"}
             if self.proxy is not None:
                 self.proxy.target = port
                 own["advertise"] = f"127.0.0.1:{self.proxy.port}"
@@ -111,8 +113,7 @@ class Part:
         self.killed = False
 
     def kill(self) -> None:
-        self.gone()
-        self.wanted = False
+        self.leave()
         self.killed = True
         self.signal(signal.SIGKILL)
 
@@ -132,9 +133,13 @@ class Part:
 
     def drain(self) -> None:
         """Ask it to end. `ended` waits until it has."""
+        self.leave()
+        self.signal(signal.SIGTERM)
+
+    def leave(self) -> None:
+        """Expect its end: that is no crash."""
         self.gone()
         self.wanted = False
-        self.signal(signal.SIGTERM)
 
     async def ended(self, within_s: float = END_S) -> int:
         """Its exit code, negative for a signal. AssertionError, and SIGKILL, when it does not end in time."""
@@ -169,6 +174,7 @@ class Site:
         self.parts: list[Part] = []
         self.pids: set[int] = set()  # of all lives
         self.redis: RedisServer | None = None
+        self.guests: set[str] = set()  # ids of workers that are no parts, and must be ready, too
         self.restarts: Counter[str] = Counter()
         self.crashes: list[str] = []  # parts that ended though nobody told them to
         self.uncovered: list[tuple[float, float]] = []  # when no worker was there; time.monotonic
@@ -189,6 +195,10 @@ class Site:
     @property
     def workers(self) -> list[Part]:
         return self.of(*WORKER_KINDS)
+
+    @property
+    def _look_s(self) -> float:
+        return LOOK_S if self.workers else SELDOM_S
 
     @property
     def routers(self) -> list[Part]:
@@ -257,7 +267,8 @@ class Site:
             own = {"engine": {}, "handoff": {}, "scheduler": {**common["scheduler"], "address": address}}
             self.parts.append(Part(f"scheduler-{number}", "scheduler", {**common, **own}, self))
         kinds = ["prefill"] * shape.prefill + ["decode"] * shape.decode + ["mixed"] * shape.mixed
-        for number, (kind, where) in enumerate(zip(kinds, devices.assign(len(kinds), 1), strict=True)):
+        places = devices.assign(len(kinds), 1) if kinds else []
+        for number, (kind, where) in enumerate(zip(kinds, places, strict=True)):
             name = f"{kind}-{kinds[:number].count(kind)}"
             worker = {"cpu": where.cpu, "scheduler_wait_s": 60.0}
             part = Part(name, kind, {**common, "worker": worker}, self)
@@ -332,6 +343,15 @@ class Site:
                 return told
         return None
 
+    async def describe_each(self) -> list[pb.Description | None]:
+        """What each scheduler says; None for one that does not answer."""
+        asked = (stub.Describe(pb.DescribeRequest(), timeout=CALL_S) for stub in self._stubs)
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        for one in told:
+            if isinstance(one, BaseException) and not isinstance(one, grpc.RpcError):
+                raise one
+        return [one if isinstance(one, pb.Description) else None for one in told]
+
     async def whole(self, within_s: float) -> float:
         """Wait until each part serves and the store is in use; how long that took, seconds.
 
@@ -341,15 +361,26 @@ class Site:
         while missing := await self._missing():
             if time.monotonic() > began + within_s:
                 raise AssertionError(f"not whole after {within_s:g} s: {', '.join(missing)}")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._look_s)
         return time.monotonic() - began
+
+    def status(self, worker: Part) -> pb.WorkerStatus | None:
+        """The worker's life of now, as a scheduler described it last; None where it is not known."""
+        known = self.description.workers if self.description is not None else []
+        return next((one for one in known if one.identity.worker_id == worker.worker_id), None)
+
+    async def held(self, worker: Part) -> None:
+        """Wait until it has loaded its engine and is drained. AssertionError when that does not come true."""
+        deadline = time.monotonic() + START_S
+        while not ((one := self.status(worker)) and one.drained and one.identity.HasField("capacity")):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{worker.worker_id} is not there, drained, after {START_S:g} s: {one}")
+            await asyncio.sleep(LOOK_S)
 
     async def _missing(self) -> list[str]:
         missing = [part.name for part in self.parts if part.hung or not part.wanted]
-        for part, stub in zip(self.of("scheduler"), self._stubs, strict=True):
-            try:
-                told = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
-            except grpc.RpcError:
+        for part, told in zip(self.of("scheduler"), await self.describe_each(), strict=True):
+            if told is None:
                 missing.append(part.name)
                 continue
             part.away = False
@@ -358,6 +389,7 @@ class Site:
             missing += [
                 f"{worker.name} at {part.name}" for worker in self.workers if worker.worker_id not in ready
             ]
+            missing += [f"{worker_id} at {part.name}" for worker_id in sorted(self.guests - ready)]
         for router in self.routers:
             if await self._healthy(router):
                 router.away = False
@@ -412,7 +444,7 @@ class Site:
                     for one in told.attempts
                 }
             self._bury()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._look_s)
 
     def _bury(self) -> None:
         wanted = {part.pid: part for part in self.parts if part.wanted and part.pid}

@@ -11,6 +11,7 @@ import random
 from pathlib import Path
 from typing import Any, cast
 
+import grpc.aio
 import numpy as np
 import pytest
 from aiohttp import web
@@ -19,15 +20,24 @@ from baton.handoff import digests, segments
 from baton.handoff.arena import Arena
 from baton.handoff.staging import Staging
 from baton.protos import scheduler_pb2 as pb
+from baton.protos import scheduler_pb2_grpc
+from baton.scheduler.booking import Limits
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.service import SchedulerServer
+from baton.scheduler.session import WorkerSession
+from baton.scheduler.types import Attempt, Booking
 from tests.chaos import answers, page, plans
 from tests.chaos.answers import Case, Questions
 from tests.chaos.corruption import corrupt
-from tests.chaos.faults import FAULTS, fault
+from tests.chaos.faults import FAULTS, Act, fault
 from tests.chaos.load import Answer, Fate, Load, judge
 from tests.chaos.outcome import Leaks, Outcome, covered_s, leaks
+from tests.chaos.placed import Books, Left, Placed
+from tests.chaos.placing import Placing, registered
 from tests.chaos.plans import PLANS, Plan, plan
 from tests.chaos.proxy import Proxy
 from tests.chaos.site import Part, Shape, Site
+from tests.scheduler.support import Options, capacity, identity, until
 from tests.support import PATIENCE, free_port
 
 RIGHT = list(range(100, 116))
@@ -156,6 +166,199 @@ def test_every_leak_is_noticed() -> None:
         assert not one.good
 
 
+# -- the checker of placements
+
+
+def a_booking(request: str, *, prefill: str = "p", tokens: int = 100, blocks: int = 10) -> Booking:
+    return Booking(Attempt(request, 1), "router", prefill, "d", tokens, blocks)
+
+
+def books() -> Books:
+    """4 requests and 99 blocks a worker, 300 tokens to be read; two routers."""
+    return Books(capacity(max_num_seqs=4, num_blocks=100), Limits(300, 1.0, 0), 2)
+
+
+def test_a_worker_that_is_booked_beyond_its_bounds_is_noticed() -> None:
+    for most, changes in ((4, {"tokens": 10}), (3, {"tokens": 100}), (2, {"tokens": 10, "blocks": 45})):
+        one = books()
+        for number in range(most):
+            one.add(a_booking(f"{number}", **changes), alone=False)
+        assert (one.beyond, one.fullest <= 1.0) == (0, True)
+        one.add(a_booking("more", **changes), alone=False)
+        assert one.beyond == 1
+        assert one.fullest > 1.0
+
+
+def test_what_is_read_and_what_ends_makes_room() -> None:
+    one = books()
+    for number in range(20):
+        asked = a_booking(f"{number}", tokens=300, blocks=99)
+        one.add(asked, alone=False)
+        one.read(asked)
+        one.end(asked, alone=False)
+    one.add(a_booking("long", tokens=900), alone=False)  # nothing is queued: any prompt is taken
+    assert (one.beyond, one.fullest) == (0, 1.0)
+
+
+def test_routers_that_place_alone_may_each_fill_the_room_that_they_saw() -> None:
+    one = books()
+    for number in range(8):
+        one.add(a_booking(f"{number}", tokens=1, blocks=1), alone=number == 0)
+    assert (one.beyond, one.fullest_alone, one.fullest <= 1.0) == (0, 2.0, True)
+    one.add(a_booking("more", tokens=1, blocks=1), alone=False)
+    assert one.beyond == 1
+
+
+def test_placements_are_judged() -> None:
+    def told() -> Placed:
+        return Placed("p", 1, 500, 20, 2, 2, placed=1)
+
+    assert told().good
+    assert not Placed("p", 1, 500, 20, 2, 2).good  # nothing was placed
+    for name in ("failed", "twice", "beyond"):
+        one = told()
+        setattr(one, name, 1)
+        assert not one.good
+    for name in ("crashes", "unhealed"):
+        one = told()
+        getattr(one, name).append("x")
+        assert not one.good
+    live = idle()
+    live.attempts.add()
+    live.workers[0].reserved_requests = 3
+    one = told()
+    one.left = Left.of([live, None])
+    assert (one.good, one.left.attempts, one.left.requests, one.left.silent) == (False, 1, 3, 1)
+    assert not Left.of([idle(), idle()]).any
+
+
+def test_latencies_are_told_in_faults_and_beside_them() -> None:
+    one = Placed("p", 1, 500, 20, 2, 2)
+    one.add([(1.0, 1.1), (2.9, 3.1), (3.5, 3.6), (3.9, 5.0), (5.0, 5.2)], [(3.0, 4.0)])
+    assert (one.calm.count, one.disturbed.count) == (2, 3)
+    assert (one.calm.max_ms, one.disturbed.max_ms) == (200.0, 1100.0)
+
+
+class _Schedulers(Site):
+    """One that a test started itself."""
+
+    def __init__(self, server: SchedulerServer, folder: Path) -> None:
+        super().__init__(Shape(0, 0, routers=0), folder)
+        self._addresses = [server.address]
+        self.channel = grpc.aio.insecure_channel(server.address)
+        self._stubs = [scheduler_pb2_grpc.SchedulerStub(self.channel)]
+        self.parts = [Part("scheduler-0", "scheduler", {}, self, wanted=True)]
+
+    def _bury(self) -> None:
+        """Nothing here is a process."""
+
+
+@contextlib.asynccontextmanager
+async def _scheduled(folder: Path) -> Any:
+    async with SchedulerServer(Options(max_queued_prompt_tokens=32_768, max_queue_factor=1.25)) as server:
+        site = _Schedulers(server, folder)
+        yield site
+        await site.channel.close(None)
+
+
+async def test_placements_are_asked_for_at_a_rate_and_leave_nothing(tmp_path: Path) -> None:
+    """A real scheduler, in this process. Routers that remember something else notice that."""
+    told = Placed("p", 1, 200, 20, 2, 1)
+    async with _scheduled(tmp_path) as site, registered(site):
+        async with Placing(site, told, "s") as load:
+            await until(lambda: _is(told.placed > 100 and told.late > 0))
+            known = load._pairs
+            for attempt in known:
+                known[attempt] = ("nobody", "nobody")
+            await until(lambda: _is(told.twice > 0))
+        assert (told.failed, told.alone, told.beyond, told.dropped) == (0, 0, 0, 0)
+        assert 0.0 < told.fullest <= 1.0
+        assert len(load.over) == told.placed
+        await until(lambda: _nothing(site))
+        async with SchedulerClient(site.scheduler_address) as client:
+            await client.place("kept", 1, prompt_tokens=100, max_new_tokens=10)
+            left = Left.of(await site.describe_each())
+        assert (left.attempts, left.prompt_tokens) == (1, 100)
+        assert left.blocks > 0
+        assert "and is booked on" in told.messages[0]
+
+
+async def _is(what: bool) -> bool:
+    return what
+
+
+async def _nothing(site: Site) -> bool:
+    return not Left.of(await site.describe_each()).any
+
+
+# -- a drain by an operator
+
+
+class _Life(Part):
+    """A worker without an engine: each of its lives registers, and ends when it is told to drain."""
+
+    lives = 0
+    unnamed = False  # its lives have no name in common: nothing tells the next one of a drain
+    greedy = False  # its second life has something to do all the same
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def worker_id(self) -> str:
+        return f"{self.name}.{self.lives}"
+
+    def start(self) -> None:
+        self.lives += 1
+        self.wanted = True
+        self.task = asyncio.create_task(self._live())
+
+    async def ended(self, within_s: float = 10.0) -> int:
+        assert self.task is not None
+        await asyncio.wait_for(asyncio.shield(self.task), within_s * PATIENCE)
+        return 0
+
+    async def _live(self) -> None:
+        one = identity(self.worker_id, pb.ROLE_PREFILL)
+        one.name = "" if self.unnamed else self.name
+        busy = pb.WorkerLoad(running=int(self.greedy and self.lives > 1))
+        async with SchedulerClient(self.site.scheduler_address) as client:
+            session = WorkerSession(client, one, lambda: busy)
+            await session.start(5.0)
+            await session.ready(one.capacity)
+            await session.draining.wait()
+            await session.close()
+
+
+@pytest.mark.parametrize(
+    ("flaw", "noticed"),
+    [("", ""), ("unnamed", "is not there, drained"), ("greedy", "is drained, and was given")],
+)
+async def test_an_operators_drain_holds_the_next_life(
+    flaw: str, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if flaw == "unnamed":
+        monkeypatch.setattr("tests.chaos.site.START_S", 0.5)
+    async with _scheduled(tmp_path) as site, SchedulerClient(site.scheduler_address) as client:
+        worker = _Life("prefill-0", "prefill", {}, site)
+        if flaw:
+            setattr(worker, flaw, True)
+        site.parts.append(worker)
+        worker.start()
+        watching = asyncio.create_task(site._watch())
+        await site.whole(10.0 * PATIENCE)
+        first = worker.worker_id
+        act = Act(site, None, random.Random(1), "any", 0.2)
+        with pytest.raises(AssertionError, match=noticed) if noticed else contextlib.nullcontext():
+            await FAULTS["operator-drain"].run(act)
+        assert worker.worker_id != first
+        assert not (await client.describe()).drained
+        await site.whole(10.0 * PATIENCE)
+        assert not site.crashes
+        watching.cancel()
+        assert worker.task is not None
+        worker.task.cancel()
+        await asyncio.gather(watching, worker.task, return_exceptions=True)
+
+
 def test_crashes_and_what_was_not_mended_are_not_good() -> None:
     for name in ("crashes", "unhealed"):
         one = outcome()
@@ -276,9 +479,9 @@ def test_each_round_has_each_fault_at_each_of_its_stages(name: str) -> None:
         assert low <= event.hold_s <= high
 
 
-def test_the_whole_set_takes_twenty_to_twenty_five_minutes() -> None:
-    assert 20 <= sum(PLANS[name].seconds for name in plans.ALL) / 60 <= 25
-    assert {PLANS[name].shape.name for name in plans.ALL} == {"1P1D", "2P2D"}
+def test_the_whole_set_takes_less_than_half_an_hour() -> None:
+    assert 20 <= sum(PLANS[name].seconds for name in plans.ALL) / 60 <= 27
+    assert {PLANS[name].shape.name for name in plans.ALL} == {"1P1D", "2P2D", "no engines"}
     assert {kind for name in plans.ALL for kind in PLANS[name].faults} == set(FAULTS)
 
 
@@ -367,13 +570,20 @@ async def test_the_proxy_passes_drops_and_delays() -> None:
 def test_a_run_becomes_a_table(tmp_path: Path) -> None:
     told = judged(answer(RIGHT))
     told.faults, told.stages = {"kill-decode": 2}, {"decode stream": 3}
-    page.save(tmp_path / "chaos.json", [told])
+    placed = Placed("q", 3, 500, 20, 2, 2, seconds=60.0, requests=70, placed=71, alone=4, fullest=0.9)
+    placed.faults = {"kill-redis": 5}
+    page.save(tmp_path / "chaos.json", [told, placed])
     written = tmp_path / "page.md"
     written.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
     page.write(tmp_path / "chaos.json", written)
     text = written.read_text()
     assert "| p | 2P2D | mtp | memory | 1 | 1 | 0 | 0 | 0 | 0 | 0.50 | 0.50 | 5.0 | 0.50 | 0 |" in text
     assert "| kill-decode | 2 |" in text
+    assert "| kill-redis | 5 |" in text
+    assert "7 faults in 1.0 minutes" in text
+    assert "`q`, seed 3: 500 requests/s for 60 s; 2 routers, 2 schedulers over Redis, 20 workers" in text
+    assert "| requests, attempts placed | 70, 71 |" in text
+    assert "| fullest worker | 90% |" in text
     assert "old" not in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")

@@ -7,6 +7,7 @@ import signal
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -169,3 +170,42 @@ async def test_where_all_lost_their_store_nobody_moves(own_redis: RedisServer, t
             return loop.time() - began > 4
 
         await until(long_after, 30)
+
+
+async def test_who_is_back_with_its_store_first_is_not_run_to_at_once(
+    own_redis: RedisServer, tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers and bookings of the time without it are known to the one that was asked, which is back soon."""
+    monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.3)
+    monkeypatch.setattr("baton.scheduler.service.WATCH_S", 0.02)
+    others_redis = RedisServer(tmp_path)
+    others_redis.start()
+    first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
+    second = Options(f"127.0.0.1:{free_port()}", others_redis.url, f"{topic}-2")  # told apart by it
+    async with (
+        SchedulerServer(first),
+        SchedulerServer(second),
+        SchedulerClient(f"{first.address},{second.address}", router_id="router") as client,
+    ):
+        loop = asyncio.get_running_loop()
+
+        async def the_first_is_asked(seconds: float) -> None:
+            until_s = loop.time() + seconds
+            while loop.time() < until_s:
+                assert (await client.describe()).topic == topic
+                await asyncio.sleep(0.01)
+
+        async def serves(address: str) -> bool:
+            return await health(address, SERVICE) == "SERVING"
+
+        own_redis.stop()
+        others_redis.stop()
+        await the_first_is_asked(1.5)  # long enough for every check that could move it
+        assert not await serves(first.address)
+        others_redis.start()
+        await until(lambda: serves(second.address))
+        await the_first_is_asked(0.4)  # a check has told that the second one serves
+        own_redis.start()
+        await until(lambda: serves(first.address))
+        await the_first_is_asked(1.5)
+    others_redis.stop()

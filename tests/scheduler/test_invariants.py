@@ -126,8 +126,10 @@ class Lives(RuleBasedStateMachine):
         attempt = Attempt(request, epoch)
         result = self.run(self.store.report(report(finished=[attempt]), LEASE_S))
         assert result.stale == (epoch < self.epochs.get(request, 0))
-        if request in self.live and self.live[request].attempt == attempt:
+        if epoch >= self.epochs.get(request, 0):  # also of one that was not placed here
             self.end(request)
+            self.epochs[request] = epoch
+            self.over.add(attempt)
 
     @rule(request=REQUESTS, epoch=EPOCHS)
     def renewed(self, request: str, epoch: int) -> None:

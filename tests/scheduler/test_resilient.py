@@ -153,6 +153,39 @@ async def test_a_full_redis_is_left_alone_until_it_takes_writes(
     await admin.aclose()
 
 
+async def test_who_only_reads_notices_that_redis_is_full(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    """Or it would take the work of those that say so, and see all workers' leases run out."""
+    _, other = stores
+    admin = Redis.from_url(own_redis.url)
+    await admin.config_set("maxmemory", "1")
+    await other.tend()
+    assert "is full" in other.problem
+    assert set((await other.view()).workers) == {"p", "d"}
+    await admin.config_set("maxmemory", "0")
+    await back(other)
+    await admin.aclose()
+
+
+async def test_what_another_scheduler_hears_of_an_end_outweighs_a_memory(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    """One lost Redis alone, and routers went on to the next, which had not heard of what that one placed."""
+    one, other = stores
+    admin = Redis.from_url(own_redis.url)
+    await admin.config_set("maxmemory", "1")
+    for name in ("ends", "stays"):
+        assert await place(one, name) is BOOKED
+    await admin.config_set("maxmemory", "0")
+    await admin.aclose()
+    assert one.problem
+    assert not other.problem
+    await finish(other, "ends")
+    await back(one)
+    assert await live(one) == await live(other) == {"stays"}
+
+
 async def test_a_changed_password(own_redis: RedisServer, stores: list[ResilientStore]) -> None:
     one, other = stores
     admin = Redis.from_url(own_redis.url)
@@ -229,6 +262,32 @@ async def test_requests_go_on_while_it_is_written_back(
     await finish(one, *kept)
     view = await other.view()
     assert all(worker.reserved == Reserved() for worker in view.workers.values())
+
+
+async def test_requests_wait_for_what_has_changed_while_it_was_written_back_and_not_for_all(
+    own_redis: RedisServer, stores: list[ResilientStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = stores
+    own_redis.stop()
+    assert await place(one, "during") is BOOKED
+    await one.report(report(finished=[Attempt(f"r{number}", 1) for number in range(3_000)]), LEASE_S)
+    own_redis.start()
+    merged: list[tuple[bool, int]] = []
+    merge = RedisStore.merge
+
+    async def counted(store: RedisStore, state: State) -> str:
+        merged.append((one._decided.is_set(), len(state.requests)))
+        return await merge(store, state)
+
+    monkeypatch.setattr(RedisStore, "merge", counted)
+    await one.tend()
+    assert not one.problem
+    assert merged == [(True, 3_001), (False, 1)]
+    await other.tend()  # it finds another Redis than it knew
+    await back(other)
+    await other.tend()
+    assert len((await other.export()).requests) == 3_001
+    assert await live(other) == {"during"}
 
 
 async def test_following_costs_what_has_changed_and_not_all_that_is_known(

@@ -462,6 +462,42 @@ async def test_a_young_schedulers_no_is_not_the_last_word() -> None:
         await until(settled)
 
 
+async def test_who_nobody_asked_while_redis_was_away_does_not_have_the_last_word(
+    own_redis: RedisServer,
+) -> None:
+    """The workers talk to another scheduler. When that one is missed, all turn to this one at once."""
+    async with (
+        SchedulerServer(Options(store=own_redis.url, worker_lease_s=1.0)) as server,
+        SchedulerClient(server.address) as client,
+    ):
+        no_workers = pb.Rejection.CODE_NO_WORKERS
+        await client.register(identity("d", D), pb.WORKER_STATE_READY)
+
+        async def known() -> bool:
+            await client.refresh()
+            return bool(client.standby.workers)
+
+        await until(known)
+
+        async def gone() -> bool:
+            return not (await client.describe()).workers
+
+        await until(gone)  # its lease has run out
+
+        async def settled() -> bool:
+            return await failed(client) == Failed(no_workers, settling=False)
+
+        await until(settled)
+        own_redis.stop()
+
+        async def unsettled() -> bool:
+            return await failed(client) == Failed(no_workers, settling=True)
+
+        await until(unsettled)
+        await client.refresh()
+        assert [one.identity.worker_id for one in client.standby.workers] == ["d"]  # it may be placed on
+
+
 async def test_a_snapshot_tells_what_others_hold(server: SchedulerServer, client: SchedulerClient) -> None:
     await add(client, ("p", P), ("d", D))
     await client.place("mine", 1, prompt_tokens=10, max_new_tokens=1)

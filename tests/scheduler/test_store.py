@@ -300,8 +300,20 @@ async def test_reports_of_an_older_epoch_are_counted_and_ignored(store: Store) -
     assert (result.lost, result.fenced) == ([], [old])
     assert await booked(store) == before
     unknown = Attempt("never-seen", 1)
-    result = await store.report(report(prefilled=[unknown], finished=[unknown], renewed=[unknown]), LEASE_S)
+    result = await store.report(report(prefilled=[unknown], renewed=[unknown]), LEASE_S)
     assert (result.stale, result.lost) == (0, [unknown])
+
+
+async def test_an_end_is_remembered_of_an_attempt_that_was_never_known(store: Store) -> None:
+    """A router gave up waiting for its placement: the call may still come."""
+    await pair(store)
+    await reserve(store, need(epoch=1))
+    gone = Attempt("r", 2)
+    result = await store.report(report(finished=[gone], renewed=[gone]), LEASE_S)
+    assert (result.stale, result.lost, result.fenced) == (0, [], [gone])
+    assert await booked(store) == {"p": Reserved(), "d": Reserved()}
+    assert await reserve(store, need(epoch=2)) is ReserveOutcome.STALE
+    assert await reserve(store, need(epoch=3)) is BOOKED
 
 
 async def test_a_reservation_not_renewed_runs_out(store: Store) -> None:

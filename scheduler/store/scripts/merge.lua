@@ -22,16 +22,6 @@ local function merge_worker(at)
   new_roster(worker)
 end
 
-local function conclude(request, epoch, over)
-  local last, known_over = last_epoch(request)
-  if epoch < last or (epoch == last and (known_over or not over)) then return end
-  local text = redis.call('HGET', ATTEMPTS, request)
-  if text then release(request, cjson.decode(text), true) end
-  redis.call('HSET', EPOCHS, request, epoch .. (over and '!' or ''))
-  redis.call('ZADD', EPOCH_LEASES, NOW + EPOCH_KEEP_MS, request)
-  changed(request)
-end
-
 local workers, drains = number(ARGV[2]), number(ARGV[4])
 local first_worker = 5 + 2 * drains
 local first_request = first_worker + 7 * workers

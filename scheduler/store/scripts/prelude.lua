@@ -103,6 +103,17 @@ local function adopt(request, attempt, lease)
   return true
 end
 
+-- Learn that an attempt is over, or at least that its epoch was placed.
+local function conclude(request, epoch, over)
+  local last, known_over = last_epoch(request)
+  if epoch < last or (epoch == last and (known_over or not over)) then return end
+  local text = redis.call('HGET', ATTEMPTS, request)
+  if text then release(request, cjson.decode(text), true) end
+  redis.call('HSET', EPOCHS, request, epoch .. (over and '!' or ''))
+  redis.call('ZADD', EPOCH_LEASES, NOW + EPOCH_KEEP_MS, request)
+  changed(request)
+end
+
 local function worker_epoch(worker) return number(redis.call('HGET', WORKER_EPOCHS, worker)) end
 
 local function hear_worker(worker, epoch)

@@ -45,6 +45,8 @@ for index = 2, #ARGV, 4 do
       redis.call('HSET', ATTEMPTS, request, cjson.encode(attempt))
       changed(request)
     end
+  elseif kind == 'finished' and not attempt then
+    conclude(request, epoch, true) -- it may be booked elsewhere, and be written back from there
   elseif attempt then
     release(request, attempt, true)
     redis.call('LPUSH', HANDOFFS, cjson.encode({
