@@ -293,13 +293,15 @@ def _clients(result: dict[str, Any]) -> str:
 
 def _soak(result: dict[str, Any]) -> str:
     keys = ["first", "warm", "last", "requests_measured", "mib_per_1000"]
+    full = result["waiting_p50"] > 0
     return "\n".join(
         [
-            f"## Memory over {result['requests']:,} requests\n",
-            f"1P1D of the demo model with its drafts, {result['seconds']} s; by kind: {json.dumps(result['kinds'])}; failed: "
+            f"## Memory over {result['requests']:,} requests{', a full house' if full else ''}\n",
+            f"1P1D of the demo model with its drafts, {result['seconds']} s, {result['connections']} connections on {result['slots']} "
+            f"slots, {result['waiting_p50']} waiting in the router (p50); by kind: {json.dumps(result['kinds'])}; failed: "
             f"{result['failed']}; KV blocks missing afterwards: {result['blocks_missing']}. MiB that a process has for itself; the slope "
             f"is that of the samples behind the warm-up, bound {result['bound_mib_per_1000']} MiB a thousand requests.",
-            _where(result, "python -m bench soak"),
+            _where(result, f"python -m bench soak{' --full-house' if full else ''}"),
             _table(
                 ["", *keys],
                 [[name, *(row[key] for key in keys)] for name, row in result["processes"].items()],
@@ -339,4 +341,5 @@ SECTIONS = {
     "clients": _clients,
     "overload": _overload,
     "soak": _soak,
+    "soak-full-house": _soak,
 }

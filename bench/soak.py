@@ -6,6 +6,9 @@ what a process and its children have for themselves (USS), sampled while nothing
 least squares over the samples behind the warm-up. That lasts longer than what has ended is remembered: the
 epochs of requests, for a minute, by workers and scheduler.
 
+With `--full-house` there are several times as many connections as the workers take requests, so that the rest
+waits in the router between any two samples; the shares of the kinds stay.
+
 The load generator shares the cores; it runs at nice 10 and speaks HTTP by hand (bench/light.py).
 """
 
@@ -21,15 +24,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from bench.light import Client
 from bench.processes import private_mib, processes, rss_mib
-from bench.stats import save
+from bench.stats import median, save
 from tests.e2e.deployment import ENGINE, MODEL_NAME, Deployment, deployment, free_blocks, idle
 from tests.support import eventually
 
-CONNECTIONS = 8
+CONNECTIONS, SLOTS = 8, 16
+FULL_HOUSE = 96, 8  # of both: at most 10 are on the workers (scheduler.max_queue_factor)
+WAITING = "baton_router_waiting_requests"
+LOOK_S = 1.0  # between looks at who waits
 SAMPLES = 40
 WARM_UP_S = 75.0
 LARGEST_STEP = 256  # tokens
@@ -48,15 +55,18 @@ def main(arguments: list[str]) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=40_000)
+    parser.add_argument("--full-house", action="store_true", help="most requests wait in the router")
     options = parser.parse_args(arguments)
+    connections, slots = FULL_HOUSE if options.full_house else (CONNECTIONS, SLOTS)
+    engine = {**ENGINE_SETTINGS, "max_num_seqs": slots}
     with (
         tempfile.TemporaryDirectory() as folder,
-        deployment(Path(folder) / "one", engine=ENGINE_SETTINGS, scheduler={"heartbeat_s": 0.5}) as one,
+        deployment(Path(folder) / "one", engine=engine, scheduler={"heartbeat_s": 0.5}) as one,
     ):
         one.up(1, 1)
         os.nice(10)  # this process: the deployment's are started
-        result = asyncio.run(soak(one, options.requests))
-    save("soak", result)
+        result = asyncio.run(soak(one, options.requests, connections))
+    save("soak-full-house" if options.full_house else "soak", {"slots": slots, **result})
     for name, row in result["processes"].items():
         print(f"{name:>10}", row, flush=True)
     print({key: value for key, value in result.items() if key != "processes"})
@@ -65,10 +75,10 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(f"memory grows: {growing}; failed: {result['failed']}; see above")
 
 
-async def soak(one: Deployment, requests: int) -> dict[str, Any]:
+async def soak(one: Deployment, requests: int, connections: int) -> dict[str, Any]:
     client, draw = Client(one.port), random.Random(1)
     watched = processes(one)
-    await part(client, draw, 50, Counter(), [])  # what is made once, is made
+    await part(client, draw, 50, connections, Counter(), [])  # what is made once, is made
     await every_step_size(client)
     eventually(lambda: idle(one), SETTLE_S, "nothing runs")
     blocks, began = free_blocks(one), time.monotonic()
@@ -76,8 +86,11 @@ async def soak(one: Deployment, requests: int) -> dict[str, Any]:
     failed: list[str] = []
     samples = [sample(watched, 0, 0.0)]
     per_sample = max(1, requests // SAMPLES)
+    waiting: list[float] = []
     while (done := counts.total()) < requests:
-        await part(client, draw, min(per_sample, requests - done), counts, failed)
+        looking = asyncio.create_task(look(one, waiting))
+        await part(client, draw, min(per_sample, requests - done), connections, counts, failed)
+        looking.cancel()
         eventually(lambda: idle(one), SETTLE_S, "nothing runs")
         samples.append(sample(watched, counts.total(), time.monotonic() - began))
         if len(samples) % 10 == 0:
@@ -88,6 +101,8 @@ async def soak(one: Deployment, requests: int) -> dict[str, Any]:
     return {
         "requests": requests,
         "seconds": round(took),
+        "connections": connections,
+        "waiting_p50": round(median(waiting)) if waiting else 0,
         "kinds": dict(counts),
         "failed": len(failed),
         "failures": failed[:5],
@@ -110,8 +125,22 @@ async def every_step_size(client: Client) -> None:
             raise RuntimeError(f"a step of {tokens} tokens was not met: HTTP {reply.status}")
 
 
+async def look(one: Deployment, waiting: list[float]) -> None:
+    """Note again and again how many requests wait in the router. For a task of its own."""
+    async with httpx.AsyncClient(base_url=one.url, timeout=LOOK_S * 10) as client:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            lines = (await client.get("/metrics")).text.splitlines()
+            waiting += [float(line.split()[-1]) for line in lines if line.startswith(WAITING)]
+
+
 async def part(
-    client: Client, draw: random.Random, requests: int, counts: Counter[str], failed: list[str]
+    client: Client,
+    draw: random.Random,
+    requests: int,
+    connections: int,
+    counts: Counter[str],
+    failed: list[str],
 ) -> None:
     """So many requests over all connections."""
     left = iter(range(requests))
@@ -123,7 +152,7 @@ async def part(
             if problem := await one_request(client, draw, kind):
                 failed.append(f"{kind}: {problem}")
 
-    await asyncio.gather(*(loop() for _ in range(CONNECTIONS)))
+    await asyncio.gather(*(loop() for _ in range(connections)))
 
 
 async def one_request(client: Client, draw: random.Random, kind: str) -> str:
