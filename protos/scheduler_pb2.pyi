@@ -379,7 +379,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self, router_id: _Optional[str] = ...) -> None: ...
 
 class SnapshotReply(_message.Message):
-    __slots__ = ("workers", "generation", "settling", "worker_lease_s", "placement_lease_s", "max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "left")
+    __slots__ = ("workers", "generation", "settling", "worker_lease_s", "placement_lease_s", "max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "left", "idle_decode_tokens")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SETTLING_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +389,7 @@ class SnapshotReply(_message.Message):
     MAX_QUEUE_FACTOR_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    IDLE_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     generation: str
     settling: bool
@@ -398,7 +399,8 @@ class SnapshotReply(_message.Message):
     max_queue_factor: float
     handoff_min_tokens: int
     left: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., generation: _Optional[str] = ..., settling: _Optional[bool] = ..., worker_lease_s: _Optional[float] = ..., placement_lease_s: _Optional[float] = ..., max_queued_prompt_tokens: _Optional[int] = ..., max_queue_factor: _Optional[float] = ..., handoff_min_tokens: _Optional[int] = ..., left: _Optional[_Iterable[str]] = ...) -> None: ...
+    idle_decode_tokens: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., generation: _Optional[str] = ..., settling: _Optional[bool] = ..., worker_lease_s: _Optional[float] = ..., placement_lease_s: _Optional[float] = ..., max_queued_prompt_tokens: _Optional[int] = ..., max_queue_factor: _Optional[float] = ..., handoff_min_tokens: _Optional[int] = ..., left: _Optional[_Iterable[str]] = ..., idle_decode_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

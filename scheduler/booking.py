@@ -20,9 +20,6 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import Booking, Claim, Need, SchedulerOptions, WorkerRecord
 
 ANSWER_TOKENS_BOOKED = 256  # tokens
-# Prompt tokens in the queue of an idle decode worker that helps. Answers that come to it meanwhile are slowed
-# by the prompts' chunks until these are read: some seconds on a CPU, less than one on a GPU.
-HELP_TOKENS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +29,16 @@ class Limits:
     max_queued_prompt_tokens: int
     max_queue_factor: float
     handoff_min_tokens: int
+    idle_decode_tokens: int
 
     @classmethod
     def of(cls, options: SchedulerOptions) -> Limits:
-        return cls(options.max_queued_prompt_tokens, options.max_queue_factor, options.handoff_min_tokens)
+        return cls(
+            max_queued_prompt_tokens=options.max_queued_prompt_tokens,
+            max_queue_factor=options.max_queue_factor,
+            handoff_min_tokens=options.handoff_min_tokens,
+            idle_decode_tokens=options.idle_decode_tokens,
+        )
 
     def max_requests(self, capacity: pb.Capacity) -> int:
         return max(1, int(capacity.max_num_seqs * self.max_queue_factor))
@@ -80,14 +83,15 @@ def may_write(need: Need, worker: WorkerRecord, limits: Limits) -> bool:
     return room_in_batch and worker.reserved.blocks + blocks_for(need, capacity) <= usable_blocks(capacity)
 
 
-def may_help(need: Need, worker: WorkerRecord, queued: int) -> bool:
+def may_help(need: Need, worker: WorkerRecord, queued: int, limits: Limits) -> bool:
     """A decode worker may read this prompt though a prefill worker, with `queued` prompt tokens, could.
 
     It runs nothing, as its last heartbeat said; what was booked since then are prompts of the same burst.
+    Answers that are handed to it meanwhile share its steps until its own prompts are read: hence the limit.
     """
     load, own = worker.load, worker.reserved.prompt_tokens
     idle = load is not None and not (load.running or load.waiting)
-    return idle and own < queued and own + need.prompt_tokens <= HELP_TOKENS
+    return idle and own < queued and own + need.prompt_tokens <= limits.idle_decode_tokens
 
 
 def reading_bound(worker: WorkerRecord, limits: Limits) -> str:

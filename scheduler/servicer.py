@@ -122,6 +122,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             max_queued_prompt_tokens=options.max_queued_prompt_tokens,
             max_queue_factor=options.max_queue_factor,
             handoff_min_tokens=options.handoff_min_tokens,
+            idle_decode_tokens=options.idle_decode_tokens,
             left=await self._store.left(),
         )
 

@@ -65,6 +65,7 @@ class Standby:
             max_queued_prompt_tokens=snapshot.max_queued_prompt_tokens,
             max_queue_factor=snapshot.max_queue_factor,
             handoff_min_tokens=snapshot.handoff_min_tokens,
+            idle_decode_tokens=snapshot.idle_decode_tokens,
         )
         if limits != self._limits:
             self._limits = limits

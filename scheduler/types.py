@@ -30,6 +30,7 @@ class SchedulerOptions(Protocol):
     max_queued_prompt_tokens: int
     max_queue_factor: float
     handoff_min_tokens: int
+    idle_decode_tokens: int
     rebalance_after_s: float | None
 
 

@@ -180,6 +180,12 @@ class SchedulerSettings(_Section):
     handoff_min_tokens: int = Field(
         0, ge=0, description="Shorter prompts are read by the decode worker itself, without a handoff."
     )
+    idle_decode_tokens: int = Field(
+        8_192,
+        ge=0,
+        description="Prompt tokens that a decode worker which runs nothing prefills itself while prefill "
+        "workers queue, as at the beginning of a burst; 0: none.",
+    )
     rebalance_after_s: Seconds | None = Field(
         None,
         description="A worker changes sides when the prefill or the decode side was short of workers for so "

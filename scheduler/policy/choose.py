@@ -6,7 +6,7 @@
 3. A decode worker reads the prompt itself where that is shorter than `handoff_min_tokens`: then it and the
    mixed workers are equals, and no pair is formed.
 4. A decode worker that runs nothing reads prompts, too, while its own queue is the shorter one and bounded
-   (`booking.may_help`): at the begin of a burst it would stand idle beside prefill workers that queue.
+   (`booking.may_help`): at the beginning of a burst it would stand idle beside prefill workers that queue.
 5. One side does it all where the other one is lost to this request (none ready, or all of them failed it).
    Full workers are not covered for: long prompts in the decode batches would slow every answer down to hide a
    lack of prefill workers, and answers on prefill workers every first token.
@@ -106,7 +106,8 @@ class Policy:
 
     def _helped(self, choice: Choice, queued: int, writers: _Kept, need: Need) -> Choice:
         """An idle decode worker alone where its own queue is below `queued` prompt tokens, else `choice`."""
-        idle = [worker for worker in writers.workers if may_help(need, worker, queued)] if queued else []
+        limits = self._limits
+        idle = [one for one in writers.workers if may_help(need, one, queued, limits)] if queued else []
         alone = self._alone(idle, need)
         return alone if isinstance(alone, Choice) else choice
 

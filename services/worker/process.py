@@ -31,7 +31,14 @@ def follow_engine_process() -> None:
         return
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    try:
-        os.kill(int(leader), 0)
-    except ProcessLookupError:  # it died before the line above
+    if _ended(int(leader)):  # before the line above: nothing would signal its death any more
         os._exit(1)
+
+
+def _ended(pid: int) -> bool:
+    """Whether a process is gone, or a zombie of whose end its parent has not heard."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] in (b"Z", b"X")
+    except FileNotFoundError:
+        return True

@@ -175,7 +175,7 @@ def a_booking(request: str, *, prefill: str = "p", tokens: int = 100, blocks: in
 
 def books() -> Books:
     """4 requests and 99 blocks a worker, 300 tokens to be read; two routers."""
-    return Books(capacity(max_num_seqs=4, num_blocks=100), Limits(300, 1.0, 0), 2)
+    return Books(capacity(max_num_seqs=4, num_blocks=100), Limits(300, 1.0, 0, 0), 2)
 
 
 def test_a_worker_that_is_booked_beyond_its_bounds_is_noticed() -> None:

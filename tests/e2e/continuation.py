@@ -91,7 +91,8 @@ class Site:
 def site(folder: Path, speculation: dict[str, Any] | None = MTP, parser: str = "qwen3") -> Iterator[Site]:
     """1P2D behind cutters, and a router."""
     model = thinking_model(folder / "model")
-    scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0}  # nobody dies here, the machine may be busy
+    # Nobody dies here, the machine may be busy; every prompt is the prefill worker's, whoever is idle.
+    scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
     engine = {
         **ENGINE,
         "model": str(model),

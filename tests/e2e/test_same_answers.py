@@ -67,13 +67,14 @@ def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     config: dict[str, Any] = {
         "engine": {"enable_prefix_caching": setup.prefix_caching, **DRAFTS[setup.drafts]},
         "handoff": {"transports": [setup.transport]},
+        "scheduler": {"idle_decode_tokens": 0},  # every prompt is handed over
     }
     folder = tmp_path_factory.mktemp(str(setup))
     if setup.store == "memory":
         with deployment(folder, **config) as one:
             yield one.up(setup.pairs, setup.pairs)
         return
-    config["scheduler"] = {"store": f"redis://:secret@127.0.0.1:{redis_port}/0", "topic": "same-answers"}
+    config["scheduler"] |= {"store": f"redis://:secret@127.0.0.1:{redis_port}/0", "topic": "same-answers"}
     with redis_server(redis_port, "secret"), deployment(folder, **config) as one:
         yield one.up(setup.pairs, setup.pairs)
 

@@ -18,7 +18,9 @@ from baton.scheduler.types import Attempt, Claim, Need, Report, View
 from tests.support import PATIENCE
 
 LEASE_S = 30.0  # nothing runs out while a test is on
-LIMITS = Limits(max_queued_prompt_tokens=1_000, max_queue_factor=2.0, handoff_min_tokens=0)
+LIMITS = Limits(
+    max_queued_prompt_tokens=1_000, max_queue_factor=2.0, handoff_min_tokens=0, idle_decode_tokens=8_192
+)
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Options:
     max_queued_prompt_tokens: int = 1_000
     max_queue_factor: float = 2.0
     handoff_min_tokens: int = 0
+    idle_decode_tokens: int = 8_192
     rebalance_after_s: float | None = None
 
 

@@ -65,7 +65,7 @@ def test_room_now() -> None:
 
 
 def test_at_least_one_request_is_always_allowed() -> None:
-    assert Limits(1, 1.0, 0).max_requests(capacity(max_num_seqs=0)) == 1
+    assert Limits(1, 1.0, 0, 0).max_requests(capacity(max_num_seqs=0)) == 1
 
 
 @pytest.mark.parametrize(

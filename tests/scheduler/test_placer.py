@@ -113,7 +113,7 @@ async def test_a_faster_one_makes_us_choose_again(store: Store) -> None:
     await register(counting, "a", max_num_seqs=1)
     await register(counting, "b", max_num_seqs=1)
     one = placer(counting)
-    limits = Limits(1_000, 1.0, 0)
+    limits = Limits(1_000, 1.0, 0, 0)
     one = placer(counting, limits)
     view = await counting.view()
     chosen = Policy(limits, PolicyConfig(seed=1)).choose(view, need("mine", prompt=1))

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits
 from baton.scheduler.errors import BadPolicy
 from baton.scheduler.policy import Choice, NoChoice, Policy, PolicyConfig
 from baton.scheduler.policy.base import Scorer
@@ -38,9 +37,15 @@ def worker(
     return WorkerRecord(who, state, load, reserved or Reserved(), drain, 5.0)
 
 
-def choose(what: Need, *workers: WorkerRecord, handoff_min: int = 0, **config: object) -> tuple[str, str]:
+def choose(
+    what: Need,
+    *workers: WorkerRecord,
+    handoff_min: int = 0,
+    idle_decode: int = LIMITS.idle_decode_tokens,
+    **config: object,
+) -> tuple[str, str]:
     """(prefill, decode) or (code, message)."""
-    limits = Limits(LIMITS.max_queued_prompt_tokens, LIMITS.max_queue_factor, handoff_min)
+    limits = replace(LIMITS, handoff_min_tokens=handoff_min, idle_decode_tokens=idle_decode)
     view = View({one.worker_id: one for one in workers}, 0, 0)
     choice = Policy(limits, PolicyConfig(seed=1, picker="best", **config)).choose(view, what)  # type: ignore[arg-type]
     if isinstance(choice, Choice):
@@ -125,11 +130,11 @@ def test_an_idle_decode_worker_reads_prompts_while_others_queue() -> None:
     assert chosen(300, 0, pb.WorkerLoad(waiting=1, free_blocks=99)) == pair
 
 
-def test_an_idle_decode_worker_reads_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, other = worker("p", P, Reserved(prompt_tokens=500)), Reserved(prompt_tokens=200)
-    for bound, expected in ((300, ("", "d")), (299, ("p", "d"))):
-        monkeypatch.setattr("baton.scheduler.booking.HELP_TOKENS", bound)
-        assert choose(need(prompt=100), reader, worker("d", D, other, load=IDLE)) == expected
+def test_an_idle_decode_worker_reads_only_so_much() -> None:
+    reader, own = worker("p", P, Reserved(prompt_tokens=500)), Reserved(prompt_tokens=200)
+    for bound, expected in ((300, ("", "d")), (299, ("p", "d")), (0, ("p", "d"))):
+        idle = worker("d", D, own, load=IDLE)
+        assert choose(need(prompt=100), reader, idle, idle_decode=bound) == expected
 
 
 PROMPTS = "1000 of 1000 prompt tokens: scheduler.max_queued_prompt_tokens"

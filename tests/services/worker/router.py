@@ -116,7 +116,8 @@ class Stream:
     async def some(self, request_id: str, tokens: int) -> Got:
         """Read until it wrote so many."""
         async with asyncio.timeout(DEADLINE_S):
-            while len(self._got[request_id].tokens) < tokens:
+            while len((got := self._got[request_id]).tokens) < tokens:
+                assert not got.over, f"it ended before: {got}"
                 await self._read()
         return self._got[request_id]
 

@@ -6,6 +6,7 @@ import subprocess
 
 import psutil
 
+from baton.services.worker import process
 from tests.support import PYTHON, ROOT, eventually
 
 # As vLLM forks its ranks where it does not spawn them: plug-ins are not loaded again in those. The child is
@@ -39,3 +40,13 @@ def test_a_forked_rank_dies_with_its_engine() -> None:
         finally:
             if rank.is_running():
                 rank.kill()
+
+
+def test_a_process_that_nobody_has_waited_for_counts_as_ended() -> None:
+    """A rank that is forked while its engine is killed comes too late to be signalled."""
+    with subprocess.Popen([PYTHON, "-c", "import time; time.sleep(60)"]) as one:
+        assert not process._ended(one.pid)
+        one.kill()
+        eventually(lambda: process._ended(one.pid), 5, "it is a zombie")
+        one.wait()
+        assert process._ended(one.pid)

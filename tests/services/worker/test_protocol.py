@@ -136,11 +136,11 @@ async def test_what_the_engine_refuses_fails_alone(mixed: Worker) -> None:
     pooling.pooling_params = PoolingParams(task="embed")
     before = mixed.figure("baton_worker_requests_refused_total")
     async with connected(mixed.address) as stream:
-        await stream.start(request("beside it", prompt(20), max_tokens=60), DECODE)
-        await stream.some("beside it", 3)
+        await stream.start(request("beside a pooling one", prompt(20), max_tokens=60), DECODE)
+        await stream.some("beside a pooling one", 3)
         got = await stream.run(pooling, DECODE)
         assert "Unsupported task: 'embed'" in refused(got, pb.Failed.CODE_INVALID)
-        assert len((await stream.end("beside it")).tokens) == 60
+        assert len((await stream.end("beside a pooling one")).tokens) == 60
         assert len((await stream.run(request("after it", prompt(9), max_tokens=2), DECODE)).tokens) == 2
     assert mixed.figure("baton_worker_requests_refused_total") == before + 1
     eventually(lambda: mixed.figure(RUNNING) == 0, 10, "nothing is left")
