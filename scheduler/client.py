@@ -38,7 +38,7 @@ class Placement:
     prefill: pb.Worker | None
     decode: pb.Worker
     lease_s: float
-    waits: bool = False  # all slots of the decode worker's batch were booked
+    waits: bool = False  # the first token is held back: the decode worker cannot go on at once
     alone: bool = False  # chosen here, from a snapshot
 
 

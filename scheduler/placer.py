@@ -29,7 +29,7 @@ class Placed:
 
     prefill: WorkerRecord | None
     decode: WorkerRecord
-    waits: bool  # for a slot in the decode worker's batch
+    waits: bool  # the answer may not begin at once; see `booking.waits_for_slot`
 
 
 class Placer:

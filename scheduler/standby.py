@@ -38,7 +38,7 @@ class Picked:
     prefill: WorkerRecord | None
     decode: WorkerRecord
     booking: Booking
-    waits: bool  # for a slot in the decode worker's batch
+    waits: bool  # the first token is held back: the decode worker cannot go on at once
 
 
 class Standby:

@@ -17,7 +17,9 @@ CPU_STEP_TOKENS = 256  # 90 ms of one core for a model of 80 M parameters; with 
 SHARE = 4  # a part of the step is 1 / SHARE
 MS_PER_TOKEN = 1.0
 MOST_MS = 2_000.0
-HANDED_OVER = 0  # priority of who needs no reading, before all that do; among themselves by arrival
+# What was handed over stands so far before what came with it: its client waits behind the first token. Longer
+# than an idle decode worker's own prompts take it; bounded, so that nobody starves behind such ones either.
+HANDED_OVER_MS = 5_000.0
 
 
 def step_tokens(max_num_seqs: int, drafted: int) -> int:
@@ -30,9 +32,10 @@ def share_of(step: int) -> int:
     return max(1, step // SHARE)
 
 
-def priority(arrived_s: float, tokens_to_read: int) -> int:
+def priority(arrived_s: float, tokens_to_read: int, *, handed_over: bool = False) -> int:
     """A place in the engine's queue: the lowest goes first. Milliseconds.
 
     arrived_s: of this worker's own clock, seconds; tokens_to_read: 0 for who keeps the order of arrival.
     """
-    return round(arrived_s * 1e3 + min(tokens_to_read * MS_PER_TOKEN, MOST_MS))
+    lead_ms = HANDED_OVER_MS if handed_over else 0.0
+    return round(arrived_s * 1e3 + min(tokens_to_read * MS_PER_TOKEN, MOST_MS) - lead_ms)

@@ -336,7 +336,7 @@ class Relay:
 
     @property
     def waits_for_slot(self) -> bool:
-        """The decode worker's batch was full: after the first token the stream would stand still."""
+        """The decode worker cannot go on at once: after the first token the stream would stand still."""
         return self.placement.waits
 
     def deliver(self, output: Any) -> None:

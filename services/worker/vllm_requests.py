@@ -69,7 +69,9 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: Limits) -
     if written:
         _mark_written(params, len(written), limits.vocabulary)
     request = Request.from_engine_core_request(core, limits.block_hasher)
-    request.priority = _priority(start, len(core.prompt_token_ids))  # whatever a client asked for
+    reads = len(core.prompt_token_ids) if start.phase == PHASE_PREFILL else 0
+    # Whatever a client asked for: among those that only write, who came first is first.
+    request.priority = fair_share.priority(time.monotonic(), reads, handed_over=start.HasField("manifest"))
     if written:
         request.append_output_token_ids(written)
         request.prefill_stats = (
@@ -84,13 +86,6 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: Limits) -
     elif start.HasField("manifest"):
         request.kv_transfer_params = load_params(start.epoch, start.manifest)
     return Prepared(request, max_tokens, saves)
-
-
-def _priority(start: Start, prompt_tokens: int) -> int:
-    """Its place in the engine's queue: what was handed over has a client who waits behind the first token."""
-    if start.HasField("manifest"):
-        return fair_share.HANDED_OVER
-    return fair_share.priority(time.monotonic(), prompt_tokens if start.phase == PHASE_PREFILL else 0)
 
 
 def really_ended(prepared: Prepared, max_model_len: int) -> bool:

@@ -22,6 +22,16 @@ def test_short_prompts_overtake_long_ones_for_a_bounded_time() -> None:
     assert fair_share.priority(100.0, 0) < fair_share.priority(100.001, 0)  # the order of arrival
 
 
+def test_what_was_handed_over_goes_before_a_burst_but_not_for_ever() -> None:
+    """An answer that is computed anew at a decode worker (here at 100 s) does not starve behind handoffs."""
+    lead_s = fair_share.HANDED_OVER_MS / 1e3
+    reads = fair_share.priority(100.0, 40)
+    assert fair_share.priority(100.0 + lead_s - 0.1, 0, handed_over=True) < reads
+    assert fair_share.priority(100.0 + lead_s + 0.1, 0, handed_over=True) > reads
+    first, second = (fair_share.priority(at, 0, handed_over=True) for at in (100.0, 100.001))
+    assert first < second
+
+
 def test_a_step_has_room_for_all_who_write() -> None:
     assert fair_share.step_tokens(16, 4) == fair_share.CPU_STEP_TOKENS
     assert fair_share.step_tokens(128, 8) == 128 * 9
