@@ -425,7 +425,7 @@ class Description(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., store: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[LiveAttempt, _Mapping]]] = ..., handoffs: _Optional[_Iterable[_Union[PastHandoff, _Mapping]]] = ..., store_problem: _Optional[str] = ..., drained: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("identity", "state", "load", "heartbeat_age_s", "reserved_prompt_tokens", "reserved_requests", "reserved_blocks", "drained")
+    __slots__ = ("identity", "state", "load", "heartbeat_age_s", "reserved_prompt_tokens", "reserved_requests", "reserved_blocks", "drained", "reserved_decoding")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -434,6 +434,7 @@ class WorkerStatus(_message.Message):
     RESERVED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RESERVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_DECODING_FIELD_NUMBER: _ClassVar[int]
     identity: WorkerIdentity
     state: WorkerState
     load: WorkerLoad
@@ -442,7 +443,8 @@ class WorkerStatus(_message.Message):
     reserved_requests: int
     reserved_blocks: int
     drained: bool
-    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., heartbeat_age_s: _Optional[float] = ..., reserved_prompt_tokens: _Optional[int] = ..., reserved_requests: _Optional[int] = ..., reserved_blocks: _Optional[int] = ..., drained: _Optional[bool] = ...) -> None: ...
+    reserved_decoding: int
+    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., heartbeat_age_s: _Optional[float] = ..., reserved_prompt_tokens: _Optional[int] = ..., reserved_requests: _Optional[int] = ..., reserved_blocks: _Optional[int] = ..., drained: _Optional[bool] = ..., reserved_decoding: _Optional[int] = ...) -> None: ...
 
 class LiveAttempt(_message.Message):
     __slots__ = ("attempt", "prefill_worker_id", "decode_worker_id", "prefilled", "lease_left_s")

@@ -28,6 +28,7 @@ KEYS: dict[str, tuple[str, str]] = {
     "TOKENS": ("reserved:tokens", "HASH worker id -> prompt tokens placed there and not yet read"),
     "REQUESTS": ("reserved:requests", "HASH worker id -> requests placed there and not yet done there"),
     "BLOCKS": ("reserved:blocks", "HASH worker id -> KV blocks booked there"),
+    "DECODING": ("reserved:decoding", "HASH worker id -> requests whose answer is written there now"),
     "ATTEMPTS": ("attempts", "HASH request id -> live attempt, JSON"),
     "ATTEMPT_LEASES": ("attempt:leases", "ZSET request id by the time at which its reservation is gone"),
     "EPOCHS": ("epochs", "HASH request id -> last epoch placed, with a ! behind it when that one is over"),

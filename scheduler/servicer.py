@@ -292,5 +292,6 @@ def _status(record: WorkerRecord, lease_s: float) -> pb.WorkerStatus:
         reserved_prompt_tokens=record.reserved.prompt_tokens,
         reserved_requests=record.reserved.requests,
         reserved_blocks=record.reserved.blocks,
+        reserved_decoding=record.reserved.decoding,
         drained=record.held,
     )

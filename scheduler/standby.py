@@ -124,4 +124,9 @@ class Standby:
 
 
 def _booked(status: pb.WorkerStatus) -> Reserved:
-    return Reserved(status.reserved_prompt_tokens, status.reserved_requests, status.reserved_blocks)
+    return Reserved(
+        prompt_tokens=status.reserved_prompt_tokens,
+        requests=status.reserved_requests,
+        blocks=status.reserved_blocks,
+        decoding=status.reserved_decoding,
+    )

@@ -75,21 +75,24 @@ class Reserved:
     prompt_tokens: int = 0  # placed here and not yet read
     requests: int = 0  # placed here and not yet done here
     blocks: int = 0  # of the KV cache, for answers to be written here
+    decoding: int = 0  # requests whose prompt is read and whose answer is written here
 
     @property
     def empty(self) -> bool:
-        return not (self.prompt_tokens or self.requests or self.blocks)
+        return not (self.prompt_tokens or self.requests or self.blocks or self.decoding)
 
     def add(self, other: Reserved) -> None:
         self.prompt_tokens += other.prompt_tokens
         self.requests += other.requests
         self.blocks += other.blocks
+        self.decoding += other.decoding
 
     def take(self, other: Reserved) -> None:
         """The opposite of `add`; what would be below zero is zero: two views may be of different moments."""
         self.prompt_tokens = max(0, self.prompt_tokens - other.prompt_tokens)
         self.requests = max(0, self.requests - other.requests)
         self.blocks = max(0, self.blocks - other.blocks)
+        self.decoding = max(0, self.decoding - other.decoding)
 
 
 @dataclass(slots=True)
@@ -169,13 +172,14 @@ class Booking:
         return (self.prefill_id, self.decode_id) if self.prefill_id else (self.decode_id,)
 
     def share(self, worker_id: str, *, read: bool = False) -> Reserved:
-        """What it holds of `worker_id`; less once the prompt is `read`."""
+        """What it holds of `worker_id`; once the prompt is `read` no prompt tokens."""
         reads = worker_id == self.reader_id and not read
         writes = worker_id == self.decode_id
         return Reserved(
             prompt_tokens=self.prompt_tokens if reads else 0,
             requests=1 if reads or writes else 0,
             blocks=self.blocks if writes else 0,
+            decoding=1 if writes and read else 0,
         )
 
 

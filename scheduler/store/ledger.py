@@ -116,7 +116,8 @@ class Ledger:
         live.read = True
         booking = live.booking
         requests = 1 if booking.prefill_id else 0
-        self._give_back(booking.reader_id, Reserved(booking.prompt_tokens, requests, 0))
+        self._reserved[booking.decode_id].add(Reserved(decoding=1))
+        self._give_back(booking.reader_id, Reserved(booking.prompt_tokens, requests))
 
     def share(self, live: Live, blocks: int) -> None:
         """Book no more than so many KV blocks: the others are held by other requests as well."""
@@ -130,7 +131,7 @@ class Ledger:
         live = self.live.pop(request_id)
         self.read(live)
         booking = live.booking
-        self._give_back(booking.decode_id, Reserved(0, 1, booking.blocks))
+        self._give_back(booking.decode_id, Reserved(requests=1, blocks=booking.blocks, decoding=1))
         self._past[request_id] = Past(booking.attempt.epoch, now + KEEP_S, over)
 
     def sweep(self, now: float) -> int:

@@ -107,11 +107,9 @@ class RedisStore(Store):
         known = self._known(asked, roster, identities)
         drained = drained_of(wire.drains(drains))
         workers = wire.workers(now, known, states=states, loads=loads, leases=leases, drained=drained)
-        tokens, requests, blocks = (dict(wire.pairs(counters)) for counters in booked)
+        counted = [dict(wire.pairs(counters)) for counters in booked]  # in the order of `Reserved`'s fields
         for key, worker in workers.items():
-            worker.reserved = Reserved(
-                int(tokens.get(key, 0)), int(requests.get(key, 0)), int(blocks.get(key, 0))
-            )
+            worker.reserved = Reserved(*(int(counters.get(key, 0)) for counters in counted))
         return View(workers, live, expired, generation.decode(), drained)
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:

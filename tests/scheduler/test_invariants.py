@@ -172,6 +172,8 @@ class Lives(RuleBasedStateMachine):
                     expected[name].requests += 1
             if unread:
                 expected[held.reader_id].prompt_tokens += held.prompt_tokens
+            else:
+                expected[held.decode_id].decoding += 1
             expected[held.decode_id].blocks += held.blocks
         view = self.run(self.store.view())
         assert view.live_attempts == len(self.live)

@@ -122,7 +122,7 @@ async def test_an_expired_lease_is_no_proof_that_it_is_over(store: Store) -> Non
     assert (result.lost, result.fenced) == ([Attempt("r", 1)], [])
     result = await store.report(Report(placed=(live(read=True),)), LEASE_S)
     assert (result.fenced, result.stale) == ([], 0)
-    assert await booked(store) == {"d": Reserved(0, 1, 8)}
+    assert await booked(store) == {"d": Reserved(0, 1, 8, 1)}
     claim = claim_on(await store.view(), need(epoch=1), "d", "p")
     assert (await store.reserve(claim, LEASE_S)).outcome is ReserveOutcome.STALE
 

@@ -116,18 +116,20 @@ IDLE = pb.WorkerLoad(free_blocks=99)
 def test_an_idle_decode_worker_reads_prompts_while_others_queue() -> None:
     """As its own queue is the shorter one; it takes no more once it runs something, or its queue is long."""
 
-    def chosen(queued: int, own: int, load: pb.WorkerLoad | None, prompt: int = 100) -> tuple[str, str]:
-        reader = worker("p", P, Reserved(prompt_tokens=queued))
-        return choose(need(prompt=prompt), reader, worker("d", D, Reserved(prompt_tokens=own), load=load))
+    def chosen(queued: int, own: int, load: pb.WorkerLoad | None, decoding: int = 1) -> tuple[str, str]:
+        reader, booked = worker("p", P, Reserved(prompt_tokens=queued)), Reserved(own, decoding=decoding)
+        return choose(need(prompt=100), reader, worker("d", D, booked, load=load))
 
     pair, alone = ("p", "d"), ("", "d")
     assert chosen(0, 0, IDLE) == pair
     assert chosen(300, 0, IDLE) == alone
     assert chosen(300, 200, IDLE) == alone
     assert chosen(300, 300, IDLE) == pair
-    assert chosen(300, 0, None) == pair  # nothing is known of it yet
-    assert chosen(300, 0, pb.WorkerLoad(running=1, free_blocks=99)) == pair
-    assert chosen(300, 0, pb.WorkerLoad(waiting=1, free_blocks=99)) == pair
+    assert chosen(300, 0, None, decoding=0) == pair  # nothing is known of it yet
+    running, waiting = (pb.WorkerLoad(free_blocks=99, **{what: 1}) for what in ("running", "waiting"))
+    assert chosen(300, 0, running) == pair
+    assert chosen(300, 0, waiting) == pair
+    assert chosen(300, 0, running, decoding=0) == alone  # its last answer ended after its last heartbeat
 
 
 def test_an_idle_decode_worker_reads_only_so_much() -> None:

@@ -176,9 +176,9 @@ async def test_every_key_has_the_prefix_and_a_time_to_live(own_redis: RedisServe
     await register(store, "d", pb.ROLE_DECODE)
     await store.heartbeat("d", pb.WORKER_STATE_READY, pb.WorkerLoad(), LEASE_S)
     view = await store.view()
-    for name in ("one", "two"):
+    for name in ("one", "two", "three"):
         await store.reserve(claim_on(view, need(name), "d", "p"), LEASE_S)
-    await store.report(report(finished=[Attempt("one", 1)]), LEASE_S)
+    await store.report(report(finished=[Attempt("one", 1)], prefilled=[Attempt("two", 1)]), LEASE_S)
     await store.drain("d")
     await store.take_turn("balance", LEASE_S)
     await store.deregister("p")

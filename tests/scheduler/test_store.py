@@ -178,7 +178,7 @@ async def test_a_pair_is_booked_and_released_side_by_side(store: Store) -> None:
     one = Attempt("r", 1)
     for _ in range(2):  # told twice, counted once
         await store.report(report(prefilled=[one]), LEASE_S)
-        assert await booked(store) == {"p": Reserved(), "d": Reserved(0, 1, 8)}
+        assert await booked(store) == {"p": Reserved(), "d": Reserved(0, 1, 8, 1)}
     for _ in range(2):
         await store.report(report(finished=[one]), LEASE_S)
         assert await booked(store) == {"p": Reserved(), "d": Reserved()}
@@ -191,7 +191,7 @@ async def test_only_what_an_attempt_booked_is_released(store: Store) -> None:
         assert await reserve(store, need(name, prompt=100, new=10)) is BOOKED
     for _ in range(2):
         await store.report(report(prefilled=[Attempt("pair", 1)]), LEASE_S)
-        assert await booked(store) == {"p": Reserved(200, 2, 0), "d": Reserved(0, 3, 24)}
+        assert await booked(store) == {"p": Reserved(200, 2, 0), "d": Reserved(0, 3, 24, 1)}
     for _ in range(2):
         await store.report(report(finished=[Attempt("pair", 1)]), LEASE_S)
         assert await booked(store) == {"p": Reserved(200, 2, 0), "d": Reserved(0, 2, 16)}
@@ -229,7 +229,7 @@ async def test_a_worker_alone_reads_and_writes(store: Store) -> None:
     assert await reserve(store, need(prompt=100, new=10), "m", "") is BOOKED
     assert await booked(store) == {"m": Reserved(100, 1, 8)}
     await store.report(report(prefilled=[Attempt("r", 1)]), LEASE_S)
-    assert await booked(store) == {"m": Reserved(0, 1, 8)}
+    assert await booked(store) == {"m": Reserved(0, 1, 8, 1)}
     await store.report(report(finished=[Attempt("r", 1)]), LEASE_S)
     assert await booked(store) == {"m": Reserved()}
 

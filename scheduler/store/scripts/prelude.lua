@@ -29,10 +29,11 @@ local function reader(attempt)
   return attempt.decode
 end
 
--- The prompt is read: its tokens are free, and the prefill worker's request with them.
+-- The prompt is read: its tokens are free, and the prefill worker's request with them. The decode worker goes on.
 local function release_reading(attempt)
   add(TOKENS, reader(attempt), -attempt.tokens)
   if attempt.prefill ~= '' then add(REQUESTS, attempt.prefill, -1) end
+  add(DECODING, attempt.decode, 1)
 end
 
 -- Book no more than so many KV blocks of an attempt; whether that is less than before.
@@ -54,7 +55,9 @@ local function changed(request) redis.call('ZADD', CHANGES, redis.call('INCR', R
 
 -- Count what an attempt holds, whatever the limits. Its request must not be live.
 local function book(request, attempt, lease)
-  if not attempt.read then
+  if attempt.read then
+    add(DECODING, attempt.decode, 1)
+  else
     add(TOKENS, reader(attempt), attempt.tokens)
     if attempt.prefill ~= '' then add(REQUESTS, attempt.prefill, 1) end
   end
@@ -73,6 +76,7 @@ local function release(request, attempt, over)
   if over then redis.call('HSET', EPOCHS, request, attempt.epoch .. '!') end
   if not attempt.read then release_reading(attempt) end
   add(REQUESTS, attempt.decode, -1)
+  add(DECODING, attempt.decode, -1)
   add(BLOCKS, attempt.decode, -attempt.blocks)
   redis.call('HDEL', ATTEMPTS, request)
   redis.call('ZREM', ATTEMPT_LEASES, request)
