@@ -86,10 +86,10 @@ def may_write(need: Need, worker: WorkerRecord, limits: Limits) -> bool:
 def may_help(need: Need, worker: WorkerRecord, queued: int, limits: Limits) -> bool:
     """A decode worker may read this prompt though a prefill worker, with `queued` prompt tokens, could.
 
-    It writes no answer by what is booked, or ran nothing at its last heartbeat: what was booked since then are
-    prompts of the same burst. Bookings alone would end the help with the burst's first answer, heartbeats alone
-    miss the bursts that come within half a second of another request. Answers that are handed to it meanwhile
-    share its steps until its own prompts are read: hence the limit.
+    It decodes nothing by what is booked, or ran nothing at its last heartbeat (what was booked since then are
+    prompts of the same burst). Bookings alone would end the help with the burst's first answer; heartbeats
+    alone miss a burst that comes within half a second of another request. Answers that are handed to it
+    meanwhile share its steps until its own prompts are read: hence the limit.
     """
     load, own = worker.load, worker.reserved.prompt_tokens
     idle = load is not None and not (worker.reserved.decoding and (load.running or load.waiting))
