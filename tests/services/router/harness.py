@@ -44,11 +44,6 @@ class Answer:
         return bool(self.reason) or self.error is not None
 
 
-def _busy() -> pb.WorkerLoad:
-    """Told of every worker: an idle decode worker would read some of several prompts itself."""
-    return pb.WorkerLoad(running=1)
-
-
 class Members:
     """Fake workers, entered and registered; each leaves the scheduler with `leave`."""
 
@@ -61,7 +56,7 @@ class Members:
     async def add(self, worker: FakeWorker) -> FakeWorker:
         await self._stack.enter_async_context(worker)
         client = await self._stack.enter_async_context(SchedulerClient(self._address))
-        session = WorkerSession(client, worker.identity, _busy)
+        session = WorkerSession(client, worker.identity, pb.WorkerLoad)
         await session.start(5)
         self._stack.push_async_callback(session.close)
         await session.ready(worker.capacity)
@@ -88,7 +83,8 @@ class Cluster:
         self._taking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Cluster:
-        settings = SchedulerSettings(address="127.0.0.1:0", placement_lease_s=2.0)
+        # Pairs stay pairs: no idle decode worker takes a prompt.
+        settings = SchedulerSettings(address="127.0.0.1:0", placement_lease_s=2.0, idle_decode_tokens=0)
         self.server = await self._stack.enter_async_context(SchedulerServer(settings))
         self.scheduler = SchedulerClient(self.server.address, router_id="r1")
         self._stack.push_async_callback(self.scheduler.close)
