@@ -109,7 +109,7 @@ class Leg:
             self._end(self._failure(Trouble.NOT_KEPT, f"it could not keep the KV cache: {saved.problem}"))
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
-        """The KV cache was loaded; the request is in the batch."""
+        """The KV cache was loaded; the request may wait for a slot still."""
         self._pulls = False
         timings = self._state.timings
         timings.admitted = time.monotonic()

@@ -396,5 +396,4 @@ class Relay:
         self._placements.shared(self.placement.attempt, blocks)
 
     def admitted(self, admitted: worker_pb2.Admitted) -> None:
-        self._deliver_held()
         self._metrics.admitted(admitted, self.state, self.placement.decode.worker_id)

@@ -50,7 +50,7 @@ class Leg(Protocol):
         """The prompt's KV cache waits to be pulled, or could not be kept."""
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
-        """The KV cache was loaded; the request is in the batch."""
+        """The KV cache was loaded; the request may wait for a slot still."""
 
     def on_shared(self, shared: worker_pb2.Shared) -> None:
         """The answer has begun; so many of its KV blocks are other requests' as well."""

@@ -184,6 +184,10 @@ class Deployment:
             and worker["state"] == "WORKER_STATE_READY"
         ]
 
+    def worker(self, role: str) -> dict[str, Any]:
+        """The status of one worker of a role: at once, unless the machine stands still."""
+        return eventually(lambda: self.workers(role), CALL_S, f"there is a {role} worker")[0]
+
     def worker_process(self, worker_id: str) -> psutil.Process:
         """The process of a worker that `baton up` started: its id ends with it."""
         return psutil.Process(int(worker_id.rpartition(".")[2]))

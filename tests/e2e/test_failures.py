@@ -89,7 +89,7 @@ async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: s
     asked = prompts()[-16:]
     if how == "hung":
         asked = [prompt[3:] for prompt in asked]  # of the others the beginnings are cached
-    victim = two_pairs.worker_process(two_pairs.workers("prefill")[0]["identity"]["worker_id"])
+    victim = two_pairs.worker_process(two_pairs.worker("prefill")["identity"]["worker_id"])
     async with two_pairs.async_client(timeout=BACK_S) as client:
         running = [asyncio.create_task(ask(client, prompt, max_tokens=16)) for prompt in asked]
         await asyncio.wait(running, timeout=0.05)
@@ -169,7 +169,7 @@ async def test_a_dead_decode_worker_is_a_pause(
 ) -> None:
     """Of streams of all kinds, half of them on the worker that dies, each goes on to the right end."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
-    victim = two_pairs.worker_process(two_pairs.workers("decode")[0]["identity"]["worker_id"])
+    victim = two_pairs.worker_process(two_pairs.worker("decode")["identity"]["worker_id"])
     asked = list(zip(prompts()[:8], KINDS, strict=True))
 
     async def begin(client: openai.AsyncOpenAI, prompt: list[int], kind: dict[str, Any]) -> Any:
@@ -205,7 +205,7 @@ async def test_the_only_decode_worker_may_die(tmp_path_factory: pytest.TempPathF
     config: dict[str, Any] = {"scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5}}
     with deployment(tmp_path_factory.mktemp("only"), **config) as one:
         one.up()
-        victim = one.worker_process(one.workers("decode")[0]["identity"]["worker_id"])
+        victim = one.worker_process(one.worker("decode")["identity"]["worker_id"])
         async with one.async_client() as client:
             asked = prompts()[:6]
             running = [asyncio.create_task(ask(client, prompt, max_tokens=200)) for prompt in asked]
@@ -256,7 +256,7 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
     with deployment(tmp_path_factory.mktemp("full"), **config) as one:
         one.up(0, 0, mixed=1)
         client = one.client()
-        identity = one.workers("mixed")[0]["identity"]
+        identity = one.worker("mixed")["identity"]
         assert "compatibility_hash" not in identity["capacity"]  # mixed alone: nothing is handed over
         worker = one.worker_process(identity["worker_id"])
         running = [

@@ -76,7 +76,7 @@ def first_acceptance(answers: list[Any]) -> float:
 
 def drafting(one: Deployment) -> dict[str, Any]:
     """What the decode worker reports of its drafts."""
-    found: dict[str, Any] = one.workers("decode")[0]["load"]["drafting"]
+    found: dict[str, Any] = one.worker("decode")["load"]["drafting"]
     return found
 
 

@@ -47,7 +47,7 @@ async def test_the_gauges_tell_what_runs(one_pair: Deployment) -> None:
             for prompt in prompts()[20 : 20 + STREAMS]
         )
     )
-    decode = one_pair.workers("decode")[0]["identity"]["worker_id"]
+    decode = one_pair.worker("decode")["identity"]["worker_id"]
     now = await asyncio.to_thread(
         eventually,
         lambda: (now := figures(one_pair)).get(RUNNING, {}).get(decode) == STREAMS and now,

@@ -46,7 +46,8 @@ class Fault:
     die: bool = False  # the whole worker is gone, its connections reset
     end_with: FinishReason | None = None  # the engine ends the request by itself
     not_kept: bool = False  # PREFILL: Saved without a manifest
-    silent: bool = False  # nothing more is heard of this request
+    silent: bool = False  # nothing more is heard of this request,
+    loaded: bool = False  # but that its KV cache is loaded
     hang: bool = False  # nothing more is heard of the worker; its connections stay
 
 
@@ -236,9 +237,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def _write(self, request_id: str, one: Running, outputs: list[Any], reply: worker_pb2.RunReply) -> None:
         start = one.start
         if one.wrote_here == 0 and start.HasField("manifest"):
-            reply.admitted.add(
-                request_id=request_id, epoch=start.epoch, transport="shm", bytes=1000, total_ms=1.0
-            )
+            self._load(one, reply)
         if one.wrote_here == 0 and self.shares and start.phase == worker_pb2.PHASE_DECODE:
             reply.shared.add(request_id=request_id, epoch=start.epoch, blocks=self.shares)
         ends = one.eos_at == one.written
@@ -275,6 +274,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     )
                 )
 
+    @staticmethod
+    def _load(one: Running, reply: worker_pb2.RunReply) -> None:
+        start = one.start
+        reply.admitted.add(
+            request_id=start.request_id, epoch=start.epoch, transport="shm", bytes=1000, total_ms=1.0
+        )
+
     def _fail(
         self, request_id: str, one: Running, fault: Fault, outputs: list[Any], reply: worker_pb2.RunReply
     ) -> bool:
@@ -287,6 +293,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             return False
         if fault.silent:
             one.silent = True
+            if fault.loaded:
+                self._load(one, reply)
             return False
         self._running.pop(request_id, None)
         if fault.failed is not None:

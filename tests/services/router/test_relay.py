@@ -646,14 +646,18 @@ async def test_a_scheduler_that_dies_loses_nobody_who_waits(cluster: Cluster) ->
 
 
 async def test_the_first_token_waits_for_a_slot(cluster: Cluster) -> None:
-    """A stream does not stand still after its first token because the decode worker's batch is full."""
+    """A stream does not stand still after its first token because the decode worker's batch is full.
+
+    A loaded KV cache is no slot: an engine loads those of requests that wait.
+    """
     _, decode = await cluster.pair(max_num_seqs=4)
-    decode.faults += [Fault(PHASE_DECODE, silent=True)] * 5  # their KV cache is never loaded
+    decode.faults += [Fault(PHASE_DECODE, silent=True, loaded=True)] * 5
     for number in range(4):
         await cluster.send(f"r{number}", [number], 20)
         await until(lambda number=number: cluster.got[f"r{number}"].tokens, "there is a slot for it")
     await cluster.send("last", [9], 20)
-    await until(lambda: len(decode.seen.starts) == 5, "its prompt was read")
+    loaded = {"worker": "d0", "transport": "shm"}
+    await until(lambda: cluster.count("handoff_seconds_count", **loaded) == 5, "its KV cache is loaded")
     assert cluster.got["last"].tokens == []
     assert cluster.count("first_token_seconds_count") == 4
     decode.go_on()
