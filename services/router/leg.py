@@ -42,7 +42,8 @@ class Leg:
         self._fresh = True  # no output has come yet
         self._done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
         self._saved_timer: asyncio.TimerHandle | None = None
-        self._holds = relay.waits_for_slot and phase == worker_pb2.PHASE_PREFILL
+        holds = relay.waits_for_slot and phase == worker_pb2.PHASE_PREFILL
+        self._pass_on = relay.hold if holds else relay.deliver
         self.request_id = relay.state.request_id
         self.epoch = relay.state.epoch
         self.manifest: handoff_pb2.Manifest | None = None
@@ -77,7 +78,7 @@ class Leg:
     # -- from the stream
 
     def on_output(self, output: Any, clock_offset_s: float) -> None:
-        """One step's tokens: passed on at once."""
+        """One step's tokens: passed on at once, unless the stream could not go on behind them."""
         if self._done.done():
             return
         state = self._state
@@ -96,7 +97,7 @@ class Leg:
             if state.outgrown and not self._relay.grow():
                 return
         if output.finish_reason is None:
-            self._relay.deliver(output)
+            self._pass_on(output)
         else:
             self._finish(output)
 
@@ -158,8 +159,7 @@ class Leg:
             output.finish_reason = None
             output.stop_reason = None
             if output.new_token_ids:
-                pass_on = self._relay.hold if self._holds else self._relay.deliver
-                pass_on(output)
+                self._pass_on(output)
             if reason in _ENGINE_ENDED_IT:
                 self._end(self._failure(Trouble.ENGINE, f"its engine ended the request ({reason})"))
             return

@@ -245,10 +245,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         one.written += 1
         one.wrote_here += 1
         reading = start.phase == worker_pb2.PHASE_PREFILL
-        reason = None
+        reason = None  # also of a prefill that was cut after its token: the request goes on elsewhere
         if ends:
             reason = FinishReason.STOP
-        elif reading or one.written >= one.max_tokens:
+        elif one.written >= one.max_tokens:
             reason = FinishReason.LENGTH
         outputs.append(
             EngineCoreOutput(
@@ -258,7 +258,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 spec_decode_metrics=self.drafts,  # as real ones do: with every output
             )
         )
-        if reason is not None:
+        if reading or reason is not None:
             self._running.pop(request_id, None)
         if reading:
             saved = reply.saved.add(request_id=request_id, epoch=start.epoch)
