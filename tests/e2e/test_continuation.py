@@ -13,7 +13,7 @@ from tests.support import CALL_S
 
 # `python -m tests.e2e.continuation` takes twenty answers of each feature, and every position.
 ANSWERS = 1
-EVERY = 15
+EVERY = 25
 
 
 @pytest.fixture(scope="module")

@@ -137,37 +137,6 @@ def test_a_worker_told_to_end_while_it_imports(tmp_path: Path) -> None:
         assert not one.describe().workers
 
 
-@pytest.mark.timeout(150)
-def test_the_parts_one_by_one(tmp_path: Path) -> None:
-    """As a cluster starts them. kill -9 of the only decode worker: the prefill worker goes on with its
-    answer, and nothing is left of it. SIGTERM: the worker drains and leaves the registry."""
-    with deployment(tmp_path / "single") as one:
-        for name in ("scheduler", "decode", "prefill", "router"):
-            one.start(name, name)
-        eventually(
-            lambda: one.workers("decode") and one.workers("prefill"), 60, "both workers are ready", 0.5
-        )
-        eventually(one.healthy, 30, "the router is healthy")
-        killed, drained = (
-            family(one.processes["decode"].popen.pid),
-            family(one.processes["prefill"].popen.pid),
-        )
-        with one.client() as client:
-            stream = client.completions.create(
-                model=MODEL_NAME, prompt="x", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
-            )
-            next(stream)
-            one.processes["decode"].kill()
-            assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
-        past = eventually(
-            lambda: [p for p in one.describe().handoffs if p.outcome == "length"], 5, "it is over"
-        )
-        assert past[0].decode_worker_id.startswith("prefill-")
-        assert one.processes["prefill"].end() == 0
-        eventually(lambda: gone(killed) and gone(drained), 10, "nothing of either is left")
-        eventually(lambda: not one.status().get("workers"), 15, "the registry is empty")
-
-
 def part(one: Deployment, name: str, *, other_than: int = 0) -> psutil.Process:
     """The process of a part of `baton up`, once it is there."""
     parent = psutil.Process(one.processes["up"].popen.pid)

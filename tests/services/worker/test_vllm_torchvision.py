@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.support import CALL_S, PYTHON, ROOT
-
-SCRIPT = """
-import importlib, sys
-from baton.services.worker import vllm_torchvision
-from transformers.utils import is_torchvision_available
+from tests import zygote
+from tests.support import CALL_S
 
 MODEL = "vllm.model_executor.models.qwen3_5"
-try:
-    importlib.import_module(MODEL)
-except ModuleNotFoundError as error:
-    assert error.name == "torchvision", error
-else:
-    sys.exit("vLLM imports Qwen3.5 without torchvision now: the stand-in can go")
-vllm_torchvision.install()
-finders = len(sys.meta_path)
-vllm_torchvision.install()
-assert len(sys.meta_path) == finders, "the second call did something"
-assert importlib.import_module(MODEL).Qwen3_5ForCausalLM
-assert not is_torchvision_available(), "transformers would choose image processors that fail"
-try:
-    from torchvision.transforms import InterpolationMode
-except ImportError as error:
-    print(error)
-else:
-    sys.exit("the stand-in has what it should not")
-"""
+
+
+def load_a_model() -> None:
+    """In the forked process: without the stand-in, then with it."""
+    from transformers.utils import is_torchvision_available
+
+    from baton.services.worker import vllm_torchvision
+
+    with pytest.raises(ModuleNotFoundError, match="torchvision"):  # else the stand-in can go
+        importlib.import_module(MODEL)
+    vllm_torchvision.install()
+    finders = len(sys.meta_path)
+    vllm_torchvision.install()
+    assert len(sys.meta_path) == finders, "the second call did something"
+    assert importlib.import_module(MODEL).Qwen3_5ForCausalLM
+    assert not is_torchvision_available(), "transformers would choose image processors that fail"
+    with pytest.raises(ImportError, match="InterpolationMode"):  # the stand-in has nothing of the real one
+        from torchvision.transforms import InterpolationMode  # noqa: F401
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
-def test_a_model_for_text_loads_without_torchvision() -> None:
-    done = subprocess.run(
-        [PYTHON, "-W", "ignore", "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        timeout=CALL_S,
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "InterpolationMode" in done.stdout
+def test_a_model_for_text_loads_without_torchvision(tmp_path: Path) -> None:
+    process = zygote.shared().start("torchvision", f"{__name__}:load_a_model", tmp_path)
+    assert process.wait(CALL_S) == 0, process.text[-2000:]
