@@ -22,7 +22,7 @@ test: $(READY) ## Lint and run every test, side by side (ARGS="-k scheduler" for
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
 pytest: $(READY)
-	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: $(READY) ## Kill, hang and cut off parts under load, by a seeded plan (half an hour; ARGS="--list" shows plans)
 	@$(BIN)/python -m tests.chaos $(ARGS)

@@ -267,10 +267,13 @@ async def test_placements_are_asked_for_at_a_rate_and_leave_nothing(tmp_path: Pa
     async with _scheduled(tmp_path) as site, registered(site):
         async with Placing(site, told, "s") as load:
             await until(lambda: _is(told.placed > 100 and told.late > 0))
-            known = load._pairs
-            for attempt in known:
-                known[attempt] = ("nobody", "nobody")
-            await until(lambda: _is(told.twice > 0))
+
+            async def noticed() -> bool:
+                for attempt in load._pairs:  # again and again: those of a moment may all be over soon
+                    load._pairs[attempt] = ("nobody", "nobody")
+                return told.twice > 0
+
+            await until(noticed)
         assert (told.failed, told.alone, told.beyond, told.dropped) == (0, 0, 0, 0)
         assert 0.0 < told.fullest <= 1.0
         assert len(load.over) == told.placed

@@ -100,7 +100,8 @@ def aggregated(prompts: list[list[dict[str, str]]], tmp_path_factory: pytest.Tem
 
 def configured(folder: Path, aggregated: list[Any], path: Path | None = None) -> Any:
     reference = round(first_acceptance(aggregated), 3)
-    worker, scheduler = {"acceptance_reference": reference}, {"heartbeat_s": 0.2}
+    worker = {"acceptance_reference": reference}
+    scheduler = {"heartbeat_s": 0.2, "idle_decode_tokens": 0}  # every prompt is handed over
     return deployment(folder, path=path, engine=ENGINE, worker=worker, scheduler=scheduler)
 
 
