@@ -27,7 +27,16 @@ FIRST = (
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "chaos", "e2e")
 # Of e2e: minutes each, with engines of their own; what is not named; then who share the folder's engines.
 LONG_FIRST = ("compose", "continuation", "offline", "store_failures", "silent_drafter", "bad_start", "readme")
-SHARING_LAST = ("failures", "up", "same_answers", "api", "vllm_metrics", "full_disk", "speculation")
+SHARING_LAST = (
+    "failures",
+    "up",
+    "same_answers",
+    "api",
+    "other_packages",
+    "vllm_metrics",
+    "full_disk",
+    "speculation",
+)
 
 
 # What tests import, vLLM among it, is looked through no more: neither now nor in each later collection.
