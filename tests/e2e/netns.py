@@ -119,7 +119,7 @@ class Host:
     def pid(self) -> int:
         """The machine's number of the host's first process; 0 before there is one."""
         outer = self.process.pid
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended before, or while, it is read
             children = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
             # Before the set-up is done, the only child is one of its commands.
             if children and _is_first(int(children[0])):
