@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from baton.services.worker.vllm_continuation import VOCABULARY_KEY, WRITTEN_KEY
+from baton.services.engine.patches.continuation import VOCABULARY_KEY, WRITTEN_KEY
 
 START_S = 180.0
 MEASURE_S = 120.0
@@ -124,13 +124,13 @@ class _Engine:
 
     def __init__(self, engine: dict[str, Any], core: int, clock: str) -> None:
         from baton.services.config import Settings
-        from baton.services.worker import vllm_draft_length
-        from baton.services.worker.vllm_engine import EnginePlan, build_engine
+        from baton.services.engine.build import EnginePlan, build_engine
+        from baton.services.engine.patches import draft_length
 
         settings = Settings(**{"engine": engine, "worker": {"cpu": str(core)}})
         plan = EnginePlan(settings=settings, worker_id="bench", fingerprint="", needs_handoffs=False)
         self._engine = build_engine(plan, lambda: None)
-        self._chooser = vllm_draft_length.install(self._engine, plan)
+        self._chooser = draft_length.install(self._engine, plan)
         # Where a drafter has KV, vLLM reads the last block of a cached prompt again, for its hidden states. A
         # handed-over prompt is not read again, and with a token written none of it is wanted.
         self._engine.scheduler.kv_cache_manager.coordinator.eagle_group_ids.clear()

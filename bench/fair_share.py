@@ -62,7 +62,7 @@ class Reader:
     def __init__(self, settings: dict[str, Any], core: int) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         from baton.services.config import Settings
-        from baton.services.worker.vllm_engine import EnginePlan, build_engine
+        from baton.services.engine.build import EnginePlan, build_engine
 
         made = Settings(
             **{"engine": settings | {"max_num_batched_tokens": VLLM_STEP}, "worker": {"cpu": str(core)}}

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from baton.services.config import EngineSettings, RouterSettings
+from baton.services.engine.args import VLLM_VERSION, check_parser, import_parsers
 from baton.services.errors import ConfigError
-from baton.services.vllm_args import VLLM_VERSION, check_parser, import_parsers
 
 _KEY = "router.frontend"
 _TLS = "end TLS at a proxy in front of the router"

@@ -16,9 +16,9 @@ from baton.services.cli.flags import with_settings
 from baton.services.cli.help import SectionedCommand
 from baton.services.cli.title import hide_secrets
 from baton.services.config import RoleName, Settings
+from baton.services.engine.args import VLLM_VERSION
 from baton.services.errors import ConfigError
 from baton.services.leave import leave
-from baton.services.vllm_args import VLLM_VERSION
 
 app = typer.Typer(
     name="baton",

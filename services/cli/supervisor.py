@@ -31,9 +31,9 @@ from baton.services.cli.parts import Kind, Parts, Say
 from baton.services.cli.watch import watch
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
+from baton.services.engine.args import check_model, engine_args
 from baton.services.errors import ConfigError, StartError
 from baton.services.leave import leave, on_signals
-from baton.services.vllm_args import check_model, engine_args
 from baton.services.vllm_frontend_args import check_names, frontend_namespace
 from baton.services.worker import roles
 

@@ -11,8 +11,8 @@ from baton.addresses import from_here
 from baton.services.cli.supervisor import Fleet, supervise
 from baton.services.config import Settings
 from baton.services.credentials import guarded
+from baton.services.engine.args import served_model_name
 from baton.services.leave import leave
-from baton.services.vllm_args import served_model_name
 
 
 def run_up(settings: Settings, fleet: Fleet, log_dir: str) -> NoReturn:

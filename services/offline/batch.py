@@ -12,13 +12,13 @@ from pathlib import Path
 
 from baton.services.cli.supervisor import Fleet
 from baton.services.config import Settings
+from baton.services.engine.args import check_model, served_model_name
 from baton.services.offline import batch_file
 from baton.services.offline.batch_file import Item, Output
 from baton.services.offline.client import Answer, Client, Endpoint, each
 from baton.services.offline.deployment import OwnDeployment
 from baton.services.offline.errors import DeploymentEnded, InputError, RequestError, Unavailable
 from baton.services.offline.progress import Progress
-from baton.services.vllm_args import check_model, served_model_name
 
 URL_CONCURRENCY = 64  # requests under way at a deployment of unknown size; it refuses what is too much
 INTERRUPTED = 130

@@ -23,10 +23,10 @@ from pydantic import SecretStr
 from baton.services.cli.parts import STOP_TIMEOUT_S
 from baton.services.cli.supervisor import READY_TIMEOUT_S, Fleet
 from baton.services.config import ENV_PREFIX, Settings
+from baton.services.engine.args import check_model, served_model_name
 from baton.services.errors import ConfigError, ServiceError, StartError
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.supervised import Order
-from baton.services.vllm_args import check_model, served_model_name
 
 _START_S = READY_TIMEOUT_S + 60.0  # the supervisor gives up first, and says why
 _STOP_S = 3 * STOP_TIMEOUT_S + 10.0  # the same: it ends its processes in three groups

@@ -22,11 +22,11 @@ from baton.scheduler.policy import PolicyConfig
 from baton.scheduler.tasks import spawn, stop
 from baton.services import credentials, logs
 from baton.services.config import Settings
+from baton.services.engine.args import VLLM_VERSION, check_model, check_version, served_model_name
 from baton.services.errors import StartError
 from baton.services.imports import import_all
 from baton.services.leave import leave_on_signals
 from baton.services.router.cluster import ClusterView
-from baton.services.vllm_args import VLLM_VERSION, check_model, check_version, served_model_name
 from baton.services.vllm_frontend_args import check_names
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def run_router(settings: Settings) -> None:
 async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> None:
     from starlette.middleware import Middleware
 
-    from baton.services import vllm_wire
+    from baton.services.engine import wire
     from baton.services.router import vllm_frontend
     from baton.services.router.authentication import KeyMiddleware
     from baton.services.router.journal import Journal
@@ -99,7 +99,7 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
     hello = worker_pb2.HelloRequest(
         router_id=router_id, vllm_version=VLLM_VERSION, model=served_model_name(settings.engine)
     )
-    pool = WorkerPool(hello, vllm_wire.decode_outputs, settings.scheduler.worker_lease_s)
+    pool = WorkerPool(hello, wire.decode_outputs, settings.scheduler.worker_lease_s)
     cluster = ClusterView(scheduler, own.worker_lease_s)
     try:
         config = vllm_frontend.build_config(settings)

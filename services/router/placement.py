@@ -9,10 +9,10 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
 from baton.scheduler.types import Attempt
+from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.state import RequestState
-from baton.services.vllm_args import VLLM_VERSION
 
 
 class Placements:

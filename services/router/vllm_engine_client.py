@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.v1.engine.core_client import EngineCoreClient
 
-from baton.services import vllm_wire
+from baton.services.engine import wire
 from baton.services.router import vllm_outputs
 from baton.services.router.admission import Admission, current_admission
 from baton.services.router.errors import RequestFailed, Unsupported
@@ -245,7 +245,7 @@ def _encode(request: Any, wire_id: str) -> bytes:
     sent.kv_hints = None
     sent.sampling_params = copy(request.sampling_params)
     sent.sampling_params.extra_args = without_reserved(sent.sampling_params.extra_args)
-    return vllm_wire.encode_request(sent)
+    return wire.encode_request(sent)
 
 
 def _refusing(name: str) -> Callable[..., Any]:

@@ -15,16 +15,16 @@ from baton.handoff.client import HandoffClient
 from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, RunReply, Shared, Start
-from baton.services.worker import vllm_outputs, vllm_requests
+from baton.services.engine import outputs, requests
+from baton.services.engine.build import EngineInfo
+from baton.services.engine.counts import Counts
+from baton.services.engine.host import EngineHost, EngineLoad, Step
 from baton.services.worker.attempts import Attempt, Attempts
-from baton.services.worker.counts import Counts
 from baton.services.worker.drafting import Drafting
 from baton.services.worker.errors import RequestRefused, describe
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.roles import Role
 from baton.services.worker.session import Session
-from baton.services.worker.vllm_engine import EngineInfo
-from baton.services.worker.vllm_host import EngineHost, EngineLoad, Step
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Dispatcher:
         self._sessions: dict[int, Session] = {}
         self._next_session = 1  # 0 is vLLM's client index for what belongs to nobody
         self._handoffs = HandoffClient()
-        self._limits: vllm_requests.Limits | None = None
+        self._limits: requests.Limits | None = None
         self._max_model_len = 0
         self._closed_because = "this worker's engine is still loading"
         self._grammars: set[asyncio.Task[None]] = set()
@@ -64,7 +64,7 @@ class Dispatcher:
     def open(self, info: EngineInfo) -> None:
         """The engine is loaded: take requests from now on."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
-        self._limits = vllm_requests.Limits(
+        self._limits = requests.Limits(
             info.max_model_len, info.vocabulary, self._host.block_hasher, info.drafts_always
         )
         self._max_model_len = info.max_model_len
@@ -198,11 +198,9 @@ class Dispatcher:
         else:
             self._host.submit(prepared.request)
 
-    def _prepare(
-        self, attempt: Attempt, start: Start, limits: vllm_requests.Limits
-    ) -> vllm_requests.Prepared:
+    def _prepare(self, attempt: Attempt, start: Start, limits: requests.Limits) -> requests.Prepared:
         try:
-            return vllm_requests.prepare(start, attempt.internal_id, attempt.session, limits)
+            return requests.prepare(start, attempt.internal_id, attempt.session, limits)
         except RequestRefused:
             raise
         except Exception as error:
@@ -246,7 +244,7 @@ class Dispatcher:
         for number, outputs in step.outputs.items():
             kept = [output for output in outputs.outputs if self._on_output(output, saves, replies)]
             if kept:
-                _reply(replies, number).engine_outputs = vllm_outputs.encode(outputs, kept)
+                _reply(replies, number).engine_outputs = outputs.encode(outputs, kept)
         for saved in saves.values():
             self._release(saved.manifest)
             self._refuse(saved, replies)
@@ -267,7 +265,7 @@ class Dispatcher:
         reply = _reply(replies, attempt.session)
         attempt.loads = False
         if loaded.problem is None:
-            reply.admitted.append(vllm_outputs.admitted(attempt, loaded))
+            reply.admitted.append(outputs.admitted(attempt, loaded))
         else:
             # The engine ends it with an error of its own, which finds the attempt gone.
             self._attempts.end(attempt)
@@ -288,15 +286,15 @@ class Dispatcher:
         attempt = self._attempts.live(output.request_id)
         if attempt is None:
             return False
-        if attempt.loads and vllm_outputs.is_error(output):
+        if attempt.loads and outputs.is_error(output):
             self._attempts.end(attempt)
             message = "the KV cache could not be loaded"
             _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_HANDOFF, message))
             return False
         saved = saves.get(output.request_id)
-        if not vllm_outputs.readdress(output, attempt):
+        if not outputs.readdress(output, attempt):
             return True
-        told = vllm_outputs.end_of_prefill(output, attempt, saved, self._max_model_len)
+        told = outputs.end_of_prefill(output, attempt, saved, self._max_model_len)
         if told is not None:
             _reply(replies, attempt.session).saved.append(told)
             if told.HasField("manifest"):
@@ -333,7 +331,7 @@ class Dispatcher:
         """It ran, and is over."""
         self._attempts.end(attempt)
         if self._drafting is not None:
-            self._drafting.on_request(*vllm_outputs.drafts_of(attempt))
+            self._drafting.on_request(*outputs.drafts_of(attempt))
 
     def _release(self, manifest: Manifest | None) -> None:
         if manifest is not None:

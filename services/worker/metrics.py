@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from baton.handoff.reports import Loaded, Staged
 from baton.protos.worker_pb2 import Failed, Saved
+from baton.services.engine.host import Step
 from baton.services.errors import StartError
-from baton.services.worker.vllm_host import Step
 
 _UNKNOWN = float("nan")
 _MS = 1e-3

@@ -25,19 +25,19 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.session import WorkerSession
 from baton.services.config import Settings
+from baton.services.engine.args import VLLM_VERSION, served_model_name
 from baton.services.errors import PeerRefused, StartError
-from baton.services.vllm_args import VLLM_VERSION, served_model_name
 from baton.services.worker import roles
 from baton.services.worker.advertise import advertised
 from baton.services.worker.errors import EngineFailed, describe
 from baton.services.worker.roles import Role
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and a worker that is refused should know before
+    from baton.services.engine.build import EngineInfo
+    from baton.services.engine.host import EngineHost
     from baton.services.worker.dispatcher import Dispatcher
     from baton.services.worker.drafting import Drafting
     from baton.services.worker.metrics import WorkerMetrics
-    from baton.services.worker.vllm_engine import EngineInfo
-    from baton.services.worker.vllm_host import EngineHost
 
 logger = logging.getLogger(__name__)
 
@@ -110,12 +110,12 @@ class Node:
     async def _live(self, server: grpc.aio.Server, session: WorkerSession) -> int:
         if not await self._preloaded():
             return 0
+        from baton.services.engine.build import EnginePlan
+        from baton.services.engine.host import EngineHost
         from baton.services.worker.dispatcher import Dispatcher
         from baton.services.worker.drafting import Drafting, method_of
         from baton.services.worker.metrics import WorkerMetrics
         from baton.services.worker.servicer import WorkerServicer
-        from baton.services.worker.vllm_engine import EnginePlan
-        from baton.services.worker.vllm_host import EngineHost
 
         metrics = WorkerMetrics()
         mine = self._identity

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from baton.services.worker.fingerprint import model_fingerprint
+from baton.services.engine.fingerprint import model_fingerprint
 from tests.e2e import prompts as texts
 from tests.e2e.deployment import ENGINE, MODEL_NAME
 

@@ -21,12 +21,12 @@ from baton.scheduler.session import WorkerSession
 from baton.scheduler.tasks import spawn, stop
 from baton.scheduler.types import Booking, Need
 from baton.services.config import SchedulerSettings
+from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.cluster import ClusterView
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
 from baton.services.router.state import RequestState
-from baton.services.vllm_args import VLLM_VERSION
 from tests.chaos.placed import Books, Placed
 from tests.chaos.site import Site
 from tests.scheduler.support import capacity, identity

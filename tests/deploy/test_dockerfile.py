@@ -184,7 +184,7 @@ def test_the_compose_file_finds_what_it_names(image: Image) -> None:
         code = (
             f"from baton.services.config import load; model = load(config_file='{name}').engine.model;"
             "print(model);"
-            "from baton.services.worker.fingerprint import model_fingerprint; model_fingerprint(model)"
+            "from baton.services.engine.fingerprint import model_fingerprint; model_fingerprint(model)"
         )
         said = image.run(f"python -c {shlex.quote(code)}")
         assert said.returncode == 0, said.stderr

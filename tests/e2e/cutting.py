@@ -31,7 +31,7 @@ from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS, SERVER_OPTIONS
 
 with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
     warnings.simplefilter("ignore")
-    from baton.services import vllm_wire
+    from baton.services.engine import wire
 
 _WISH = re.compile(r"cut-(\d+)([rp]?)-[a-z0-9-]*(?=\.)")
 _STREAMS = 8
@@ -124,7 +124,7 @@ class Cutter(rpc.WorkerServicer):
     def _cut_outputs(self, reply: pb.RunReply) -> list[str]:
         if not reply.engine_outputs:
             return []
-        outputs, ended = vllm_wire.decode_outputs(reply.engine_outputs), []
+        outputs, ended = wire.decode_outputs(reply.engine_outputs), []
         for output in outputs.outputs:
             cut = self._pending.get(output.request_id)
             if cut is None or cut.at_manifest:
@@ -138,7 +138,7 @@ class Cutter(rpc.WorkerServicer):
                 reply.failed.append(self._failed(output.request_id, cut.epoch))
                 ended.append(output.request_id)
         if ended:
-            reply.engine_outputs = vllm_wire.encode_outputs(outputs)
+            reply.engine_outputs = wire.encode_outputs(outputs)
         return ended
 
     def _cut_manifests(self, reply: pb.RunReply) -> list[str]:

@@ -1,6 +1,6 @@
 """Methods that draft from tokens alone: vLLM gives them a seat (its method `custom_class`), we fill it.
 
-The seat itself is in services/worker/vllm_speculation.py.
+The seat itself is in services/engine/patches/drafts_v1.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from baton.services.decode.proposers.drafting import Proposer
 from baton.services.decode.proposers.method import Method
 from baton.services.speculation import SpeculativeSettings
 
-SEAT = "baton.services.worker.vllm_speculation.Seat"
+SEAT = "baton.services.engine.patches.drafts_v1.Seat"
 
 
 class TokenMethod(Method):

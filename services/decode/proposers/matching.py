@@ -5,7 +5,7 @@ and what was written last is the better guess. A continuation that reaches the e
 what it has drafted, as LZ77 copies do, so that text which repeats itself is drafted in full.
 
 What is on the host is matched here, by the CPU's path of `baton.kernels.ngram_match`; what is on a GPU there,
-by its kernel (services/worker/vllm_v2_speculation.py).
+by its kernel (services/engine/patches/drafts_v2.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prompt lookup (Saxena, 2023): what followed the last tokens when they occurred before.
 
 On the CPU vLLM's own proposer drafts. On model runner V2 its place is taken by matches on the GPU
-(services/worker/vllm_v2_speculation.py): the most recent of the longest, as the hybrid's.
+(services/engine/patches/drafts_v2.py): the most recent of the longest, as the hybrid's.
 """
 
 from __future__ import annotations

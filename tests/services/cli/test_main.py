@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import baton
-from baton.services.vllm_args import VLLM_VERSION
+from baton.services.engine.args import VLLM_VERSION
 from tests.support import BATON, CALL_S, IGNORING, PYTHON, eventually, free_port, listening
 
 INTERRUPTED = 130

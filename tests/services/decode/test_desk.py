@@ -13,7 +13,7 @@ import torch
 from baton.services.decode.proposers.drafting import DraftBatch, Drafts, Proposer
 from baton.services.decode.proposers.hybrid import Hybrid
 from baton.services.decode.proposers.matching import NgramMatcher
-from baton.services.worker.vllm_speculation import Desk
+from baton.services.engine.patches.drafts_v1 import Desk
 
 WIDTH, LIMIT, VOCABULARY = 32, 5, 1000
 R = -1  # a rejected draft

@@ -19,8 +19,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import SERVER_OPTIONS
-from baton.services import vllm_wire
-from baton.services.vllm_args import VLLM_VERSION
+from baton.services.engine import wire
+from baton.services.engine.args import VLLM_VERSION
 from tests.support import PATIENCE
 
 HEARTBEAT_S = 0.05
@@ -180,7 +180,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     def _begin(self, start: worker_pb2.Start) -> None:
         self.seen.starts.append(start)
-        request = vllm_wire.decode_request(start.engine_request)
+        request = wire.decode_request(start.engine_request)
         self.seen.extra_args.append(request.sampling_params.extra_args)
         fault = self.faults.popleft() if self.faults and self.faults[0].phase == start.phase else None
         self._running[start.request_id] = Running(
@@ -231,7 +231,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._write(request_id, one, outputs, reply)
         if outputs:
             step = EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic() - self.late_s)
-            reply.engine_outputs = vllm_wire.encode_outputs(step)
+            reply.engine_outputs = wire.encode_outputs(step)
         return reply, dies
 
     def _write(self, request_id: str, one: Running, outputs: list[Any], reply: worker_pb2.RunReply) -> None:

@@ -17,8 +17,9 @@ from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
-from baton.services import vllm_wire
 from baton.services.config import SchedulerSettings
+from baton.services.engine import wire
+from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.journal import DEFAULT_BYTES, Journal
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
@@ -26,7 +27,6 @@ from baton.services.router.relay import Parts
 from baton.services.router.vllm_engine_client import RelayClient, RelayLimits
 from baton.services.router.waiting import WaitingRoom
 from baton.services.router.workers import WorkerPool
-from baton.services.vllm_args import VLLM_VERSION
 from tests.services.router.fakes import BLOCK_SIZE, MODEL, FakeWorker, until
 
 
@@ -115,7 +115,7 @@ class Cluster:
         hello = worker_pb2.HelloRequest(router_id="r1", vllm_version=VLLM_VERSION, model=MODEL)
         self.registry = CollectorRegistry()
         metrics = RouterMetrics(self.registry)
-        self.pool = WorkerPool(hello, vllm_wire.decode_outputs, silence_s)
+        self.pool = WorkerPool(hello, wire.decode_outputs, silence_s)
         self.journal = Journal(journal)
         placements = Placements(self.scheduler, metrics)
         self.waiting = WaitingRoom(max_waiting, max_wait_s, metrics)

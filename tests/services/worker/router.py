@@ -24,7 +24,7 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.engine import EngineCoreRequest, FinishReason
 
-    from baton.services import vllm_wire
+    from baton.services.engine import wire
 
 DEADLINE_S = 15.0 * PATIENCE
 PREFILL, DECODE = pb.PHASE_PREFILL, pb.PHASE_DECODE
@@ -94,7 +94,7 @@ class Stream:
             request_id=core.request_id,
             epoch=epoch,
             phase=phase,  # type: ignore[arg-type]
-            engine_request=vllm_wire.encode_request(core),
+            engine_request=wire.encode_request(core),
             output_token_ids=written,
             manifest=manifest,
         )
@@ -150,7 +150,7 @@ class Stream:
         for failed in reply.failed:
             self._of(failed.request_id).failed = failed
         if reply.engine_outputs:
-            for output in vllm_wire.decode_outputs(reply.engine_outputs).outputs:
+            for output in wire.decode_outputs(reply.engine_outputs).outputs:
                 _gather(self._of(output.request_id), output)
 
     def _of(self, request_id: str) -> Got:

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from baton.protos.worker_pb2 import PHASE_DECODE, Failed, Start
-from baton.services import vllm_wire
+from baton.services.engine import wire
+from baton.services.engine.build import EngineInfo
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.mixed import MIXED
-from baton.services.worker.vllm_engine import EngineInfo
 from tests.services.worker.router import StructuredOutputsParams, prompt, request
 from tests.support import PATIENCE
 
@@ -46,7 +46,7 @@ class Host:
 
 def start(name: str, epoch: int = 1, **params: Any) -> Start:
     core = request(name, prompt(20), **params)
-    wire = vllm_wire.encode_request(core)
+    wire = wire.encode_request(core)
     return Start(request_id=name, epoch=epoch, phase=PHASE_DECODE, engine_request=wire)
 
 

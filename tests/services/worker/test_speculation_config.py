@@ -16,8 +16,8 @@ from tests.architectures.registry import ARCHITECTURES
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from baton.services.worker.vllm_draft_length import least_drafts
-    from baton.services.worker.vllm_engine import ADDITIONAL, EnginePlan, build_config
+    from baton.services.engine.build import ADDITIONAL, EnginePlan, build_config
+    from baton.services.engine.patches.draft_length import least_drafts
 
 MIMO = ARCHITECTURES["mtp-mimo"]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}

@@ -29,10 +29,10 @@ from typing import Any, Protocol
 from baton.handoff.errors import HandoffError
 from baton.handoff.reports import Loaded, Saved, Staged
 from baton.services.decode.acceptance import DraftCounts
-from baton.services.worker import vllm_draft_length, vllm_step_times
-from baton.services.worker.counts import Counts
+from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of
+from baton.services.engine.counts import Counts
+from baton.services.engine.patches import draft_length, step_times
 from baton.services.worker.errors import EngineFailed
-from baton.services.worker.vllm_engine import EngineInfo, EnginePlan, build_engine, info_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Step:
     load: EngineLoad = EngineLoad()
     seconds: float = 0.0
     executed: bool = False
-    times: vllm_step_times.StepTimes = field(default_factory=vllm_step_times.StepTimes)  # parts of `seconds`
+    times: step_times.StepTimes = field(default_factory=step_times.StepTimes)  # parts of `seconds`
     counts: Counts = field(default_factory=Counts)  # in this step
     shared: dict[str, int] = field(default_factory=dict)  # blocks of answers that began, held by others too
     draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
@@ -104,7 +104,7 @@ class EngineHost:
         self._listener: Listener | None = None
         self._engine: Any = None
         self._connector: Any = None
-        self._draft_length: vllm_draft_length.DraftLengthSeam | None = None
+        self._draft_length: draft_length.DraftLengthSeam | None = None
         self._load = EngineLoad()
         self._block_share = 1.0  # EngineInfo's
         self._step_began = 0.0  # time.monotonic; 0 between steps
@@ -181,7 +181,7 @@ class EngineHost:
         try:
             self._engine = build_engine(self._plan, lambda: self._messages.put(_rank_lost))
             self._connector = self._engine.scheduler.get_kv_connector()
-            self._draft_length = vllm_draft_length.install(self._engine, self._plan)
+            self._draft_length = draft_length.install(self._engine, self._plan)
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
             return
@@ -247,7 +247,7 @@ class EngineHost:
         engine.post_step(executed)
         self._step_began = 0.0
         step = Step(outputs=outputs or {}, executed=executed, seconds=time.monotonic() - began)
-        step.times = vllm_step_times.take()
+        step.times = step_times.take()
         _take_stats(step)
         if self._draft_length is not None:
             self._draft_length.observe(step.seconds)

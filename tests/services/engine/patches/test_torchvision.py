@@ -18,13 +18,13 @@ def load_a_model() -> None:
     """In the forked process: without the stand-in, then with it."""
     from transformers.utils import is_torchvision_available
 
-    from baton.services.worker import vllm_torchvision
+    from baton.services.engine.patches import torchvision
 
     with pytest.raises(ModuleNotFoundError, match="torchvision"):  # else the stand-in can go
         importlib.import_module(MODEL)
-    vllm_torchvision.install()
+    torchvision.install()
     finders = len(sys.meta_path)
-    vllm_torchvision.install()
+    torchvision.install()
     assert len(sys.meta_path) == finders, "the second call did something"
     assert importlib.import_module(MODEL).Qwen3_5ForCausalLM
     assert not is_torchvision_available(), "transformers would choose image processors that fail"

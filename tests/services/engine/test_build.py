@@ -11,7 +11,7 @@ from baton.services.errors import ConfigError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from baton.services.worker.vllm_engine import cores_of_ranks, parse_cores
+    from baton.services.engine.build import cores_of_ranks, parse_cores
 
 OURS = sorted(os.sched_getaffinity(0))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from baton.services.engine.refusals import LONGEST, reason
 from baton.services.errors import ConfigError
-from baton.services.vllm_refusals import LONGEST, reason
 
 
 class CacheConfig(BaseModel):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton.services.config import EngineSettings
+from baton.services.engine.args import check_model
 from baton.services.errors import ConfigError
-from baton.services.vllm_args import check_model
 from tests.e2e.deployment import MODEL
 
 SPLITS = [

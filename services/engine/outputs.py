@@ -14,8 +14,7 @@ from vllm.v1.engine import FinishReason
 
 from baton.handoff import reports
 from baton.protos import worker_pb2
-from baton.services import vllm_wire
-from baton.services.worker import vllm_requests
+from baton.services.engine import requests, wire
 from baton.services.worker.attempts import Attempt
 
 
@@ -24,7 +23,7 @@ def encode(outputs: Any, kept: Sequence[Any]) -> bytes:
     outputs.outputs = list(kept)
     outputs.scheduler_stats = None  # this worker's own business
     outputs.finished_requests = None
-    return vllm_wire.encode_outputs(outputs)
+    return wire.encode_outputs(outputs)
 
 
 def readdress(output: Any, attempt: Attempt) -> bool:
@@ -62,8 +61,8 @@ def end_of_prefill(
     """
     if output.finish_reason != FinishReason.LENGTH or not attempt.prepared.saves:
         return None
-    if vllm_requests.really_ended(attempt.prepared, max_model_len):
-        output.finish_reason, output.stop_reason = vllm_requests.finish_of(attempt.prepared.request)
+    if requests.really_ended(attempt.prepared, max_model_len):
+        output.finish_reason, output.stop_reason = requests.finish_of(attempt.prepared.request)
         return None
     output.finish_reason = None
     output.stop_reason = None

@@ -8,7 +8,7 @@
 
 Greedy requests with a seed keep their drafts: they draw nothing. Only on CPU, where model runner V1 without
 asynchronous scheduling takes a list of drafts a request; elsewhere seeds stay as vLLM has them, and
-services/worker/vllm_requests.py refuses the two others.
+services/engine/requests.py refuses the two others.
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner.propose_draft_token_ids (gives a list, or a tensor
 [requests, drafts], which its caller also takes as lists), build_logitsprocs as imported there,

@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from vllm.platforms import current_platform
     from vllm.plugins import load_general_plugins
 
-    from baton.services.worker.vllm_engine import EnginePlan, build_config
+    from baton.services.engine.build import EnginePlan, build_config
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="back ends of CPUs")
 

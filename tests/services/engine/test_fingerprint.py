@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from baton.services.worker import fingerprint
-from baton.services.worker.fingerprint import model_fingerprint
+from baton.services.engine import fingerprint
+from baton.services.engine.fingerprint import model_fingerprint
 from tests.checkpoints import tiny_qwen2
 
 

@@ -10,7 +10,7 @@ What is drafted goes where vLLM itself writes a request's scheduled drafts: behi
 
 Only model runner V1 without asynchronous scheduling takes lists, which is all there is on CPU, and what vLLM
 chooses for a `custom_class`. V2, the GPU's default, drafts before the host knows a token: there
-vllm_v2_speculation.py matches on the device.
+drafts_v2.py matches on the device.
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (`__init__`; `_update_states` has removed a finished
 request before its name comes again; `propose_draft_token_ids` with its scheduler_output.
@@ -76,9 +76,9 @@ def install() -> None:
         ],
     )
     if not current_platform.is_cpu():
-        from baton.services.worker import vllm_v2_speculation
+        from baton.services.engine.patches import drafts_v2
 
-        vllm_v2_speculation.install()
+        drafts_v2.install()
 
 
 def _replace(owner: type, name: str, wrap: Callable[[Any], Any], parameters: list[str]) -> None:

@@ -1,6 +1,6 @@
 """`verifier: baton`: drafts are verified by baton.kernels.verify in place of vLLM's rejection samplers.
 
-Here is model runner V1, the only one on CPU; services/worker/vllm_v2_verify.py is V2. vLLM applies what
+Here is model runner V1, the only one on CPU; services/engine/patches/verify_v2.py is V2. vLLM applies what
 changes single logits (penalties, bad words, allowed tokens, biases, thinking budgets); where nothing does,
 the logits go into the kernel as the model wrote them. Temperature, min-p, top-k and top-p are the kernel's.
 All rows are sampled by it, the one behind the drafts too, which vLLM sampled separately.
@@ -32,8 +32,8 @@ from typing import Any
 import torch
 
 from baton.kernels.verify import Drafts, Method, Sampling, verify
+from baton.services.engine.patches.drafts_v1 import settings_of
 from baton.services.errors import StartError
-from baton.services.worker.vllm_speculation import settings_of
 
 _MARK = "_baton_verify"
 _SEEDS = 1 << 62
@@ -51,9 +51,9 @@ def install() -> None:
     if not hasattr(GPUModelRunner.__init__, _MARK):
         GPUModelRunner.__init__ = _seating(GPUModelRunner.__init__)
     if not current_platform.is_cpu():
-        from baton.services.worker import vllm_v2_verify
+        from baton.services.engine.patches import verify_v2
 
-        vllm_v2_verify.install()
+        verify_v2.install()
 
 
 def method_of(vllm_config: Any) -> Method | None:

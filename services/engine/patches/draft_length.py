@@ -20,9 +20,9 @@ from typing import Any
 from baton.services.decode.draft_length import DraftChoice, DraftLength, DraftStep
 from baton.services.decode.proposers import registry
 from baton.services.decode.proposers.hybrid import model_steps
+from baton.services.engine.build import EnginePlan
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
-from baton.services.worker.vllm_engine import EnginePlan
 
 
 class ForWriters:

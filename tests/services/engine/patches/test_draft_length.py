@@ -54,7 +54,7 @@ ACCEPTED: Counter[str] = Counter()
 def choose(engine: Engine) -> None:
     from vllm.v1.metrics.stats import PrefixCacheStats
 
-    from baton.services.worker.vllm_draft_length import DraftLengthSeam
+    from baton.services.engine.patches.draft_length import DraftLengthSeam
 
     scheduler: Any = engine.core.scheduler
     scheduler.log_stats = scheduler.kv_cache_manager.log_stats = True
@@ -80,14 +80,14 @@ def threads(engine: Engine) -> int:
 
 
 def follow(engine: Engine, limits: list[int], late_steps: int) -> None:
-    from baton.services.worker import vllm_idle_drafter
+    from baton.services.engine.patches import idle_drafter
 
-    vllm_idle_drafter._STEPS = late_steps
+    idle_drafter._STEPS = late_steps
     engine.core.scheduler.dynamic_sd_lookup = Pattern(limits)
 
 
 def draft_for_writers(engine: Engine) -> None:
-    from baton.services.worker.vllm_draft_length import ForWriters
+    from baton.services.engine.patches.draft_length import ForWriters
 
     scheduler: Any = engine.core.scheduler
     ForWriters(scheduler, scheduler.dynamic_sd_lookup, 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.services.worker import vllm_step_times
+from baton.services.engine.patches import step_times
 
 DRAFT_S, SAMPLE_S, FORWARD_S = 0.02, 0.01, 0.03
 
@@ -82,7 +82,7 @@ class Scheduler:
 
 @pytest.fixture(autouse=True)
 def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    wraps = vllm_step_times
+    wraps = step_times
     monkeypatch.setattr(Worker, "execute_model", wraps._timed_execute(Worker.execute_model))
     monkeypatch.setattr(Worker, "sample_tokens", wraps._timed_sample(Worker.sample_tokens))
     monkeypatch.setattr(Scheduler, "update_from_output", wraps._collecting(Scheduler.update_from_output))
@@ -101,14 +101,14 @@ def test_the_parts_of_steps(runner: type[Any], late: bool, other_process: bool) 
         output = output.get_output() if late else output
         output = pickle.loads(pickle.dumps(output)) if other_process else output
         scheduler.update_from_output(None, output)
-    times = vllm_step_times.take()
+    times = step_times.take()
     assert times.draft_s >= 3 * DRAFT_S
     assert times.verify_s >= 3 * (FORWARD_S + SAMPLE_S)
     assert times.draft_s + times.verify_s <= time.perf_counter() - began
-    assert vllm_step_times.take() == vllm_step_times.StepTimes()
+    assert step_times.take() == step_times.StepTimes()
 
 
 def test_a_step_without_a_forward_pass_takes_no_time() -> None:
     worker, scheduler = Worker(Runner()), Scheduler()
     scheduler.update_from_output(None, worker.execute_model(idle=True))
-    assert vllm_step_times.take() == vllm_step_times.StepTimes()
+    assert step_times.take() == step_times.StepTimes()

@@ -13,7 +13,7 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
     from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-    from baton.services import vllm_wire
+    from baton.services.engine import wire
 
 
 def _request(**changes: object) -> EngineCoreRequest:
@@ -35,7 +35,7 @@ def _request(**changes: object) -> EngineCoreRequest:
 
 def test_request_survives() -> None:
     there = _request()
-    back = vllm_wire.decode_request(vllm_wire.encode_request(there))
+    back = wire.decode_request(wire.encode_request(there))
     assert back.prompt_token_ids == there.prompt_token_ids
     assert back.sampling_params == there.sampling_params
     assert (back.request_id, back.arrival_time) == ("chatcmpl-1", 12.5)
@@ -43,9 +43,7 @@ def test_request_survives() -> None:
 
 def test_request_with_a_tensor_is_one_frame() -> None:
     embeds = torch.randn(300, 64)
-    back = vllm_wire.decode_request(
-        vllm_wire.encode_request(_request(prompt_token_ids=None, prompt_embeds=embeds))
-    )
+    back = wire.decode_request(wire.encode_request(_request(prompt_token_ids=None, prompt_embeds=embeds)))
     assert torch.equal(back.prompt_embeds, embeds)
 
 
@@ -73,7 +71,7 @@ def _outputs(rows: int) -> EngineCoreOutputs:
 @pytest.mark.parametrize("rows", [1, 431])  # below and far above vLLM's threshold for frames of their own
 def test_outputs_survive(rows: int) -> None:
     there = _outputs(rows)
-    back = vllm_wire.decode_outputs(vllm_wire.encode_outputs(there))
+    back = wire.decode_outputs(wire.encode_outputs(there))
     first, second = back.outputs
     assert (first.new_token_ids, first.finish_reason, first.stop_reason) == ([5, 6], FinishReason.STOP, "end")
     assert (second.request_id, second.finish_reason, back.timestamp) == ("b", None, 4.0)
@@ -87,7 +85,7 @@ def test_outputs_survive(rows: int) -> None:
 
 def test_threads_do_not_share_buffers() -> None:
     def there_and_back(rows: int) -> bool:
-        outputs = vllm_wire.decode_outputs(vllm_wire.encode_outputs(_outputs(rows)))
+        outputs = wire.decode_outputs(wire.encode_outputs(_outputs(rows)))
         return bool(outputs.outputs[0].new_logprobs.logprobs.shape == (rows, 21))
 
     with ThreadPoolExecutor(4) as pool:
@@ -97,6 +95,6 @@ def test_threads_do_not_share_buffers() -> None:
 @pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x93\x01\x02\x03", b"hello", b"\xd9\x02\xff\xff"])
 def test_rubbish_is_refused(rubbish: bytes) -> None:
     with pytest.raises(ValueError, match="EngineCoreRequest"):
-        vllm_wire.decode_request(rubbish)
+        wire.decode_request(rubbish)
     with pytest.raises(ValueError, match="EngineCoreOutputs"):
-        vllm_wire.decode_outputs(rubbish)
+        wire.decode_outputs(rubbish)

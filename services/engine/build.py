@@ -22,12 +22,13 @@ from typing import Any
 from baton import addresses
 from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
+from baton.services.engine.args import engine_args, from_hub
+from baton.services.engine.fingerprint import model_fingerprint
+from baton.services.engine.patches import continuation, cpu_mla, undrafted
+from baton.services.engine.refusals import reason
 from baton.services.errors import ConfigError, StartError
 from baton.services.prefill import fair_share
-from baton.services.vllm_args import engine_args, from_hub
-from baton.services.vllm_refusals import reason
-from baton.services.worker import process, vllm_continuation, vllm_cpu_mla, vllm_undrafted
-from baton.services.worker.fingerprint import model_fingerprint
+from baton.services.worker import process
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +222,7 @@ def _add_cpu_blocks(args: dict[str, Any]) -> None:
 
     model_config = AsyncEngineArgs(**args).create_model_config()  # 0.02 s, and once more for the whole
     if model_config.use_mla:
-        vllm_cpu_mla.add_arguments(args, model_config)
+        cpu_mla.add_arguments(args, model_config)
     args.setdefault("block_size", CPU_BLOCK_SIZE)
 
 
@@ -255,7 +256,7 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
     except Exception as error:
         why = reason(error, settings.engine.extra)
         raise StartError(f"the engine could not load {settings.engine.model!r}: {why}") from error
-    if not vllm_continuation.installed():
+    if not continuation.installed():
         raise StartError(
             "vLLM did not load Baton's plug-in: pip install the package, and name it in VLLM_PLUGINS if set"
         )
@@ -284,7 +285,7 @@ def info_of(engine: Any) -> EngineInfo:
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         lookahead_tokens=1 + (speculative.num_speculative_tokens if speculative else 0),
         vocabulary=config.model_config.get_vocab_size(),
-        drafts_always=speculative is not None and not vllm_undrafted.supported(),
+        drafts_always=speculative is not None and not undrafted.supported(),
     )
 
 

@@ -23,10 +23,10 @@ from vllm.v1.request import Request
 
 from baton.handoff.params import load_params, save_params
 from baton.protos.worker_pb2 import PHASE_PREFILL, Failed, Start
-from baton.services import vllm_wire
+from baton.services.engine import wire
+from baton.services.engine.patches.continuation import VOCABULARY_KEY, WRITTEN_KEY
 from baton.services.prefill import fair_share
 from baton.services.worker.errors import RequestRefused
-from baton.services.worker.vllm_continuation import VOCABULARY_KEY, WRITTEN_KEY
 
 # Keys of extra_args that mean something to vLLM or to us, so none may come from outside.
 _RESERVED = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode", WRITTEN_KEY, VOCABULARY_KEY)
@@ -105,7 +105,7 @@ def finish_of(request: Request) -> tuple[FinishReason | None, int | str | None]:
 
 def _decode(start: Start) -> EngineCoreRequest:
     try:
-        return vllm_wire.decode_request(start.engine_request)
+        return wire.decode_request(start.engine_request)
     except ValueError as error:
         raise _invalid(str(error)) from None
 

@@ -51,9 +51,9 @@ import torch
 
 from baton.kernels.ngram_match import new_workspace, ngram_match
 from baton.services.decode.proposers.hybrid import model_steps, ngram_sizes
+from baton.services.engine.patches.drafts_v1 import settings_of
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
-from baton.services.worker.vllm_speculation import settings_of
 
 _MARK = "_baton_v2_speculation"
 _PROPOSE = (

@@ -1,4 +1,4 @@
-"""`verifier: baton` on vLLM's model runner V2, the GPU's default; see services/worker/vllm_verify.py for V1.
+"""`verifier: baton` on vLLM's model runner V2, the GPU's default; see services/engine/patches/verify_v1.py for V1.
 
 V2's sampler keeps settings in arrays by slot, which the kernel reads as they are, and its seeds and positions
 are the kernel's. Its drafters keep logits, which the kernel takes: of a draft that was drawn no probabilities
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from baton.kernels.verify import Drafts, Method, Sampling, verify
-from baton.services.worker import vllm_verify
+from baton.services.engine.patches import verify_v1
 
 _MARK = "_baton_v2_verify"
 _VERIFY = (
@@ -58,16 +58,16 @@ def check_symbols() -> None:
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-    vllm_verify.require(RejectionSampler, "_verify", *_VERIFY)
+    verify_v1.require(RejectionSampler, "_verify", *_VERIFY)
     if {field.name for field in fields(LogitsContext)} != _CONTEXT:
-        raise vllm_verify.other_vllm(f"{LogitsContext.__name__} of {', '.join(sorted(_CONTEXT))}")
+        raise verify_v1.other_vllm(f"{LogitsContext.__name__} of {', '.join(sorted(_CONTEXT))}")
 
 
 def _seating(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         done = original(self, *args, **kwargs)
-        method = vllm_verify.method_of(self.vllm_config)
+        method = verify_v1.method_of(self.vllm_config)
         if method is not None and self.rejection_sampler is not None:
             seat(self.rejection_sampler, method)
         return done

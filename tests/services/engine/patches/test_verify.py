@@ -13,9 +13,9 @@ import torch
 
 from baton.services.config import EngineSettings
 from baton.services.decode.proposers import validation
+from baton.services.engine.patches import cpu, verify_v1, verify_v2
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
-from baton.services.worker import vllm_mends, vllm_v2_verify, vllm_verify
 from tests.architectures import dense
 from tests.speculation.sampling import Engine, Order, Way, expected, fit, prompt, reference
 from tests.support import ROOT
@@ -42,7 +42,7 @@ WAY = Way(0.8, top_k=5, top_p=0.9)
 @pytest.fixture(scope="module", autouse=True)
 def _as_in_a_worker() -> None:
     """vLLM's sampler for CPU, which reads memory that nobody wrote as it is shipped."""
-    vllm_mends.install()
+    cpu.install()
     with warnings.catch_warnings():  # it looks into every module there is, deprecated names included
         warnings.simplefilter("ignore")
         current_platform.import_kernels()
@@ -89,8 +89,8 @@ def step() -> tuple[Any, torch.Tensor]:
     return drafts, logits
 
 
-def verifier(method: Any = "block") -> vllm_verify.Verifier:
-    return vllm_verify.Verifier(RejectionSampler(Sampler()), method)
+def verifier(method: Any = "block") -> verify_v1.Verifier:
+    return verify_v1.Verifier(RejectionSampler(Sampler()), method)
 
 
 @pytest.mark.parametrize(
@@ -126,18 +126,18 @@ def test_greedy_answers_are_vllms(more: dict[str, Any]) -> None:
 def test_what_only_vllm_can_do_is_left_to_it(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     drafts, logits = step()
     one = verifier()
-    monkeypatch.setattr(vllm_verify, "verify", None)  # it would not be called in vain
+    monkeypatch.setattr(verify_v1, "verify", None)  # it would not be called in vain
     sampled = {"temperature": torch.full((4,), 0.7), "all_greedy": False, "all_random": True}
     found = one(drafts, None, logits, metadata(**sampled | more))
     assert found.sampled_token_ids.shape == (4, 4)
 
 
 def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    vllm_verify.check_symbols()
-    vllm_v2_verify.check_symbols()
+    verify_v1.check_symbols()
+    verify_v2.check_symbols()
     monkeypatch.setattr(RejectionSampler, "forward", lambda logits: logits)
     with pytest.raises(StartError, match=r"RejectionSampler\.forward.*say verifier 'vllm'"):
-        vllm_verify.check_symbols()
+        verify_v1.check_symbols()
 
 
 def test_whose_verifier_is_a_setting() -> None:
@@ -150,9 +150,9 @@ def test_whose_verifier_is_a_setting() -> None:
     settings = EngineSettings(model=str(DEMO), speculative_config=spec)
     assert validation.check(settings) is not None
     told = SimpleNamespace(additional_config={"baton": {"speculative": spec}})
-    assert vllm_verify.method_of(told) == "block"
+    assert verify_v1.method_of(told) == "block"
     told.additional_config["baton"]["speculative"] = spec | {"verifier": "vllm"}
-    assert vllm_verify.method_of(told) is None
+    assert verify_v1.method_of(told) is None
     assert SpeculativeSettings(method="mtp").verifier == "vllm"
 
 
@@ -173,7 +173,7 @@ def test_v2_hands_over_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     logits[torch.arange(6), torch.tensor([1, 2, 3, 4, 5, 6])] = 5.0
     slots = torch.tensor([5, 2])
     fed = torch.tensor([90, 1, 2, 91, 4, 60])  # drafts 1, 2 are right; of 4, 60 the first is
-    processed, tokens, counts = vllm_v2_verify._verify(
+    processed, tokens, counts = verify_v2._verify(
         shipped,
         "standard",
         logits,

@@ -1,6 +1,6 @@
 """What is wrong in vLLM 0.32's CPU back end, mended where it is wrong.
 
-Each mend names what is wrong, and when it can go. `tests/services/worker/test_vllm_mends.py` shows for each
+Each mend names what is wrong, and when it can go. `tests/services/engine/patches/test_cpu.py` shows for each
 that the shipped function is wrong and the mended one right: the day vLLM's own becomes right, that test fails
 and says which mend to delete. On a GPU nothing is touched.
 

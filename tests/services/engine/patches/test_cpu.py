@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d
 
-from baton.services.worker import vllm_mends
+from baton.services.engine.patches import cpu
 from tests.handoff import checkpoints
 from tests.handoff.engines import Engine, EngineProcess, Options, generate
 from tests.support import eventually
@@ -45,7 +45,7 @@ VOCABULARY = 23  # no multiple of a vector's width
 COUNTS = [0, 3, 1, 0, 4, 2, 0]  # drafts of each request
 WIDEST = max(COUNTS)
 TOKENS = sum(COUNTS)
-EXPAND, ROTARY, REBIND, NGRAMS, AMX, INSPECTION, GLOO, RANKS, MASKS = vllm_mends.MENDS
+EXPAND, ROTARY, REBIND, NGRAMS, AMX, INSPECTION, GLOO, RANKS, MASKS = cpu.MENDS
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="mends are for CPU engines")
 
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="mends are
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> Iterator[None]:
     """This process as an engine's worker: mended, with the CPU's kernels in place of Triton's."""
-    vllm_mends.install()
+    cpu.install()
     with warnings.catch_warnings():  # it looks into every module there is, deprecated names included
         warnings.simplefilter("ignore")
         current_platform.import_kernels()
@@ -63,19 +63,19 @@ def kernels() -> Iterator[None]:
         yield
 
 
-def shipped(mend: vllm_mends.Mend) -> Callable[..., Any]:
+def shipped(mend: cpu.Mend) -> Callable[..., Any]:
     owner, name = mend.place()
     found: Callable[..., Any] = getattr(owner, name).__wrapped__
     return found
 
 
-def mended(mend: vllm_mends.Mend) -> Callable[..., Any]:
+def mended(mend: cpu.Mend) -> Callable[..., Any]:
     owner, name = mend.place()
     found: Callable[..., Any] = getattr(owner, name)
     return found
 
 
-def still_wrong(right: bool, mend: vllm_mends.Mend) -> None:
+def still_wrong(right: bool, mend: cpu.Mend) -> None:
     assert not right, f"vLLM's own function is right now: this mend can go ({mend.until})"
 
 

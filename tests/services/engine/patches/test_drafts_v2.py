@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.kernels.ngram_match import naive
+from baton.services.engine.patches import drafts_v2
+from baton.services.engine.patches.drafts_v2 import Matching
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
-from baton.services.worker import vllm_v2_speculation
-from baton.services.worker.vllm_v2_speculation import Matching
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's imports
@@ -246,8 +246,8 @@ def made(monkeypatch: pytest.MonkeyPatch, states: Any) -> Callable[[Any], Any]:
         "take_draft_token_ids",
         model_runner.GPUModelRunner.take_draft_token_ids,
     )
-    vllm_v2_speculation.install()
-    vllm_v2_speculation.install()  # a second time: nothing
+    drafts_v2.install()
+    drafts_v2.install()  # a second time: nothing
     return lambda vllm_config: model_runner.init_speculator(vllm_config, CPU, states)
 
 
@@ -257,10 +257,10 @@ def test_the_symbols_are_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
         (model_runner.GPUModelRunner, "take_draft_token_ids"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
-    vllm_v2_speculation.install()
+    drafts_v2.install()
     monkeypatch.setattr(model_runner, "init_speculator", lambda req_states: req_states)
     with pytest.raises(StartError, match=r"does not take vllm_config, device, req_states: install the vLLM"):
-        vllm_v2_speculation.install()
+        drafts_v2.install()
 
 
 def test_a_speculator_is_ours_where_matches_are_wanted(made: Callable[[Any], Any]) -> None:
