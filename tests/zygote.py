@@ -217,7 +217,7 @@ class _Client:
     """One connection and what was forked for it."""
 
     def __init__(self, connection: socket.socket) -> None:
-        from baton.services.cli import processes
+        from baton.services.fleet import processes
 
         self._processes = processes
         self._connection = connection

@@ -68,8 +68,8 @@ def up(
     log_dir: Annotated[str, typer.Option(help="Where each process's log goes.", metavar="FOLDER")] = "",
 ) -> None:
     """Run everything on this machine: scheduler, workers, router. Ctrl-C ends it all."""
-    from baton.services.cli.supervisor import Fleet
     from baton.services.cli.up import run_up
+    from baton.services.fleet.supervisor import Fleet
 
     alone = 0 if mixed else 1
     fleet = Fleet(

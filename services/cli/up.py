@@ -8,10 +8,10 @@ from typing import NoReturn
 
 import baton
 from baton.addresses import from_here
-from baton.services.cli.supervisor import Fleet, supervise
 from baton.services.config import Settings
 from baton.services.credentials import guarded
 from baton.services.engine.args import served_model_name
+from baton.services.fleet.supervisor import Fleet, supervise
 from baton.services.leave import leave
 
 

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.services.cli.supervisor import Fleet
 from baton.services.config import Settings
 from baton.services.engine.args import check_model, served_model_name
+from baton.services.fleet.supervisor import Fleet
 from baton.services.offline import batch_file
 from baton.services.offline.batch_file import Item, Output
 from baton.services.offline.client import Answer, Client, Endpoint, each

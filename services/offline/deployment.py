@@ -20,11 +20,11 @@ from typing import IO, Any, Self
 
 from pydantic import SecretStr
 
-from baton.services.cli.parts import STOP_TIMEOUT_S
-from baton.services.cli.supervisor import READY_TIMEOUT_S, Fleet
 from baton.services.config import ENV_PREFIX, Settings
 from baton.services.engine.args import check_model, served_model_name
 from baton.services.errors import ConfigError, ServiceError, StartError
+from baton.services.fleet.parts import STOP_TIMEOUT_S
+from baton.services.fleet.supervisor import READY_TIMEOUT_S, Fleet
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.supervised import Order
 

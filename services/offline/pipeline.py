@@ -11,9 +11,9 @@ from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from baton.services.cli.supervisor import Fleet
 from baton.services.config import Settings, keys, load
 from baton.services.errors import ConfigError
+from baton.services.fleet.supervisor import Fleet
 from baton.services.offline.client import Client, Endpoint, each
 from baton.services.offline.deployment import OwnDeployment
 from baton.services.offline.errors import RequestError

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from baton.errors import BatonError
-from baton.services.cli.supervisor import Fleet, supervise
 from baton.services.config import REVEAL, Settings
+from baton.services.fleet.supervisor import Fleet, supervise
 from baton.services.leave import leave
 
 

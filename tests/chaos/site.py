@@ -22,7 +22,7 @@ import grpc.aio
 from baton.handoff import segments
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc
-from baton.services.cli import devices
+from baton.services.fleet import devices
 from tests import zygote
 from tests.chaos.parts import WORKER_KINDS
 from tests.chaos.proxy import Proxy

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.handoff.cache import Bytes, HostBlockCache
-from baton.services.cli import devices, supervisor
 from baton.services.config import Settings
+from baton.services.fleet import devices, supervisor
 
 
 def run(fleet: dict[str, int], settings: dict[str, Any], logs: str, withhold: int) -> None:

@@ -26,13 +26,13 @@ from typing import Protocol
 
 from baton import addresses
 from baton.services import credentials, logs
-from baton.services.cli import devices
-from baton.services.cli.parts import Kind, Parts, Say
-from baton.services.cli.watch import watch
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, engine_args
 from baton.services.errors import ConfigError, StartError
+from baton.services.fleet import devices
+from baton.services.fleet.parts import Kind, Parts, Say
+from baton.services.fleet.watch import watch
 from baton.services.leave import leave, on_signals
 from baton.services.vllm_frontend_args import check_names, frontend_namespace
 from baton.services.worker import roles

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from baton.services.cli import processes
-from baton.services.cli.processes import Child
-from baton.services.cli.watch import Seen
 from baton.services.errors import StartError
+from baton.services.fleet import processes
+from baton.services.fleet.processes import Child
+from baton.services.fleet.watch import Seen
 
 STOP_TIMEOUT_S = 15.0
 WATCHER_STOP_S = 1.0  # it holds nothing

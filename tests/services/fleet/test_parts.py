@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.services.cli.parts import Kind, Part, Parts, Patience
-from baton.services.cli.watch import Seen
 from baton.services.errors import StartError
+from baton.services.fleet.parts import Kind, Part, Parts, Patience
+from baton.services.fleet.watch import Seen
 from tests.support import eventually
 
 QUICK = Patience(restarts=2, window_s=60.0, backoff_s=0.05, growth=2.0)
