@@ -34,7 +34,7 @@ from baton.services.fleet import devices
 from baton.services.fleet.parts import Kind, Parts, Say
 from baton.services.fleet.watch import watch
 from baton.services.leave import leave, on_signals
-from baton.services.vllm_frontend_args import check_names, frontend_namespace
+from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
 from baton.services.worker import roles
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes; a small one is there in ten seconds
@@ -176,7 +176,7 @@ def _start_engines(parts: Parts, peers: Settings, fleet: Fleet, placed: list[dev
 def _preload(settings: Settings) -> None:
     # What vLLM has to say of this machine it says again in each log.
     logs.configure(settings.log_format, "up")
-    from baton.services.router import app
+    from baton.services.router.http import app
     from baton.services.worker import lifecycle
 
     lifecycle.preload()
@@ -204,7 +204,7 @@ def _run_scheduler(settings: Settings) -> None:
 
 
 def _run_router(settings: Settings) -> None:
-    from baton.services.router.app import run_router
+    from baton.services.router.http.app import run_router
 
     logs.keep_warnings()
     run_router(settings)

@@ -24,13 +24,13 @@ from baton.services.router.errors import (
     Unsupported,
     WorkerUnreachable,
 )
+from baton.services.router.http.usage import log_request
 from baton.services.router.journal import Journal
 from baton.services.router.leg import Leg
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
 from baton.services.router.recovery import PROGRESS_TOKENS, Failure, Step, Trouble, backoff_s, next_step
 from baton.services.router.state import RequestState
-from baton.services.router.usage import log_request
 from baton.services.router.waiting import WaitingRoom
 from baton.services.router.workers import WorkerPool, WorkerStream
 

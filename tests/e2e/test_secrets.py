@@ -109,7 +109,7 @@ def test_nor_does_vllms(tmp_path: Path, extra: dict[str, object]) -> None:
     """vLLM's checks are pydantic's, which quote what they were given."""
     from baton.services.config import load
     from baton.services.errors import ServiceError
-    from baton.services.router.vllm_frontend import build_config
+    from baton.services.router.vllm.frontend import build_config
 
     settings = load({"engine": {"model": str(tiny_qwen2(tmp_path / "model")), "extra": extra}})
     with pytest.raises(ServiceError) as error:

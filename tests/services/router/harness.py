@@ -24,7 +24,7 @@ from baton.services.router.journal import DEFAULT_BYTES, Journal
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
 from baton.services.router.relay import Parts
-from baton.services.router.vllm_engine_client import RelayClient, RelayLimits
+from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
 from baton.services.router.waiting import WaitingRoom
 from baton.services.router.workers import WorkerPool
 from tests.services.router.fakes import BLOCK_SIZE, MODEL, FakeWorker, until

@@ -13,9 +13,8 @@ import pytest
 from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, FinishReason
 from vllm.v1.outputs import LogprobsLists
 
-from baton.services.router import vllm_outputs
-from baton.services.router.admission import AdmissionMiddleware, current_admission
 from baton.services.router.errors import NotAdmitted, Overloaded, TimedOut, Why
+from baton.services.router.http.admission import AdmissionMiddleware, current_admission
 from baton.services.router.journal import GROWTH, Journal
 from baton.services.router.prefix import MAX_BLOCKS, prefix_hashes
 from baton.services.router.recovery import (
@@ -29,7 +28,8 @@ from baton.services.router.recovery import (
     next_step,
 )
 from baton.services.router.state import LOGPROB_BYTES, ROOM_TOKENS, RequestState
-from baton.services.router.vllm_engine_client import RefusedByRouter, RelayClient, without_reserved
+from baton.services.router.vllm import outputs
+from baton.services.router.vllm.engine_client import RefusedByRouter, RelayClient, without_reserved
 from tests.services.router.harness import Cluster, engine_request
 
 
@@ -41,7 +41,7 @@ def output(request_id: str, *tokens: int, **more: Any) -> Any:
 
 
 async def test_tokens_that_wait_are_merged() -> None:
-    queue = vllm_outputs.OutputQueue(lambda: 0.0)
+    queue = outputs.OutputQueue(lambda: 0.0)
     queue.put(output("a", 1))
     queue.put(output("b", 9))
     queue.put(output("a", 2, 3))
@@ -57,7 +57,7 @@ async def test_tokens_that_wait_are_merged() -> None:
 
 
 async def test_logprobs_are_not_merged() -> None:
-    queue = vllm_outputs.OutputQueue(lambda: 0.0)
+    queue = outputs.OutputQueue(lambda: 0.0)
     zeros = np.zeros((1, 1))
     for token in (1, 2):
         queue.put(output("a", token, new_logprobs=LogprobsLists(zeros, zeros, zeros)))
@@ -66,7 +66,7 @@ async def test_logprobs_are_not_merged() -> None:
 
 
 async def test_take_waits_and_takes_all() -> None:
-    queue = vllm_outputs.OutputQueue(lambda: 0.0)
+    queue = outputs.OutputQueue(lambda: 0.0)
     taking = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
     queue.put(output("a", 1))
@@ -76,18 +76,18 @@ async def test_take_waits_and_takes_all() -> None:
 
 async def test_a_router_that_is_late_takes_more_at_once() -> None:
     late = [1.0]
-    queue = vllm_outputs.OutputQueue(lambda: late[0])
+    queue = outputs.OutputQueue(lambda: late[0])
     queue.put(output("a", 1))
     taking = asyncio.create_task(queue.take())
     for token in range(2, 5):
-        await asyncio.sleep(vllm_outputs.PAUSE_S / 10)
+        await asyncio.sleep(outputs.PAUSE_S / 10)
         queue.put(output("a", token))
     late[0] = 0.0
     assert [one.new_token_ids for one in (await taking).outputs] == [[1, 2, 3, 4]]
 
 
 async def test_what_waits_for_an_aborted_request_is_dropped() -> None:
-    queue = vllm_outputs.OutputQueue(lambda: 0.0)
+    queue = outputs.OutputQueue(lambda: 0.0)
     queue.put(output("a", 1))
     queue.put(output("b", 2))
     queue.drop("a")
@@ -99,12 +99,12 @@ def test_times_of_another_host() -> None:
         return EngineCoreEvent(kind, at)
 
     events = [event(EngineCoreEventType.QUEUED, 100.0), event(EngineCoreEventType.SCHEDULED, 101.0)]
-    vllm_outputs.rebase(events, -90.0)
+    outputs.rebase(events, -90.0)
     assert [one.timestamp for one in events] == [10.0, 11.0]
-    assert vllm_outputs.scheduled_at(events) == 11.0
-    assert vllm_outputs.only_preemptions(events) is None
+    assert outputs.scheduled_at(events) == 11.0
+    assert outputs.only_preemptions(events) is None
     preempted = event(EngineCoreEventType.PREEMPTED, 12.0)
-    assert vllm_outputs.only_preemptions([*events, preempted]) == [preempted]
+    assert outputs.only_preemptions([*events, preempted]) == [preempted]
 
 
 # -- what to do when a part fails

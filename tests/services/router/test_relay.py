@@ -15,9 +15,9 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Phase
 from baton.services.engine.args import VLLM_VERSION
+from baton.services.router.http.usage import usage_of
 from baton.services.router.recovery import PROGRESS_TOKENS, SHORT_PROMPT_TOKENS
-from baton.services.router.usage import usage_of
-from baton.services.router.vllm_engine_client import RefusedByRouter
+from baton.services.router.vllm.engine_client import RefusedByRouter
 from tests.services.router.fakes import BLOCK_SIZE, EOS, FakeWorker, Fault, answer, until
 from tests.services.router.harness import Answer, Cluster
 from tests.support import PATIENCE

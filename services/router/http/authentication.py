@@ -10,8 +10,8 @@ import hashlib
 import hmac
 from collections.abc import Callable, Iterable
 
-from baton.services.router.admission import App, Receive, Scope, Send, error_response
 from baton.services.router.errors import Unauthorized
+from baton.services.router.http.admission import App, Receive, Scope, Send, error_response
 
 OPEN = frozenset({"/health", "/ping", "/version"})
 METRICS = "/metrics"

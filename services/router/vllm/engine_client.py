@@ -19,12 +19,12 @@ from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.v1.engine.core_client import EngineCoreClient
 
 from baton.services.engine import wire
-from baton.services.router import vllm_outputs
-from baton.services.router.admission import Admission, current_admission
 from baton.services.router.errors import RequestFailed, Unsupported
+from baton.services.router.http.admission import Admission, current_admission
 from baton.services.router.prefix import prefix_hashes
 from baton.services.router.relay import Parts, Relay
 from baton.services.router.state import RequestState
+from baton.services.router.vllm import outputs
 
 # What a client may not say: how KV travels is between router, scheduler and workers.
 _RESERVED = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
@@ -71,7 +71,7 @@ class RelayClient(EngineCoreClient):
         self.engine_ranks_managed = [0]
         self._parts = parts
         self.limits = limits  # of requests to come; may be replaced
-        self._queue = vllm_outputs.OutputQueue(parts.pool.lag_s)
+        self._queue = outputs.OutputQueue(parts.pool.lag_s)
         self._relays: dict[str, Relay] = {}  # by the front end's request id
         self._admissions: dict[str, Admission] = {}
         # Set by the front end: ends its request with an error.
@@ -136,7 +136,7 @@ class RelayClient(EngineCoreClient):
         self._queue.put(output)
 
     def finish(self, request_id: str, reason: str) -> None:
-        self._queue.put(vllm_outputs.finish_output(request_id, reason))
+        self._queue.put(outputs.finish_output(request_id, reason))
 
     def fail(self, request_id: str, error: RequestFailed) -> None:
         if admission := self._admissions.get(request_id):
@@ -147,13 +147,13 @@ class RelayClient(EngineCoreClient):
     def first_output(self, output: Any, clock_offset_s: float) -> float:
         if output.events is None:
             return 0.0
-        vllm_outputs.rebase(output.events, clock_offset_s)
-        return vllm_outputs.scheduled_at(output.events)
+        outputs.rebase(output.events, clock_offset_s)
+        return outputs.scheduled_at(output.events)
 
     def later_output(self, output: Any, clock_offset_s: float) -> None:
         if output.events is not None:
-            vllm_outputs.rebase(output.events, clock_offset_s)
-            output.events = vllm_outputs.only_preemptions(output.events)
+            outputs.rebase(output.events, clock_offset_s)
+            output.events = outputs.only_preemptions(output.events)
         output.new_prompt_logprobs_tensors = None  # the front end has them, from the prompt's first reader
 
     # -- our own

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
 
-from baton.services.router.admission import current_admission
+from baton.services.router.http.admission import current_admission
 
 UNFORESEEN = (LookupError, AttributeError, RecursionError)
 _MOST_PLACES = 100

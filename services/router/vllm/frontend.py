@@ -41,13 +41,13 @@ from baton.services.config import EngineSettings, Settings
 from baton.services.engine.args import engine_args, served_model_name
 from baton.services.engine.refusals import reason
 from baton.services.errors import StartError
-from baton.services.router.admission import AdmissionMiddleware
 from baton.services.router.cluster import ClusterView, Health
-from baton.services.router.vllm_engine_client import RelayClient, without_reserved
-from baton.services.router.vllm_metrics import FrontEndLogger, WorkerFigures
-from baton.services.router.vllm_odd_requests import UNFORESEEN, not_offered, unforeseen
-from baton.services.router.vllm_request_limits import limit_requests
-from baton.services.vllm_frontend_args import frontend_namespace
+from baton.services.router.http.admission import AdmissionMiddleware
+from baton.services.router.vllm.engine_client import RelayClient, without_reserved
+from baton.services.router.vllm.frontend_args import frontend_namespace
+from baton.services.router.vllm.metrics import FrontEndLogger, WorkerFigures
+from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
+from baton.services.router.vllm.request_limits import limit_requests
 
 # What vLLM serves besides, for one engine's administrators and for models of another kind: 404 here.
 _NOT_OFFERED = ("/scale_elastic_ep", "/is_scaling_elastic_ep", "/kv_event_sources", "/v1/systemone")

@@ -25,7 +25,6 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from baton.services.router.admission import error_response
 from baton.services.router.errors import (
     HeadersTooLarge,
     Overloaded,
@@ -34,6 +33,7 @@ from baton.services.router.errors import (
     TooSlow,
     Unsupported,
 )
+from baton.services.router.http.admission import error_response
 
 log = logging.getLogger(__name__)
 

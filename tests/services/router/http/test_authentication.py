@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
     """In the forked process: be a router until its end."""
     from baton.services.config import load
-    from baton.services.router.app import run_router
+    from baton.services.router.http.app import run_router
 
     os.environ.update(environment)
     run_router(load(settings))
@@ -96,17 +96,17 @@ async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path
     from starlette.middleware import Middleware
 
     from baton.services.config import load
-    from baton.services.router import vllm_frontend
-    from baton.services.router.authentication import KeyMiddleware
     from baton.services.router.cluster import ClusterView
+    from baton.services.router.http.authentication import KeyMiddleware
+    from baton.services.router.vllm import frontend
 
     settings = load({"engine": {"model": str(model), "served_model_name": MODEL}})
-    config = vllm_frontend.build_config(settings)
-    args = vllm_frontend.build_arguments(settings, config)
-    llm = vllm_frontend.RelayLLM(config, cluster.client, ClusterView(cluster.scheduler, 5.0), settings.engine)
+    config = frontend.build_config(settings)
+    args = frontend.build_arguments(settings, config)
+    llm = frontend.RelayLLM(config, cluster.client, ClusterView(cluster.scheduler, 5.0), settings.engine)
     refused: list[str] = []
     door = Middleware(KeyMiddleware, keys=[KEY], metrics_open=False, refused=refused.append)
-    app = await vllm_frontend.build_http_app(llm, args, 8, door)
+    app = await frontend.build_http_app(llm, args, 8, door)
     paths = {re.sub(r"\{[^}]*\}", "x", route.path) for route in app.router.routes}
     assert paths >= {*OPEN, "/metrics", "/invocations", "/tokenize", "/docs", "/v1/models"}
     found = set()

@@ -18,8 +18,8 @@ from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
-from baton.services.router import usage
 from baton.services.router.errors import RequestFailed, Unsupported
+from baton.services.router.http import usage
 from baton.services.router.state import RequestState
 
 TIMEOUT_HEADER = b"x-request-timeout"  # seconds for the whole request, as the client wants it

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from baton.services.router.errors import Unsupported
-from baton.services.router.vllm_engine_client import refusal
+from baton.services.router.vllm.engine_client import refusal
 
 # Of a schema, choice, regex or grammar. 10,000 choices (59 KB) took 0.6 s to compile, 100,000 over a minute.
 MAX_GRAMMAR_BYTES = 128 << 10

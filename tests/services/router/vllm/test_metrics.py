@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.protos import scheduler_pb2 as pb
-from baton.services.router.vllm_metrics import WorkerFigures
+from baton.services.router.vllm.metrics import WorkerFigures
 
 Series = dict[tuple[str, str, tuple[str, ...]], float]  # name, engine, further labels' values
 

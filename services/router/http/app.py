@@ -27,7 +27,7 @@ from baton.services.errors import StartError
 from baton.services.imports import import_all
 from baton.services.leave import leave_on_signals
 from baton.services.router.cluster import ClusterView
-from baton.services.vllm_frontend_args import check_names
+from baton.services.router.vllm.frontend_args import check_names
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _BACKLOG = 2048
 _GC_THRESHOLDS = (50_000, 20, 50)
 # With what vLLM's app imports only when it is built.
 _HEAVY = (
-    "baton.services.router.vllm_frontend",
+    "baton.services.router.vllm.frontend",
     "model_hosting_container_standards.sagemaker",
     "vllm.entrypoints.generate.structured_decisions.api_router",
     "vllm.entrypoints.openai.responses.api_router",
@@ -83,13 +83,13 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
     from starlette.middleware import Middleware
 
     from baton.services.engine import wire
-    from baton.services.router import vllm_frontend
-    from baton.services.router.authentication import KeyMiddleware
+    from baton.services.router.http.authentication import KeyMiddleware
     from baton.services.router.journal import Journal
     from baton.services.router.metrics import RouterMetrics
     from baton.services.router.placement import Placements
     from baton.services.router.relay import Parts
-    from baton.services.router.vllm_engine_client import RelayClient, RelayLimits
+    from baton.services.router.vllm import frontend
+    from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
     from baton.services.router.waiting import WaitingRoom
     from baton.services.router.workers import WorkerPool
 
@@ -102,8 +102,8 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
     pool = WorkerPool(hello, wire.decode_outputs, settings.scheduler.worker_lease_s)
     cluster = ClusterView(scheduler, own.worker_lease_s)
     try:
-        config = vllm_frontend.build_config(settings)
-        args = vllm_frontend.build_arguments(settings, config)
+        config = frontend.build_config(settings)
+        args = frontend.build_arguments(settings, config)
         metrics = RouterMetrics()
         journal = Journal(settings.router.journal_mib << 20)
         metrics.watch_journal(journal)
@@ -126,7 +126,7 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
             block_size=settings.engine.block_size or 0,
         )
         client = RelayClient(parts, limits)
-        llm = vllm_frontend.RelayLLM(config, client, cluster, settings.engine)
+        llm = frontend.RelayLLM(config, client, cluster, settings.engine)
         watching = spawn(cluster.watch(), "snapshots of the cluster")
         learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
         try:
@@ -136,7 +136,7 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
                 metrics_open=settings.router.metrics_open,
                 refused=metrics.refused,
             )
-            app = await vllm_frontend.build_http_app(
+            app = await frontend.build_http_app(
                 llm, args, settings.router.max_sequences, door if keys else None
             )
             await _serve_http(app, sock, settings, metrics.refused, client.end_all)
@@ -167,7 +167,7 @@ async def _serve_http(
     """
     import uvicorn
 
-    from baton.services.router.connections import HttpLimits, affordable_connections, connections
+    from baton.services.router.http.connections import HttpLimits, affordable_connections, connections
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from baton.services.router import connections as module
-from baton.services.router.connections import MAX_HEADER_BYTES, HttpLimits, connections
+from baton.services.router.http import connections as module
+from baton.services.router.http.connections import MAX_HEADER_BYTES, HttpLimits, connections
 from tests.services.router.fakes import until
 from tests.support import CALL_S, PATIENCE, PYTHON
 
@@ -297,7 +297,7 @@ def test_no_more_connections_than_file_descriptors(soft: int, hard: int, taken: 
     code = (
         "import resource\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
-        "from baton.services.router.connections import affordable_connections\n"
+        "from baton.services.router.http.connections import affordable_connections\n"
         "print(affordable_connections(4096), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True, timeout=CALL_S)
