@@ -23,15 +23,15 @@ from multiprocessing.connection import Connection
 import numpy as np
 import torch
 
-from baton.handoff.arena import Arena
-from baton.handoff.cache import HostBlockCache, block_cache
-from baton.handoff.client import HandoffClient
-from baton.handoff.loader import Loader, LoadJob
+from baton.handoff.channels import HandoffClient
+from baton.handoff.load.loader import Loader, LoadJob
 from baton.handoff.manifest import Puller, num_blocks, seal
+from baton.handoff.memory.arena import Arena
+from baton.handoff.memory.cache import HostBlockCache, block_cache
 from baton.handoff.reports import ShardLoad, ShardSave
-from baton.handoff.saver import Origin, SaveJob, Saver
-from baton.handoff.service import HandoffService
-from baton.handoff.staging import Staging
+from baton.handoff.save.saver import Origin, SaveJob, Saver
+from baton.handoff.save.service import HandoffService
+from baton.handoff.save.staging import Staging
 from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES
 from baton.protos.handoff_pb2 import Manifest, Shard
 from baton.rpc import host_id

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from baton.handoff.cache import BlockCache
+from baton.handoff.memory.cache import BlockCache
 from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES, KVTable, pack, unpack
 from bench.prompts import FOLDER, held_out
 from bench.stats import save

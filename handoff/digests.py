@@ -13,7 +13,7 @@ import numpy.typing as npt
 import xxhash
 
 from baton.handoff.errors import DigestMismatch
-from baton.handoff.segments import Bytes
+from baton.handoff.memory.segments import Bytes
 from baton.kernels import kv_pack
 
 Digests = npt.NDArray[np.uint64]

@@ -10,9 +10,9 @@ from google.protobuf.message import DecodeError
 
 from baton.facts import differences
 from baton.handoff import digests
-from baton.handoff.cache import CacheLayer
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
-from baton.handoff.views import Run
+from baton.handoff.memory.cache import CacheLayer
+from baton.handoff.memory.views import Run
 from baton.kernels.kv_pack import AS_IS
 from baton.protos.handoff_pb2 import Layer, Manifest, Shard
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from baton.handoff.segments import Bytes
+from baton.handoff.memory.segments import Bytes
 
 _FIRST_BLOCK = 1 << 3 | 0  # field 1, varint
 _RECORDS = 2 << 3 | 2  # field 2, length-delimited

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from baton.handoff.digests import Digests
 from baton.handoff.errors import PullCancelled, PullTimeout
-from baton.handoff.segments import Bytes
+from baton.handoff.memory.segments import Bytes
 from baton.protos.handoff_pb2 import Shard
 
 

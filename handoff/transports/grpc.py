@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import grpc
 
 from baton.handoff import wire
-from baton.handoff.client import Channels
+from baton.handoff.channels import Channels
 from baton.handoff.errors import HandoffError, PullTimeout, TransportFailed, named
-from baton.handoff.service import ERROR_KEY, PULL, SERVICE
+from baton.handoff.save.service import ERROR_KEY, PULL, SERVICE
 from baton.handoff.transports.base import Pull, Records, Transport
 from baton.protos.handoff_pb2 import PullRequest, Shard
 

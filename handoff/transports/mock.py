@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from baton.handoff.errors import TransportFailed
-from baton.handoff.staging import Staging
+from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Pull, Records, Transport
 from baton.protos.handoff_pb2 import Shard
 

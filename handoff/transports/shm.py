@@ -7,12 +7,13 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import ClassVar
 
-from baton.handoff import digests, segments
+from baton.handoff import digests
 from baton.handoff.errors import LeaseExpired, TransportFailed
 from baton.handoff.manifest import places
-from baton.handoff.segments import Bytes
+from baton.handoff.memory import segments
+from baton.handoff.memory.segments import Bytes
+from baton.handoff.memory.views import View, are_inside
 from baton.handoff.transports.base import Pull, Records, Transport
-from baton.handoff.views import View, are_inside
 from baton.protos.handoff_pb2 import Shard
 from baton.rpc import host_id
 

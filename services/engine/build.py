@@ -33,7 +33,7 @@ from baton.services.worker import process
 logger = logging.getLogger(__name__)
 
 CONNECTOR = "BatonConnector"
-CONNECTOR_MODULE = "baton.handoff.vllm_connector"
+CONNECTOR_MODULE = "baton.handoff.vllm.connector"
 # Tokens; the CPU kernels, but for MLA's, want a multiple of it, and vLLM's own 128 wastes short prompts.
 CPU_BLOCK_SIZE = 32
 CPU_KV_CACHE_GIB = 1.0

@@ -11,7 +11,7 @@ import time
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from baton.handoff.client import HandoffClient
+from baton.handoff.channels import HandoffClient
 from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, RunReply, Shared, Start

@@ -39,7 +39,7 @@ _HEAVY = (
     "vllm.v1.spec_decode.ngram_proposer",
     "vllm.v1.structured_output.backend_xgrammar",
     "vllm.model_executor.layers.quantization.online.base",
-    "baton.handoff.vllm_connector",
+    "baton.handoff.vllm.connector",
     "baton.kernels.kv_pack.reference",
     "baton.services.worker.node",
     "baton.services.worker.servicer",

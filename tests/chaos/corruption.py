@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from baton.handoff import digests, segments
-from baton.handoff.views import HEADER_BYTES, View, records_at, slots_in
+from baton.handoff import digests
+from baton.handoff.memory import segments
+from baton.handoff.memory.views import HEADER_BYTES, View, records_at, slots_in
 from tests.e2e.deployment import ENGINE
 
 BLOCK_SIZE = 32  # tokens, on a CPU

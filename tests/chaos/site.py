@@ -19,7 +19,7 @@ import aiohttp
 import grpc
 import grpc.aio
 
-from baton.handoff import segments
+from baton.handoff.memory import segments
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc
 from baton.services.fleet import devices

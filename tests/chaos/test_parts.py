@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from baton.handoff import digests, segments
-from baton.handoff.arena import Arena
-from baton.handoff.staging import Staging
+from baton.handoff import digests
+from baton.handoff.memory import segments
+from baton.handoff.memory.arena import Arena
+from baton.handoff.save.staging import Staging
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc
 from baton.scheduler.booking import Limits

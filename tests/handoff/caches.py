@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from baton.handoff.arena import Arena
-from baton.handoff.cache import BlockCache, HostBlockCache, block_cache
 from baton.handoff.manifest import Puller, seal
-from baton.handoff.saver import Origin, SaveJob, Saver
-from baton.handoff.segments import Bytes
-from baton.handoff.service import HandoffService
-from baton.handoff.staging import Staging
+from baton.handoff.memory.arena import Arena
+from baton.handoff.memory.cache import BlockCache, HostBlockCache, block_cache
+from baton.handoff.memory.segments import Bytes
+from baton.handoff.save.saver import Origin, SaveJob, Saver
+from baton.handoff.save.service import HandoffService
+from baton.handoff.save.staging import Staging
 from baton.protos.handoff_pb2 import Manifest, Shard
 from baton.rpc import host_id
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from baton.handoff.segments import DIRECTORY
+from baton.handoff.memory.segments import DIRECTORY
 from tests.support import PATIENCE
 
 

@@ -76,7 +76,7 @@ class Engine:
             "disable_log_stats": True,
             "kv_transfer_config": KVTransferConfig(
                 kv_connector="BatonConnector",
-                kv_connector_module_path="baton.handoff.vllm_connector",
+                kv_connector_module_path="baton.handoff.vllm.connector",
                 kv_role="kv_both",
                 kv_load_failure_policy="fail",
                 kv_connector_extra_config=extra | options.handoff,

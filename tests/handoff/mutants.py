@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError
 
 from baton.handoff import digests, wire
 from baton.handoff.manifest import seal
-from baton.handoff.segments import Bytes
-from baton.handoff.staging import Entry
+from baton.handoff.memory.segments import Bytes
+from baton.handoff.save.staging import Entry
 from baton.handoff.wire import RawChunk
 from baton.protos.handoff_pb2 import Manifest, Run
 from tests.handoff.caches import Source

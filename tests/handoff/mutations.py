@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from baton.handoff.client import HandoffClient
+from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, InvalidWish, named
-from baton.handoff.loader import Loader, LoadJob
+from baton.handoff.load.loader import Loader, LoadJob
 from baton.handoff.manifest import seal
 from baton.handoff.params import load_params, parse
 from baton.handoff.reports import ShardLoad

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.handoff.client import HandoffClient
+from baton.handoff.channels import HandoffClient
 from baton.handoff.manifest import seal
 from baton.handoff.params import load_params, save_params
 from baton.handoff.reports import Loaded, Saved

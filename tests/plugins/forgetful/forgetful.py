@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.handoff.cache import Bytes, HostBlockCache
+from baton.handoff.memory.cache import Bytes, HostBlockCache
 
 _scatter = HostBlockCache.scatter
 

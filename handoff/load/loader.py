@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from baton.handoff import digests, manifest, transports
-from baton.handoff.cache import BlockCache, Landing
-from baton.handoff.client import HandoffClient
+from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, MalformedManifest, TransportFailed
 from baton.handoff.manifest import Puller
+from baton.handoff.memory.cache import BlockCache, Landing
+from baton.handoff.memory.streams import Mark
 from baton.handoff.reports import Costs, Problem, ShardLoad
-from baton.handoff.streams import Mark
 from baton.handoff.transports.base import Cancellation, Pull, Records, Transport
 from baton.protos.handoff_pb2 import Manifest, Shard
 

@@ -13,7 +13,7 @@ from baton import addresses
 from baton.handoff import wire
 from baton.handoff.config import MAX_PULL_S
 from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, PullTimeout, StaleEpoch
-from baton.handoff.staging import Staging
+from baton.handoff.save.staging import Staging
 from baton.protos import handoff_pb2 as pb
 from baton.rpc import SERVER_OPTIONS
 

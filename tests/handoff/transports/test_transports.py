@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.handoff import segments, transports
-from baton.handoff.client import HandoffClient
+from baton.handoff import transports
+from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import (
     HandoffError,
     LeaseExpired,
@@ -24,7 +24,8 @@ from baton.handoff.errors import (
     TransportFailed,
     UnknownHandoff,
 )
-from baton.handoff.segments import Bytes
+from baton.handoff.memory import segments
+from baton.handoff.memory.segments import Bytes
 from baton.handoff.transports.base import Pull, Transport
 from baton.protos.handoff_pb2 import Manifest
 from tests.handoff.caches import random_blocks

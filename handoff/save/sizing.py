@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from baton.handoff.segments import DIRECTORY
-from baton.handoff.views import bytes_for
+from baton.handoff.memory.segments import DIRECTORY
+from baton.handoff.memory.views import bytes_for
 
 # Of the rank's KV cache: what a batch and the prompts behind it hold while they wait to be pulled.
 CACHE_SHARE = 2

@@ -1,7 +1,7 @@
 """Baton's KV connector: vLLM's interface on one side, `SchedulerSide` and `WorkerSide` on the other.
 
 Loaded by KVTransferConfig(kv_connector="BatonConnector",
-kv_connector_module_path="baton.handoff.vllm_connector", kv_role="kv_both", kv_load_failure_policy="fail",
+kv_connector_module_path="baton.handoff.vllm.connector", kv_role="kv_both", kv_load_failure_policy="fail",
 kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host, in the scheduler's process,
 uses `take_reports`, `compatibility_hash` and `staged`.
 
@@ -23,13 +23,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
 )
 
-from baton.handoff import vllm_facts
 from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import HandoffError
 from baton.handoff.reports import Reports, Staged
-from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
-from baton.handoff.vllm_scheduler_side import SchedulerSide
-from baton.handoff.vllm_worker_side import WorkerSide
+from baton.handoff.vllm import facts
+from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
+from baton.handoff.vllm.scheduler_side import SchedulerSide
+from baton.handoff.vllm.worker_side import WorkerSide
 from baton.rpc import CALL_TIMEOUT_S
 
 
@@ -43,7 +43,7 @@ class BatonConnector(KVConnectorBase_V1):
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(self._config, vllm_facts.block_size(kv_cache_config))
+            self._scheduler = SchedulerSide(self._config, facts.block_size(kv_cache_config))
 
     @property
     def requires_kv_delivery(self) -> bool:

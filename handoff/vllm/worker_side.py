@@ -17,18 +17,20 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 from baton.addresses import join
-from baton.handoff import segments, sizing, vllm_facts
-from baton.handoff.arena import Arena
-from baton.handoff.cache import BlockCache, block_cache
-from baton.handoff.client import HandoffClient
+from baton.handoff.channels import HandoffClient
 from baton.handoff.compatibility import compatibility_hash, in_words
 from baton.handoff.config import MIB, HandoffConfig
-from baton.handoff.loader import Loader
+from baton.handoff.load.loader import Loader
 from baton.handoff.manifest import Puller, num_blocks
-from baton.handoff.saver import Origin, Saver
-from baton.handoff.service import HandoffService
-from baton.handoff.staging import Staging
-from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
+from baton.handoff.memory import segments
+from baton.handoff.memory.arena import Arena
+from baton.handoff.memory.cache import BlockCache, block_cache
+from baton.handoff.save import sizing
+from baton.handoff.save.saver import Origin, Saver
+from baton.handoff.save.service import HandoffService
+from baton.handoff.save.staging import Staging
+from baton.handoff.vllm import facts
+from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.rpc import host_id
 
 logger = logging.getLogger(__name__)
@@ -50,9 +52,9 @@ class WorkerSide:
             kv_caches,
             kv_cache_config.num_blocks,
             config.kv_wire_dtype,
-            vllm_facts.row_widths(kv_cache_config),
+            facts.row_widths(kv_cache_config),
         )
-        found = vllm_facts.facts(
+        found = facts.facts(
             vllm_config, kv_cache_config, cache, config.model_fingerprint, config.drafter_fingerprint
         )
         self._hash = compatibility_hash(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.handoff.room import Room
+from baton.handoff.save.room import Room
 
 
 def room(free: int, capacity: int = 10, wait_s: float = 60.0) -> Room:

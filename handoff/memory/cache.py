@@ -22,9 +22,9 @@ import torch
 from baton.handoff import digests
 from baton.handoff.digests import Digests
 from baton.handoff.errors import UnsupportedCache
-from baton.handoff.segments import Bytes
-from baton.handoff.staging import Fill
-from baton.handoff.streams import Mark
+from baton.handoff.memory.segments import Bytes
+from baton.handoff.memory.streams import Mark
+from baton.handoff.save.staging import Fill
 from baton.kernels import kv_pack
 from baton.kernels.kv_pack import AS_IS, KVTable
 from baton.protos.handoff_pb2 import Layer
@@ -160,7 +160,7 @@ def block_cache(
     )
     if table.device.type == "cpu":
         return HostBlockCache(layers, table)
-    from baton.handoff.device import DeviceBlockCache
+    from baton.handoff.memory.device import DeviceBlockCache
 
     return DeviceBlockCache(layers, table)
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from baton.handoff import transports
-from baton.handoff.client import HandoffClient
-from baton.handoff.loader import Loader, LoadJob
+from baton.handoff.channels import HandoffClient
+from baton.handoff.load.loader import Loader, LoadJob
 from baton.handoff.manifest import seal
 from baton.handoff.reports import ShardLoad
-from baton.handoff.saver import SaveJob
+from baton.handoff.save.saver import SaveJob
 from baton.handoff.transports.mock import Mock
 from baton.handoff.transports.shm import SharedMemory
 from baton.protos.handoff_pb2 import Manifest

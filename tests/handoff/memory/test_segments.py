@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from baton.handoff import segments
+from baton.handoff.memory import segments
 
 
 def test_what_is_written_is_read_through_an_attachment() -> None:

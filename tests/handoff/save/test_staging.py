@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from baton.handoff import digests, segments
-from baton.handoff.arena import Arena
+from baton.handoff import digests
 from baton.handoff.errors import LeaseExpired, StagingFull, StaleEpoch, UnknownHandoff
-from baton.handoff.segments import Bytes
-from baton.handoff.staging import Entry, Staging
-from baton.handoff.views import View
+from baton.handoff.memory import segments
+from baton.handoff.memory.arena import Arena
+from baton.handoff.memory.segments import Bytes
+from baton.handoff.memory.views import View
+from baton.handoff.save.staging import Entry, Staging
 
 RECORD = 1000
 BLOCKS = 60

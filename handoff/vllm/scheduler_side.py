@@ -18,16 +18,16 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from baton.handoff import params
-from baton.handoff.client import HandoffClient
+from baton.handoff.channels import HandoffClient
 from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import CompatibilityMismatch, StagingFull
-from baton.handoff.loader import Key, LoadJob
+from baton.handoff.load.loader import Key, LoadJob
 from baton.handoff.manifest import is_of, num_blocks, seal
 from baton.handoff.params import LoadWish, SaveWish
 from baton.handoff.reports import Costs, Loaded, Problem, Reports, Saved, ShardLoad, ShardSave, Staged
-from baton.handoff.room import Room
-from baton.handoff.saver import SaveJob
-from baton.handoff.vllm_metadata import RankHandshake, StepJobs, StepResults
+from baton.handoff.save.room import Room
+from baton.handoff.save.saver import SaveJob
+from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.protos.handoff_pb2 import Layer, Manifest, Shard
 from baton.rpc import host_id
 

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from baton.handoff import segments
 from baton.handoff.errors import HandoffError, StagingFull
-from baton.handoff.segments import PAGE, Bytes, Segment
-from baton.handoff.views import Run, View, bytes_for, records_at, slots_in
+from baton.handoff.memory import segments
+from baton.handoff.memory.segments import PAGE, Bytes, Segment
+from baton.handoff.memory.views import Run, View, bytes_for, records_at, slots_in
 
 logger = logging.getLogger(__name__)
 

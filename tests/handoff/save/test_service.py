@@ -8,13 +8,13 @@ from contextlib import closing
 import pytest
 
 from baton.addresses import split
-from baton.handoff.arena import Arena
-from baton.handoff.client import HandoffClient
+from baton.handoff.channels import HandoffClient
 from baton.handoff.config import MIB
 from baton.handoff.errors import HandoffError
+from baton.handoff.memory.arena import Arena
 from baton.handoff.reports import Staged
-from baton.handoff.service import HandoffService
-from baton.handoff.staging import Staging
+from baton.handoff.save.service import HandoffService
+from baton.handoff.save.staging import Staging
 from tests.support import free_port
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.handoff.sizing import room
-from baton.handoff.views import slots_in
+from baton.handoff.memory.views import slots_in
+from baton.handoff.save.sizing import room
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from baton.handoff.cache import BlockCache
 from baton.handoff.errors import HandoffError
+from baton.handoff.memory.cache import BlockCache
+from baton.handoff.memory.views import joined
 from baton.handoff.reports import Problem, ShardSave
-from baton.handoff.staging import Entry, Staging
-from baton.handoff.views import joined
+from baton.handoff.save.staging import Entry, Staging
 from baton.protos.handoff_pb2 import Run, Shard
 
 

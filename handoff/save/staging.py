@@ -21,10 +21,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from baton.handoff import digests
-from baton.handoff.arena import Arena, Place
 from baton.handoff.digests import Digests
 from baton.handoff.errors import HandoffError, LeaseExpired, StaleEpoch, UnknownHandoff
-from baton.handoff.views import View
+from baton.handoff.memory.arena import Arena, Place
+from baton.handoff.memory.views import View
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from baton.handoff.loader import Key, LoadJob
+from baton.handoff.load.loader import Key, LoadJob
 from baton.handoff.reports import ShardLoad, ShardSave
-from baton.handoff.saver import SaveJob
+from baton.handoff.save.saver import SaveJob
 
 
 @dataclass

@@ -16,9 +16,9 @@ from typing import Any
 
 import vllm
 
-from baton.handoff.cache import BlockCache
 from baton.handoff.compatibility import Facts
 from baton.handoff.errors import UnsupportedCache
+from baton.handoff.memory.cache import BlockCache
 
 # Each says which part of the KV a rank keeps. Expert parallelism is not among them: it splits no attention.
 _PARALLEL_SIZES = (

@@ -27,12 +27,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from baton.handoff import digests, streams
-from baton.handoff.cache import BlockCache, CacheLayer, Landing, pieces, wanted
+from baton.handoff import digests
 from baton.handoff.digests import Digests
-from baton.handoff.segments import Bytes
-from baton.handoff.staging import Fill
-from baton.handoff.streams import Mark
+from baton.handoff.memory import streams
+from baton.handoff.memory.cache import BlockCache, CacheLayer, Landing, pieces, wanted
+from baton.handoff.memory.segments import Bytes
+from baton.handoff.memory.streams import Mark
+from baton.handoff.save.staging import Fill
 from baton.kernels import kv_pack
 from baton.kernels.kv_pack import KVTable
 

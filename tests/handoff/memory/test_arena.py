@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.handoff import segments
-from baton.handoff.arena import Arena, Place
 from baton.handoff.errors import HandoffError, StagingFull
-from baton.handoff.segments import PAGE
-from baton.handoff.views import HEADER_BYTES
+from baton.handoff.memory import segments
+from baton.handoff.memory.arena import Arena, Place
+from baton.handoff.memory.segments import PAGE
+from baton.handoff.memory.views import HEADER_BYTES
 
 KIB = 1024
 RECORD = 1000  # bytes: 512 of them end with a page

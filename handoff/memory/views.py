@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from baton.handoff.digests import Digests
 from baton.handoff.errors import SaveFailed
-from baton.handoff.segments import PAGE, Bytes
+from baton.handoff.memory.segments import PAGE, Bytes
 
 HEADER_BYTES = 32
 _WORDS = HEADER_BYTES // 8

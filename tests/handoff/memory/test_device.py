@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from baton.handoff import digests, streams
-from baton.handoff.arena import Arena
-from baton.handoff.cache import BlockCache, HostBlockCache, block_cache
-from baton.handoff.device import DeviceBlockCache
+from baton.handoff import digests
 from baton.handoff.errors import DigestMismatch, SaveFailed
-from baton.handoff.saver import Origin, SaveJob, Saver
-from baton.handoff.segments import Bytes
-from baton.handoff.staging import Staging
+from baton.handoff.memory import streams
+from baton.handoff.memory.arena import Arena
+from baton.handoff.memory.cache import BlockCache, HostBlockCache, block_cache
+from baton.handoff.memory.device import DeviceBlockCache
+from baton.handoff.memory.segments import Bytes
+from baton.handoff.save.saver import Origin, SaveJob, Saver
+from baton.handoff.save.staging import Staging
 from baton.kernels import kv_pack
 from baton.kernels.kv_pack import WIRE_DTYPES, KVTable
 from tests.handoff.caches import MIB, ROW_WIDTHS, make_cache, random_blocks, records, tensors

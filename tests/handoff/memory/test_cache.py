@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.handoff.cache import block_cache
 from baton.handoff.errors import UnsupportedCache
+from baton.handoff.memory.cache import block_cache
 from tests.handoff.caches import make_cache, records, tensors
 
 BLOCKS = 17
