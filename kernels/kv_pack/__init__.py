@@ -75,12 +75,12 @@ def digest(records: Buffer, digests: Buffer) -> None:
 
 @functools.cache
 def _reference() -> ModuleType:
-    return importlib.import_module("baton.kernels.kv_pack.reference")
+    return importlib.import_module("baton.kernels.kv_pack.cpu")
 
 
 @functools.cache
 def _kernel() -> ModuleType:
-    return importlib.import_module("baton.kernels.kv_pack.kernel")
+    return importlib.import_module("baton.kernels.kv_pack.gpu")
 
 
 def _check(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer | None) -> None:

@@ -49,11 +49,11 @@ def ngram_match(
     if not limits.shape[0]:
         return
     if tokens.is_cuda:
-        from baton.kernels.ngram_match import kernel
+        from baton.kernels.ngram_match import gpu
 
         if workspace is None:
             workspace = new_workspace(limits.shape[0], tokens.device)
-        kernel.ngram_match(
+        gpu.ngram_match(
             *(tokens, lengths, limits, drafts, counts),
             min_n=min_n,
             max_n=max_n,
@@ -62,9 +62,9 @@ def ngram_match(
             workspace=workspace,
         )
     else:
-        from baton.kernels.ngram_match import reference
+        from baton.kernels.ngram_match import cpu
 
-        reference.ngram_match(
+        cpu.ngram_match(
             *(tokens, lengths, limits, drafts, counts), min_n=min_n, max_n=max_n, rows=rows, tails=tails
         )
 

@@ -34,9 +34,9 @@ def verify(
     """
     job = Job(logits, drafts, sampling, method, positions)
     if logits.is_cuda:
-        from baton.kernels.verify import kernel
+        from baton.kernels.verify import gpu
 
-        return kernel.verify(job)
-    from baton.kernels.verify import reference
+        return gpu.verify(job)
+    from baton.kernels.verify import cpu
 
-    return reference.verify(job)
+    return cpu.verify(job)

@@ -40,7 +40,7 @@ _HEAVY = (
     "vllm.v1.structured_output.backend_xgrammar",
     "vllm.model_executor.layers.quantization.online.base",
     "baton.handoff.vllm.connector",
-    "baton.kernels.kv_pack.reference",
+    "baton.kernels.kv_pack.cpu",
     "baton.services.worker.node",
     "baton.services.worker.servicer",
 )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from baton.kernels.ngram_match.reference import match
+from baton.kernels.ngram_match.cpu import match
 from baton.services.decode.proposers.drafting import DraftBatch, Drafts, Ints
 
 

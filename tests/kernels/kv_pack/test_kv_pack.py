@@ -35,7 +35,7 @@ class Way:
 def way(request: pytest.FixtureRequest, device: str) -> Way:
     if request.param == "reference":
         return Way("cpu", kv_pack.pack, kv_pack.unpack)
-    kernel = importlib.import_module("baton.kernels.kv_pack.kernel")
+    kernel = importlib.import_module("baton.kernels.kv_pack.gpu")
     return Way(device, kernel.pack, kernel.unpack)
 
 

@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from baton.kernels.ngram_match.kernel import _ngram_match_kernel
+from baton.kernels.ngram_match.gpu import _ngram_match_kernel
 
 _POINTERS = {
     **dict.fromkeys(("tokens", "lengths", "limits", "counts"), "*i32"),

@@ -1,4 +1,4 @@
-"""The kernel and the CPU's path against the naive one, on texts of few letters, where matches abound."""
+"""The gpu and the CPU's path against the naive one, on texts of few letters, where matches abound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.kernels.ngram_match import naive, new_workspace, ngram_match, reference
+from baton.kernels.ngram_match import cpu, naive, new_workspace, ngram_match
 from bench import kernels_ngram_match
 from tests.support import CALL_S
 
@@ -27,10 +27,10 @@ Match = Callable[..., None]
 
 @pytest.fixture(scope="module")
 def kernel() -> Match:
-    """The Triton kernel: compiled on a GPU, interpreted without one."""
-    from baton.kernels.ngram_match import kernel
+    """The Triton gpu: compiled on a GPU, interpreted without one."""
+    from baton.kernels.ngram_match import gpu
 
-    return kernel.ngram_match
+    return gpu.ngram_match
 
 
 @dataclass
@@ -63,9 +63,9 @@ def run(
     match: Match, batch: Texts, k: int, low: int, high: int, dtype: torch.dtype = torch.int32
 ) -> list[list[int]]:
     """Drafts of each request; what is not drafted must have been left alone."""
-    device = "cpu" if match in (naive.ngram_match, reference.ngram_match) else DEVICE
+    device = "cpu" if match in (naive.ngram_match, cpu.ngram_match) else DEVICE
     more = {}
-    if match not in (naive.ngram_match, reference.ngram_match, ngram_match):
+    if match not in (naive.ngram_match, cpu.ngram_match, ngram_match):
         more["workspace"] = new_workspace(len(batch.limits) + 3, device)
     wide = torch.full((len(batch.limits), k + 3), POISON, dtype=dtype, device=device)
     drafts = wide[:, 1 : k + 1]  # a slice of something wider, as a speculator's drafts are
@@ -98,7 +98,7 @@ BATCHES = st.lists(st.tuples(TEXT, st.integers(0, 6)), min_size=1, max_size=4)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BATCHES, st.integers(1, 4), st.integers(0, 9), st.integers(0, 3), st.data())
 def test_kernel_and_cpu_path_find_what_the_naive_one_finds(
-    kernel: Match, requests: list[tuple[list[int], int]], low: int, more: int, tail: int, data: st.DataObject
+    gpu: Match, requests: list[tuple[list[int], int]], low: int, more: int, tail: int, data: st.DataObject
 ) -> None:
     texts, limits = map(list, zip(*requests, strict=True))
     tails = (
@@ -111,27 +111,27 @@ def test_kernel_and_cpu_path_find_what_the_naive_one_finds(
         order = data.draw(st.permutations(range(len(texts))))
         batch.rows = torch.tensor(order)
     expected = run(naive.ngram_match, batch, 5, low, low + more)
-    assert run(kernel, batch, 5, low, low + more) == expected
-    assert run(reference.ngram_match, batch, 5, low, low + more) == expected
+    assert run(gpu, batch, 5, low, low + more) == expected
+    assert run(cpu.ngram_match, batch, 5, low, low + more) == expected
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 1023, 1024, 1025, 1026, 2050, 5000])
-def test_blocks_meet(kernel: Match, length: int) -> None:
+def test_blocks_meet(gpu: Match, length: int) -> None:
     """Matches across, before and behind the places where a program's share ends."""
     texts = [torch.randint(0, letters, (length,)).tolist() for letters in (1, 2, 9, 5000)]
     batch = texts_of(texts, [4, 1, 9, 4], width=5003)
     expected = run(naive.ngram_match, batch, 7, 2, 4)
-    assert run(kernel, batch, 7, 2, 4) == expected
-    assert run(reference.ngram_match, batch, 7, 2, 4) == expected
+    assert run(gpu, batch, 7, 2, 4) == expected
+    assert run(cpu.ngram_match, batch, 7, 2, 4) == expected
 
 
 @pytest.mark.parametrize("place", [0, 1, 500, 1020, 1021, 1022, 1023, 1024, 3000])
-def test_a_single_match_is_found_wherever_it_is(kernel: Match, place: int) -> None:
+def test_a_single_match_is_found_wherever_it_is(gpu: Match, place: int) -> None:
     text = list(range(100, 4196))
     text[place : place + 5] = [1, 2, 3, 7, 8]
     text += [1, 2, 3]
     batch = texts_of([text], [2], width=9000)
-    assert run(kernel, batch, 4, 2, 5) == run(reference.ngram_match, batch, 4, 2, 5) == [[7, 8]]
+    assert run(gpu, batch, 4, 2, 5) == run(cpu.ngram_match, batch, 4, 2, 5) == [[7, 8]]
 
 
 MATCHES = {
@@ -149,32 +149,32 @@ MATCHES = {
 
 
 @pytest.mark.parametrize("name", MATCHES)
-def test_which_match_is_taken(kernel: Match, name: str) -> None:
+def test_which_match_is_taken(gpu: Match, name: str) -> None:
     text, expected = MATCHES[name]
     batch = texts_of([text], [3])
-    for match in (naive.ngram_match, reference.ngram_match, kernel):
+    for match in (naive.ngram_match, cpu.ngram_match, gpu):
         assert run(match, batch, 8, 2, 4) == [expected]
 
 
-def test_n_grams_may_be_long(kernel: Match) -> None:
+def test_n_grams_may_be_long(gpu: Match) -> None:
     """Of a match of 12 tokens and a later one of 10, the first; where at most 10 are looked at, the later."""
     end = list(range(10, 22))
     text = [*end, 70, 1, *end[2:], 80, 2, *end]
-    for match in (naive.ngram_match, reference.ngram_match, kernel):
+    for match in (naive.ngram_match, cpu.ngram_match, gpu):
         assert run(match, texts_of([text], [1]), 4, 2, 12) == [[70]]
         assert run(match, texts_of([text], [1]), 4, 2, 10) == [[80]]
 
 
-def test_no_draft_is_made_beyond_limits(kernel: Match) -> None:
+def test_no_draft_is_made_beyond_limits(gpu: Match) -> None:
     batch = texts_of([[1, 2, 3, 1, 2]] * 4, [0, -3, 2, 99])
-    for match in (naive.ngram_match, reference.ngram_match, kernel):
+    for match in (naive.ngram_match, cpu.ngram_match, gpu):
         assert run(match, batch, 4, 1, 3) == [[], [], [3, 1], [3, 1, 2, 3]]
 
 
-def test_one_request_of_many_rows_with_drafts_of_another_type(kernel: Match) -> None:
+def test_one_request_of_many_rows_with_drafts_of_another_type(gpu: Match) -> None:
     batch = texts_of([[1, 2, 1], [4, 5, 6, 8, 4, 5], [3]], [3], tails=None)
     batch.rows, batch.tails = torch.tensor([1]), torch.tensor([[6, 8]])
-    for match in (naive.ngram_match, reference.ngram_match, kernel):
+    for match in (naive.ngram_match, cpu.ngram_match, gpu):
         assert run(match, batch, 4, 2, 9, torch.int64) == [[4, 5, 6]]
 
 

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from baton.kernels.verify import kernel
+from baton.kernels.verify import gpu
 from tests.kernels.compiling import compile_launches
 from tests.kernels.verify.cases import Shape
 
@@ -34,7 +34,7 @@ def main() -> None:
             proposal,
             filters,
             dtype,
-            compile_launches(kernel, KERNELS, lambda job=job: kernel.verify(job)),
+            compile_launches(gpu, KERNELS, lambda job=job: gpu.verify(job)),
         )  # type: ignore[misc]
 
 

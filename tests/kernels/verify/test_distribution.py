@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.kernels.verify import Drafts, Job, Method, Sampling, Verified, naive, reference, verify
+from baton.kernels.verify import Drafts, Job, Method, Sampling, Verified, cpu, naive, verify
 
 SAMPLES = 20_000
 LENGTH = 4
@@ -106,7 +106,7 @@ def written(
     every = torch.arange(samples)
     while int(size.min()) <= LENGTH:
         job = step(tables, way, method, proposal, text[every, size - 1], size - 1, make)
-        found = reference.verify(job)
+        found = cpu.verify(job)
         for place in range(DRAFTED + 1):
             here = (size + place).clamp(max=text.shape[1] - 1)
             more = (found.counts > place) & (size + place < text.shape[1])
@@ -167,8 +167,8 @@ def test_texts_are_the_targets_own(method: Method, proposal: str, way: str) -> N
 
 def test_numbers_that_are_drawn_twice_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block's test tells of numbers for places that are verified again next: they are drawn anew."""
-    drawn = reference.uniforms
-    monkeypatch.setattr(reference, "uniforms", lambda seeds, at, numbers: drawn(seeds, at, numbers * 0))
+    drawn = cpu.uniforms
+    monkeypatch.setattr(cpu, "uniforms", lambda seeds, at, numbers: drawn(seeds, at, numbers * 0))
     tables = Tables.random(1)
     texts = written(tables, WAYS["all"], "block", "probs", 3 * SAMPLES)
     assert chance_of_fit(texts[:, :2], chances(tables, WAYS["all"])) < CHANCE
@@ -176,7 +176,7 @@ def test_numbers_that_are_drawn_twice_show(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("way", WAYS)
 def test_without_drafts_too(way: str) -> None:
-    """Direct sampling by the same kernel, with a request for each sample."""
+    """Direct sampling by the same gpu, with a request for each sample."""
     tables = Tables.random(3)
     none = torch.zeros(0, dtype=torch.int32)
     drafts = Drafts(none, torch.arange(1, SAMPLES + 1).int(), 0)
@@ -195,7 +195,7 @@ def test_blocks_are_accepted_no_less_often(proposal: str) -> None:
             make = torch.Generator().manual_seed(seed)
             last, at = torch.arange(SAMPLES) % VOCABULARY, torch.zeros(SAMPLES, dtype=torch.int64)
             job = step(tables, WAYS["all"], method, proposal, last, at, make, seed)  # type: ignore[arg-type]
-            accepted[method] = reference.verify(job).counts.double()
+            accepted[method] = cpu.verify(job).counts.double()
         difference = accepted["block"] - accepted["standard"]
         error = float(difference.std()) / SAMPLES**0.5
         assert float(difference.mean()) > -4 * error
@@ -206,22 +206,22 @@ def test_blocks_are_accepted_no_less_often(proposal: str) -> None:
 @pytest.fixture(scope="module")
 def kernel() -> Callable[[Job], Verified]:
     pytest.importorskip("triton")
-    from baton.kernels.verify import kernel
+    from baton.kernels.verify import gpu
 
-    return kernel.verify
+    return gpu.verify
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
 @pytest.mark.parametrize("proposal", ["one-hot", "probs"])
 def test_the_kernel_writes_the_same_texts(
-    kernel: Callable[[Job], Verified], method: Method, proposal: str
+    gpu: Callable[[Job], Verified], method: Method, proposal: str
 ) -> None:
-    """What was found of the CPU's path holds for the kernel: the same tokens from the same seeds."""
+    """What was found of the CPU's path holds for the gpu: the same tokens from the same seeds."""
     if torch.cuda.is_available():
         pytest.skip("test_verify.py compares them on the GPU")
     make = torch.Generator().manual_seed(7)
     last, at = torch.arange(12) % VOCABULARY, torch.zeros(12, dtype=torch.int64)
     job = step(Tables.random(1), WAYS["all"], method, proposal, last, at, make)
-    wanted = reference.verify(job).tokens.tolist()
+    wanted = cpu.verify(job).tokens.tolist()
     assert kernel(job).tokens.tolist() == wanted
     assert naive.verify(job).tokens.tolist() == wanted

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.kernels.verify import Drafts, Job, Sampling, Verified, naive, reference, verify
+from baton.kernels.verify import Drafts, Job, Sampling, Verified, cpu, naive, verify
 from tests.kernels.verify.cases import Shape, moved
 from tests.support import CALL_S
 
@@ -26,9 +26,9 @@ METHODS = ["standard", "block"]
 def kernel() -> Verify:
     """The Triton kernels: compiled on a GPU, interpreted without one."""
     pytest.importorskip("triton")
-    from baton.kernels.verify import kernel
+    from baton.kernels.verify import gpu
 
-    return kernel.verify
+    return gpu.verify
 
 
 @pytest.fixture(autouse=True)
@@ -61,16 +61,16 @@ def check(one: Verify, job: Job, device: str = "cpu", **more: int) -> Verified:
 def test_reference(method: str, proposal: str, filters: str, dtype: torch.dtype) -> None:
     shape = Shape(requests=8, method=method, proposal=proposal, filters=filters, dtype=dtype)  # type: ignore[arg-type]
     for seed, packed in enumerate((True, False)):
-        check(reference.verify, replace(shape, packed=packed).job(seed))
+        check(cpu.verify, replace(shape, packed=packed).job(seed))
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("proposal", PROPOSALS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_kernel(kernel: Verify, device: str, method: str, proposal: str, dtype: torch.dtype) -> None:
+def test_kernel(gpu: Verify, device: str, method: str, proposal: str, dtype: torch.dtype) -> None:
     shape = Shape(method=method, proposal=proposal, dtype=dtype)  # type: ignore[arg-type]
     for seed, packed in enumerate((True, False)):
-        check(kernel, replace(shape, packed=packed).job(10 + seed), device)
+        check(gpu, replace(shape, packed=packed).job(10 + seed), device)
 
 
 @pytest.mark.parametrize(
@@ -86,17 +86,17 @@ def test_kernel(kernel: Verify, device: str, method: str, proposal: str, dtype: 
     ],
 )
 def test_filtered(
-    kernel: Verify, device: str, filters: str, dtype: torch.dtype, method: str, proposal: str, room: int
+    gpu: Verify, device: str, filters: str, dtype: torch.dtype, method: str, proposal: str, room: int
 ) -> None:
     shape = Shape(
         requests=2, most=2, filters=filters, dtype=dtype, method=method, proposal=proposal, greedy=0
     )  # type: ignore[arg-type]
-    check(kernel, shape.job(20), device, room=room)
+    check(gpu, shape.job(20), device, room=room)
 
 
 @pytest.mark.parametrize("one", ["kernel", "reference"])
 def test_a_vocabulary_that_divides_by_nothing(one: str, device: str, request: pytest.FixtureRequest) -> None:
-    run = reference.verify if one == "reference" else request.getfixturevalue("kernel")
+    run = cpu.verify if one == "reference" else request.getfixturevalue("kernel")
     shape = Shape(requests=2, most=1, vocabulary=32_003, tile=1024, greedy=0)
     check(run, shape.job(30), device if one == "kernel" else "cpu")
     if one == "reference" or device == "cuda":  # the interpreter takes its time
@@ -110,7 +110,7 @@ class TestEdges:
 
     @pytest.fixture
     def run(self, one: str, request: pytest.FixtureRequest) -> Verify:
-        return reference.verify if one == "reference" else request.getfixturevalue("kernel")  # type: ignore[no-any-return]
+        return cpu.verify if one == "reference" else request.getfixturevalue("kernel")  # type: ignore[no-any-return]
 
     @pytest.fixture
     def where(self, one: str, device: str) -> str:
@@ -160,7 +160,7 @@ class TestEdges:
             top_k=torch.full((requests,), 3, dtype=torch.int32),
             top_p=torch.full((requests,), 0.5),
         )
-        few = 4 if where == "cpu" and run is not reference.verify else requests
+        few = 4 if where == "cpu" and run is not cpu.verify else requests
         job = Job(logits, drafts, sampling, method, tile=16)  # type: ignore[arg-type]
         found = check(run, _first(job, few), where)
         assert set(found.tokens.flatten().tolist()) <= {0, 1}
@@ -185,10 +185,10 @@ def _first(job: Job, requests: int) -> Job:
     )
 
 
-def test_no_requests(kernel: Verify, device: str) -> None:
+def test_no_requests(gpu: Verify, device: str) -> None:
     none = torch.zeros(0, dtype=torch.int32)
     job = Job(torch.zeros(0, 61), Drafts(none, none, 2), Sampling(torch.zeros(0), torch.zeros(0).long()))
-    for found in (kernel(moved(job, device)), reference.verify(job)):
+    for found in (kernel(moved(job, device)), cpu.verify(job)):
         assert found.tokens.shape == (0, 3)
         assert found.counts.shape == (0,)
 

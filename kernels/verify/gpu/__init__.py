@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import triton
 
+from baton.kernels.verify.gpu.cut import cut_kernel, gather_kernel
+from baton.kernels.verify.gpu.rows import stats_kernel
+from baton.kernels.verify.gpu.settle import accept_kernel, residual_kernel, settle_kernel
 from baton.kernels.verify.inputs import Job, Verified
-from baton.kernels.verify.kernel_cut import cut_kernel, gather_kernel
-from baton.kernels.verify.kernel_rows import stats_kernel
-from baton.kernels.verify.kernel_settle import accept_kernel, residual_kernel, settle_kernel
 
 ROOM = 8192  # candidates of a row that are kept for the bisection; a row with more is read again each time
 _CHUNK = 4096  # of these are held by a program, so that the bisection reads no memory

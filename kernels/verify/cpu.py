@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.kernels.verify import cut
+from baton.kernels.verify import cpu_cut
 from baton.kernels.verify.inputs import Job, Verified
 from baton.kernels.verify.randomness import uniforms
 
@@ -99,7 +99,7 @@ class _Targets:
     rows: torch.Tensor  # [M]
     inverse: torch.Tensor  # [M] 1 / temperature
     top: torch.Tensor  # [M] largest scaled logit
-    cuts: cut.Cuts
+    cuts: cpu_cut.Cuts
 
     @classmethod
     def of(cls, job: Job, batch: _Batch) -> _Targets:
@@ -114,9 +114,9 @@ class _Targets:
             top[some] = scaled.amax(1).clamp(min=torch.finfo(torch.float32).min)
             mass[some] = scaled.sub_(top[some].unsqueeze(1)).exp_().sum(1)
         if not job.filtered:
-            return cls(job, rows, inverse, top, cut.Cuts.none(mass, vocabulary))
+            return cls(job, rows, inverse, top, cpu_cut.Cuts.none(mass, vocabulary))
         filters = _filters(job, batch.slots.repeat_interleave(width))
-        return cls(job, rows, inverse, top, cut.find(_clean(job.logits[rows]), inverse, mass, filters))
+        return cls(job, rows, inverse, top, cpu_cut.find(_clean(job.logits[rows]), inverse, mass, filters))
 
     def weights(self, which: torch.Tensor) -> torch.Tensor:
         """[m, V]: exp(scaled logit - top) of these rows where it is kept, otherwise 0."""
@@ -162,13 +162,13 @@ def _best(logits: torch.Tensor) -> torch.Tensor:
     return best
 
 
-def _filters(job: Job, slots: torch.Tensor) -> cut.Filters:
+def _filters(job: Job, slots: torch.Tensor) -> cpu_cut.Filters:
     sampling, vocabulary = job.sampling, job.logits.shape[1]
     every = torch.full_like(slots, vocabulary)
     top_k = every if sampling.top_k is None else sampling.top_k[slots].long()
     top_p = torch.ones(slots.shape[0]) if sampling.top_p is None else sampling.top_p[slots].float()
     min_p = torch.zeros(slots.shape[0]) if sampling.min_p is None else sampling.min_p[slots].float()
-    return cut.Filters(torch.where((top_k <= 0) | (top_k > vocabulary), every, top_k), top_p, min_p)
+    return cpu_cut.Filters(torch.where((top_k <= 0) | (top_k > vocabulary), every, top_k), top_p, min_p)
 
 
 class _Proposals:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from baton.kernels.verify.kernel_rows import (
+from baton.kernels.verify.gpu.rows import (
     clean,
     draft_at,
     inverse_of,
