@@ -18,13 +18,13 @@ import yaml
 
 from baton.services.config import SchedulerSettings
 from bench.light import Client
-from bench.stats import median, save
 from bench.tool_guidellm import Guidellm
 from bench.tool_lm_eval import LmEval
 from bench.tool_serve import Serve
 from bench.tools import Figures, Tool
-from tests.e2e.deployment import MODEL, MODEL_NAME, deployment, stock_vllm
-from tests.support import ROOT
+from harness.deployment import MODEL, MODEL_NAME, deployment, stock_vllm
+from harness.stats import median, save
+from harness.support import ROOT
 
 TOOLS: dict[str, Tool] = {"serve": Serve(), "guidellm": Guidellm(), "lm-eval": LmEval()}
 Rows = dict[str, dict[str, list[Figures]]]  # by row of a tool's table and arm, a round each

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.model import MODEL_NAME, engine_settings
-from bench.stats import medians, save
 from bench.traffic import Mix, run
-from tests.e2e.deployment import deployment
+from harness.deployment import deployment
+from harness.stats import medians, save
 
 
 def main(arguments: list[str]) -> None:

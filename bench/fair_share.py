@@ -20,7 +20,7 @@ from typing import Any
 
 from baton.services.prefill import fair_share
 from bench import model
-from bench.stats import median, percentile, save
+from harness.stats import median, percentile, save
 
 DEMO = Path(__file__).resolve().parents[1] / "deploy" / "demo-model" / "weights"
 LONG = 900  # tokens

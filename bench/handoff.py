@@ -35,7 +35,7 @@ from baton.handoff.save.staging import Staging
 from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES
 from baton.protos.handoff_pb2 import Manifest, Shard
 from baton.rpc import host_id
-from bench.stats import save
+from harness.stats import save
 
 MIB = 1 << 20
 HASH = "bench"

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from bench.kernel_case import Case
-from bench.stats import RESULTS, median, save
+from harness.stats import RESULTS, median, save
 
 OPERATIONS = ["kv_pack", "ngram_match", "verify"]
 MIB = 1 << 20

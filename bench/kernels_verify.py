@@ -20,7 +20,7 @@ import torch
 from baton.kernels.verify import Drafts, Job, Method, Sampling, naive, verify
 from bench import vllm_source
 from bench.kernel_case import Case
-from tests.kernels.verify.cases import Shape, moved
+from harness.verify_cases import Shape, moved
 
 BATCHES, DRAFTED, VOCABULARIES = (1, 16, 64, 256), (1, 3, 7), (32_000, 128_256, 152_064)
 ON_CPU = ((1, 3, 32_000), (16, 3, 32_000), (1, 3, 152_064), (16, 3, 4096))

@@ -11,7 +11,7 @@ FOLDER = Path.home() / ".cache" / "baton" / "bench" / MODEL_NAME
 
 def engine_settings() -> dict[str, Any]:
     """The `engine` section for it; the checkpoint is written on first use."""
-    from tests.checkpoints import qwen2_80m
+    from harness.checkpoints import qwen2_80m
 
     if not (FOLDER / "config.json").exists():
         FOLDER.parent.mkdir(parents=True, exist_ok=True)

@@ -23,9 +23,9 @@ from typing import Any
 
 from bench.light import Client, Reply
 from bench.processes import processes, rss_mib
-from bench.stats import percentile, save
-from tests.e2e.deployment import ENGINE, MODEL, MODEL_NAME, Deployment, deployment, free_blocks, idle
-from tests.support import eventually
+from harness.deployment import ENGINE, MODEL, MODEL_NAME, Deployment, deployment, free_blocks, idle
+from harness.stats import percentile, save
+from harness.support import eventually
 
 SLOTS = 4
 PROMPT_TOKENS = 32

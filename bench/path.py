@@ -23,9 +23,9 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.model import MODEL_NAME, engine_settings
-from bench.stats import median, percentile, save
 from bench.traffic import Mix, run, stream
-from tests.e2e.deployment import Deployment, deployment
+from harness.deployment import Deployment, deployment
+from harness.stats import median, percentile, save
 
 STAGES = ("save", "wait", "move", "check", "load", "total")
 

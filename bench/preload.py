@@ -23,10 +23,10 @@ import aiohttp
 import yaml
 
 from bench.prompts import held_out
-from bench.stats import median, medians, save
 from bench.traffic import Answer, stream
-from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
-from tests.support import ROOT
+from harness.deployment import MODEL_NAME, Deployment, deployment
+from harness.stats import median, medians, save
+from harness.support import ROOT
 
 STREAMS = {1: 12, 8: 48}  # how many at a time: prompts of a measurement
 TOKENS = 64  # of each answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 from baton.protos import scheduler_pb2
-from tests.e2e.deployment import Deployment
+from harness.deployment import Deployment
 
 
 def processes(one: Deployment) -> dict[str, psutil.Process]:

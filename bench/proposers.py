@@ -25,8 +25,8 @@ import numpy as np
 from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposer
 from baton.services.decode.proposers.matching import NgramMatcher
 from baton.services.decode.proposers.suffix import SuffixProposer, Tree
-from bench.stats import median, save
-from tests.support import ROOT
+from harness.stats import median, save
+from harness.support import ROOT
 
 K = 4
 VOCABULARY = 32_000

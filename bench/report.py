@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.stats import RESULTS
+from harness.stats import RESULTS
 
 PAGE = RESULTS.parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks

@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from bench.stats import save
+from harness.stats import save
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "tiny"
@@ -39,8 +39,8 @@ async def serve_worker(scheduler_port: int, step_s: float) -> None:
     from baton.protos import scheduler_pb2 as pb
     from baton.scheduler.service import SchedulerServer
     from baton.services.config import SchedulerSettings
-    from tests.services.router.fakes import FakeWorker
-    from tests.services.router.harness import Members
+    from harness.fake_worker import FakeWorker
+    from harness.router import Members
 
     async with SchedulerServer(SchedulerSettings(address=f"127.0.0.1:{scheduler_port}")) as server:
         members = Members(server.address)
@@ -136,8 +136,8 @@ def wait_ready(port: int) -> None:
 
 
 def measure(options: argparse.Namespace, interval_ms: float) -> dict[str, Any]:
-    from tests.checkpoints import tiny_qwen2
-    from tests.support import free_port
+    from harness.checkpoints import tiny_qwen2
+    from harness.support import free_port
 
     port, scheduler_port = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:

@@ -23,8 +23,8 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
 from bench import scheduler_cpu
-from bench.stats import save
-from tests.support import ROOT, free_port, redis_server
+from harness.stats import save
+from harness.support import ROOT, free_port, redis_server
 
 WORKERS = 8  # half of them prefill, half decode
 

@@ -26,7 +26,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.scheduler.keys import EPOCH_KEEP_MS
-from tests.support import ROOT, eventually, free_port, listening, redis_server
+from harness.support import ROOT, eventually, free_port, listening, redis_server
 
 LIVES_S = 2.0  # a request; its prompt is read after a tenth of that
 TICK_S = 0.01

@@ -29,9 +29,9 @@ import psutil
 
 from bench.light import Client
 from bench.processes import private_mib, processes, rss_mib
-from bench.stats import median, save
-from tests.e2e.deployment import ENGINE, MODEL_NAME, Deployment, deployment, free_blocks, idle
-from tests.support import eventually
+from harness.deployment import ENGINE, MODEL_NAME, Deployment, deployment, free_blocks, idle
+from harness.stats import median, save
+from harness.support import eventually
 
 CONNECTIONS, SLOTS = 8, 16
 FULL_HOUSE = 96, 8  # of both: at most 10 are on the workers (scheduler.max_queue_factor)

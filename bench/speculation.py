@@ -16,7 +16,7 @@ from typing import Any
 from bench.drafting_engine import AUTO, CLOCKS, Asked, EngineProcess, Run
 from bench.prompts import FOLDER, KINDS, held_out, whole_blocks
 from bench.speculation_served import SHORTEST, Pairs, serve
-from bench.stats import median, save
+from harness.stats import median, save
 
 STREAMS = (1, 4, 16)
 PROMPTS = {1: 24, 4: 72, 16: 192}  # of a measurement

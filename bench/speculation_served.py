@@ -15,9 +15,9 @@ from typing import Any
 
 import aiohttp
 
-from bench.stats import median
 from bench.traffic import stream
-from tests.e2e.deployment import MODEL_NAME, deployment
+from harness.deployment import MODEL_NAME, deployment
+from harness.stats import median
 
 PLACEMENTS = {"1P1D": (1, 1, 0), "aggregated": (0, 0, 1)}
 PROMPTS = {1: 8, 4: 24, 16: 64}  # of a measurement, by streams

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import aiohttp
 
-from bench.stats import median, save
 from bench.traffic import stream
-from tests.e2e.deployment import MODEL_NAME, deployment, stock_vllm
+from harness.deployment import MODEL_NAME, deployment, stock_vllm
+from harness.stats import median, save
 
 
 async def first_token(url: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.tools import TOKENIZER, Figures, command, installed
-from tests.e2e.deployment import MODEL_NAME
+from harness.deployment import MODEL_NAME
 
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
 # By row: how many at a time, and how many in all.

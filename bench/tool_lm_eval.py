@@ -17,7 +17,7 @@ import yaml
 
 from bench.prompts import questions
 from bench.tools import TOKENIZER, Figures, command, installed
-from tests.e2e.deployment import MODEL_NAME
+from harness.deployment import MODEL_NAME
 
 QUESTIONS, CHOICES = 128, 4
 ANSWER_TOKENS = 64

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.tools import TOKENIZER, Figures
-from tests.e2e.deployment import MODEL_NAME
-from tests.support import PYTHON
+from harness.deployment import MODEL_NAME
+from harness.support import PYTHON
 
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
 REQUESTS = {"1": 16, "8": 64, "32": 160, "128": 384, "256": 512, "inf": 1000}  # by concurrency

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from tests.support import ROOT
+from harness.support import ROOT
 
 Figures = dict[str, float]
 PINS = Path(__file__).with_name("tools.txt")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from bench.stats import median, percentile
+from harness.stats import median, percentile
 
 
 @dataclass

@@ -21,9 +21,9 @@ import torch
 from baton.handoff.memory.cache import BlockCache
 from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES, KVTable, pack, unpack
 from bench.prompts import FOLDER, held_out
-from bench.stats import save
-from tests.handoff.engines import BLOCK_SIZE, Engine, EngineProcess, Options
-from tests.speculation.fleets import FLEETS, Outcome, deployment, measure
+from harness.engines import BLOCK_SIZE, Engine, EngineProcess, Options
+from harness.speculation.fleets import FLEETS, Outcome, deployment, measure
+from harness.stats import save
 
 SHORTEST, LONGEST = 96, 700  # tokens of a prompt: in a shorter one little KV is handed over
 HEAD = 64  # elements of a head, in every layer of the demo model

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import PATIENCE
+from harness.support import PATIENCE
 
 # Beside files that compute, those that wait: else both processes of pytest wait at the same time.
 FIRST = (

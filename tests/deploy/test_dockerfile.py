@@ -25,9 +25,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 import yaml
 
-from tests import dockerfile
-from tests.dockerfile import Instruction
-from tests.support import ROOT
+from harness import dockerfile
+from harness.dockerfile import Instruction
+from harness.support import ROOT
 
 USER = 54321  # as `useradd` makes one: nobody in particular
 RUN_S = 100.0

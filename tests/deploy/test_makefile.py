@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from tests.support import CALL_S, ROOT
+from harness.support import CALL_S, ROOT
 
 
 def test_what_a_start_compiles_is_kept() -> None:

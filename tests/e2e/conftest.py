@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.deployment import Deployment, deployment, stock_vllm
+from harness.deployment import Deployment, deployment, stock_vllm
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import zygote
-from tests.support import PYTHON, ROOT, listening
-from tests.zygote import Forked
+from harness import zygote
+from harness.support import PYTHON, ROOT, listening
+from harness.zygote import Forked
 
 PORTS = (8000, 7400)
 _CLONE_NEWNET = 0x40000000

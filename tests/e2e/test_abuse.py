@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
-from tests.support import CALL_S, eventually
+from harness.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
+from harness.support import CALL_S, eventually
 
 SLOW_S = 2.0
 READERS = 8

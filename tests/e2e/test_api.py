@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.deployment import MODEL_NAME, Deployment
-from tests.support import CALL_S
+from harness.deployment import MODEL_NAME, Deployment
+from harness.support import CALL_S
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = {

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import zygote
-from tests.e2e.deployment import MODEL, deployment
-from tests.support import BATON, CALL_S, ROOT, eventually, free_port, listening, redis_server
+from harness import zygote
+from harness.deployment import MODEL, deployment
+from harness.support import BATON, CALL_S, ROOT, eventually, free_port, listening, redis_server
 
 A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker tells how far it is before it fails
 

@@ -1,6 +1,6 @@
 """docker-compose.yml: its commands, environments and health checks unchanged, in namespaces, not in Docker.
 
-Each container is a host of tests/e2e/netns.py: addresses and a host name of its own, the services' names in
+Each container is a host of harness/netns.py: addresses and a host name of its own, the services' names in
 /etc/hosts, process ids of its own (the command is number 1, as in Docker), a /dev/shm of its own of the size
 that the file says, no privileges, and a working folder that cannot be written to.
 
@@ -28,10 +28,10 @@ import pytest
 import yaml
 
 from baton import addresses
-from tests import dockerfile
-from tests.e2e.deployment import MODEL_NAME
-from tests.e2e.netns import Host, Network, User, why_not
-from tests.support import CALL_S, PATIENCE, ROOT, eventually
+from harness import dockerfile
+from harness.deployment import MODEL_NAME
+from harness.netns import Host, Network, User, why_not
+from harness.support import CALL_S, PATIENCE, ROOT, eventually
 
 COMPOSE = ROOT / "docker-compose.yml"
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.e2e.continuation import Asker, Site, site
-from tests.e2e.features import FEATURES, Feature
-from tests.support import CALL_S
+from harness.continuation import Asker, Site, site
+from harness.features import FEATURES, Feature
+from harness.support import CALL_S
 
-# `python -m tests.e2e.continuation` takes twenty answers of each feature, and every position.
+# `python -m harness.continuation` takes twenty answers of each feature, and every position.
 ANSWERS = 1
 EVERY = 25
 

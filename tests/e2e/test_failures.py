@@ -15,9 +15,9 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
-from tests.e2e.prompts import prompts
-from tests.support import CALL_S, PATIENCE, eventually
+from harness.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
+from harness.prompts import prompts
+from harness.support import CALL_S, PATIENCE, eventually
 
 LONG = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
-from tests.support import CALL_S, PATIENCE, ROOT
+from harness.deployment import MODEL_NAME, Deployment, deployment
+from harness.support import CALL_S, PATIENCE, ROOT
 
 BEGIN, END = "<tool_response>", "</tool_response>"  # as reasoning_plugin.py has them
 ENOUGH = f" That will do.{END}"  # written where a budget ends

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests import zygote
-from tests.e2e.deployment import MODEL_NAME, START_S, Deployment, Process, deployment
-from tests.e2e.prompts import prompts
-from tests.support import eventually
+from harness import zygote
+from harness.deployment import MODEL_NAME, START_S, Deployment, Process, deployment
+from harness.prompts import prompts
+from harness.support import eventually
 
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000

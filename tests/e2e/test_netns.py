@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.netns import Network, User, why_not
-from tests.support import ROOT, eventually
+from harness.netns import Network, User, why_not
+from harness.support import ROOT, eventually
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
@@ -45,7 +45,7 @@ def test_hosts_reach_each_other_and_share_nothing_else(tmp_path: Path) -> None:
 def test_nothing_outlives_a_killed_test(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
-from tests.e2e.netns import Network
+from harness.netns import Network
 with Network(Path({str(tmp_path)!r})) as network:
     network.host("a").start(["sleep", "1234"])
     print("up", flush=True)

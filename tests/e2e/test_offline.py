@@ -20,9 +20,9 @@ from baton import pipeline
 from baton.services.errors import StartError
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.pipeline import Pipeline
-from tests.e2e.deployment import ENGINE, MODEL_NAME
+from harness.deployment import ENGINE, MODEL_NAME
+from harness.support import BATON, CALL_S, ROOT, eventually
 from tests.e2e.test_up import family, gone
-from tests.support import BATON, CALL_S, ROOT, eventually
 
 MODEL = ENGINE["model"]
 SETTINGS = {key: value for key, value in ENGINE.items() if key != "model"}

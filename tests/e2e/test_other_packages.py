@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.deployment import MODEL_NAME, deployment
-from tests.support import CALL_S, PATIENCE, PYTHON, ROOT
+from harness.deployment import MODEL_NAME, deployment
+from harness.support import CALL_S, PATIENCE, PYTHON, ROOT
 
 PACKAGE = ROOT / "tests" / "plugins" / "baton-copy"
 SPEC = {"method": "copy", "num_speculative_tokens": 4, "parameters": {"most": 3}}

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness.support import PATIENCE, ROOT, eventually
+from harness.zygote import Forked
 from tests.e2e.readme import Reader, reader, shell_blocks
-from tests.support import PATIENCE, ROOT, eventually
-from tests.zygote import Forked
 
 ASK = "curl http://127.0.0.1:8000/v1/chat/completions"
 STATUS = "source .venv/bin/activate"

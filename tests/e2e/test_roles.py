@@ -13,10 +13,10 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from tests.e2e.deployment import MODEL_NAME, Deployment, deployment, idle
-from tests.e2e.prompts import prompts
+from harness.deployment import MODEL_NAME, Deployment, deployment, idle
+from harness.prompts import prompts
+from harness.support import BATON, CALL_S, ROOT, eventually
 from tests.e2e.test_failures import ask
-from tests.support import BATON, CALL_S, ROOT, eventually
 
 FLIPS = 8
 AT_ONCE = 6  # requests

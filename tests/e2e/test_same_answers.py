@@ -10,9 +10,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.deployment import MODEL, MODEL_NAME, Deployment, deployment
-from tests.e2e.prompts import LENGTHS, prompts
-from tests.support import CALL_S, free_port, redis_server
+from harness.deployment import MODEL, MODEL_NAME, Deployment, deployment
+from harness.prompts import LENGTHS, prompts
+from harness.support import CALL_S, free_port, redis_server
 
 MAX_TOKENS = 20
 

@@ -11,11 +11,11 @@ import psutil
 import pytest
 import yaml
 
-from tests.checkpoints import tiny_qwen2
-from tests.e2e.deployment import START_S, deployment, status_of
+from harness.checkpoints import tiny_qwen2
+from harness.deployment import START_S, deployment, status_of
+from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually, free_port, redis_server
 from tests.e2e.test_bad_start import fails
 from tests.e2e.test_up import family, gone
-from tests.support import BATON, CALL_S, PATIENCE, ROOT, eventually, free_port, redis_server
 
 CANARY = "c4nary"
 KEY, PASSWORD, TOKEN = f"{CANARY}-key", f"{CANARY}-password", f"{CANARY}-hf-token"

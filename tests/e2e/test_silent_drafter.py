@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
-from tests.support import BATON, CALL_S, ROOT, eventually
+from harness.deployment import MODEL_NAME, Deployment, deployment
+from harness.support import BATON, CALL_S, ROOT, eventually
 
 DEMO = ROOT / "deploy" / "demo-model"
 FORGETFUL = ROOT / "tests" / "plugins" / "forgetful"

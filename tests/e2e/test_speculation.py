@@ -8,8 +8,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.e2e.deployment import MODEL_NAME, Deployment, deployment
-from tests.support import CALL_S, ROOT, eventually
+from harness.deployment import MODEL_NAME, Deployment, deployment
+from harness.support import CALL_S, ROOT, eventually
 
 MTP_MODEL = ROOT / "deploy" / "demo-model" / "weights-mtp"
 

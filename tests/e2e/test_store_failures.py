@@ -15,10 +15,10 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from tests.e2e.deployment import MODEL_NAME, START_S, Deployment, deployment
-from tests.e2e.prompts import prompts
-from tests.scheduler.support import RedisServer
-from tests.support import eventually
+from harness.deployment import MODEL_NAME, START_S, Deployment, deployment
+from harness.prompts import prompts
+from harness.scheduling import RedisServer
+from harness.support import eventually
 
 LEASE_S = 2.0  # of placements
 WORKER_LEASE_S = 2.0  # a Redis that hangs holds up one heartbeat by a second

@@ -12,8 +12,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.e2e.deployment import MODEL_NAME, Deployment, Process, deployment
-from tests.support import PATIENCE, eventually, listening
+from harness.deployment import MODEL_NAME, Deployment, Process, deployment
+from harness.support import PATIENCE, eventually, listening
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.deployment import MODEL_NAME, Deployment, idle
-from tests.e2e.prompts import prompts
-from tests.support import CALL_S, eventually
+from harness.deployment import MODEL_NAME, Deployment, idle
+from harness.prompts import prompts
+from harness.support import CALL_S, eventually
 
 STREAMS = 3
 RUNNING = "vllm:num_requests_running"

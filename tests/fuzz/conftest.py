@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.deployment import Deployment, deployment
+from harness.deployment import Deployment, deployment
 
 
 @pytest.fixture(scope="module")

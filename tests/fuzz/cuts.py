@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
-from tests.e2e.deployment import MODEL_NAME
+from harness.deployment import MODEL_NAME
 
 TIMEOUT_S = 20.0
 How = Literal["close", "reset", "half"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemathesis import Case
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
-from tests.e2e.deployment import MODEL_NAME
+from harness.deployment import MODEL_NAME
 
 # A right request of each kind. Fields of generated ones are put into it, or nearly all would end at their
 # first wrong field; `max_tokens` keeps what runs short.

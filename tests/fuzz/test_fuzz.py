@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from schemathesis import Case
 
-from tests.e2e.deployment import Deployment, free_blocks, idle
+from harness.deployment import Deployment, free_blocks, idle
+from harness.support import CALL_S, eventually
 from tests.fuzz.cuts import Cut, cuts, perform
 from tests.fuzz.surface import UNAVAILABLE, operations, requests, send
-from tests.support import CALL_S, eventually
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))  # an operation
 LIMIT_S = 60 + 2 * EXAMPLES

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from baton.handoff.memory.segments import DIRECTORY
-from tests.support import PATIENCE
+from harness.support import PATIENCE
 
 
 def own_segments() -> list[str]:

@@ -19,8 +19,7 @@ from baton.handoff.manifest import seal
 from baton.handoff.params import load_params, save_params
 from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
-from tests.handoff import checkpoints
-from tests.handoff.engines import (
+from harness.engines import (
     BLOCK_SIZE,
     Engine,
     EngineProcess,
@@ -31,7 +30,8 @@ from tests.handoff.engines import (
     prefer,
     prefill,
 )
-from tests.support import PATIENCE
+from harness.support import PATIENCE
+from tests.handoff import checkpoints
 
 LENGTHS = [1, 31, 32, 33, 63, 64, 65, 300]
 WRITTEN = 8

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from baton.handoff.reports import Loaded
-from tests.architectures.experts import deepseek_v3
+from harness.architectures.experts import deepseek_v3
+from harness.engines import EngineProcess, Options, clear_prompt, decode, generate, prefer, prefill
 from tests.handoff import checkpoints
-from tests.handoff.engines import EngineProcess, Options, clear_prompt, decode, generate, prefer, prefill
 
 WRITTEN = 12
 ALONE = {"enable_prefix_caching": False}  # or there would be nothing left to pull

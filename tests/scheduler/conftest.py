@@ -9,7 +9,7 @@ import pytest
 from baton.scheduler.store import Store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import RedisStore
-from tests.scheduler.support import RedisServer
+from harness.scheduling import RedisServer
 
 
 @pytest.fixture(scope="session")

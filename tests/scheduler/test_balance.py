@@ -9,7 +9,7 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.balance import PAUSE, Balance, Flip
 from baton.scheduler.types import Reserved, View, WorkerRecord
-from tests.scheduler.support import identity
+from harness.scheduling import identity
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 AFTER_S = 10.0

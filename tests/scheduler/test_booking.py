@@ -14,7 +14,7 @@ from baton.scheduler.booking import (
     usable_blocks,
 )
 from baton.scheduler.types import Attempt, Booking, Claim, Need, Reserved, WorkerRecord
-from tests.scheduler.support import LIMITS, capacity, identity, need
+from harness.scheduling import LIMITS, capacity, identity, need
 
 
 def worker(reserved: Reserved | None = None, **changes: object) -> WorkerRecord:

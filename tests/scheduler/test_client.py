@@ -16,8 +16,8 @@ from baton.scheduler.reporter import BATCH_EVENTS, QUEUED_EVENTS, Reporter
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Attempt, Booking, Known
-from tests.scheduler.support import Options, capacity, free_port, identity, until
-from tests.support import PATIENCE
+from harness.scheduling import Options, capacity, free_port, identity, until
+from harness.support import PATIENCE
 
 
 class Wire:

@@ -17,8 +17,8 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import Attempt
-from tests.scheduler.support import Options, RedisServer, free_port, until
-from tests.support import PATIENCE
+from harness.scheduling import Options, RedisServer, free_port, until
+from harness.support import PATIENCE
 
 PROCESS, SERVICE = "", "baton.scheduler.v1.Scheduler"
 PROGRAM = """

@@ -18,7 +18,7 @@ from baton.scheduler.store import Store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import RedisStore
 from baton.scheduler.types import Attempt, Booking, Reserved, ReserveOutcome
-from tests.scheduler.support import LEASE_S, LIMITS, RedisServer, identity, need, register, report, until
+from harness.scheduling import LEASE_S, LIMITS, RedisServer, identity, need, register, report, until
 
 T = TypeVar("T")
 WORKERS = {"p1": pb.ROLE_PREFILL, "p2": pb.ROLE_PREFILL, "d1": pb.ROLE_DECODE, "d2": pb.ROLE_DECODE}

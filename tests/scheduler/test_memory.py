@@ -8,7 +8,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.keys import EPOCH_KEEP_MS
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.types import Attempt, Heard, ReserveOutcome
-from tests.scheduler.support import claim_on, identity, need, register, report
+from harness.scheduling import claim_on, identity, need, register, report
 
 
 class Clock:

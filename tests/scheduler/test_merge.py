@@ -27,7 +27,7 @@ from baton.scheduler.types import (
     State,
     WorkerRecord,
 )
-from tests.scheduler.support import LEASE_S, RedisServer, claim_on, identity, need, register, report, until
+from harness.scheduling import LEASE_S, RedisServer, claim_on, identity, need, register, report, until
 
 READY = pb.WORKER_STATE_READY
 

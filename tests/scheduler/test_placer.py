@@ -15,7 +15,7 @@ from baton.scheduler.policy import NoChoice, Policy, PolicyConfig
 from baton.scheduler.store import Store
 from baton.scheduler.store.redis import RedisStore
 from baton.scheduler.types import Attempt, Claim, Report, ReportResult, Reserved, ReserveResult, State, View
-from tests.scheduler.support import LEASE_S, LIMITS, RedisServer, need, register, report, until
+from harness.scheduling import LEASE_S, LIMITS, RedisServer, need, register, report, until
 
 
 class Counting(Store):

@@ -15,7 +15,7 @@ from baton.scheduler.policy.pickers import Best, PowerOfTwo
 from baton.scheduler.policy.registry import FILTERS, PAIR_FILTERS, PICKERS, SCORERS, Registry
 from baton.scheduler.policy.scorers import FreeBlocks, QueuedPromptTokens, RunningRequests, StagingRoom
 from baton.scheduler.types import Need, Reserved, View, WorkerRecord
-from tests.scheduler.support import LIMITS, identity, need
+from harness.scheduling import LIMITS, identity, need
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 FULL, TOO_LARGE = pb.Rejection.CODE_FULL, pb.Rejection.CODE_TOO_LARGE

@@ -19,7 +19,7 @@ from baton.scheduler.store import redis as redis_module
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
 from baton.scheduler.store_url import has_password, without_password
 from baton.scheduler.types import Attempt, Reserved, ReserveOutcome, State
-from tests.scheduler.support import LEASE_S, RedisServer, claim_on, free_port, need, register, report, until
+from harness.scheduling import LEASE_S, RedisServer, claim_on, free_port, need, register, report, until
 
 
 async def problem(url: str) -> str:

@@ -17,7 +17,7 @@ from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
 from baton.scheduler.store.resilient import ResilientStore
 from baton.scheduler.types import Attempt, Known, Reserved, ReserveOutcome, State
-from tests.scheduler.support import LEASE_S, RedisServer, claim_on, need, register, report, until
+from harness.scheduling import LEASE_S, RedisServer, claim_on, need, register, report, until
 
 BOOKED = ReserveOutcome.BOOKED
 READY = pb.WORKER_STATE_READY

@@ -33,8 +33,8 @@ from baton.scheduler.service import SchedulerServer, serve
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Attempt, SchedulerOptions
 from baton.services.config import SchedulerSettings
-from tests.scheduler.support import Options, RedisServer, capacity, free_port, identity, until
-from tests.support import PATIENCE
+from harness.scheduling import Options, RedisServer, capacity, free_port, identity, until
+from harness.support import PATIENCE
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 

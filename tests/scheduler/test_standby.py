@@ -9,7 +9,7 @@ from baton.scheduler.policy import NoChoice
 from baton.scheduler.settling import HELD_UP_S, Settling
 from baton.scheduler.standby import KEPT_S, Picked, Standby
 from baton.scheduler.types import Known
-from tests.scheduler.support import identity, need
+from harness.scheduling import identity, need
 from tests.scheduler.test_memory import Clock
 
 LEASE_S = 15.0

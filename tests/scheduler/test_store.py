@@ -6,7 +6,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.keys import HANDOFFS_KEPT
 from baton.scheduler.store import Store
 from baton.scheduler.types import Attempt, Heard, Reserved, ReserveOutcome
-from tests.scheduler.support import LEASE_S, claim_on, identity, need, register, report, until
+from harness.scheduling import LEASE_S, claim_on, identity, need, register, report, until
 
 BOOKED, STALE = ReserveOutcome.BOOKED, ReserveOutcome.STALE
 GONE, FULL = ReserveOutcome.GONE, ReserveOutcome.FULL

@@ -11,7 +11,7 @@ from baton.scheduler.metrics import Metrics
 from baton.services.router.metrics import RouterMetrics
 from baton.services.worker.draft_metrics import DraftMetrics
 from baton.services.worker.metrics import WorkerMetrics
-from tests.support import ROOT
+from harness.support import ROOT
 
 PAGE = ROOT / "docs" / "observability.md"
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.architectures import dense
-from tests.speculation.sampling import LENGTH, Engine, Order, Sample, Way, expected, fit, prompt, reference
+from harness.architectures import dense
+from harness.speculation.sampling import LENGTH, Engine, Order, Sample, Way, expected, fit, prompt, reference
 
 SAMPLES = 2_500
 # Of each target, with answers that are neither certain nor without favourites at every temperature.

@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 
-from tests.architectures.registry import ARCHITECTURES, Architecture
-from tests.speculation.fleets import FLEETS, Outcome, deployment, measure
+from harness.architectures.registry import ARCHITECTURES, Architecture
+from harness.speculation.fleets import FLEETS, Outcome, deployment, measure
 
 PROMPTS, MAX_TOKENS = 10, 48
 ENGINE = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_gib": 0.125, "enable_prefix_caching": False}

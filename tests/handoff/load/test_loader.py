@@ -18,8 +18,8 @@ from baton.handoff.save.saver import SaveJob
 from baton.handoff.transports.mock import Mock
 from baton.handoff.transports.shm import SharedMemory
 from baton.protos.handoff_pb2 import Manifest
+from harness.support import PATIENCE
 from tests.handoff.caches import Source, make_cache, puller, random_blocks, records, source, tensors
-from tests.support import PATIENCE
 
 CACHE_BLOCKS = 25
 Eventually = Callable[[Callable[[], bool]], None]

@@ -15,7 +15,7 @@ from baton.handoff.memory.arena import Arena
 from baton.handoff.reports import Staged
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
-from tests.support import free_port
+from harness.support import free_port
 
 
 @pytest.fixture

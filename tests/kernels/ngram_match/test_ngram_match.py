@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from baton.kernels.ngram_match import cpu, naive, new_workspace, ngram_match
 from bench import kernels_ngram_match
-from tests.support import CALL_S
+from harness.support import CALL_S
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

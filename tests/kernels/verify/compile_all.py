@@ -9,8 +9,8 @@ import sys
 import torch
 
 from baton.kernels.verify import gpu
+from harness.verify_cases import Shape
 from tests.kernels.compiling import compile_launches
-from tests.kernels.verify.cases import Shape
 
 KERNELS = ["stats_kernel", "gather_kernel", "cut_kernel", "accept_kernel", "residual_kernel", "settle_kernel"]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from baton.kernels.verify import Drafts, Job, Sampling, Verified, cpu, naive, verify
-from tests.kernels.verify.cases import Shape, moved
-from tests.support import CALL_S
+from harness.support import CALL_S
+from harness.verify_cases import Shape, moved
 
 Verify = Callable[..., Verified]
 

@@ -14,7 +14,7 @@ import pytest
 
 import baton
 from baton.services.engine.args import VLLM_VERSION
-from tests.support import BATON, CALL_S, IGNORING, PYTHON, eventually, free_port, listening
+from harness.support import BATON, CALL_S, IGNORING, PYTHON, eventually, free_port, listening
 
 INTERRUPTED = 130
 

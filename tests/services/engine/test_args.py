@@ -7,7 +7,7 @@ import pytest
 from baton.services.config import EngineSettings
 from baton.services.engine.args import check_model
 from baton.services.errors import ConfigError
-from tests.e2e.deployment import MODEL
+from harness.deployment import MODEL
 
 SPLITS = [
     ("pipeline_parallel_size", "-pp"),

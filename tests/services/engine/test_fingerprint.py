@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 from baton.services.engine import fingerprint
 from baton.services.engine.fingerprint import model_fingerprint
-from tests.checkpoints import tiny_qwen2
+from harness.checkpoints import tiny_qwen2
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import pytest
 from baton.services.errors import StartError
 from baton.services.fleet.parts import Kind, Part, Parts, Patience
 from baton.services.fleet.watch import Seen
-from tests.support import eventually
+from harness.support import eventually
 
 QUICK = Patience(restarts=2, window_s=60.0, backoff_s=0.05, growth=2.0)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.support import BATON, IGNORING, PATIENCE
 from tests.services.offline.router import Router
-from tests.support import BATON, IGNORING, PATIENCE
 
 
 def write(path: Path, *prompts: str) -> Path:

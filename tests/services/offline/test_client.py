@@ -10,8 +10,8 @@ from baton.services.offline import client as client_module
 from baton.services.offline.client import MAX_LOST, Answer, Client, Endpoint, each
 from baton.services.offline.errors import DeploymentEnded, RequestError, Unavailable
 from baton.services.offline.prompts import COMPLETIONS
+from harness.support import PATIENCE, free_port
 from tests.services.offline.router import Router
-from tests.support import PATIENCE, free_port
 
 
 async def ask(client: Client, prompt: str) -> Answer:

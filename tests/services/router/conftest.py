@@ -8,7 +8,7 @@ import pytest
 with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
     warnings.simplefilter("ignore")
     from baton.services.router.vllm import frontend  # noqa: F401 (all that warns, before a test imports it)
-    from tests.services.router.harness import Cluster
+    from harness.router import Cluster
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from baton.services.router.recovery import (
 from baton.services.router.state import LOGPROB_BYTES, ROOM_TOKENS, RequestState
 from baton.services.router.vllm import outputs
 from baton.services.router.vllm.engine_client import RefusedByRouter, RelayClient, without_reserved
-from tests.services.router.harness import Cluster, engine_request
+from harness.router import Cluster, engine_request
 
 
 def output(request_id: str, *tokens: int, **more: Any) -> Any:

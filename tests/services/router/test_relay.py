@@ -18,9 +18,9 @@ from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.http.usage import usage_of
 from baton.services.router.recovery import PROGRESS_TOKENS, SHORT_PROMPT_TOKENS
 from baton.services.router.vllm.engine_client import RefusedByRouter
-from tests.services.router.fakes import BLOCK_SIZE, EOS, FakeWorker, Fault, answer, until
-from tests.services.router.harness import Answer, Cluster
-from tests.support import PATIENCE
+from harness.fake_worker import BLOCK_SIZE, EOS, FakeWorker, Fault, answer, until
+from harness.router import Answer, Cluster
+from harness.support import PATIENCE
 
 PROMPT = [5, 6, 7]
 LONG = [1] * (SHORT_PROMPT_TOKENS + 1)

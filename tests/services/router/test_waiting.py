@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.waiting import WaitingRoom
-from tests.services.router.fakes import until
+from harness.fake_worker import until
 
 FULL = NotAdmitted("all are full", Why.FULL, 1.0)
 

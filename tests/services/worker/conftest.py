@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import tiny_qwen2
-from tests.services.worker.fleet import Fleet, Worker, fleet
+from harness.checkpoints import tiny_qwen2
+from harness.workers import Fleet, Worker, fleet
 
 _started = contextlib.ExitStack()
 

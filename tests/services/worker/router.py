@@ -16,7 +16,7 @@ from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
 from baton.protos.handoff_pb2 import Manifest
 from baton.rpc import aio_channel
-from tests.support import PATIENCE
+from harness.support import PATIENCE
 
 with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
     warnings.simplefilter("ignore")

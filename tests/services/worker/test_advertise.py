@@ -13,7 +13,7 @@ from baton.addresses import join
 from baton.services.config import Settings, load
 from baton.services.errors import ConfigError, StartError
 from baton.services.worker.advertise import Advertised, address_towards, advertised
-from tests.support import free_port
+from harness.support import free_port
 
 NOBODY = "127.0.0.1:1"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.worker.fleet import Worker
+from harness.workers import Worker
 from tests.services.worker.router import (
     DECODE,
     PREFILL,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import zygote
-from tests.services.worker.fleet import Worker
+from harness import zygote
+from harness.support import CALL_S, eventually
+from harness.workers import Worker
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
-from tests.support import CALL_S, eventually
 
 PINNED, RUNNING = "baton_worker_handoffs_pinned", "baton_worker_requests_running"
 HUNG_S = 20.0  # gRPC's keepalive, and more; the lease of what is pinned is longer

@@ -14,8 +14,8 @@ from baton.services.engine.build import EngineInfo
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.mixed import MIXED
+from harness.support import PATIENCE
 from tests.services.worker.router import StructuredOutputsParams, prompt, request
-from tests.support import PATIENCE
 
 INFO = EngineInfo(1024, 32, 64, 63, 8, 256, 1, 300, drafts_always=False)
 

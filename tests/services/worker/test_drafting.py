@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from baton.protos import scheduler_pb2, scheduler_pb2_grpc
-from tests.services.worker.fleet import Fleet, Worker
+from harness.support import eventually
+from harness.workers import Fleet, Worker
 from tests.services.worker.router import DECODE, connected, hello, prompt, request
-from tests.support import eventually
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
 FEW = [5, 6, 7]

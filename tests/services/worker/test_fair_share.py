@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from baton.services.prefill import fair_share
-from tests.services.worker.fleet import Worker
+from harness.support import CALL_S
+from harness.workers import Worker
 from tests.services.worker.router import PREFILL, Stream, connected, prompt, request
-from tests.support import CALL_S
 
 LONG = 900
 TURNS = 4

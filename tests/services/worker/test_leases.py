@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.services.worker.fleet import Fleet
+from harness.support import eventually
+from harness.workers import Fleet
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
-from tests.support import eventually
 
 LEASE_S = 0.6
 SEQS = 2

@@ -12,9 +12,9 @@ import psutil
 from baton.protos import scheduler_pb2
 from baton.protos import worker_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from tests.services.worker.fleet import START_TIMEOUT_S, Fleet, Worker
+from harness.support import PATIENCE, eventually, free_port
+from harness.workers import START_TIMEOUT_S, Fleet, Worker
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
-from tests.support import PATIENCE, eventually, free_port
 
 STALL_S = 8.0  # waited for once; a busy machine's first step of two ranks takes five
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from baton.protos import worker_pb2 as pb
-from tests.services.worker.fleet import Worker
+from harness.support import eventually
+from harness.workers import Worker
 from tests.services.worker.router import (
     DECODE,
     PREFILL,
@@ -15,7 +16,6 @@ from tests.services.worker.router import (
     prompt,
     request,
 )
-from tests.support import eventually
 
 PINNED = "baton_worker_handoffs_pinned"
 

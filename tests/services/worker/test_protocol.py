@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from baton.protos import worker_pb2 as pb
-from tests.services.worker.fleet import Fleet, Worker
+from harness.support import eventually
+from harness.workers import Fleet, Worker
 from tests.services.worker.router import (
     DECODE,
     PREFILL,
@@ -14,7 +15,6 @@ from tests.services.worker.router import (
     prompt,
     request,
 )
-from tests.support import eventually
 
 LONG = {"max_tokens": 900}
 RUNNING = "baton_worker_requests_running"

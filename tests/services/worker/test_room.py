@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from baton.protos import worker_pb2 as pb
-from tests.services.worker.fleet import Fleet
+from harness.support import eventually
+from harness.workers import Fleet
 from tests.services.worker.router import PREFILL, connected, prompt, request
-from tests.support import eventually
 
 WAITING, PINNED = "baton_worker_requests_waiting", "baton_worker_handoffs_pinned"
 

@@ -6,7 +6,7 @@ import asyncio
 
 from baton.protos.worker_pb2 import Failed, RunReply
 from baton.services.worker.session import QUEUE_LIMIT, Session
-from tests.support import PATIENCE
+from harness.support import PATIENCE
 
 
 class Sink:

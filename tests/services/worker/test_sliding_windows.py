@@ -13,10 +13,10 @@ from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
 from baton.services.worker import roles
-from tests.checkpoints import byte_tokenizer
-from tests.services.worker.fleet import Fleet, fleet
+from harness.checkpoints import byte_tokenizer
+from harness.support import CALL_S
+from harness.workers import Fleet, fleet
 from tests.services.worker.router import DECODE, PREFILL, connected, hello, prompt, request
-from tests.support import CALL_S
 
 VOCABULARY, WINDOW, WRITTEN = 320, 64, 24
 ENGINE = {"kv_cache_gib": 0.0625, "enable_prefix_caching": False}

@@ -12,7 +12,7 @@ import pytest
 
 from baton.services.config import load
 from baton.services.errors import ConfigError
-from tests.architectures.registry import ARCHITECTURES
+from harness.architectures.registry import ARCHITECTURES
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

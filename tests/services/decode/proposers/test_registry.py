@@ -9,7 +9,7 @@ import pytest
 
 from baton.services.decode.proposers import registry
 from baton.services.errors import ConfigError
-from tests.support import CALL_S, PYTHON, ROOT
+from harness.support import CALL_S, PYTHON, ROOT
 
 BUILT_IN = ["draft_model", "eagle", "eagle3", "medusa", "mtp", "ngram", "suffix"]
 

@@ -23,9 +23,9 @@ import torch
 from torch.distributed import distributed_c10d
 
 from baton.services.engine.patches import cpu
+from harness.engines import Engine, EngineProcess, Options, generate
+from harness.support import eventually
 from tests.handoff import checkpoints
-from tests.handoff.engines import Engine, EngineProcess, Options, generate
-from tests.support import eventually
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -11,7 +11,7 @@ import torch
 
 from baton.services.config import load
 from baton.services.errors import ConfigError
-from tests.architectures.registry import ARCHITECTURES
+from harness.architectures.registry import ARCHITECTURES
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -11,9 +11,9 @@ import pytest
 
 from baton.services.decode.proposers import registry
 from baton.services.speculation import SpeculativeSettings
-from tests.handoff.engines import Engine, EngineProcess, Options
+from harness.engines import Engine, EngineProcess, Options
+from harness.support import eventually
 from tests.services.decode.heads import model_and_head
-from tests.support import eventually
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for three engines
 

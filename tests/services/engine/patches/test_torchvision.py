@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import zygote
-from tests.support import CALL_S
+from harness import zygote
+from harness.support import CALL_S
 
 MODEL = "vllm.model_executor.models.qwen3_5"
 

@@ -16,9 +16,9 @@ from baton.services.decode.proposers import validation
 from baton.services.engine.patches import cpu, verify_v1, verify_v2
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
-from tests.architectures import dense
-from tests.speculation.sampling import Engine, Order, Way, expected, fit, prompt, reference
-from tests.support import ROOT
+from harness.architectures import dense
+from harness.speculation.sampling import Engine, Order, Way, expected, fit, prompt, reference
+from harness.support import ROOT
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's imports

@@ -13,12 +13,12 @@ import httpx
 import openai
 import pytest
 
-from tests import zygote
-from tests.checkpoints import tiny_qwen2
-from tests.services.router.fakes import MODEL
-from tests.services.router.harness import Cluster
-from tests.support import eventually, free_port, listening
-from tests.zygote import Forked
+from harness import zygote
+from harness.checkpoints import tiny_qwen2
+from harness.fake_worker import MODEL
+from harness.router import Cluster
+from harness.support import eventually, free_port, listening
+from harness.zygote import Forked
 
 START_S = 90.0
 KEY, SECOND, STOCK = "c4nary-one", "c4nary-two", "c4nary-of-vllm"

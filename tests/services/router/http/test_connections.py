@@ -16,8 +16,8 @@ import uvicorn
 
 from baton.services.router.http import connections as module
 from baton.services.router.http.connections import MAX_HEADER_BYTES, HttpLimits, connections
-from tests.services.router.fakes import until
-from tests.support import CALL_S, PATIENCE, PYTHON
+from harness.fake_worker import until
+from harness.support import CALL_S, PATIENCE, PYTHON
 
 SLOW_S = 0.4
 MAX_BODY = 256 << 10

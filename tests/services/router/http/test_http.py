@@ -20,12 +20,12 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
-from tests import zygote
-from tests.checkpoints import tiny_qwen2
-from tests.services.router.fakes import MODEL, FakeWorker, Fault, answer, until
-from tests.services.router.harness import Members
-from tests.support import PATIENCE, eventually, free_port, listening
-from tests.zygote import Forked
+from harness import zygote
+from harness.checkpoints import tiny_qwen2
+from harness.fake_worker import MODEL, FakeWorker, Fault, answer, until
+from harness.router import Members
+from harness.support import PATIENCE, eventually, free_port, listening
+from harness.zygote import Forked
 
 START_S = 60.0
 END_S = 15.0

@@ -12,7 +12,7 @@ import pytest
 from baton.services.config import EngineSettings, RouterSettings
 from baton.services.errors import ConfigError
 from baton.services.router.vllm.frontend_args import REFUSED, frontend_namespace
-from tests.support import ROOT
+from harness.support import ROOT
 
 with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
     warnings.simplefilter("ignore")

@@ -1,0 +1,299 @@
+"""`python -m bench.speculation_table [NAME ...]`: all methods and architectures, aggregated or not.
+
+Starts each deployment for real, asks the same prompts greedily, and compares with the same fleet without
+speculation (time) and one engine without speculation (answers). Writes bench/results/speculation-table.json
+and, from it, the table in docs/speculative-decoding.md. `make table` runs all; with names, only these rows
+are measured anew. `--page` writes the page from the results that are there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from operator import eq
+from pathlib import Path
+from typing import Any
+
+from harness.architectures.registry import ARCHITECTURES, Architecture
+from harness.speculation.fleets import FLEETS, Outcome, StartFailed, deployment, measure
+from harness.support import ROOT
+
+RESULTS = ROOT / "bench" / "results" / "speculation-table.json"
+PAGE = ROOT / "docs" / "speculative-decoding.md"
+BEGIN, END = "<!-- table: written by `make table` -->", "<!-- end of table -->"
+PROMPTS, MAX_TOKENS = 20, 64
+NEAR_TIE = 0.06  # of log-probabilities: bfloat16 has 8 bits, and logits here go to some 30
+ENGINE = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_gib": 0.125, "enable_prefix_caching": False}
+_HANDOFF = "the model keeps state beside its KV cache, which a handoff does not carry"
+
+
+@dataclass(frozen=True)
+class Trained(Architecture):
+    """The demo model and a head that was trained for it: what it drafts hangs on its KV cache."""
+
+    trunk: str = "weights"
+    head: str = ""
+
+    def checkpoint(self) -> Path:
+        return ROOT / "deploy" / "demo-model"
+
+    def target(self, folder: Path) -> Path:
+        return folder / self.trunk
+
+    def speculative(self, folder: Path) -> dict[str, Any]:
+        return self.spec | ({"model": str(folder / self.head)} if self.head else {})
+
+
+def _ready_made(folder: Path) -> None:
+    raise NotImplementedError(f"{folder} is part of the repository")
+
+
+def _dialogues(model: Path, count: int) -> list[list[int]]:
+    """Texts to be repeated, in the demo model's chat: what a drafter can foresee stands in the prompt."""
+    from transformers import AutoTokenizer
+
+    sys.path.insert(0, str(ROOT / "deploy" / "demo-model"))
+    try:
+        from dialogues.base import stream
+    finally:
+        sys.path.pop(0)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    drawn = itertools.islice(stream(7, held_out=True, domain="copying"), count)
+    chats = [[{"role": one.role, "content": one.content} for one in chat.messages[:-1]] for _, chat in drawn]
+    texts = [
+        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats
+    ]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
+_TOKENS = {"num_speculative_tokens": 3}
+MODELS: dict[str, Architecture] = {
+    **ARCHITECTURES,
+    "demo-mtp": Trained("demo-mtp", _ready_made, {"method": "mtp", **_TOKENS}, trunk="weights-mtp"),
+    "demo-eagle3": Trained("demo-eagle3", _ready_made, {"method": "eagle3", **_TOKENS}, head="eagle3"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one architecture."""
+
+    name: str
+    architecture: str  # of MODELS
+    changes: dict[str, Any] = field(default_factory=dict)  # of its --speculative-config
+
+    @property
+    def model(self) -> Architecture:
+        return MODELS[self.architecture]
+
+    def prompts(self) -> list[list[int]]:
+        if not isinstance(self.model, Trained):
+            return self.model.prompts(PROMPTS)
+        return _dialogues(self.model.target(self.model.checkpoint()), PROMPTS)
+
+    def spec(self) -> dict[str, Any]:
+        folder = self.model.checkpoint()
+        if self.changes.get("method", self.model.spec["method"]) != self.model.spec["method"]:
+            return self.changes
+        return self.model.speculative(folder) | self.changes
+
+    def engine(self) -> dict[str, Any]:
+        model = self.model
+        return {
+            **ENGINE,
+            "model": str(model.target(model.checkpoint())),
+            "dtype": model.dtype,
+            **model.engine,
+        }
+
+
+def _hybrid(strategy: str, steps: int) -> dict[str, Any]:
+    return {"num_speculative_tokens": 4, "num_model_steps": steps, "mtp_strategy": strategy}
+
+
+ROWS = [
+    Row("EAGLE", "eagle"),
+    Row("EAGLE-3", "eagle3"),
+    Row("draft model", "draft-model"),
+    Row("Medusa", "medusa"),
+    Row("n-gram", "ngram"),
+    Row("suffix", "ngram", {"method": "suffix", "num_speculative_tokens": 4}),
+    Row("MTP + n-gram", "mtp-mimo", _hybrid("with_ngram", 2)),
+    Row("EAGLE + n-gram", "eagle", _hybrid("with_ngram", 2)),
+    Row("MTP + suffix", "mtp-mimo", _hybrid("with_suffix", 2)),
+    Row("MTP, MiMo", "mtp-mimo"),
+    Row("MTP, GLM-4-MoE", "mtp-glm4-moe"),
+    Row("MTP, ERNIE-4.5-MoE", "mtp-ernie4.5-moe"),
+    Row("MTP, DeepSeek-V3", "mtp-deepseek-v3"),
+    Row("MTP, Qwen3.5", "mtp-qwen3.5"),
+    Row("MTP, Qwen3-Next", "mtp-qwen3-next"),
+    Row("MTP, demo model", "demo-mtp"),
+    Row("EAGLE-3, demo model", "demo-eagle3"),
+]
+
+
+class Measuring:
+    """Runs deployments; what a target says without speculation is asked once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._plain: dict[tuple[str, str], Outcome] = {}
+        self._runs = 0
+
+    def run(self, row: Row, fleet: str, engine: dict[str, Any], withhold: int = 0) -> Outcome:
+        """Raises StartFailed."""
+        self._runs += 1
+        folder = self._folder / f"{self._runs}-{fleet}"
+        with deployment(folder, FLEETS[fleet], engine, withhold) as one:
+            return measure(one, row.prompts(), MAX_TOKENS)
+
+    def plain(self, row: Row, fleet: str) -> Outcome:
+        engine = row.engine()
+        key = json.dumps(engine, sort_keys=True), fleet
+        if key not in self._plain:
+            self._plain[key] = self.run(row, fleet, engine)
+        return self._plain[key]
+
+    def cell(self, row: Row, fleet: str) -> dict[str, Any]:
+        """What the table tells of one method in one fleet; `why` and `tried` where it cannot run."""
+        engine = {**row.engine(), "speculative_config": row.spec()}
+        if fleet != "aggregated" and not row.model.handoff:
+            try:
+                self.run(row, fleet, engine)
+            except StartFailed as failed:
+                return {"why": _HANDOFF, "tried": f"it is refused at start: {_without_paths(str(failed))}"}
+            return {"why": "", "tried": "it started, against expectation"}
+        try:
+            expected, plain = self.plain(row, "aggregated"), self.plain(row, fleet)
+            found = self.run(row, fleet, engine)
+        except StartFailed as failed:
+            return {"why": _without_paths(str(failed)), "tried": "started as the other rows are"}
+        pairs = list(zip(found.answers, found.together, expected.answers, strict=True))
+        wrong = [(number, pair) for number, pair in enumerate(pairs) if not pair[0] == pair[1] == pair[2]]
+        cell = {
+            "equal": len(pairs) - len(wrong),
+            "near_ties": sum(_near_tie(pair, expected.gaps[number]) for number, pair in wrong),
+            "of": len(pairs),
+            "drafts": found.drafts,
+            "drafted": found.drafted,
+            "accepted": found.accepted,
+            "handoffs": found.handoffs,
+            "token_ms": round(found.token_ms, 3),
+            "plain_token_ms": round(plain.token_ms, 3),
+        }
+        if isinstance(row.model, Trained) and fleet == "1P1D":
+            # The control: a drafter that does without the prompt's KV could not tell whether that came along.
+            without = self.run(row, fleet, engine, withhold=1)
+            cell["withheld"] = {
+                "equal": sum(map(eq, without.answers, expected.answers)),
+                "drafts": without.drafts,
+                "accepted": without.accepted,
+            }
+        return cell
+
+    def row(self, row: Row) -> dict[str, Any]:
+        began = time.monotonic()
+        cells = {}
+        for fleet in FLEETS:
+            cells[fleet] = self.cell(row, fleet)
+            print(f"{row.name:<20} {fleet:<11} {cells[fleet]}", flush=True)
+        spec = {key: value for key, value in row.spec().items() if key != "model"}
+        seconds = round(time.monotonic() - began, 1)
+        return {"architecture": row.architecture, "spec": spec, "cells": cells, "seconds": seconds}
+
+
+def _near_tie(answers: tuple[list[int], ...], gaps: list[float]) -> bool:
+    """Where these answers part, the model itself had two tokens next to equal: bfloat16 decides by chance."""
+    part = next((at for at, tokens in enumerate(zip(*answers, strict=True)) if len(set(tokens)) > 1), None)
+    return part is not None and gaps[part] < NEAR_TIE
+
+
+def _without_paths(text: str) -> str:
+    words = text.partition(" (log: ")[0].split("could not start: ")[-1].split()
+    return " ".join("..." if word.strip("'\"(").startswith("/") else word for word in words)
+
+
+def load() -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
+    return results
+
+
+def per_draft(cell: dict[str, Any]) -> float:
+    """Accepted tokens of a draft."""
+    return float(cell["accepted"] / cell["drafts"]) if cell["drafts"] else 0.0
+
+
+def render(results: dict[str, Any]) -> str:
+    """The table as Markdown, between its markers."""
+    heads = " | ".join(FLEETS)
+    lines = [BEGIN, f"| method, architecture | {heads} |", "| --- " * (1 + len(FLEETS)) + "|"]
+    notes: list[str] = []
+    for row in ROWS:
+        cells = results["rows"][row.name]["cells"]
+        shown = [_show(cells[fleet], notes) for fleet in FLEETS]
+        lines.append(f"| {row.name} | {' | '.join(shown)} |")
+    lines += ["", *(f"[{number}] {note}." for number, note in enumerate(notes, 1))]
+    for row in ROWS:
+        if withheld := results["rows"][row.name]["cells"]["1P1D"].get("withheld"):
+            there, without = per_draft(results["rows"][row.name]["cells"]["1P1D"]), per_draft(withheld)
+            text = f"{row.name}, 1P1D: {there:.2f} accepted tokens of a draft; {without:.2f} when its"
+            lines += ["", f"{text} drafter's part of the handoff is withheld."]
+    lines += ["", f"Measured on {results['machine']}, {results['date']}, vLLM {results['vllm']}.", END]
+    return "\n".join(lines)
+
+
+def _show(cell: dict[str, Any], notes: list[str]) -> str:
+    if "why" in cell:
+        note = f"Cannot run: {cell['why']}. Tried: {cell['tried']}"
+        if note not in notes:
+            notes.append(note)
+        return f"no [{notes.index(note) + 1}]"
+    ratio = cell["token_ms"] / cell["plain_token_ms"]
+    ties = f" ({cell['near_ties']} by a near-tie)" if cell["near_ties"] else ""
+    return f"{cell['equal']} of {cell['of']}{ties} · {per_draft(cell):.2f} · {ratio:.2f}"
+
+
+def write_page(results: dict[str, Any]) -> None:
+    page = PAGE.read_text()
+    before, rest = page.split(BEGIN)
+    PAGE.write_text(before + render(results) + rest.split(END)[1])
+
+
+def main(arguments: list[str]) -> int:
+    results = load()
+    if arguments != ["--page"]:
+        unknown = sorted(set(arguments) - {row.name for row in ROWS})
+        if unknown:
+            print(f"no row {', '.join(unknown)}; there are: {', '.join(row.name for row in ROWS)}")
+            return 2
+        rows = [row for row in ROWS if not arguments or row.name in arguments]
+        with tempfile.TemporaryDirectory() as folder:
+            measuring = Measuring(Path(folder))
+            for row in rows:
+                results["rows"][row.name] = measuring.row(row)
+                _save(results)
+    missing = [row.name for row in ROWS if row.name not in results["rows"]]
+    if missing:
+        print(f"the page is left as it is: {', '.join(missing)} not measured yet")
+        return 1
+    write_page(results)
+    return 0
+
+
+def _save(results: dict[str, Any]) -> None:
+    import vllm
+
+    results["vllm"] = vllm.__version__
+    results["machine"] = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, one a worker"
+    results["date"] = time.strftime("%Y-%m-%d")
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

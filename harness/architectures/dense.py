@@ -1,0 +1,127 @@
+"""Dense targets (Qwen2, Qwen3, MiMo) and the drafters that have a folder of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.architectures import language
+from harness.architectures.weights import Weights, common, mixer
+
+HIDDEN, HEADS, HEAD_DIM, INNER = language.HIDDEN, 2, 64, 256
+DRAFTER = 0.6  # what a drafter's layer adds
+_SHAPE = {
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 1,
+    "head_dim": HEAD_DIM,
+}
+
+
+def _layer(weights: Weights, prefix: str, gain: float, *, bias: bool = False, qk_norm: bool = False) -> None:
+    attention = f"{prefix}.self_attn"
+    weights.attention(attention, heads=HEADS, key_heads=1, head_dim=HEAD_DIM, gain=2 * gain, bias=bias)
+    if qk_norm:
+        weights.norm(f"{attention}.q_norm", HEAD_DIM)
+        weights.norm(f"{attention}.k_norm", HEAD_DIM)
+    weights.mlp(f"{prefix}.mlp", INNER, gain)
+    weights.norms(prefix, "input_layernorm", "post_attention_layernorm")
+
+
+def _trunk(seed: int, layers: int, gain: float, *, bias: bool = False, qk_norm: bool = False) -> Weights:
+    weights = Weights(seed)
+    weights.put("model.embed_tokens.weight", language.embedding())
+    for number in range(layers):
+        _layer(weights, f"model.layers.{number}", gain, bias=bias, qk_norm=qk_norm)
+    weights.norm("model.norm")
+    weights.put("lm_head.weight", language.head())
+    return weights
+
+
+def _config(architecture: str, model_type: str, layers: int, **more: Any) -> dict[str, Any]:
+    named = {"architectures": [architecture], "model_type": model_type, "num_hidden_layers": layers}
+    return common(**_SHAPE, **named, **more)
+
+
+def qwen2(folder: Path, *, layers: int = 6, gain: float = 0.9) -> None:
+    """A target deep enough for the three layers that EAGLE-3 looks at."""
+    weights = _trunk(0, layers, gain, bias=True)
+    weights.save(folder, _config("Qwen2ForCausalLM", "qwen2", layers))
+
+
+def qwen3(folder: Path, *, layers: int = 4, gain: float = 1.1) -> None:
+    weights = _trunk(1, layers, gain, qk_norm=True)
+    weights.save(folder, _config("Qwen3ForCausalLM", "qwen3", layers, attention_bias=False))
+
+
+def mimo(folder: Path, *, layers: int = 4, gain: float = 1.1) -> None:
+    """A Qwen2 trunk and one MTP layer, whose entry takes the target's state first."""
+    weights = _trunk(2, layers, gain, bias=True)
+    prefix = "model.mtp_layers.0"
+    _layer(weights, prefix, DRAFTER, bias=True)
+    weights.norms(prefix, "token_layernorm", "hidden_layernorm", "final_layernorm")
+    weights.put(f"{prefix}.input_proj.weight", mixer(1.0, 0.2, embedded_first=False))
+    weights.save(folder, _config("MiMoForCausalLM", "qwen2", layers, num_nextn_predict_layers=1))
+
+
+def small_qwen2(folder: Path) -> None:
+    """A draft model: a target of one thin layer."""
+    weights = _trunk(3, 1, DRAFTER, bias=True)
+    weights.save(folder, _config("Qwen2ForCausalLM", "qwen2", 1))
+
+
+def eagle(folder: Path) -> None:
+    """One Llama layer over [embedding, state]; the target's head."""
+    weights = Weights(4)
+    _layer(weights, "layers.0", DRAFTER)
+    del weights.tensors["layers.0.input_layernorm.weight"]
+    weights.put("embed_tokens.weight", language.embedding())
+    weights.put("fc.weight", mixer(1.0, 0.05))
+    weights.save(folder, _config("LlamaForCausalLM", "llama", 1))
+
+
+def eagle3(folder: Path) -> None:
+    """One Llama layer whose attention reads [embedding, state], the state made of three layers' states.
+
+    What carries the last token is the attention: each token looks for its own kind and copies it.
+    """
+    weights = Weights(5)
+    _layer(weights, "midlayer", 0.3)
+    unit, nothing = torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)
+    attention = "midlayer.self_attn"
+    weights.put(f"{attention}.q_proj.weight", torch.cat([1.5 * unit, nothing], 1))
+    weights.put(f"{attention}.k_proj.weight", torch.cat([1.5 * unit, nothing], 1))
+    weights.put(f"{attention}.v_proj.weight", torch.cat([unit, nothing], 1))
+    weights.put(f"{attention}.o_proj.weight", unit)
+    weights.norm("midlayer.hidden_norm")
+    weights.norm("norm")
+    weights.add("fc", HIDDEN, 3 * HIDDEN, gain=0.1)
+    weights.put("embed_tokens.weight", language.embedding())
+    weights.put("lm_head.weight", language.head())
+    config = _config(
+        "LlamaForCausalLMEagle3",
+        "llama",
+        1,
+        draft_vocab_size=language.VOCABULARY,
+        eagle_aux_hidden_state_layer_ids=[1, 3, 5],
+    )
+    weights.save(folder, config | {"num_key_value_heads": HEADS})
+
+
+def medusa(folder: Path, *, heads: int = 2) -> None:
+    """Heads on the target's last state: the n-th knows who comes n places after the next."""
+    weights = Weights(6)
+    for number in range(heads):
+        weights.add(f"blocks.{number}.layers.0", HIDDEN, HIDDEN, gain=0.2)
+        weights.put(f"lm_heads.{number}.weight", language.head(steps=number + 2))
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": HIDDEN,
+        "vocab_size": language.VOCABULARY,
+        "num_heads": heads,
+        "num_hidden_layers": 1,
+    }
+    weights.save(folder, config)

@@ -1,0 +1,120 @@
+"""Every way of drafting with a tiny model of the architecture that has it: made in a second, by name.
+
+    one = ARCHITECTURES["mtp-mimo"]
+    folder = one.checkpoint()                    # made once, then kept until the code that makes it changes
+    engine arguments: model=one.target(folder), speculative_config=one.speculative(folder), **one.engine
+    prompts = one.prompts(20)                    # token ids, with answers that hang on no rounding
+
+Of greedy drafts two to six in ten are accepted. Draft models know what language.py says and nothing of what
+the target's layers add.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.architectures import dense, experts, gated_delta, language
+from harness.support import ROOT
+
+CACHE = ROOT / ".pytest_cache" / "architectures"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A target, its drafter where that has a folder of its own, and what an engine must be told."""
+
+    name: str
+    model: Callable[[Path], None]  # writes the target's checkpoint
+    spec: dict[str, Any]  # --speculative-config, but for the drafter's folder
+    drafter: Callable[[Path], None] | None = None
+    dtype: str = "float32"
+    engine: dict[str, Any] = field(default_factory=dict)  # further arguments of the engine
+    handoff: bool = True  # hybrids of linear and full attention cannot be handed over
+    reference: str | None = None  # transformers' class, where its float32 output is equal
+    texts: tuple[int, ...] = tuple(range(100))  # numbers of the texts to ask with
+
+    def build(self, folder: Path) -> None:
+        """Write the checkpoint, or both, into `folder`, which is made."""
+        self.model(folder / "target")
+        if self.drafter is not None:
+            self.drafter(folder / "drafter")
+
+    def target(self, folder: Path) -> Path:
+        return folder / "target"
+
+    def speculative(self, folder: Path) -> dict[str, Any]:
+        """What --speculative-config takes."""
+        return self.spec | ({"model": str(folder / "drafter")} if self.drafter is not None else {})
+
+    def prompts(self, count: int) -> list[list[int]]:
+        """Token ids, 20 to 60 a prompt. Raises ValueError for more than there are."""
+        if count > len(self.texts):
+            raise ValueError(f"{self.name} has {len(self.texts)} prompts, not {count}")
+        return [language.prompt(number) for number in self.texts[:count]]
+
+    def checkpoint(self) -> Path:
+        """The folder, built when it is not there yet. Processes may ask at the same time."""
+        folder = CACHE / _version() / self.name
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(dir=folder.parent))
+            self.build(made)
+            try:
+                os.rename(made, folder)
+            except OSError:  # another process was quicker
+                shutil.rmtree(made)
+        return folder
+
+
+def _version() -> str:
+    """Of all code that has a say in the checkpoints."""
+    sources = [*sorted(Path(__file__).parent.glob("*.py")), ROOT / "tests" / "checkpoints.py"]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+
+
+def _named(*architectures: Architecture) -> dict[str, Architecture]:
+    return {one.name: one for one in architectures}
+
+
+def _spec(method: str, tokens: int, **more: Any) -> dict[str, Any]:
+    return {"method": method, "num_speculative_tokens": tokens} | more
+
+
+# A prefix cache of linear attention's states takes a Triton kernel, also on CPU, where there is none.
+_HYBRID: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "handoff": False,
+    "engine": {"enable_prefix_caching": False},
+    "texts": gated_delta.CLEAR,
+}
+
+ARCHITECTURES = _named(
+    Architecture("eagle", dense.qwen2, _spec("eagle", 3), drafter=dense.eagle, reference="Qwen2ForCausalLM"),
+    Architecture("eagle3", dense.qwen2, _spec("eagle3", 3), drafter=dense.eagle3),
+    Architecture("draft-model", dense.qwen2, _spec("draft_model", 3), drafter=dense.small_qwen2),
+    Architecture("medusa", dense.qwen2, _spec("medusa", 2), drafter=dense.medusa),
+    Architecture(
+        "ngram",
+        dense.qwen3,
+        _spec("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=4),
+        reference="Qwen3ForCausalLM",
+    ),
+    Architecture("mtp-mimo", dense.mimo, _spec("mtp", 3)),
+    Architecture("mtp-glm4-moe", experts.glm4_moe, _spec("mtp", 2), reference="Glm4MoeForCausalLM"),
+    Architecture("mtp-ernie4.5-moe", experts.ernie4_5_moe, _spec("mtp", 2)),
+    Architecture(
+        "mtp-deepseek-v3",
+        experts.deepseek_v3,
+        _spec("mtp", 2),
+        reference="DeepseekV3ForCausalLM",
+    ),
+    Architecture("mtp-qwen3.5", gated_delta.qwen3_5, _spec("mtp", 2), **_HYBRID),
+    Architecture("mtp-qwen3-next", gated_delta.qwen3_next, _spec("mtp", 2), **_HYBRID),
+)

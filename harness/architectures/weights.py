@@ -1,0 +1,100 @@
+"""Tensors of a checkpoint, by the names that Hugging Face's checkpoints have, and their files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from harness.architectures import language
+from harness.checkpoints import byte_tokenizer
+
+
+class Weights:
+    """Named tensors. `add` draws random ones from one seeded generator, in the order of its calls."""
+
+    def __init__(self, seed: int) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def add(self, name: str, *shape: int, gain: float = 1.0) -> None:
+        """`name`.weight: a projection that gives a vector of unit entries one of `gain`-sized entries."""
+        spread = gain / shape[-1] ** 0.5
+        self.tensors[f"{name}.weight"] = torch.randn(*shape, generator=self._generator) * spread
+
+    def bias(self, name: str, size: int, gain: float = 0.1) -> None:
+        self.tensors[f"{name}.bias"] = torch.randn(size, generator=self._generator) * gain
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        self.tensors[name] = tensor
+
+    def norm(self, name: str, size: int = language.HIDDEN, value: float = 1.0) -> None:
+        self.tensors[f"{name}.weight"] = torch.full((size,), value)
+
+    def norms(self, prefix: str, *names: str, value: float = 1.0) -> None:
+        for name in names:
+            self.norm(f"{prefix}.{name}", value=value)
+
+    def mlp(self, prefix: str, inner: int, gain: float, hidden: int = language.HIDDEN) -> None:
+        """A gated MLP that adds `gain` times a vector of unit entries, more or less."""
+        self.add(f"{prefix}.gate_proj", inner, hidden, gain=2.0)
+        self.add(f"{prefix}.up_proj", inner, hidden)
+        self.add(f"{prefix}.down_proj", hidden, inner, gain=gain)
+
+    def attention(
+        self,
+        prefix: str,
+        *,
+        heads: int,
+        key_heads: int,
+        head_dim: int,
+        gain: float,
+        bias: bool = False,
+        hidden: int = language.HIDDEN,
+        query_parts: int = 1,
+    ) -> None:
+        """Attention with keys and queries wide enough to choose, that adds some `gain` times unit entries."""
+        for name, size in (("q_proj", query_parts * heads), ("k_proj", key_heads), ("v_proj", key_heads)):
+            self.add(f"{prefix}.{name}", size * head_dim, hidden, gain=1.0 if name == "v_proj" else 1.5)
+            if bias:
+                self.bias(f"{prefix}.{name}", size * head_dim)
+        self.add(f"{prefix}.o_proj", hidden, heads * head_dim, gain=gain)
+
+    def save(self, folder: Path, config: dict[str, Any], dtype: str = "float32") -> None:
+        """config.json, model.safetensors and the byte-level tokenizer in `folder`, which is made."""
+        folder.mkdir(parents=True)
+        kind = getattr(torch, dtype)
+        tensors = {
+            name: (tensor.to(kind) if tensor.is_floating_point() else tensor).contiguous().clone()
+            for name, tensor in self.tensors.items()
+        }
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=1))
+        byte_tokenizer(folder, language.VOCABULARY)
+
+
+def mixer(embedded: float, hidden: float, embedded_first: bool = True) -> torch.Tensor:
+    """[HIDDEN, 2 * HIDDEN]: a drafter's entry, which adds up embedding and target's state."""
+    unit = torch.eye(language.HIDDEN)
+    parts = [embedded * unit, hidden * unit]
+    return torch.cat(parts if embedded_first else parts[::-1], dim=1)
+
+
+def common(**more: Any) -> dict[str, Any]:
+    """What the config.json of every checkpoint here says."""
+    return {
+        "hidden_size": language.HIDDEN,
+        "vocab_size": language.VOCABULARY,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 256,
+        "eos_token_id": 256,
+        "pad_token_id": 256,
+    } | more

@@ -1,0 +1,96 @@
+"""`python -m tests.chaos`: break a deployment under load by a seeded plan, and tell what its clients saw.
+
+    python -m tests.chaos                                  all plans, 27 minutes of faults
+    python -m tests.chaos --plan workers-2p2d --seed 7     one of them; --plan may be given several times
+    python -m tests.chaos --list                           plans and faults
+    python -m tests.chaos report [FILE]                    write the table of docs/reliability.md
+
+The exit status is 1 when a request failed, a token was wrong, a placement was one too many, or something was
+still held two lease times after the load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import transformers
+
+from harness.chaos import page
+from harness.chaos.faults import FAULTS
+from harness.chaos.outcome import Outcome
+from harness.chaos.placed import Placed
+from harness.chaos.plans import ALL, PLANS
+from harness.chaos.run import run
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["report"]:
+        print(f"wrote {page.write(Path(arguments[1]) if arguments[1:] else page.RESULTS)}")
+        return 0
+    asked = _parser().parse_args(arguments)
+    if asked.list:
+        print(_listed())
+        return 0
+    names = asked.plan or ALL
+    # Both end a plan as Ctrl-C does: its task is cancelled, and takes its processes along.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
+
+    transformers.logging.set_verbosity_error()  # the sources of the prompts are longer than any prompt
+    folder = Path(asked.logs or tempfile.mkdtemp(prefix="baton-chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"{len(names)} plans, seed {asked.seed}, logs in {folder}")
+    outcomes: list[Outcome | Placed] = []
+    for name in names:
+        plan = PLANS[name]
+        seconds = asked.seconds or plan.seconds
+        outcomes.append(asyncio.run(run(plan, asked.seed, seconds, folder / name, say)))
+        print(outcomes[-1], flush=True)
+        if asked.out:
+            page.save(asked.out, outcomes)
+    good = all(one.good for one in outcomes)
+    say(f"{sum(one.good for one in outcomes)} of {len(outcomes)} plans are good")
+    return 0 if good else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--plan", action="append", choices=list(PLANS), metavar="NAME", help="default: all")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="decides faults, moments and questions (default 1)"
+    )
+    parser.add_argument("--seconds", type=float, help="of faults in each plan; each has its own default")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--logs", metavar="FOLDER", help="of all processes; a new one by default")
+    parser.add_argument("--list", action="store_true", help="show plans and faults")
+    return parser
+
+
+def _listed() -> str:
+    plans = [
+        f"  {one.name:16} {one.shape.name}  {one.seconds:4.0f} s  {one.about}\n{'':26}{', '.join(one.faults)}"
+        for one in PLANS.values()
+    ]
+    faults = [f"  {one.name:26} {one.about} At: {', '.join(one.stages)}." for one in FAULTS.values()]
+    return "\n".join(["plans:", *plans, "faults:", *faults])
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,110 @@
+"""What is asked, and the right answers: taken before anything fails, and kept on disk for the next run."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from baton.services.engine.fingerprint import model_fingerprint
+from harness import prompts as texts
+from harness.deployment import ENGINE, MODEL_NAME
+
+SHORTEST, LONGEST = 20, 900  # tokens of a prompt
+FEWEST, MOST = 16, 300  # tokens of an answer
+LIMIT = int(ENGINE["max_model_len"])
+AT_ONCE = 8
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton-chaos"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question. Greedy, so an answer is the beginning of every longer one."""
+
+    prompt: tuple[int, ...]
+    tokens: int  # of the answer, exactly
+    stream: bool
+    salt: str = ""  # not empty: the prompt's cached blocks are not used
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's completions take it."""
+        return {
+            "model": MODEL_NAME,
+            "prompt": list(self.prompt),
+            "max_tokens": self.tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": self.stream,
+            **({"cache_salt": self.salt} if self.salt else {}),
+        }
+
+
+class Questions:
+    """Prompts with their longest answers."""
+
+    def __init__(self, known: dict[tuple[int, ...], list[int]]) -> None:
+        self._prompts = list(known)
+        self._known = known
+
+    def draw(self, random: random.Random) -> Case:
+        """One in four asks for what may be cached; one in four is no stream."""
+        prompt = random.choice(self._prompts)
+        most = min(MOST, len(self._known[prompt]))
+        salt = f"{random.getrandbits(64):x}" if random.random() < 0.75 else ""
+        return Case(prompt, random.randint(FEWEST, most), random.random() < 0.75, salt)
+
+    def expected(self, case: Case) -> list[int]:
+        return self._known[case.prompt][: case.tokens]
+
+
+def asked(every: int) -> list[tuple[int, ...]]:
+    """Every so many-th prompt of all lengths."""
+    chosen = [tuple(prompt) for prompt in texts.prompts() if SHORTEST <= len(prompt) <= LONGEST]
+    return chosen[::-every]
+
+
+async def questions(url: str, every: int) -> Questions:
+    """Prompts with their answers; what is not known yet is asked at `url`, where nothing may fail now."""
+    prompts = asked(every)
+    file = CACHE / f"{_digest(prompts)}.json"
+    if file.exists():
+        answers = json.loads(file.read_text())
+    else:
+        answers = await _take(url, prompts)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        fresh = file.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(answers))
+        fresh.rename(file)
+    return Questions(dict(zip(prompts, answers, strict=True)))
+
+
+def _digest(asked: Sequence[tuple[int, ...]]) -> str:
+    told = json.dumps([model_fingerprint(ENGINE["model"]), ENGINE["dtype"], MOST, asked])
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+async def _take(url: str, asked: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def take(http: aiohttp.ClientSession, prompt: tuple[int, ...]) -> list[int]:
+        case = Case(prompt, min(MOST, LIMIT - len(prompt)), stream=False)
+        async with room, http.post(f"{url}/v1/completions", json=case.body()) as answer:
+            told = await answer.json()
+            if answer.status != 200:
+                raise RuntimeError(f"no reference: HTTP {answer.status}: {told}")
+            ids: list[int] = told["choices"][0]["token_ids"]
+            if len(ids) != case.tokens:
+                raise RuntimeError(f"no reference: {len(ids)} tokens came, {case.tokens} were asked for")
+            return ids
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:
+        return list(await asyncio.gather(*(take(http, prompt) for prompt in asked)))

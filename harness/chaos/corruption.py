@@ -1,0 +1,60 @@
+"""Corrupts KV that waits to be pulled: one bit of a saved handoff, in the shared memory of its owner."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import random
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from baton.handoff import digests
+from baton.handoff.memory import segments
+from baton.handoff.memory.views import HEADER_BYTES, View, records_at, slots_in
+from harness.deployment import ENGINE
+
+BLOCK_SIZE = 32  # tokens, on a CPU
+
+
+def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) -> int:
+    """Flip a bit in each whole save of a worker that is not in `seen`, and note it there; how many.
+
+    A save is found by its header and known by its first digest, so that its bytes are hit only after they
+    were digested: what is broken before that no reader could notice.
+    """
+    hit = 0
+    for path in segments.DIRECTORY.glob(f"baton-kv-{pid}-*"):
+        try:
+            with path.open("r+b") as file:
+                data = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+        except FileNotFoundError:
+            continue  # its owner ended
+        offset = records_at(slots_in(data.size, record_bytes))
+        headers = data[:offset].view(np.uint64).reshape(-1, HEADER_BYTES // 8)
+        for ticket in set(headers[:, 0].tolist()) - seen - {0}:
+            slots = np.flatnonzero(headers[:, 0] == ticket)  # in the order of its blocks
+            view = View(data, offset, record_bytes, [(int(slot), 1) for slot in slots])
+            if view.whole < len(slots) or not _is_save(view, ticket):
+                continue
+            at = draw.randrange(len(slots))
+            view.records(at, at + 1)[0, draw.randrange(record_bytes)] ^= 1 << draw.randrange(8)
+            seen.add(ticket)
+            hit += 1
+    return hit
+
+
+def _is_save(view: View, ticket: int) -> bool:
+    first = digests.of_records(view.records(0, 1), ticket, 0)
+    return bool(first[0] == view.digests(0, 1)[0])
+
+
+@cache
+def record_bytes() -> int:
+    """Of one block of the deployed model, its drafter's layer included."""
+    config = json.loads((Path(ENGINE["model"]) / "config.json").read_text())
+    layers = config["num_hidden_layers"] + config["num_nextn_predict_layers"]
+    head = config["hidden_size"] // config["num_attention_heads"]
+    values = layers * 2 * config["num_key_value_heads"] * head * BLOCK_SIZE
+    return int(values * np.dtype(ENGINE["dtype"]).itemsize)

@@ -1,0 +1,520 @@
+"""The faults, by name. A new one is a function with `@fault`; plans.py says in which plans it happens.
+
+A fault does its harm, holds it for as long as it is told, and repairs: afterwards `Site.whole` must become
+true by itself. It reaches for nothing but its `Act`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from redis.asyncio import Redis
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from harness.chaos.corruption import corrupt, record_bytes
+from harness.chaos.load import Answer, Load
+from harness.chaos.parts import WORKER_KINDS
+from harness.chaos.site import Part, Site
+from harness.scheduling import RedisServer
+
+MOMENT_S = 5.0  # a stage is waited for as long
+LONG_PROMPT = 200  # tokens: its handoff can be met
+STREAMED = 8  # tokens that came: the answer is under way
+
+ANY = "any"
+QUEUE, PREFILL, HANDOFF, STREAM = "queue", "prefill", "handoff", "stream"
+"""Of a request on a worker: several wait to be read; it is read; its first token came, so that its KV is
+pinned or in mid-pull; its later tokens come."""
+
+
+@dataclass
+class Act:
+    """One fault while it happens, with all that it may use."""
+
+    site: Site
+    load: Load | None  # None: nobody asks for answers
+    draw: random.Random
+    stage: str
+    hold_s: float
+    census: Counter[str] = field(default_factory=Counter)  # "role stage" -> requests that it hit
+
+    def pick(self, *kinds: str) -> Part:
+        return self.draw.choice(self.site.of(*kinds))
+
+    async def hold(self) -> None:
+        await asyncio.sleep(self.hold_s)
+
+    async def moment(self, victim: Part) -> None:
+        """Return at the stage that is wanted, at the latest after MOMENT_S; count who is at which stage."""
+        deadline = time.monotonic() + MOMENT_S
+
+        def mine(answer: Answer) -> bool:
+            return victim.worker_id in self.workers(answer)
+
+        if self.stage == HANDOFF:
+            await self.answers.event(
+                lambda answer: (
+                    len(answer.arrivals) == 1 and len(answer.case.prompt) >= LONG_PROMPT and mine(answer)
+                ),
+                MOMENT_S,
+            )
+            await asyncio.sleep(self.draw.choice([0.0, 0.0, 0.001, 0.003, 0.006, 0.012]))
+        elif self.stage == STREAM:
+            await self.answers.event(lambda answer: len(answer.tokens) >= STREAMED and mine(answer), MOMENT_S)
+        elif self.stage in (QUEUE, PREFILL):
+            enough = 2 if self.stage == QUEUE else 1
+            while self.unread(victim) < enough and time.monotonic() < deadline:  # noqa: ASYNC110 (no event tells)
+                await asyncio.sleep(0.005)
+        else:
+            await asyncio.sleep(self.draw.uniform(0.0, 0.5))
+        self.count(victim)
+
+    def workers(self, answer: Answer) -> tuple[str, str]:
+        """Who reads and who writes it, as the scheduler told last; empty names when it has not."""
+        for request_id, pair in self.site.live.items():
+            if answer.request_id in request_id:
+                return pair
+        return "", ""
+
+    def unread(self, victim: Part) -> int:
+        """Requests that it is to read, or reads."""
+        return sum(
+            not answer.tokens and self.workers(answer)[0] == victim.worker_id
+            for answer in self.answers.running.values()
+        )
+
+    def count(self, victim: Part) -> None:
+        """Who is hit, and where it stands. What is queued and what is read is told apart by age alone."""
+        if self.load is None:
+            return
+        reading = 0
+        for answer in sorted(self.answers.running.values(), key=lambda one: one.asked):
+            reader, writer = self.workers(answer)
+            if victim.is_worker and victim.worker_id not in (reader, writer):
+                continue
+            if victim.kind == "router" and answer.router is not victim:
+                continue
+            if not answer.tokens:
+                stage = PREFILL if not reading and victim.worker_id == reader else QUEUE
+                reading += 1
+            elif len(answer.tokens) == 1:
+                stage = HANDOFF
+            else:
+                stage = STREAM
+            if stage == STREAM and victim.kind == "prefill":
+                continue  # it has nothing to do with it any more
+            self.census[f"{victim.kind} {stage}"] += 1
+
+    @property
+    def answers(self) -> Load:
+        if self.load is None:
+            raise RuntimeError("the plan asks for no answers: its faults come at any stage")
+        return self.load
+
+    @property
+    def redis(self) -> RedisServer:
+        if self.site.redis is None:
+            raise RuntimeError("the plan has no Redis")
+        return self.site.redis
+
+
+Fault = Callable[[Act], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One registered fault."""
+
+    name: str
+    run: Fault
+    stages: tuple[str, ...]
+    hold_s: tuple[float, float]  # between which it lasts
+    about: str
+
+
+FAULTS: dict[str, Kind] = {}
+
+
+def fault(*stages: str, hold_s: tuple[float, float] = (0.0, 0.0)) -> Callable[[Fault], Fault]:
+    """Register a function under its name, with hyphens. The plan chooses stage and time from these."""
+
+    def register(run: Fault) -> Fault:
+        name = getattr(run, "__name__", "").replace("_", "-")
+        if name in FAULTS:
+            raise ValueError(f"there is a fault {name} already")
+        about = (run.__doc__ or "").strip().splitlines()[0]
+        FAULTS[name] = Kind(name, run, stages or (ANY,), hold_s, about)
+        return run
+
+    return register
+
+
+# -- workers
+
+LONG = (4.0, 8.0)  # longer than a worker's lease of 3 s
+SHORT = (0.3, 1.5)  # shorter
+
+
+async def _kill(act: Act, *kinds: str) -> None:
+    victim = act.pick(*kinds)
+    await act.moment(victim)
+    victim.kill()
+    await act.hold()
+    await victim.restart()
+
+
+async def _hang(act: Act, *kinds: str) -> None:
+    victim = act.pick(*kinds)
+    await act.moment(victim)
+    victim.hang()
+    try:
+        await act.hold()
+    finally:
+        victim.wake()
+
+
+async def _drain(act: Act, *kinds: str) -> None:
+    victim = act.pick(*kinds)
+    await act.moment(victim)
+    victim.drain()
+    await _end_well(act, victim)
+    await victim.restart()
+
+
+async def _end_well(act: Act, victim: Part) -> None:
+    code = await victim.ended()
+    if code != 0:
+        act.site.crashes.append(f"{victim.worker_id} ended with {code} when it was told to drain")
+
+
+@fault(QUEUE, PREFILL, HANDOFF)
+async def kill_prefill(act: Act) -> None:
+    """SIGKILL of a prefill worker."""
+    await _kill(act, "prefill")
+
+
+@fault(QUEUE, PREFILL, HANDOFF, hold_s=LONG)
+async def hang_prefill(act: Act) -> None:
+    """SIGSTOP of a prefill worker for longer than its lease."""
+    await _hang(act, "prefill")
+
+
+@fault(HANDOFF, STREAM)
+async def kill_decode(act: Act) -> None:
+    """SIGKILL of a decode worker."""
+    await _kill(act, "decode")
+
+
+@fault(HANDOFF, STREAM, hold_s=LONG)
+async def hang_decode(act: Act) -> None:
+    """SIGSTOP of a decode worker for longer than its lease."""
+    await _hang(act, "decode")
+
+
+@fault(hold_s=SHORT)
+async def pause_worker(act: Act) -> None:
+    """SIGSTOP of any worker for less than its lease."""
+    await _hang(act, "prefill", "decode")
+
+
+@fault(HANDOFF)
+async def kill_pair(act: Act) -> None:
+    """SIGKILL of a prefill and a decode worker at once."""
+    reader, writer = act.pick("prefill"), act.pick("decode")
+    await act.moment(reader)
+    reader.kill()
+    writer.kill()
+    await reader.restart()
+    await writer.restart()
+
+
+@fault()
+async def drain_prefill(act: Act) -> None:
+    """SIGTERM of a prefill worker, and another one."""
+    await _drain(act, "prefill")
+
+
+@fault()
+async def drain_decode(act: Act) -> None:
+    """SIGTERM of a decode worker, and another one."""
+    await _drain(act, "decode")
+
+
+@fault()
+async def rolling_restart(act: Act) -> None:
+    """SIGTERM of all workers, one after the other, each replaced before the next."""
+    for victim in list(act.site.workers):
+        act.count(victim)
+        victim.drain()
+        await _end_well(act, victim)
+        await victim.restart()
+        await act.site.whole(60.0)
+
+
+@fault(hold_s=SHORT)
+async def operator_drain(act: Act) -> None:
+    """`baton drain` of a worker: its next life takes nothing until `baton undrain`."""
+    victim = act.pick("prefill", "decode")
+    await act.moment(victim)
+    async with SchedulerClient(act.site.scheduler_address) as operator:
+        victim.leave()
+        asked = await operator.drain(victim.worker_id)
+        if asked.problem:
+            raise AssertionError(f"{victim.worker_id} does not drain: {asked.problem}")
+        try:
+            await _end_well(act, victim)
+            await victim.restart()
+            await act.site.held(victim)
+            await _takes_nothing(act, victim)
+        finally:
+            undone = await operator.undrain(victim.name)
+    if undone.problem:
+        raise AssertionError(f"{victim.name} stays drained: {undone.problem}")
+
+
+async def _takes_nothing(act: Act, victim: Part) -> None:
+    """For as long as the fault holds."""
+    until = time.monotonic() + act.hold_s
+    while time.monotonic() < until:
+        one = act.site.status(victim)
+        if one is not None and (one.reserved_requests or one.load.running or one.load.waiting):
+            raise AssertionError(
+                f"{victim.worker_id} is drained, and was given {one.reserved_requests} requests"
+            )
+        await asyncio.sleep(0.02)
+
+
+ROLES = {kind: pb.Role.Value(f"ROLE_{kind.upper()}") for kind in WORKER_KINDS}
+
+
+@fault(hold_s=(0.0, 0.5))
+async def flip_role(act: Act) -> None:
+    """`baton role`: a worker gets another role while it works. The next flip starts from there."""
+    victim = act.pick(*ROLES)
+    told = act.site.description
+    has = {one.identity.worker_id: one.identity.role for one in told.workers} if told is not None else {}
+    others = [role for role in ROLES.values() if role != has.get(victim.worker_id)]
+    act.count(victim)
+    async with SchedulerClient(act.site.scheduler_address) as operator:
+        reply = await operator.set_role(victim.worker_id, act.draw.choice(others))
+    if reply.problem:
+        raise AssertionError(f"{victim.worker_id} keeps its role: {reply.problem}")
+    await act.hold()
+
+
+# -- handoffs
+
+
+@fault(hold_s=(4.0, 8.0))
+async def corrupt_handoffs(act: Act) -> None:
+    """Flip a bit in each save of a prefill worker that waits to be pulled, as soon as it is whole."""
+    until = time.monotonic() + act.hold_s
+    seen: set[int] = set()
+    size = record_bytes()
+    while time.monotonic() < until:
+        for reader in act.site.of("prefill"):
+            act.census["saves corrupted"] += corrupt(reader.pid, act.draw, seen, size)
+        await asyncio.sleep(0.002)
+
+
+# -- network
+
+
+@fault(hold_s=LONG)
+async def drop_network(act: Act) -> None:
+    """Nothing gets to a worker or back for longer than its lease; no connection is closed."""
+    await _disturb(act, drop=True)
+
+
+@fault(hold_s=SHORT)
+async def interrupt_network(act: Act) -> None:
+    """The same, for less than its lease."""
+    await _disturb(act, drop=True)
+
+
+@fault(hold_s=LONG)
+async def delay_network(act: Act) -> None:
+    """All that a worker hears and says is 200 ms late."""
+    await _disturb(act, drop=False)
+
+
+async def _disturb(act: Act, *, drop: bool) -> None:
+    victim = act.pick("prefill", "decode")
+    if victim.proxy is None:
+        raise RuntimeError("the plan has no network of its own")
+    await act.moment(victim)
+    if drop:
+        victim.gone()
+        victim.proxy.drop()
+    else:
+        victim.proxy.delay_s = 0.2
+    try:
+        await act.hold()
+    finally:
+        victim.proxy.mend()
+
+
+# -- scheduler
+
+
+@fault()
+async def kill_scheduler(act: Act) -> None:
+    """SIGKILL of a scheduler, and another one at once."""
+    await _kill(act, "scheduler")
+
+
+@fault(hold_s=LONG)
+async def lose_scheduler(act: Act) -> None:
+    """SIGKILL of a scheduler, and another one only later."""
+    await _kill(act, "scheduler")
+
+
+@fault(hold_s=LONG)
+async def hang_scheduler(act: Act) -> None:
+    """SIGSTOP of a scheduler for longer than workers' leases."""
+    await _hang(act, "scheduler")
+
+
+@fault(hold_s=LONG)
+async def lose_schedulers(act: Act) -> None:
+    """SIGKILL of all schedulers at once, and others only later: routers place alone."""
+    lost = act.site.of("scheduler")
+    for scheduler in lost:
+        scheduler.kill()
+    await act.hold()
+    for scheduler in lost:
+        await scheduler.restart()
+
+
+@fault()
+async def drain_scheduler(act: Act) -> None:
+    """SIGTERM of a scheduler, and another one."""
+    await _drain(act, "scheduler")
+
+
+@fault(hold_s=LONG)
+async def kill_scheduler_and_decode(act: Act) -> None:
+    """SIGKILL of a scheduler; a decode worker follows while nobody can be asked."""
+    scheduler, victim = act.pick("scheduler"), act.pick("decode")
+    scheduler.kill()
+    await act.moment(victim)
+    victim.kill()
+    await victim.restart()
+    await act.hold()
+    await scheduler.restart()
+
+
+# -- Redis
+
+
+@fault(hold_s=LONG)
+async def kill_redis(act: Act) -> None:
+    """SIGKILL of Redis, which comes back with what it had written."""
+    await act.moment(act.pick("scheduler"))
+    act.redis.stop()
+    await act.hold()
+    await asyncio.to_thread(act.redis.start)
+
+
+@fault(hold_s=LONG)
+async def empty_redis(act: Act) -> None:
+    """SIGKILL of Redis, which comes back empty."""
+    await act.moment(act.pick("scheduler"))
+    act.redis.stop()
+    shutil.rmtree(act.redis.folder / "appendonlydir", ignore_errors=True)
+    await act.hold()
+    await asyncio.to_thread(act.redis.start)
+
+
+@fault(hold_s=LONG)
+async def hang_redis(act: Act) -> None:
+    """SIGSTOP of Redis."""
+    await act.moment(act.pick("scheduler"))
+    act.redis.hang()
+    try:
+        await act.hold()
+    finally:
+        act.redis.wake()
+
+
+@fault(hold_s=LONG)
+async def slow_redis(act: Act) -> None:
+    """Redis stands still again and again for 0.3 s."""
+    until = time.monotonic() + act.hold_s
+    while time.monotonic() < until:
+        act.redis.hang()
+        await asyncio.sleep(0.3)
+        act.redis.wake()
+        await asyncio.sleep(0.3)
+
+
+@fault(hold_s=LONG)
+async def fill_redis(act: Act) -> None:
+    """Redis has no memory left: it refuses writes."""
+    async with Redis.from_url(act.redis.url) as admin:
+        await admin.config_set("maxmemory", "1")
+        await act.hold()
+        await admin.config_set("maxmemory", "0")
+
+
+@fault(hold_s=LONG)
+async def change_password(act: Act) -> None:
+    """Redis has another password for a while, and closes all connections."""
+    async with Redis.from_url(act.redis.url) as admin:
+        await admin.config_set("requirepass", "another")
+        await admin.client_kill_filter(_type="normal", skipme=True)
+        await act.hold()
+        await admin.config_set("requirepass", "")
+
+
+@fault(hold_s=LONG)
+async def kill_redis_and_scheduler(act: Act) -> None:
+    """SIGKILL of both at once; Redis is back first."""
+    scheduler = act.pick("scheduler")
+    await act.moment(scheduler)
+    act.redis.stop()
+    scheduler.kill()
+    await act.hold()
+    await asyncio.to_thread(act.redis.start)
+    await scheduler.restart()
+
+
+@fault(hold_s=LONG)
+async def start_scheduler_without_redis(act: Act) -> None:
+    """SIGKILL of both at once; the scheduler is back first, and Redis comes back empty."""
+    scheduler = act.pick("scheduler")
+    await act.moment(scheduler)
+    act.redis.stop()
+    scheduler.kill()
+    shutil.rmtree(act.redis.folder / "appendonlydir", ignore_errors=True)
+    await scheduler.restart()
+    await act.hold()
+    await asyncio.to_thread(act.redis.start)
+
+
+# -- router
+
+
+@fault(hold_s=(0.5, 2.0))
+async def kill_router(act: Act) -> None:
+    """SIGKILL of one of several routers: its own connections break, the others' do not."""
+    await _kill(act, "router")
+
+
+@fault()
+async def drain_router(act: Act) -> None:
+    """SIGTERM of one of several routers: it ends its streams, others take what comes."""
+    await _drain(act, "router")
+
+
+@fault(hold_s=(2.0, 14.0))
+async def hang_router(act: Act) -> None:
+    """SIGSTOP of one of several routers, also for longer than workers and scheduler wait for it."""
+    await _hang(act, "router")

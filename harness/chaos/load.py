@@ -1,0 +1,219 @@
+"""A bounded load of checked answers: so many clients, each with one request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+import aiohttp
+
+from harness.chaos.answers import Case, Questions
+from harness.chaos.site import Part, Site
+
+DEADLINE_S = 120.0  # of one request, with all its waiting
+MOST_WAIT_S = 2.0  # before the next try after a 503, whatever Retry-After says
+END_S = 150.0  # until the last answers are there
+
+
+class Fate(Enum):
+    """What became of a request."""
+
+    RIGHT = "right"
+    WRONG = "wrong"  # a token that an undisturbed run does not send
+    FAILED = "failed"  # an error, or an answer that ended too early
+    ROUTER_LOST = "router lost"  # its own router was killed: no other could know of it
+
+
+@dataclass(eq=False)
+class Answer:
+    """One request, while it runs and after. Times: time.monotonic, seconds."""
+
+    request_id: str
+    case: Case
+    router: Part
+    asked: float  # of the try that was admitted
+    tokens: list[int] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)  # of events with tokens
+    ended: float = 0.0
+    finish: str = ""
+    error: str = ""
+    refused: list[float] = field(default_factory=list)  # when 503 came, before any byte
+    router_lost: bool = False
+
+    def pauses(self) -> list[tuple[float, float]]:
+        """(start, end) of each wait of the client's; none for what is no stream."""
+        if not self.case.stream:
+            return []
+        times = [self.asked, *self.arrivals, self.ended]
+        return list(itertools.pairwise(times))
+
+
+def judge(answer: Answer, expected: list[int]) -> tuple[Fate, str]:
+    """What became of it, and for all but the right ones how."""
+    got = answer.tokens
+    for at, (one, right) in enumerate(zip(got, expected, strict=False)):
+        if one != right:
+            return Fate.WRONG, f"{answer.request_id}: token {at} is {one}, not {right}"
+    if len(got) > len(expected):
+        return Fate.WRONG, f"{answer.request_id}: {len(got) - len(expected)} tokens too many"
+    if answer.router_lost:
+        return Fate.ROUTER_LOST, f"{answer.request_id}: {answer.router.name} died: {answer.error}"
+    if answer.error:
+        return Fate.FAILED, f"{answer.request_id}, {len(got)} tokens: {answer.error}"
+    if len(got) < len(expected) or answer.finish != "length":
+        how = answer.finish or "without a reason"
+        return Fate.FAILED, f"{answer.request_id}: ended ({how}) after {len(got)} of {len(expected)} tokens"
+    return Fate.RIGHT, ""
+
+
+class Load:
+    """The clients. `running` and `over` may be read at any time."""
+
+    def __init__(self, site: Site, questions: Questions, clients: int, seed: str) -> None:
+        self.site = site
+        self.running: dict[str, Answer] = {}
+        self.over: list[Answer] = []
+        self.tokens = 0  # that came, of all answers
+        self._questions = questions
+        self._seed = seed
+        self._clients = clients
+        self._stopping = False
+        self._waiting: list[tuple[Callable[[Answer], bool], asyncio.Future[Answer]]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Load:
+        timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+        # A connection for each request: one that a dying router closed is nobody's failure.
+        connector = aiohttp.TCPConnector(force_close=True, limit=0)
+        self._http = aiohttp.ClientSession(timeout=timeout, connector=connector)
+        self._tasks = [
+            asyncio.create_task(self._client(number), name=f"client {number}")
+            for number in range(self._clients)
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stopping = True
+        await asyncio.wait(self._tasks, timeout=END_S)
+        for task in self._tasks:
+            task.cancel()  # harmless where it is done
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for answer in list(self.running.values()):
+            self._end(answer, f"no end within {END_S:g} s")
+        if self._http is not None:
+            await self._http.close()
+        for task in self._tasks:
+            if not task.cancelled() and (error := task.exception()):
+                raise error
+
+    @property
+    def progress(self) -> str:
+        return f"{len(self.over)} answers, {len(self.running)} under way, {self.tokens} tokens"
+
+    async def event(self, wanted: Callable[[Answer], bool], within_s: float) -> Answer | None:
+        """The next answer of which that is true just after tokens of it came; None after so long."""
+        coming: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        entry = (wanted, coming)
+        self._waiting.append(entry)
+        try:
+            return await asyncio.wait_for(coming, within_s)
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting.remove(entry)
+
+    def expected(self, answer: Answer) -> list[int]:
+        return self._questions.expected(answer.case)
+
+    # -- clients
+
+    async def _client(self, number: int) -> None:
+        draw = random.Random(f"{self._seed} client {number}")
+        count = 0
+        while not self._stopping:
+            case = self._questions.draw(draw)
+            await self._ask(f"chaos-{number}-{count}.", case, self._router(number + count))
+            count += 1
+
+    def _router(self, turn: int) -> Part:
+        """As a balancer chooses that asks for their health: none that has started and is not ready yet."""
+        ready = [one for one in self.site.routers if not (one.wanted and one.away)] or self.site.routers
+        return ready[turn % len(ready)]
+
+    async def _ask(self, request_id: str, case: Case, router: Part) -> None:
+        began = time.monotonic()
+        answer = Answer(request_id, case, router, began)
+        self.running[request_id] = answer
+        error = ""
+        try:
+            while True:
+                answer.asked = time.monotonic()
+                if answer.asked > began + DEADLINE_S:
+                    error = f"not admitted within {DEADLINE_S:g} s"
+                    break
+                try:
+                    wait_s = await self._try(answer)
+                except aiohttp.ClientConnectorError as nobody:
+                    others = [one for one in self.site.routers if one is not answer.router]
+                    if not others:
+                        error = f"{nobody}"
+                        break
+                    answer.router = others[0]  # as a balancer in front of them would
+                    wait_s = 0.05
+                if wait_s is None:
+                    break
+                await asyncio.sleep(wait_s)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as problem:
+            error = f"{type(problem).__name__}: {problem}"
+            answer.router_lost = answer.router.killed
+        self._end(answer, error)
+
+    def _end(self, answer: Answer, error: str) -> None:
+        answer.ended = time.monotonic()
+        answer.error = answer.error or error
+        self.running.pop(answer.request_id, None)
+        self.over.append(answer)
+
+    async def _try(self, answer: Answer) -> float | None:
+        """Ask once. After how many seconds to ask again; None when that was it."""
+        if self._http is None:
+            raise RuntimeError("the load has not begun")
+        headers = {"X-Request-Id": answer.request_id}
+        url = f"{self.site.url(answer.router)}/v1/completions"
+        async with self._http.post(url, json=answer.case.body(), headers=headers) as response:
+            if response.status == 503:
+                answer.refused.append(time.monotonic())
+                await response.read()
+                return min(MOST_WAIT_S, float(response.headers.get("Retry-After", MOST_WAIT_S)))
+            if response.status != 200:
+                answer.error = f"HTTP {response.status}: {(await response.text())[:300]}"
+                return None
+            if not answer.case.stream:
+                self._take(answer, await response.json())
+                return None
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    self._take(answer, json.loads(line[6:]))
+        return None
+
+    def _take(self, answer: Answer, told: dict[str, object]) -> None:
+        if "error" in told:
+            answer.error = f"{told['error']}"[:400]
+            return
+        choice = told["choices"][0]  # type: ignore[index]
+        ids = choice.get("token_ids") or []
+        answer.tokens += ids
+        self.tokens += len(ids)
+        answer.finish = choice.get("finish_reason") or answer.finish
+        if ids:
+            answer.arrivals.append(time.monotonic())
+            for wanted, coming in self._waiting:
+                if not coming.done() and wanted(answer):
+                    coming.set_result(answer)

@@ -1,0 +1,182 @@
+"""What a plan came to: the figures, and whether they are good enough."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from baton.protos import scheduler_pb2 as pb
+from harness.chaos.load import Answer, Fate, judge
+from harness.stats import percentile
+
+TOLD = 20  # messages that are kept of each kind
+ADDED_S = 2.0  # a pause may take a lease and this
+
+Span = tuple[float, float]  # from, to; time.monotonic, seconds
+
+
+@dataclass
+class Leaks:
+    """What is still held when it should not be."""
+
+    blocks: int = 0  # of the KV caches, not free again
+    attempts: int = 0  # live at the scheduler
+    reservations: int = 0
+    pinned: int = 0  # handoffs
+    pinned_bytes: int = 0
+    running: int = 0  # requests in engines
+    segments: int = 0  # files of shared memory, after the end
+
+    @property
+    def leases(self) -> int:
+        return self.attempts + self.reservations + self.pinned
+
+    @property
+    def any(self) -> bool:
+        return any(asdict(self).values())
+
+
+def leaks(told: pb.Description) -> Leaks:
+    """What an idle deployment would not hold. Blocks that stay cached count as free, as they are."""
+    found = Leaks(attempts=len(told.attempts))
+    for one in told.workers:
+        usable = one.identity.capacity.num_blocks - 1  # the engine keeps one as a null
+        found.blocks += usable - one.load.free_blocks
+        found.reservations += one.reserved_requests
+        found.pinned += one.load.pinned_handoffs
+        found.pinned_bytes += one.load.pinned_bytes
+        found.running += one.load.running + one.load.waiting
+    return found
+
+
+@dataclass
+class Outcome:
+    """All figures of one run of a plan. Times in seconds."""
+
+    plan: str
+    seed: int
+    shape: str
+    speculation: str
+    store: str
+    began_at: float = 0.0  # time.monotonic
+    seconds: float = 0.0
+    requests: int = 0
+    streams: int = 0
+    tokens: int = 0
+    failed: int = 0
+    wrong: int = 0
+    refused: int = 0  # 503 before any byte, while nobody could serve: asked again
+    refused_needlessly: int = 0  # the same while somebody could: these count as failed
+    router_lost: int = 0  # requests of a router that was killed
+    longest_pause_s: float = 0.0
+    longest_covered_pause_s: float = 0.0  # without the time in which no worker was left, or its router hung
+    pause_limit_s: float = 0.0
+    full: bool = False  # requests wait for slots: what comes before the first token is no pause
+    over_limit: int = 0  # pauses, of the covered ones
+    p99_pause_s: float = 0.0  # of the answers' longest ones
+    leaks: Leaks = field(default_factory=Leaks)
+    clean_after_s: float = 0.0  # after the last answer
+    restarts: int = 0
+    crashes: list[str] = field(default_factory=list)
+    unhealed: list[str] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=dict)
+    stages: dict[str, int] = field(default_factory=dict)  # requests that were hit, by role and stage
+    retries: dict[str, int] = field(default_factory=dict)  # attempts that failed, by trouble
+    messages: list[str] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        """Nothing failed, wrong, leaked, crashed; all was mended. The pause is told, not judged."""
+        return not (
+            self.failed
+            or self.wrong
+            or self.refused_needlessly
+            or self.leaks.any
+            or self.crashes
+            or self.unhealed
+        )
+
+    def add(
+        self, answers: Sequence[Answer], expected: Sequence[list[int]], uncovered: Sequence[Span]
+    ) -> None:
+        """Judge the answers. uncovered: when no worker was there. A router that hangs sends nothing."""
+        longest: list[float] = []
+        for answer, right in zip(answers, expected, strict=True):
+            fate, how = judge(answer, right)
+            self.requests += 1
+            self.streams += answer.case.stream
+            self.tokens += len(answer.tokens)
+            self.wrong += fate is Fate.WRONG
+            self.failed += fate is Fate.FAILED
+            self.router_lost += fate is Fate.ROUTER_LOST
+            needless = sum(not _within(when, uncovered) for when in answer.refused)
+            self.refused += len(answer.refused) - needless
+            self.refused_needlessly += needless
+            if needless:
+                self.tell(f"{answer.request_id}: 503 while a worker could serve")
+            if how and fate is not Fate.ROUTER_LOST:
+                self.tell(how)
+            pauses = answer.pauses()[self.full :] if fate is Fate.RIGHT else []
+            if pauses:
+                longest.append(max(end - start for start, end in pauses))
+                without = [*uncovered, *answer.router.hung_times]
+                self._add_covered(answer, pauses, [covered_s(pause, without) for pause in pauses])
+        self.longest_pause_s = max([self.longest_pause_s, *longest])
+        self.p99_pause_s = percentile(longest, 0.99) if longest else 0.0
+
+    def _add_covered(self, answer: Answer, pauses: Sequence[Span], covered: Sequence[float]) -> None:
+        self.longest_covered_pause_s = max(self.longest_covered_pause_s, *covered)
+        for event, (pause, took_s) in enumerate(zip(pauses, covered, strict=True), int(self.full)):
+            if took_s > self.pause_limit_s:
+                self.over_limit += 1
+                began_s = pause[0] - self.began_at
+                where = f"before its event {event}, {began_s:.1f} s after the start"
+                self.tell(f"{answer.request_id}: a pause of {took_s:.2f} s {where}")
+
+    def tell(self, message: str) -> None:
+        if len(self.messages) < TOLD:
+            self.messages.append(message)
+
+    def as_json(self) -> dict[str, Any]:
+        told = asdict(self)
+        return {
+            key: round(value, 3) if isinstance(value, float) else value for key, value in told.items()
+        } | {"good": self.good}
+
+    def __str__(self) -> str:
+        leaked = f"{self.leaks.blocks} blocks, {self.leaks.leases} leases" + (
+            f" ({self.leaks})" if self.leaks.any else ""
+        )
+        lines = [
+            f"{self.plan}, {self.shape}, seed {self.seed}: {'good' if self.good else 'NOT GOOD'}",
+            f"  {self.requests} requests ({self.streams} streams), {self.tokens} tokens: "
+            f"{self.failed} failed, {self.wrong} wrong, {self.refused} refused while nobody could serve, "
+            f"{self.refused_needlessly} needlessly, {self.router_lost} of killed routers",
+            f"  longest pause {self.longest_pause_s:.2f} s; with a worker left "
+            f"{self.longest_covered_pause_s:.2f} s, limit {self.pause_limit_s:.1f} s "
+            f"({self.over_limit} over it); p99 {self.p99_pause_s:.2f} s",
+            f"  left: {leaked}; clean {self.clean_after_s:.1f} s after the end; {self.restarts} restarts",
+            f"  faults: {counts(self.faults)}",
+            f"  requests hit: {counts(self.stages)}",
+            f"  attempts that failed: {counts(self.retries)}",
+            *(f"  crash: {one}" for one in self.crashes),
+            *(f"  not mended: {one}" for one in self.unhealed),
+            *(f"  - {one}" for one in self.messages),
+        ]
+        return "\n".join(lines)
+
+
+def covered_s(pause: Span, uncovered: Sequence[Span]) -> float:
+    """How much of it lies where somebody could serve."""
+    start, end = pause
+    return (end - start) - sum(max(0.0, min(end, to) - max(start, since)) for since, to in uncovered)
+
+
+def _within(when: float, spans: Sequence[Span]) -> bool:
+    return any(since <= when <= to for since, to in spans)
+
+
+def counts(counts: dict[str, int] | Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"

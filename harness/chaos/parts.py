@@ -1,0 +1,31 @@
+"""The parts of a deployment, each run by a forked process. See harness/zygote.py."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+WORKER_KINDS = ("prefill", "decode", "mixed")
+
+
+def run(kind: str, settings: dict[str, Any]) -> None:
+    """Be a scheduler, a router or a worker until the end."""
+    from baton.services.config import load
+
+    loaded = load(settings)
+    if loaded.worker.worker_id:
+        loaded.worker.worker_id += f".{os.getpid()}"  # as `baton up` does: its lives share a name
+    if kind == "scheduler":
+        from baton.services.cli.scheduler import run_scheduler
+
+        run_scheduler(loaded)
+    elif kind == "router":
+        from baton.services.leave import leave
+        from baton.services.router.http.app import run_router
+
+        run_router(loaded)
+        leave(0)
+    else:
+        from baton.services.worker.lifecycle import run_worker
+
+        run_worker(loaded, kind)

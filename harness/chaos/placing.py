@@ -1,0 +1,240 @@
+"""A load without engines: workers that register, send heartbeats and do nothing else, and routers that place
+so many requests a second with all that a real router places with, and send them to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import AsyncIterator
+
+from prometheus_client import CollectorRegistry
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import Limits, blocks_for, usable_blocks
+from baton.scheduler.client import Placement, SchedulerClient
+from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
+from baton.scheduler.session import WorkerSession
+from baton.scheduler.tasks import spawn, stop
+from baton.scheduler.types import Booking, Need
+from baton.services.config import SchedulerSettings
+from baton.services.engine.args import VLLM_VERSION
+from baton.services.router.cluster import ClusterView
+from baton.services.router.errors import NotAdmitted, Why
+from baton.services.router.metrics import RouterMetrics
+from baton.services.router.placement import Placements
+from baton.services.router.state import RequestState
+from harness.chaos.placed import Books, Placed
+from harness.chaos.site import Site
+from harness.scheduling import capacity, identity
+
+WORKERS = 20  # every other one for prefill
+ROUTERS = 2
+# At 500 requests/s half of it is in use: a scheduler that loses a second meets the bounds.
+CAPACITY = capacity(max_num_seqs=24, num_blocks=1_201, max_model_len=4_096)
+PROMPT = (100, 900)  # tokens
+ANSWER = (16, 300)
+READ_S = (0.005, 0.03)  # until the prompt is read
+LIFE_S = (0.05, 0.5)
+RETRIED = 0.05  # share of the requests that lose their worker once
+LATE = 0.02  # share of the scheduler's placements that are asked for once more, with the same epoch
+TICK_S = 0.01
+LOOK_S = 0.5  # between two looks at what schedulers believe to be live
+MOST_OPEN = 8_000  # requests under way; more means that nobody keeps up
+START_S = 20.0
+END_S = 60.0  # until the last requests are over
+
+
+@contextlib.asynccontextmanager
+async def registered(site: Site) -> AsyncIterator[None]:
+    """Workers that are ready, each with a connection of its own."""
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(WORKERS):
+            role = pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE
+            one = identity(f"worker-{number}", role, vllm=VLLM_VERSION)
+            client = await stack.enter_async_context(SchedulerClient(site.scheduler_address))
+            load = pb.WorkerLoad(free_blocks=usable_blocks(CAPACITY))
+            session = WorkerSession(client, one, lambda load=load: load)  # type: ignore[misc]
+            stack.push_async_callback(session.close)
+            await session.start(START_S)
+            await session.ready(CAPACITY)
+            site.guests.add(one.worker_id)
+        await site.whole(START_S)
+        try:
+            yield
+        finally:
+            site.guests.clear()
+
+
+class _Router:
+    """What a router places with."""
+
+    def __init__(self, address: str, name: str, lease_s: float) -> None:
+        self.name = name
+        self.client = SchedulerClient(address, router_id=name)
+        self.placements = Placements(self.client, RouterMetrics(CollectorRegistry()))
+        self.view = ClusterView(self.client, lease_s)
+
+
+class Placing:
+    """Requests at an even rate, whatever becomes of the earlier ones. It tells `told` what it sees."""
+
+    def __init__(self, site: Site, told: Placed, seed: str) -> None:
+        self.over: list[tuple[float, float]] = []  # placements: asked for, there; time.monotonic
+        self._site = site
+        self._told = told
+        self._draw = random.Random(seed)
+        limits = Limits.of(SchedulerSettings())
+        self._books = Books(CAPACITY, limits, told.routers)
+        self._pairs: dict[tuple[str, int], tuple[str, str]] = {}  # attempt -> its prefill and decode worker
+        self._open: set[asyncio.Task[None]] = set()
+        self._routers: list[_Router] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def progress(self) -> str:
+        return f"{self._told.placed} placed, {self._told.alone} alone, {len(self._open)} under way"
+
+    async def __aenter__(self) -> Placing:
+        lease_s = self._site.shape.lease_s
+        for number in range(self._told.routers):
+            self._routers.append(_Router(self._site.scheduler_address, f"router-{number}", lease_s))
+        for router in self._routers:
+            await router.client.refresh()  # a router serves from its first snapshot on
+        self._tasks = [spawn(router.view.watch(), router.name) for router in self._routers]
+        self._tasks.append(spawn(self._watch(), "look at live attempts"))
+        self._asking = spawn(self._ask(), "ask for placements")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Ask for nothing more, and wait for the end of all."""
+        if self._asking is not None:
+            await stop(self._asking)
+        if self._open:
+            await asyncio.wait(self._open, timeout=END_S)
+        for task in [*self._open, *self._tasks]:
+            if task in self._open:
+                self._told.fail("END", f"a request is not over {END_S:g} s after the last one began")
+            await stop(task)
+        for router in self._routers:
+            await router.client.close()
+            self._told.dropped += router.client.reporter.dropped
+        told, books = self._told, self._books
+        told.beyond, told.fullest, told.fullest_alone = books.beyond, books.fullest, books.fullest_alone
+
+    async def _ask(self) -> None:
+        began = time.monotonic()
+        for number in itertools.count():
+            while number >= (time.monotonic() - began) * self._told.rate:  # noqa: ASYNC110 (a pace)
+                await asyncio.sleep(TICK_S)
+            self._told.requests += 1
+            if len(self._open) >= MOST_OPEN:
+                self._told.fail("OPEN", f"{MOST_OPEN} requests are under way: nobody keeps up")
+                continue
+            router = self._routers[number % len(self._routers)]
+            state = RequestState(
+                f"{router.name}-{number}",
+                "",
+                b"",
+                prompt_tokens=self._draw.randint(*PROMPT),
+                max_tokens=self._draw.randint(*ANSWER),
+                max_model_len=CAPACITY.max_model_len,
+                deadline=float("inf"),
+            )
+            task = asyncio.create_task(self._request(router, state))
+            self._open.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._told.fail(type(error).__name__, f"{error}")
+
+    async def _request(self, router: _Router, state: RequestState) -> None:
+        if self._draw.random() < RETRIED:
+            lost = await self._attempt(router, state, "retried")
+            if lost is None:
+                return
+            state.excluded.add(lost.decode.worker_id)
+        await self._attempt(router, state, "stop")
+
+    async def _attempt(self, router: _Router, state: RequestState, outcome: str) -> Placement | None:
+        """From its placement to its end; None when it was not placed."""
+        placement = await self._place(router, state)
+        if placement is None:
+            return None
+        booking = _booking(router, state, placement)
+        self._books.add(booking, alone=placement.alone)
+        until_read = self._draw.uniform(*READ_S)
+        rest_s = self._draw.uniform(*LIFE_S) - until_read
+        if not placement.alone and self._draw.random() < LATE:
+            await self._once_more(router, state, placement)
+        await asyncio.sleep(until_read)
+        self._books.read(booking)
+        router.placements.prefilled(placement.attempt)
+        await asyncio.sleep(rest_s)
+        self._books.end(booking, alone=placement.alone)
+        router.placements.finished(state, placement.attempt, outcome)
+        return placement
+
+    async def _place(self, router: _Router, state: RequestState) -> Placement | None:
+        began = time.monotonic()
+        try:
+            placement = await router.placements.place(state, set())
+        except NotAdmitted as no:
+            if no.why is Why.FULL:
+                self._told.refused += 1
+            else:
+                self._told.fail(no.why, f"{state.request_id}{self._after_s()}: {no.message}")
+            return None
+        self.over.append((began, time.monotonic()))
+        self._told.placed += 1
+        self._told.alone += placement.alone
+        attempt = placement.attempt
+        self._pairs[attempt.request_id, attempt.epoch] = _pair(placement)
+        return placement
+
+    async def _once_more(self, router: _Router, state: RequestState, placement: Placement) -> None:
+        """The same epoch again, as a call that was delivered twice: it must not be placed."""
+        self._told.late += 1
+        with contextlib.suppress(NoCapacity, SchedulerUnavailable):
+            again = await router.client.place(
+                state.request_id,
+                placement.attempt.epoch,
+                prompt_tokens=state.tokens_to_read,
+                max_new_tokens=state.tokens_to_write,
+                vllm_version=VLLM_VERSION,
+            )
+            where = f"{_pair(placement)}, then on {_pair(again)}"
+            self._told.place_twice(f"{again.attempt} was placed on {where}{self._after_s()}")
+
+    def _after_s(self) -> str:
+        return f", {time.monotonic() - self._told.began_at:.1f} s after the start"
+
+    async def _watch(self) -> None:
+        """Compare what schedulers believe with what the routers were told."""
+        while True:
+            for told in await self._site.describe_each():
+                for live in told.attempts if told is not None else ():
+                    attempt = live.attempt.request_id, live.attempt.epoch
+                    booked = live.prefill_worker_id, live.decode_worker_id
+                    mine = self._pairs.get(attempt, booked)  # what was not heard of yet may be on its way
+                    if mine != booked:
+                        where = f"{mine}, and is booked on {booked}"
+                        self._told.place_twice(f"{attempt} was placed on {where}{self._after_s()}")
+            await asyncio.sleep(LOOK_S)
+
+
+def _pair(placement: Placement) -> tuple[str, str]:
+    return placement.prefill.worker_id if placement.prefill else "", placement.decode.worker_id
+
+
+def _booking(router: _Router, state: RequestState, placement: Placement) -> Booking:
+    need = Need(placement.attempt, router.name, state.tokens_to_read, state.tokens_to_write)
+    prefill, decode = _pair(placement)
+    blocks = blocks_for(need, CAPACITY)
+    return Booking(placement.attempt, router.name, prefill, decode, need.prompt_tokens, blocks)

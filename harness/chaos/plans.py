@@ -1,0 +1,219 @@
+"""The plans: which deployment, which faults, how long; and the seeded deck that says what comes when."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from harness.chaos.faults import FAULTS
+from harness.chaos.site import Shape
+
+MTP = {"method": "mtp", "num_speculative_tokens": "auto", "max_speculative_tokens": 4}
+HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_speculative_tokens": 5}
+GAP_S = (0.3, 1.5)  # between a site that is whole again and the next fault
+
+DEATHS = ("kill-prefill", "kill-decode", "hang-prefill", "hang-decode")
+WORKERS = (*DEATHS, "pause-worker", "kill-pair")
+DRAINS = ("drain-prefill", "drain-decode", "operator-drain", "rolling-restart")
+SCHEDULER = ("kill-scheduler", "lose-scheduler", "hang-scheduler", "drain-scheduler")
+REDIS = ("kill-redis", "empty-redis", "hang-redis", "slow-redis", "fill-redis", "change-password")
+NETWORK = ("drop-network", "interrupt-network", "delay-network")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One fault to come."""
+
+    number: int
+    fault: str
+    stage: str
+    gap_s: float  # before it
+    hold_s: float
+    draw: str  # seed of its own choices
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A deployment and what it has to bear."""
+
+    name: str
+    shape: Shape
+    faults: tuple[str, ...]
+    about: str
+    seconds: float = 120.0
+    clients: int = 8
+    rate: int = 0  # above 0: nobody asks for answers, so many requests a second are placed (placing.py)
+    once: bool = False  # end when each fault was there at each of its stages
+    stages: dict[str, tuple[str, ...]] = field(default_factory=dict)  # instead of a fault's own
+    hold_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # the same
+    every: int = 2  # so many-th of the prompts is asked: each needs its long answer from before
+
+    def events(self, seed: int) -> Iterator[Event]:
+        """Without an end, unless `once`: round by round each fault at each of its stages, in random order."""
+        draw = random.Random(f"{seed} {self.name}")
+        numbers = itertools.count(1)
+        while True:
+            deck = [
+                (name, stage) for name in self.faults for stage in self.stages.get(name, FAULTS[name].stages)
+            ]
+            draw.shuffle(deck)
+            for name, stage in deck:
+                yield Event(
+                    next(numbers),
+                    name,
+                    stage,
+                    round(draw.uniform(*GAP_S), 3),
+                    round(draw.uniform(*self.hold_s.get(name, FAULTS[name].hold_s)), 3),
+                    f"{seed} {self.name} {draw.getrandbits(32)}",
+                )
+            if self.once:
+                return
+
+
+PLANS: dict[str, Plan] = {}
+
+
+def plan(one: Plan) -> None:
+    """Raises ValueError for a name that is taken, or a fault that does not exist."""
+    if one.name in PLANS:
+        raise ValueError(f"there is a plan {one.name} already")
+    if unknown := [name for name in one.faults if name not in FAULTS]:
+        raise ValueError(f"{one.name}: no such fault: {', '.join(unknown)}")
+    PLANS[one.name] = one
+
+
+# 27 minutes of faults in all; starts and ends come on top of it.
+plan(
+    Plan(
+        "workers-1p1d",
+        Shape(1, 1, speculation=MTP),
+        (*WORKERS, *DRAINS),
+        "the only worker of a role dies, hangs, drains, at every stage",
+        seconds=180.0,
+    )
+)
+plan(
+    Plan(
+        "workers-2p2d",
+        Shape(2, 2, speculation=MTP),
+        (*WORKERS, *DRAINS),
+        "one of two workers of a role dies, hangs, drains, at every stage",
+        seconds=240.0,
+        clients=12,
+    )
+)
+plan(
+    Plan(
+        "hybrid-2p2d",
+        Shape(2, 2, speculation=HYBRID, redis=True),
+        (*DEATHS, "kill-scheduler", "kill-redis"),
+        "the same with drafts of n-grams and MTP together, over Redis",
+        seconds=150.0,
+        clients=12,
+    )
+)
+plan(
+    Plan(
+        "scheduler-1p1d",
+        Shape(1, 1, speculation=MTP),
+        (*SCHEDULER, "kill-scheduler-and-decode"),
+        "the only scheduler, which keeps its state in memory",
+        seconds=120.0,
+    )
+)
+plan(
+    Plan(
+        "redis-1p1d",
+        Shape(1, 1, redis=True, speculation=MTP),
+        (*REDIS, "kill-scheduler", "kill-redis-and-scheduler", "start-scheduler-without-redis"),
+        "Redis under the only scheduler",
+        seconds=150.0,
+    )
+)
+plan(
+    Plan(
+        "replicas-2p2d",
+        Shape(2, 2, schedulers=2, routers=2, redis=True, speculation=MTP),
+        (*SCHEDULER, *REDIS, "kill-router", "drain-router", "hang-router", "kill-decode"),
+        "two schedulers over Redis, two routers",
+        seconds=240.0,
+        clients=12,
+    )
+)
+plan(
+    Plan(
+        "network-2p2d",
+        Shape(2, 2, proxied=True, speculation=MTP),
+        NETWORK,
+        "a network that drops and delays before each worker",
+        seconds=120.0,
+        clients=12,
+    )
+)
+plan(
+    Plan(
+        "roles-2p2d",
+        Shape(2, 2, speculation=MTP),
+        ("flip-role",),
+        "workers change their roles: more than 50 times",
+        seconds=80.0,
+        clients=12,
+    )
+)
+plan(
+    Plan(
+        "handoffs-1p1d",
+        Shape(1, 1, staging_mib=12, speculation=MTP),
+        ("corrupt-handoffs", "kill-prefill", "kill-decode", "hang-prefill"),
+        "corrupted KV, and hardly any room for KV that waits",
+        seconds=120.0,
+    )
+)
+plan(
+    Plan(
+        "full-house",
+        Shape(1, 1, slots=2, routers=2, redis=True, speculation=MTP),
+        (
+            "kill-scheduler",
+            "kill-redis",
+            "kill-router",
+            "drain-router",
+            "kill-prefill",
+            "kill-decode",
+            "hang-decode",
+        ),
+        "six times as many requests as slots: most of them wait in their routers meanwhile",
+        seconds=90.0,
+        clients=12,
+    )
+)
+plan(
+    Plan(
+        "placements",
+        Shape(0, 0, routers=0, schedulers=2, redis=True),
+        (*SCHEDULER, *REDIS, "lose-schedulers"),
+        "500 placements/s by two schedulers over Redis, on 20 workers without engines",
+        seconds=120.0,
+        rate=500,
+    )
+)
+plan(
+    Plan(
+        "short",
+        Shape(2, 2, speculation=MTP),
+        ("kill-decode", "hang-prefill"),
+        "one kill and one hang, each of another worker role: a part of the tests, not of `all`",
+        seconds=30.0,
+        clients=6,
+        once=True,
+        stages={
+            "kill-decode": ("stream",),
+            "hang-prefill": ("prefill",),
+        },
+        hold_s={"hang-prefill": (3.3, 4.0)},
+        every=9,
+    )
+)
+ALL = [name for name in PLANS if name != "short"]

@@ -1,0 +1,459 @@
+"""The deployment under test: parts that the harness starts, breaks and mends itself, each a process.
+
+`baton up` gives a part up that dies too often; here each may die as often as the plan wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+
+from baton.handoff.memory import segments
+from baton.protos import scheduler_pb2 as pb
+from baton.protos import scheduler_pb2_grpc
+from baton.services.fleet import devices
+from harness import zygote
+from harness.chaos.parts import WORKER_KINDS
+from harness.chaos.proxy import Proxy
+from harness.deployment import ENGINE
+from harness.scheduling import RedisServer
+from harness.support import free_port
+
+START_S = 120.0  # until all parts are ready, on a busy machine
+END_S = 75.0  # until a part that drains has ended
+LOOK_S = 0.05  # between two looks at what the scheduler knows
+SELDOM_S = 0.5  # the same where no worker is a part: no stage of a request has to be met
+MOST_CRASHES = 10  # of all parts; what crashes then stays dead
+CALL_S = 1.0  # deadline of one look
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is deployed, and how."""
+
+    prefill: int = 1
+    decode: int = 1
+    mixed: int = 0
+    routers: int = 1
+    schedulers: int = 1
+    redis: bool = False
+    proxied: bool = False  # a network that can delay and drop stands before each worker
+    speculation: dict[str, Any] | None = None
+    lease_s: float = 3.0  # of workers
+    hold_lease_s: float = 6.0  # of placements, and of KV that waits to be pulled
+    staging_mib: int = 128
+    slots: int = ENGINE["max_num_seqs"]  # of each engine's batch
+
+    @property
+    def name(self) -> str:
+        if not self.prefill + self.decode + self.mixed:
+            return "no engines"
+        mixed = f"+{self.mixed}M" if self.mixed else ""
+        return f"{self.prefill}P{self.decode}D{mixed}"
+
+    @property
+    def lease_limit_s(self) -> float:
+        """No lease is longer."""
+        return max(self.lease_s, self.hold_lease_s)
+
+
+@dataclass(eq=False)
+class Part:
+    """One process that should run, through all its lives."""
+
+    name: str
+    kind: str
+    settings: dict[str, Any]
+    site: Site = field(repr=False)
+    proxy: Proxy | None = None
+    pid: int = 0
+    wanted: bool = False  # it should be alive: if it is not, it has crashed
+    away: bool = True  # nobody can count on it now
+    hung_since: float = 0.0  # time.monotonic; 0: it is not
+    hung_times: list[tuple[float, float]] = field(default_factory=list)  # that are over
+    killed: bool = False  # and not started again yet
+
+    @property
+    def worker_id(self) -> str:
+        """Of this life; see harness/chaos/parts.py."""
+        return f"{self.name}.{self.pid}"
+
+    @property
+    def is_worker(self) -> bool:
+        return self.kind in WORKER_KINDS
+
+    def start(self) -> None:
+        """A new life. `Site.whole` tells when it serves."""
+        settings = self.settings
+        if self.is_worker:
+            port = free_port()
+            own = {**settings["worker"], "worker_id": self.name, "listen": f"127.0.0.1:{port}"}
+            if self.proxy is not None:
+                self.proxy.target = port
+                own["advertise"] = f"127.0.0.1:{self.proxy.port}"
+            settings = {**settings, "worker": own}
+        self.pid = (
+            zygote.shared()
+            .start(self.name, "harness.chaos.parts:run", self.site.folder, kind=self.kind, settings=settings)
+            .pid
+        )
+        self.site.pids.add(self.pid)
+        self.wanted = True
+        self.killed = False
+
+    def kill(self) -> None:
+        self.leave()
+        self.killed = True
+        self.signal(signal.SIGKILL)
+
+    def hang(self) -> None:
+        self.gone()
+        self.hung_since = time.monotonic()
+        self.signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.hung_times.append((self.hung_since, time.monotonic()))
+        self.hung_since = 0.0
+
+    @property
+    def hung(self) -> bool:
+        return self.hung_since > 0.0
+
+    def drain(self) -> None:
+        """Ask it to end. `ended` waits until it has."""
+        self.leave()
+        self.signal(signal.SIGTERM)
+
+    def leave(self) -> None:
+        """Expect its end: that is no crash."""
+        self.gone()
+        self.wanted = False
+
+    async def ended(self, within_s: float = END_S) -> int:
+        """Its exit code, negative for a signal. AssertionError, and SIGKILL, when it does not end in time."""
+        deadline = time.monotonic() + within_s
+        while (code := zygote.shared().ended([self.pid]).get(self.pid)) is None:
+            if time.monotonic() > deadline:
+                self.signal(signal.SIGKILL)
+                raise AssertionError(f"{self.name} did not end within {within_s:g} s of SIGTERM")
+            await asyncio.sleep(0.05)
+        return code
+
+    async def restart(self) -> None:
+        """After its end: the next life."""
+        await self.ended()
+        self.start()
+        self.site.restarts[self.kind] += 1
+
+    def gone(self) -> None:
+        self.away = True
+        self.site.note_cover()
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+class Site:
+    """The deployment. Use as an asynchronous context; all that it started is gone afterwards."""
+
+    def __init__(self, shape: Shape, folder: Path) -> None:
+        self.shape = shape
+        self.folder = folder
+        self.parts: list[Part] = []
+        self.pids: set[int] = set()  # of all lives
+        self.redis: RedisServer | None = None
+        self.guests: set[str] = set()  # ids of workers that are no parts, and must be ready, too
+        self.restarts: Counter[str] = Counter()
+        self.crashes: list[str] = []  # parts that ended though nobody told them to
+        self.uncovered: list[tuple[float, float]] = []  # when no worker was there; time.monotonic
+        self._uncovered_since = 0.0  # 0: somebody can
+        self.description: pb.Description | None = None  # the last that a scheduler told
+        self.live: dict[str, tuple[str, str]] = {}  # attempt's request id -> its prefill and decode worker
+        self._addresses: list[str] = []
+        self._channels: list[grpc.aio.Channel] = []
+        self._stubs: list[scheduler_pb2_grpc.SchedulerStub] = []
+        self._http: aiohttp.ClientSession | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    # -- parts
+
+    def of(self, *kinds: str) -> list[Part]:
+        return [part for part in self.parts if part.kind in kinds]
+
+    @property
+    def workers(self) -> list[Part]:
+        return self.of(*WORKER_KINDS)
+
+    @property
+    def _look_s(self) -> float:
+        return LOOK_S if self.workers else SELDOM_S
+
+    @property
+    def routers(self) -> list[Part]:
+        return self.of("router")
+
+    @property
+    def scheduler_address(self) -> str:
+        """As clients take it: one, or several with commas between."""
+        return ",".join(self._addresses)
+
+    def url(self, router: Part) -> str:
+        return f"http://127.0.0.1:{router.settings['router']['port']}"
+
+    def note_cover(self) -> None:
+        """Call when a part goes away or is back: keeps the times in which nobody can serve."""
+        now = time.monotonic()
+        covered = any(not part.away for part in self.workers)
+        if covered and self._uncovered_since:
+            self.uncovered.append((self._uncovered_since, now))
+            self._uncovered_since = 0.0
+        elif not covered and not self._uncovered_since:
+            self._uncovered_since = now
+
+    def uncovered_until(self, now: float) -> list[tuple[float, float]]:
+        """The same times, the one that lasts included."""
+        return self.uncovered + ([(self._uncovered_since, now)] if self._uncovered_since else [])
+
+    # -- life
+
+    async def __aenter__(self) -> Site:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_S))
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _start(self) -> None:
+        shape = self.shape
+        if shape.redis:
+            self.redis = RedisServer(self.folder, extra=("--appendonly", "yes"))
+            await asyncio.to_thread(self.redis.start)
+        addresses = self._addresses = [f"127.0.0.1:{free_port()}" for _ in range(shape.schedulers)]
+        common: dict[str, Any] = {
+            "engine": {
+                **ENGINE,
+                "max_num_batched_tokens": 256,
+                "max_num_seqs": shape.slots,
+                "speculative_config": shape.speculation,
+            },
+            "scheduler": {
+                "address": self.scheduler_address,
+                "store": self.redis.url if self.redis else "memory",
+                "worker_lease_s": shape.lease_s,
+                "heartbeat_s": shape.lease_s / 6,
+                "placement_lease_s": shape.hold_lease_s,
+            },
+            "handoff": {"staging_mib": shape.staging_mib, "lease_s": shape.hold_lease_s},
+        }
+        for number, address in enumerate(addresses):
+            own = {"engine": {}, "handoff": {}, "scheduler": {**common["scheduler"], "address": address}}
+            self.parts.append(Part(f"scheduler-{number}", "scheduler", {**common, **own}, self))
+        kinds = ["prefill"] * shape.prefill + ["decode"] * shape.decode + ["mixed"] * shape.mixed
+        places = devices.assign(len(kinds), 1) if kinds else []
+        for number, (kind, where) in enumerate(zip(kinds, places, strict=True)):
+            name = f"{kind}-{kinds[:number].count(kind)}"
+            worker = {"cpu": where.cpu, "scheduler_wait_s": 60.0}
+            part = Part(name, kind, {**common, "worker": worker}, self)
+            if shape.proxied:
+                part.proxy = Proxy()
+                await part.proxy.start()
+            self.parts.append(part)
+        for number in range(shape.routers):
+            settings = {**common, "router": {"port": free_port(), "drain_timeout_s": 30.0}}
+            self.parts.append(Part(f"router-{number}", "router", settings, self))
+        for address in addresses:
+            channel = grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)])
+            self._channels.append(channel)
+            self._stubs.append(scheduler_pb2_grpc.SchedulerStub(channel))
+        for part in self.parts:
+            part.start()
+        self._watching = asyncio.create_task(self._watch(), name="watch the site")
+        await self.whole(START_S)
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        started = [part for part in self.parts if part.pid]
+        for part in started:
+            part.wanted = False
+            with contextlib.suppress(ProcessLookupError):
+                part.signal(signal.SIGCONT)
+                part.signal(signal.SIGTERM)
+        for part in started:
+            with contextlib.suppress(AssertionError):
+                await part.ended(20)
+        for part in self.parts:
+            if part.proxy is not None:
+                await part.proxy.close()
+        for channel in self._channels:
+            await channel.close(None)
+        if self._http is not None:
+            await self._http.close()
+        if self.redis is not None:
+            self.redis.stop()
+
+    async def mend(self) -> None:
+        """Put right what a fault left behind that came to no good end."""
+        for part in self.parts:
+            if part.hung:
+                part.wake()
+            if part.proxy is not None:
+                part.proxy.mend()
+            if not part.wanted:
+                with contextlib.suppress(ProcessLookupError):
+                    part.signal(signal.SIGKILL)
+                await part.restart()
+        if self.redis is not None:
+            self.redis.stop()
+            await asyncio.to_thread(self.redis.start)
+
+    def segments_left(self) -> list[str]:
+        """Shared memory of this site's processes; after `close` there must be none."""
+        ours = {str(pid) for pid in self.pids}
+        return [
+            path.name for path in segments.DIRECTORY.glob("baton-kv-*") if path.name.split("-")[2] in ours
+        ]
+
+    # -- what is known
+
+    async def describe(self) -> pb.Description | None:
+        """What the first scheduler that answers says; None when none does."""
+        for stub in self._stubs:
+            with contextlib.suppress(grpc.RpcError):
+                told: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
+                return told
+        return None
+
+    async def describe_each(self) -> list[pb.Description | None]:
+        """What each scheduler says; None for one that does not answer."""
+        asked = (stub.Describe(pb.DescribeRequest(), timeout=CALL_S) for stub in self._stubs)
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        for one in told:
+            if isinstance(one, BaseException) and not isinstance(one, grpc.RpcError):
+                raise one
+        return [one if isinstance(one, pb.Description) else None for one in told]
+
+    async def whole(self, within_s: float) -> float:
+        """Wait until each part serves and the store is in use; how long that took, seconds.
+
+        Raises AssertionError with what is missing.
+        """
+        began = time.monotonic()
+        while missing := await self._missing():
+            if time.monotonic() > began + within_s:
+                raise AssertionError(f"not whole after {within_s:g} s: {', '.join(missing)}")
+            await asyncio.sleep(self._look_s)
+        return time.monotonic() - began
+
+    def status(self, worker: Part) -> pb.WorkerStatus | None:
+        """The worker's life of now, as a scheduler described it last; None where it is not known."""
+        known = self.description.workers if self.description is not None else []
+        return next((one for one in known if one.identity.worker_id == worker.worker_id), None)
+
+    async def held(self, worker: Part) -> None:
+        """Wait until it has loaded its engine and is drained. AssertionError when that does not come true."""
+        deadline = time.monotonic() + START_S
+        while not ((one := self.status(worker)) and one.drained and one.identity.HasField("capacity")):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{worker.worker_id} is not there, drained, after {START_S:g} s: {one}")
+            await asyncio.sleep(LOOK_S)
+
+    async def _missing(self) -> list[str]:
+        missing = [part.name for part in self.parts if part.hung or not part.wanted]
+        for part, told in zip(self.of("scheduler"), await self.describe_each(), strict=True):
+            if told is None:
+                missing.append(part.name)
+                continue
+            part.away = False
+            missing += [f"{part.name}: {told.store_problem}"] if told.store_problem else []
+            ready = self._note_ready(told)
+            missing += [
+                f"{worker.name} at {part.name}" for worker in self.workers if worker.worker_id not in ready
+            ]
+            missing += [f"{worker_id} at {part.name}" for worker_id in sorted(self.guests - ready)]
+        for router in self.routers:
+            if await self._healthy(router):
+                router.away = False
+            else:
+                missing.append(router.name)
+        return missing
+
+    def _note_ready(self, told: pb.Description) -> set[str]:
+        ready = {
+            one.identity.worker_id
+            for one in told.workers
+            if one.state == pb.WORKER_STATE_READY and one.heartbeat_age_s < self.shape.lease_s
+        }
+        for worker in self.workers:
+            if worker.wanted and not worker.hung and worker.worker_id in ready:
+                worker.away = False
+        self.note_cover()
+        return ready
+
+    async def _healthy(self, router: Part) -> bool:
+        if self._http is None:
+            raise RuntimeError("the site has not begun")
+        try:
+            async with self._http.get(f"{self.url(router)}/health") as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def metrics(self) -> dict[str, float]:
+        """Of all routers together: name with labels -> value. Of those that have ended: nothing."""
+        found: dict[str, float] = {}
+        for router in self.routers:
+            if self._http is None:
+                break
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with self._http.get(f"{self.url(router)}/metrics") as answer:
+                    for line in (await answer.text()).splitlines():
+                        name, _, value = line.rpartition(" ")
+                        if name.startswith("baton_router_"):
+                            found[name] = found.get(name, 0.0) + float(value)
+        return found
+
+    async def _watch(self) -> None:
+        """Keep what the scheduler says; restart what crashed. For a task of its own."""
+        while True:
+            told = await self.describe()
+            if told is not None:
+                self.description = told
+                self._note_ready(told)
+                self.live = {
+                    one.attempt.request_id: (one.prefill_worker_id, one.decode_worker_id)
+                    for one in told.attempts
+                }
+            self._bury()
+            await asyncio.sleep(self._look_s)
+
+    def _bury(self) -> None:
+        wanted = {part.pid: part for part in self.parts if part.wanted and part.pid}
+        for pid, code in zygote.shared().ended(list(wanted)).items():
+            part = wanted[pid]
+            self.crashes.append(f"{part.worker_id} ended by itself with {code}")
+            part.gone()
+            if len(self.crashes) > MOST_CRASHES:
+                part.wanted = False
+                continue
+            part.start()
+            self.restarts[part.kind] += 1

@@ -1,0 +1,229 @@
+"""Every token position of every answer: the worker that writes it fails there, and the client sees nothing.
+
+In real processes: a router, a prefill and two decode workers with the demo model and its MTP drafts, each
+behind a cutter (harness/cutting.py). Each answer is asked for once whole, then once a position, and
+compared as a client sees it: text, token ids, log-probabilities, tool calls, reasoning, reasons and usage.
+
+    python -m harness.continuation [--answers 20] [--feature NAME]... [--plain]
+
+prints how many of how many were equal, feature by feature; `make test` runs a part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from harness import zygote
+from harness.cutting import Cutter, cutter
+from harness.deployment import ENGINE, MODEL_NAME, status_of
+from harness.features import ANSWERS, FEATURES, Feature, difference, plain_body, whole
+from harness.support import CALL_S, eventually, free_port
+from harness.workers import fleet
+
+THINK_END = "."  # this token of the demo model's becomes `</think>`: it ends the first sentence
+ROLES = ("prefill", "decode", "decode")
+START_S = 240.0
+AT_ONCE = 10  # requests; each engine takes 16
+MTP = {"method": "mtp", "num_speculative_tokens": 3}
+
+
+@dataclass
+class Score:
+    """What became of one feature's answers."""
+
+    feature: str
+    equal: int = 0
+    asked: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.feature:32} {self.equal:5} of {self.asked:5} equal" + "".join(
+            f"\n    {line[:400]}" for line in self.wrong[:3]
+        )
+
+
+def thinking_model(folder: Path) -> Path:
+    """The demo model with tokens for thoughts: a full stop ends them, the template can skip them."""
+    folder.mkdir(parents=True)
+    source = Path(ENGINE["model"])
+    for file in source.iterdir():
+        if file.name not in {"tokenizer.json", "chat_template.jinja"}:
+            (folder / file.name).symlink_to(file.resolve())
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    model = tokenizer["model"]
+    rarest = max(model["vocab"], key=model["vocab"].__getitem__)
+    for name, token in (("<think>", rarest), ("</think>", THINK_END)):
+        number = model["vocab"][name] = model["vocab"].pop(token)
+        model["merges"] = [pair for pair in model["merges"] if token not in (*pair, "".join(pair))]
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        tokenizer["added_tokens"].append({"id": number, "content": name, **flags})
+    tokenizer["added_tokens"].sort(key=lambda one: int(one["id"]))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    template = (source / "chat_template.jinja").read_text()
+    thought = "{%- if enable_thinking is false -%}{{- '<think></think>' -}}{%- endif -%}"
+    (folder / "chat_template.jinja").write_text(template.rstrip() + thought)
+    return folder
+
+
+@dataclass
+class Site:
+    """The deployment, as its client sees it."""
+
+    url: str
+    cutters: list[Cutter]
+
+
+@contextmanager
+def site(folder: Path, speculation: dict[str, Any] | None = MTP, parser: str = "qwen3") -> Iterator[Site]:
+    """1P2D behind cutters, and a router."""
+    model = thinking_model(folder / "model")
+    # Nobody dies here, the machine may be busy; every prompt is the prefill worker's, whoever is idle.
+    scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
+    engine = {
+        **ENGINE,
+        "model": str(model),
+        "max_num_batched_tokens": 128,
+        "reasoning_parser": parser,
+    }
+    engine["speculative_config"] = speculation
+    with ExitStack() as stack:
+        workers = stack.enter_context(fleet(model, folder, scheduler))
+        url = stack.enter_context(_router(folder, engine, {**scheduler, "address": workers.scheduler}))
+        cutters = [stack.enter_context(cutter()) for _ in ROLES]
+        started = [
+            workers.start(
+                role,
+                engine=engine,
+                scheduler=scheduler,
+                worker={"advertise": front.address, "scheduler_wait_s": START_S},
+                handoff={"staging_mib": 128},
+            )
+            for role, front in zip(ROLES, cutters, strict=True)
+        ]
+        for worker, front in zip(started, cutters, strict=True):
+            front.stand_before(worker.address)
+        for worker in started:
+            eventually(worker.serving, START_S, f"{worker.name} serves", every_s=0.2)
+        eventually(lambda: status_of(f"{url}/health") == 200, START_S, "the router is ready", every_s=0.2)
+        yield Site(url, cutters)
+
+
+@contextmanager
+def _router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> Iterator[str]:
+    port = free_port()
+    file = folder / "router.yaml"
+    settings = {"engine": engine, "scheduler": scheduler, "router": {"port": port}}
+    file.write_text(yaml.safe_dump(settings))
+    process = zygote.shared().baton("router", ["router", "--config", str(file)], folder)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait(CALL_S)
+
+
+class Asker:
+    """Asks whole and cut answers, and compares."""
+
+    def __init__(self, site: Site, client: httpx.AsyncClient, every: int = 1) -> None:
+        """Of an answer's positions every so many are tried, others for each feature."""
+        self._every = every
+        self._site = site
+        self._client = client
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._plain: dict[int, str] = {}
+
+    async def score(self, feature: Feature, numbers: Iterable[int]) -> Score:
+        """All positions of these answers."""
+        score = Score(feature.name)
+        await asyncio.gather(*(self._positions(feature, number, score) for number in numbers))
+        return score
+
+    async def _positions(self, feature: Feature, number: int, score: Score) -> None:
+        body = feature.body(number, await self._plain_text(number))
+        expected = await self._ask(feature.path, body, f"whole-{number}")
+        if feature.logprobs and not expected["choices"][0].get("logprobs"):
+            score.wrong.append(f"answer {number} has no log-probabilities")
+        tokens = max(len(choice.get("token_ids") or []) for choice in expected["choices"])
+        first = 1 + len(feature.name) % self._every
+        wishes = ["0", *(["1p"] if tokens > 1 else [])]
+        wishes += [f"{at}{'r' if at % 3 == 0 else ''}" for at in range(first, tokens, self._every)]
+        await asyncio.gather(*(self._cut(feature, number, wish, body, expected, score) for wish in wishes))
+
+    async def _cut(
+        self, feature: Feature, number: int, wish: str, body: Any, expected: Any, score: Score
+    ) -> None:
+        name = f"cut-{wish}-{re.sub('[^a-z0-9]+', '-', feature.name.lower())}-{number}"
+        score.asked += 1
+        try:
+            found = difference(await self._ask(feature.path, body, f"{name}."), expected)
+            if not any(one.cuts[name] for one in self._site.cutters):
+                found = "no worker failed"
+        except AssertionError as error:
+            found = str(error)
+        if found:
+            score.wrong.append(f"answer {number}, cut at {wish}: {found}")
+        else:
+            score.equal += 1
+
+    async def _plain_text(self, number: int) -> str:
+        if number not in self._plain:
+            answer = await self._ask("/v1/completions", plain_body(number), f"plain-{number}")
+            self._plain[number] = answer["choices"][0]["text"]
+        return self._plain[number]
+
+    async def _ask(self, path: str, body: dict[str, Any], name: str) -> Any:
+        body = {"model": MODEL_NAME, "return_token_ids": True, **body}
+        async with self._room:
+            answer = await self._client.post(path, json=body, headers={"X-Request-Id": name})
+        return whole(answer.status_code, answer.text, bool(body.get("stream")))
+
+
+async def scores(where: Site, features: Iterable[Feature], numbers: range) -> list[Score]:
+    """Feature by feature, printed as they come."""
+    done = []
+    async with httpx.AsyncClient(base_url=where.url, timeout=300) as client:
+        asker = Asker(where, client)
+        for feature in features:
+            began = time.monotonic()
+            done.append(await asker.score(feature, numbers))
+            print(f"{done[-1]}   {time.monotonic() - began:.0f} s", flush=True)
+    return done
+
+
+def main() -> int:
+    """Print the table; the status is 0 when all are equal."""
+    parser = argparse.ArgumentParser(prog="python -m harness.continuation")
+    parser.add_argument("--answers", type=int, default=ANSWERS, help="of each feature")
+    parser.add_argument("--feature", action="append", help="by its name; all if none is given")
+    parser.add_argument("--plain", action="store_true", help="without speculation")
+    parser.add_argument("--reasoning-parser", default="qwen3")
+    args = parser.parse_args()
+    chosen = [one for one in FEATURES if not args.feature or one.name in args.feature]
+    speculation = None if args.plain else MTP
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        site(Path(folder) / "site", speculation, args.reasoning_parser) as where,
+    ):
+        done = asyncio.run(scores(where, chosen, range(args.answers)))
+    equal, asked = sum(one.equal for one in done), sum(one.asked for one in done)
+    print(f"{equal} of {asked} equal")
+    return 0 if equal == asked else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,340 @@
+"""A deployment of real processes for the end-to-end tests."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import grpc
+import openai
+import psutil
+import yaml
+from google.protobuf.json_format import MessageToDict
+
+from baton.protos import scheduler_pb2, scheduler_pb2_grpc
+from harness import zygote
+from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port
+from harness.zygote import Forked
+
+START_S = 120.0
+# Of a channel to a scheduler that tests kill: it is tried again at once.
+AT_ONCE_AGAIN = [(f"grpc.{which}_reconnect_backoff_ms", 50) for which in ("initial", "min", "max")]
+STOCK = "vllm.entrypoints.launchers.api_server.entry"  # `vllm serve`, by its module
+MODEL = ROOT / "deploy" / "demo-model" / "weights"  # as stock vLLM serves it
+MODEL_NAME = "baton-demo"
+# Baton serves the same trunk with drafts: what the tests compare holds under speculation.
+ENGINE: dict[str, Any] = {
+    "model": str(MODEL.parent / "weights-mtp"),
+    "speculative_config": {"method": "mtp", "num_speculative_tokens": "auto", "max_speculative_tokens": 4},
+    "served_model_name": MODEL_NAME,
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "max_num_seqs": 16,
+    "kv_cache_gib": 0.25,
+    "tool_call_parser": "hermes",
+}
+
+
+@dataclass
+class Process:
+    """One process of a deployment and all that it printed."""
+
+    name: str
+    popen: subprocess.Popen[bytes] | Forked
+    log: Path
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait(CALL_S)
+
+    def end(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM, then its exit status; SIGKILL and an AssertionError when it does not end."""
+        self.popen.terminate()
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float) -> int:
+        try:
+            return self.popen.wait(timeout_s * PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait(CALL_S)
+            raise AssertionError(
+                f"{self.name} did not end within {timeout_s * PATIENCE:g} s:\n{self.text[-2000:]}"
+            ) from None
+
+
+@dataclass
+class Deployment:
+    """Processes on loopback ports of their own, with one configuration file."""
+
+    folder: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    processes: dict[str, Process] = field(default_factory=dict)
+    cold: bool = False  # commands as a person gives them; else forked, as each import takes six seconds
+    path: str = ""  # a folder with packages that its processes find beside ours
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside ours; of cold commands
+    port: int = field(default_factory=free_port)
+    scheduler_port: int = field(default_factory=free_port)
+    _clients: ExitStack = field(default_factory=ExitStack, repr=False)
+    _scheduler: Any = field(default=None, repr=False)  # its stub; asked too often for a channel each time
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config: dict[str, Any] = {
+            "engine": dict(ENGINE),
+            "scheduler": {"address": self.scheduler_address},
+            "router": {"port": self.port},
+            "handoff": {"staging_mib": 128},
+        }
+        for section, values in self.config.items():
+            config.setdefault(section, {}).update(values)
+        self.config = config
+        self.config_file.write_text(yaml.safe_dump(config))
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "baton.yaml"
+
+    @property
+    def scheduler_address(self) -> str:
+        return f"127.0.0.1:{self.scheduler_port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, name: str, *command: str) -> Process:
+        """Start `baton COMMAND` with this deployment's configuration."""
+        line = [*command, "--config", str(self.config_file)]
+        log = self.folder / f"{name}.log"
+        log.write_bytes(b"")
+        if self.cold:
+            process = Process(name, _popen([str(BATON), *line], log, self.environment), log)
+        else:
+            process = Process(name, zygote.shared().baton(name, line, self.folder, self.path), log)
+        self.processes[name] = process
+        return process
+
+    def up(self, prefill: int = 1, decode: int = 1, mixed: int = 0) -> Deployment:
+        """`baton up` with this fleet, until it says that it is ready."""
+        fleet = ["--prefill", str(prefill), "--decode", str(decode), "--mixed", str(mixed)]
+        process = self.start("up", "up", *fleet, "--log-dir", str(self.folder / "logs"))
+
+        def ready() -> bool:
+            if process.popen.poll() is not None:
+                raise AssertionError(f"baton up ended with {process.popen.returncode}:\n{process.text}")
+            return "Ready." in process.text
+
+        eventually(ready, START_S, f"baton up is ready; it said:\n{process.text}")
+        return self
+
+    def status(self) -> dict[str, Any]:
+        """`baton status --json`, as a person would ask."""
+        done = subprocess.run(
+            [BATON, "status", "--json", "--scheduler", self.scheduler_address],
+            capture_output=True,
+            check=True,
+            timeout=CALL_S,
+            cwd=ROOT,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def describe(self, wait: bool = True) -> scheduler_pb2.Description:
+        """The same, asked directly: quick enough to measure by. `wait` for one that does not answer yet."""
+        if self._scheduler is None:
+            channel = self._clients.enter_context(
+                grpc.insecure_channel(self.scheduler_address, AT_ONCE_AGAIN)
+            )
+            self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
+        request = scheduler_pb2.DescribeRequest()
+        description: scheduler_pb2.Description = self._scheduler.Describe(
+            request, timeout=5 * PATIENCE, wait_for_ready=wait
+        )
+        return description
+
+    def workers(self, role: str) -> list[dict[str, Any]]:
+        """The status of the workers of one role that are ready; none while no scheduler answers."""
+        try:
+            description = self.describe(wait=False)  # `baton status` imports for a second
+        except grpc.RpcError:
+            return []
+        workers = [MessageToDict(one, preserving_proto_field_name=True) for one in description.workers]
+        return [
+            worker
+            for worker in workers
+            if worker["identity"]["role"] == f"ROLE_{role.upper()}"
+            and worker["state"] == "WORKER_STATE_READY"
+        ]
+
+    def worker(self, role: str) -> dict[str, Any]:
+        """The status of one worker of a role: at once, unless the machine stands still."""
+        return eventually(lambda: self.workers(role), CALL_S, f"there is a {role} worker")[0]
+
+    def worker_process(self, worker_id: str) -> psutil.Process:
+        """The process of a worker that `baton up` started: its id ends with it."""
+        return psutil.Process(int(worker_id.rpartition(".")[2]))
+
+    def scheduler_process(self) -> psutil.Process:
+        """The process that listens on the scheduler's port."""
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == self.scheduler_port:
+                return psutil.Process(connection.pid)
+        raise AssertionError("no scheduler listens")
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        """Closed together with the deployment."""
+        options = {"timeout": CALL_S, "max_retries": 0, **options}
+        return self._clients.enter_context(
+            openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
+        )
+
+    def async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        """To be closed by the test, in its own event loop."""
+        options = {"timeout": CALL_S, "max_retries": 0, **options}
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
+
+    def healthy(self) -> bool:
+        return status_of(f"{self.url}/health") == 200
+
+    def close(self) -> None:
+        """End all, the newest first; what does not end in time is killed with its session."""
+        self._clients.close()
+        for process in reversed(self.processes.values()):
+            if process.popen.poll() is None:
+                process.popen.terminate()
+        deadline = time.monotonic() + 30
+        for process in reversed(self.processes.values()):
+            try:
+                process.popen.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.popen.pid, signal.SIGKILL)
+                process.popen.wait(10)
+
+
+def _popen(line: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            line,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def deployment(
+    folder: Path,
+    *,
+    cold: bool = False,
+    path: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **config: Any,
+) -> Iterator[Deployment]:
+    """A deployment whose processes end with the block."""
+    one = Deployment(folder, config=config, cold=cold, path=str(path or ""), environment=environment)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+@contextmanager
+def stock_vllm(
+    folder: Path, env: Mapping[str, str] | None = None, *, cold: bool = False, **engine: Any
+) -> Iterator[tuple[str, Process]]:
+    """vLLM's own API server, without Baton, on the same model: the reference. Yields its URL.
+
+    Forked, unless it is to start `cold`: its API server and its engine would import vLLM anew.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    options = {**ENGINE, **engine}
+    arguments = [
+        *("--port", port, "--host", "127.0.0.1"),
+        *("--model", options["model"], "--served-model-name", options["served_model_name"]),
+        *("--dtype", options["dtype"], "--max-model-len", options["max_model_len"], "--block-size", 32),
+        *("--max-num-seqs", options["max_num_seqs"], "--gpu-memory-utilization", 0.2, "--enforce-eager"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", options["tool_call_parser"]),
+        *("--no-async-scheduling",),
+    ]
+    line = [str(part) for part in arguments]
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **(env or {})}
+    log = folder / "vllm.log"
+    popen: subprocess.Popen[bytes] | Forked
+    if cold:
+        popen = _popen([str(PYTHON), "-m", STOCK, *line], log, environment)
+    else:
+        popen = zygote.shared().start(
+            "vllm", f"{__name__}:run_stock", folder, arguments=line, environment=environment
+        )
+    process = Process("vllm", popen, log)
+    try:
+
+        def ready() -> bool:
+            if popen.poll() is not None:
+                raise AssertionError(f"stock vLLM ended with {popen.returncode}:\n{process.text[-3000:]}")
+            return status_of(f"http://127.0.0.1:{port}/health") == 200
+
+        eventually(ready, START_S, "stock vLLM is ready")
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        popen.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            popen.wait(20)
+        # its engine processes outlive it at times
+        with suppress(ProcessLookupError):
+            os.killpg(popen.pid, signal.SIGKILL)
+        popen.wait(10)
+
+
+def run_stock(arguments: list[str], environment: dict[str, str]) -> None:
+    """In the forked process: vLLM's command line as its module sees it."""
+    os.environ.update(environment)
+    zygote.fork_ranks()
+    sys.argv = ["vllm", *arguments]
+    importlib.import_module(STOCK).main()
+
+
+def status_of(url: str) -> int:
+    """HTTP status of a GET, 0 when nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def free_blocks(one: Deployment) -> dict[str, int]:
+    """Worker -> free KV blocks, as it said last."""
+    return {worker.identity.worker_id: worker.load.free_blocks for worker in one.describe().workers}
+
+
+def idle(one: Deployment) -> bool:
+    """Nothing runs, nothing is placed, nothing is pinned."""
+    description = one.describe()
+    return not description.attempts and not any(
+        worker.load.running or worker.load.waiting or worker.load.pinned_handoffs
+        for worker in description.workers
+    )

@@ -1,0 +1,58 @@
+"""deploy/Dockerfile as it is written: its instructions, and what they say of every container of the image."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.support import ROOT
+
+DOCKERFILE = ROOT / "deploy" / "Dockerfile"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """`RUN pip install x`: a name and its text, lines joined."""
+
+    name: str
+    text: str
+
+
+def instructions(path: Path = DOCKERFILE) -> list[Instruction]:
+    """In order; a line that ends in a backslash goes on in the next one."""
+    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n", " ", "\n".join(lines))
+    parts = [line.strip().partition(" ") for line in joined.splitlines() if line.strip()]
+    return [Instruction(name.upper(), " ".join(rest.split())) for name, _, rest in parts]
+
+
+def texts(name: str) -> list[str]:
+    """Of all instructions of one name."""
+    return [one.text for one in instructions() if one.name == name]
+
+
+def of_the_user() -> list[str]:
+    """The RUN lines after USER."""
+    every = instructions()
+    first = [one.name for one in every].index("USER")
+    return [one.text for one in every[first:] if one.name == "RUN"]
+
+
+def workdir() -> str:
+    return texts("WORKDIR")[-1]
+
+
+def user() -> str:
+    return texts("USER")[-1]
+
+
+def environment(path: str) -> dict[str, str]:
+    """What ENV sets; `path` is the base image's PATH."""
+    found: dict[str, str] = {}
+    for text in texts("ENV"):
+        for part in shlex.split(text):
+            key, _, value = part.partition("=")
+            found[key] = value.replace("$PATH", path)
+    return found

@@ -1,0 +1,283 @@
+"""vLLM engines in processes of their own, driven step by step from a test.
+
+`with EngineProcess(options) as engine: engine.call(function, *arguments)` runs `function(Engine, *arguments)`
+in the child; the function must be importable, its arguments and result picklable.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from baton.handoff.params import load_params, save_params
+from baton.handoff.reports import Loaded, Saved
+from baton.protos.handoff_pb2 import Manifest
+from harness import zygote
+
+P = ParamSpec("P")
+T = TypeVar("T")
+BLOCK_SIZE = 32
+CLEAR = (
+    0.75  # of log-probability: three steps of bfloat16 where the checkpoints' best logits are, at 32 to 64
+)
+START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: the machine may be busy with other engines
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Options:
+    model: Path
+    worker_id: str
+    cores: str = "0"
+    transports: tuple[str, ...] = ("shm", "grpc")
+    drafter: Path | None = None
+    handoff: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[], None] | None = None  # run in the child before anything of vLLM's
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    saved: Saved | None = None
+    saved_with_first_token: bool = False
+    loaded: Loaded | None = None
+    gaps: list[float] = field(default_factory=list)  # by token, from the best to the second; where asked for
+
+
+class Engine:
+    """Inside the child: one EngineCore and what it answered."""
+
+    def __init__(self, options: Options) -> None:
+        from vllm.config import KVTransferConfig
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor.abstract import Executor
+
+        extra = {"worker_id": options.worker_id, "transports": list(options.transports), "staging_mib": 64}
+        arguments: dict[str, Any] = {
+            "model": str(options.model),
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "block_size": BLOCK_SIZE,
+            "max_model_len": 1024,
+            "max_num_batched_tokens": 128,  # a prompt of 300 tokens takes several steps
+            "gpu_memory_utilization": 0.2,
+            "disable_log_stats": True,
+            "kv_transfer_config": KVTransferConfig(
+                kv_connector="BatonConnector",
+                kv_connector_module_path="baton.handoff.vllm.connector",
+                kv_role="kv_both",
+                kv_load_failure_policy="fail",
+                kv_connector_extra_config=extra | options.handoff,
+            ),
+        }
+        if options.drafter is not None:
+            arguments["speculative_config"] = {
+                "method": "eagle",
+                "model": str(options.drafter),
+                "num_speculative_tokens": 2,
+            }
+        config = EngineArgs(**(arguments | options.engine)).create_engine_config()
+        self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self.connector = self.core.scheduler.get_kv_connector()
+        self.answers: dict[str, Answer] = {}
+
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int,
+        params: dict[str, Any] | None = None,
+        logprobs: int | None = None,
+    ) -> Answer:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=logprobs
+        )
+        made, wave = self.core.preprocess_add_request(
+            EngineCoreRequest(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                mm_features=None,
+                sampling_params=sampling,
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+            )
+        )
+        made.kv_transfer_params = params
+        answer = self.answers[request_id] = Answer()
+        self.core.add_request(made, wave)
+        return answer
+
+    def step(self) -> bool:
+        """One engine step, its outputs and reports added to the answers. False: the engine is idle."""
+        if not self.core.scheduler.has_requests():
+            return False
+        outputs, executed = self.core.step_fn()
+        if not executed:
+            time.sleep(0.0005)  # as the worker's host waits: the pulling threads need the interpreter
+        first = set()
+        for group in (outputs or {}).values():
+            for output in group.outputs:
+                answer = self.answers[output.request_id]
+                if output.new_token_ids and not answer.tokens:
+                    first.add(output.request_id)
+                answer.tokens += output.new_token_ids
+                if output.new_logprobs is not None:  # of each token: the sampled one, the best, the second
+                    answer.gaps += [float(best - second) for _, best, second in output.new_logprobs.logprobs]
+                if output.finish_reason is not None:
+                    answer.finish_reason = str(output.finish_reason)
+        reports = self.connector.take_reports()
+        for saved in reports.saved:
+            self.answers[saved.request_id].saved = saved
+            self.answers[saved.request_id].saved_with_first_token = saved.request_id in first
+        for loaded in reports.loaded:
+            self.answers[loaded.request_id].loaded = loaded
+        return True
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Step until idle, or until `until` holds."""
+        deadline = time.monotonic() + CALL_S / 2
+        while not (until is not None and until()) and self.step():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the engine did not come to an end")
+
+    @property
+    def free_blocks(self) -> int:
+        return self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+
+def prefer(engine: Engine, name: str) -> None:
+    """Pull by this transport from now on (where scheduler's and rank's side are one process)."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    transports = get_kv_transfer_group()._worker.loader.transports
+    transports.sort(key=lambda transport: transport.name != name)
+
+
+def generate(engine: Engine, request_id: str, prompt: list[int], max_tokens: int) -> list[int]:
+    """Without a handoff."""
+    answer = engine.add(request_id, prompt, max_tokens)
+    engine.run()
+    return answer.tokens
+
+
+def least_gaps(engine: Engine, prompts: dict[str, list[int]], max_tokens: int) -> dict[str, float]:
+    """By how much the best token of each answer leads the second, where it leads it least."""
+    answers = {name: engine.add(name, prompt, max_tokens, logprobs=2) for name, prompt in prompts.items()}
+    engine.run()
+    assert all(len(answer.gaps) == max_tokens for answer in answers.values())
+    return {name: min(answer.gaps) for name, answer in answers.items()}
+
+
+def prefill(engine: Engine, request_id: str, prompt: list[int], epoch: int = 1) -> Answer:
+    answer = engine.add(request_id, prompt, 1, save_params(epoch))
+    engine.run()
+    return answer
+
+
+def decode(
+    engine: Engine, request_id: str, prompt: list[int], max_tokens: int, manifest: Manifest, epoch: int = 1
+) -> Answer:
+    answer = engine.add(request_id, prompt, max_tokens, load_params(epoch, manifest))
+    engine.run()
+    return answer
+
+
+def serve(connection: Connection) -> None:
+    """In the forked process: the engine of the options that come first, then what it is asked."""
+    options: Options = connection.recv()
+    os.environ |= {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": options.cores,
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU this alone keeps the one rank in this process
+    }
+    zygote.fork_ranks()
+    try:
+        if options.prepare is not None:
+            options.prepare()
+        engine = Engine(options)
+    except BaseException:
+        connection.send((False, traceback.format_exc()))
+        raise
+    connection.send((True, None))
+    while (asked := connection.recv()) is not None:
+        function, arguments = asked
+        try:
+            connection.send((True, function(engine, *arguments)))
+        except Exception:  # noqa: BLE001 (shown in the test)
+            connection.send((False, traceback.format_exc()))
+    engine.core.shutdown()
+    del engine
+    gc.collect()  # vLLM's queues between ranks remove their shared memory when they are collected
+    connection.send((True, None))
+
+
+def clear_prompt(engine: EngineProcess, draw: Callable[[], list[int]], max_tokens: int) -> list[int]:
+    """Of the prompts drawn, one whose answer leaves no doubt.
+
+    On some CPUs (AMX) what else is in a step decides the order of its sums, and with it the last bit in
+    bfloat16. At half of all prompts the two best tokens of a model of random weights are no further apart.
+    """
+    for _ in range(10):
+        prompts = {f"drawn-{next(_numbers)}": draw() for _ in range(8)}
+        gaps = engine.call(least_gaps, prompts, max_tokens)
+        clearest = max(gaps, key=gaps.__getitem__)
+        if gaps[clearest] >= CLEAR:
+            return prompts[clearest]
+    raise AssertionError("no prompt's answer is clear")
+
+
+class EngineProcess:
+    """A process with one engine, forked from the zygote."""
+
+    def __init__(self, options: Options) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-engine-")
+        self._process, self._connection = zygote.connected(
+            options.worker_id, f"{__name__}:serve", Path(self._folder.name)
+        )
+        self._connection.send(options)
+
+    def __enter__(self) -> EngineProcess:
+        self._receive(START_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._process.poll() is None:
+                self._connection.send(None)
+                self._receive(CALL_S)
+        finally:
+            zygote.end_all([self._process], END_S)
+            self._connection.close()
+            self._folder.cleanup()
+
+    def call(self, function: Callable[Concatenate[Engine, P], T], *arguments: P.args, **_: P.kwargs) -> T:
+        self._connection.send((function, arguments))
+        return self._receive(CALL_S)
+
+    def _receive(self, timeout_s: float) -> Any:
+        if not self._connection.poll(timeout_s):
+            self._process.kill()
+            raise TimeoutError(f"no answer from the engine's process within {timeout_s} s")
+        ok, result = self._connection.recv()
+        if not ok:
+            raise RuntimeError(result)
+        return result

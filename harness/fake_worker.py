@@ -1,0 +1,329 @@
+"""A worker without an engine: the real gRPC service and the real wire structs, tokens by a formula.
+
+It fails on demand, as a real one cannot: see `Fault`. The formula gives an answer's i-th token from the
+prompt alone, so an answer that was carried on elsewhere is right exactly when it equals `answer(...)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+
+from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
+from baton.rpc import SERVER_OPTIONS
+from baton.services.engine import wire
+from baton.services.engine.args import VLLM_VERSION
+from harness.support import PATIENCE
+
+HEARTBEAT_S = 0.05
+MODEL = "tiny"
+BLOCK_SIZE = 16
+
+
+EOS = 256  # of the checkpoint's tokenizer, in which token n is byte n below it
+
+
+def answer(prompt: list[int], count: int, begin: int = 0) -> list[int]:
+    """Tokens begin .. begin + count of the answer to `prompt`: small letters, as bytes."""
+    return [97 + (sum(prompt) * 7 + index * index) % 26 for index in range(begin, begin + count)]
+
+
+@dataclass
+class Fault:
+    """What goes wrong with one Start. Exactly one of the reactions is set."""
+
+    phase: worker_pb2.Phase
+    after_tokens: int = 0  # tokens that this phase writes before it
+    failed: worker_pb2.Failed.Code | None = None  # answer with Failed
+    die: bool = False  # the whole worker is gone, its connections reset
+    end_with: FinishReason | None = None  # the engine ends the request by itself
+    not_kept: bool = False  # PREFILL: Saved without a manifest
+    silent: bool = False  # nothing more is heard of this request,
+    loaded: bool = False  # but that its KV cache is loaded
+    hang: bool = False  # nothing more is heard of the worker; its connections stay
+
+
+@dataclass
+class Running:
+    """One request in the fake engine."""
+
+    start: worker_pb2.Start
+    prompt: list[int]
+    max_tokens: int
+    eos_at: int | None
+    written: int  # tokens of the answer, those of earlier phases included
+    fault: Fault | None
+    wrote_here: int = 0
+    silent: bool = False
+
+
+@dataclass
+class Seen:
+    """What a worker was told."""
+
+    starts: list[worker_pb2.Start] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
+    extra_args: list[Any] = field(default_factory=list)
+
+
+class FakeWorker(worker_pb2_grpc.WorkerServicer):
+    """Serves while entered. `step_s` is the time of an engine step: each running request gets a token."""
+
+    def __init__(
+        self, worker_id: str, role: scheduler_pb2.Role, *, step_s: float = 0.0, max_num_seqs: int = 256
+    ) -> None:
+        self.worker_id = worker_id
+        self.role = role
+        self.step_s = step_s
+        self.late_s = 0.0  # so long before they are sent its outputs were made
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = 2048
+        self.refusal = ""
+        self.address = ""
+        self.seen = Seen()
+        self.faults: deque[Fault] = deque()
+        self.model_fingerprint = "f1"
+        self.vllm_version = VLLM_VERSION
+        self.speculative_method = ""
+        self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, told with each output
+        self.eos_at: int | None = None  # position in the answer of an end-of-sequence token
+        self.before_step: Callable[[], None] = lambda: None
+        self._server: grpc.aio.Server | None = None
+        self._running: dict[str, Running] = {}
+        self._work = asyncio.Event()
+        self.hangs = False
+        self.shares = 0  # KV blocks of each answer that others hold as well
+
+    @property
+    def identity(self) -> scheduler_pb2.WorkerIdentity:
+        return scheduler_pb2.WorkerIdentity(
+            worker_id=self.worker_id,
+            role=self.role,
+            address=self.address,
+            host="here",
+            model=MODEL,
+            model_fingerprint=self.model_fingerprint,
+            vllm_version=self.vllm_version,
+            capacity=self.capacity,
+        )
+
+    @property
+    def capacity(self) -> scheduler_pb2.Capacity:
+        return scheduler_pb2.Capacity(
+            compatibility_hash="c1",
+            block_size=BLOCK_SIZE,
+            num_blocks=100_000,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=2048,
+            max_model_len=self.max_model_len,
+            lookahead_tokens=1,
+            transports=["shm"],
+            speculative_method=self.speculative_method,
+        )
+
+    def go_on(self) -> None:
+        """What is silent writes again."""
+        for one in self._running.values():
+            one.silent, one.fault = False, None
+        self._work.set()
+
+    @property
+    def running(self) -> list[str]:
+        """Ids of the requests in its engine."""
+        return list(self._running)
+
+    async def __aenter__(self) -> FakeWorker:
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.die()
+
+    async def die(self) -> None:
+        """All connections end at once, as when the process is killed."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
+
+    # -- the service
+
+    async def Hello(self, request: Any, context: Any) -> worker_pb2.HelloReply:
+        del request, context
+        return worker_pb2.HelloReply(refusal=self.refusal, identity=self.identity)
+
+    async def Run(self, requests: Any, context: Any) -> None:
+        engine = asyncio.create_task(self._engine(context))
+        try:
+            async for message in requests:
+                if message.HasField("start"):
+                    self._begin(message.start)
+                else:
+                    for request_id in message.abort.request_ids:
+                        self.seen.aborts.append(request_id)
+                        self._running.pop(request_id, None)
+        finally:
+            engine.cancel()
+            self._running.clear()
+            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await engine
+
+    def _begin(self, start: worker_pb2.Start) -> None:
+        self.seen.starts.append(start)
+        request = wire.decode_request(start.engine_request)
+        self.seen.extra_args.append(request.sampling_params.extra_args)
+        fault = self.faults.popleft() if self.faults and self.faults[0].phase == start.phase else None
+        self._running[start.request_id] = Running(
+            start=start,
+            prompt=request.prompt_token_ids,
+            max_tokens=request.sampling_params.max_tokens,
+            eos_at=self.eos_at,
+            written=len(start.output_token_ids),
+            fault=fault,
+        )
+        self._work.set()
+
+    # -- the engine
+
+    async def _engine(self, context: Any) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._work.wait(), HEARTBEAT_S)
+            except TimeoutError:
+                if not self.hangs:
+                    await context.write(worker_pb2.RunReply())
+                continue
+            if not any(not one.silent for one in self._running.values()):
+                self._work.clear()
+                continue
+            began = time.monotonic()
+            self.before_step()
+            reply, dies = self._step()
+            if self.hangs:
+                self._work.clear()
+                continue
+            if dies:
+                asyncio.get_running_loop().create_task(self.die())
+                return
+            await context.write(reply)
+            await asyncio.sleep(max(0.0, self.step_s - (time.monotonic() - began)))
+
+    def _step(self) -> tuple[worker_pb2.RunReply, bool]:
+        reply = worker_pb2.RunReply()
+        outputs: list[Any] = []
+        dies = False
+        for request_id, one in list(self._running.items()):
+            if one.silent:
+                continue
+            if one.fault is not None and one.wrote_here >= one.fault.after_tokens:
+                dies |= self._fail(request_id, one, one.fault, outputs, reply)
+                continue
+            self._write(request_id, one, outputs, reply)
+        if outputs:
+            step = EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic() - self.late_s)
+            reply.engine_outputs = wire.encode_outputs(step)
+        return reply, dies
+
+    def _write(self, request_id: str, one: Running, outputs: list[Any], reply: worker_pb2.RunReply) -> None:
+        start = one.start
+        if one.wrote_here == 0 and start.HasField("manifest"):
+            self._load(one, reply)
+        if one.wrote_here == 0 and self.shares and start.phase == worker_pb2.PHASE_DECODE:
+            reply.shared.add(request_id=request_id, epoch=start.epoch, blocks=self.shares)
+        ends = one.eos_at == one.written
+        token = EOS if ends else answer(one.prompt, 1, one.written)[0]
+        one.written += 1
+        one.wrote_here += 1
+        reading = start.phase == worker_pb2.PHASE_PREFILL
+        reason = None  # also of a prefill that was cut after its token: the request goes on elsewhere
+        if ends:
+            reason = FinishReason.STOP
+        elif one.written >= one.max_tokens:
+            reason = FinishReason.LENGTH
+        outputs.append(
+            EngineCoreOutput(
+                request_id=request_id,
+                new_token_ids=[token],
+                finish_reason=reason,
+                spec_decode_metrics=self.drafts,  # as real ones do: with every output
+            )
+        )
+        if reading or reason is not None:
+            self._running.pop(request_id, None)
+        if reading:
+            saved = reply.saved.add(request_id=request_id, epoch=start.epoch)
+            if one.fault is not None and one.fault.not_kept:
+                saved.problem = "no room"
+            elif not ends and one.written < one.max_tokens:
+                saved.manifest.CopyFrom(
+                    handoff_pb2.Manifest(
+                        request_id=request_id,
+                        epoch=start.epoch,
+                        worker_id=self.worker_id,
+                        num_tokens=len(one.prompt),
+                    )
+                )
+
+    @staticmethod
+    def _load(one: Running, reply: worker_pb2.RunReply) -> None:
+        start = one.start
+        reply.admitted.add(
+            request_id=start.request_id, epoch=start.epoch, transport="shm", bytes=1000, total_ms=1.0
+        )
+
+    def _fail(
+        self, request_id: str, one: Running, fault: Fault, outputs: list[Any], reply: worker_pb2.RunReply
+    ) -> bool:
+        """True when the worker dies of it."""
+        if fault.not_kept:
+            self._write(request_id, one, outputs, reply)
+            return False
+        if fault.hang:
+            self.hangs = True
+            return False
+        if fault.silent:
+            one.silent = True
+            if fault.loaded:
+                self._load(one, reply)
+            return False
+        self._running.pop(request_id, None)
+        if fault.failed is not None:
+            reply.failed.add(
+                request_id=request_id,
+                epoch=one.start.epoch,
+                code=fault.failed,
+                message="the test wants it",
+            )
+        elif fault.end_with is not None:
+            outputs.append(
+                EngineCoreOutput(request_id=request_id, new_token_ids=[], finish_reason=fault.end_with)
+            )
+        return fault.die
+
+
+async def until(look: Callable[[], Any], what: str, timeout_s: float = 5.0) -> None:
+    """Poll until `look()` is true. AssertionError names `what` at the deadline: see PATIENCE."""
+    deadline = time.monotonic() + timeout_s * PATIENCE
+    while not look():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s * PATIENCE:g} s: {what}")
+        await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def all_of(workers: list[FakeWorker]) -> AsyncIterator[None]:
+    """Enter them all."""
+    async with contextlib.AsyncExitStack() as stack:
+        for worker in workers:
+            await stack.enter_async_context(worker)
+        yield

@@ -1,0 +1,302 @@
+"""Hosts on one network, on one machine: Linux namespaces stand in for containers or for machines.
+
+    with Network(tmp_path) as network:
+        a = network.host("a")
+        b = network.host("b", ["redis-server"])      # lives as long as its first process
+        a.run(["ping", "-c1", "b"])
+        with a.inside():                             # sockets that this thread makes are made on a
+            urllib.request.urlopen(f"http://{b.address}:6379")
+
+Each host has its own addresses (IPv4 and IPv6, every host's name in /etc/hosts), process ids, host name,
+System V IPC and /dev/shm; the file system is the machine's. The network has no way to the machine or out.
+
+Nothing is left behind, however the test ends. The bridge lies in a network namespace of its own, so that no
+interface, address or name can meet those of the machine or of another run; a namespace has no name and lives
+as long as its first process; and each first process is killed by the kernel when the test's process ends, and
+with it all that runs on that host. Needs root, and iproute2 and util-linux (ip, unshare, nsenter, setpriv).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from harness.support import eventually
+
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+# A first process that only waits. What it adopts it need not wait for.
+IDLE = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
+END_S = 10.0
+_CLONE_NEWNET = 0x40000000
+_BRIDGE = """
+ip link set lo up
+ip link add bridge type bridge
+ip address add 10.77.0.1/16 dev bridge
+ip -6 address add fd77::1/64 dev bridge nodad
+ip link set bridge up
+echo up
+exec sleep infinity
+"""
+_HOST = """
+ip link set lo up
+ip link add eth0 type veth peer name port$NUMBER netns $BRIDGE
+nsenter --net=/proc/$BRIDGE/ns/net ip link set port$NUMBER master bridge up
+ip address add $ADDRESS/16 dev eth0
+ip -6 address add $ADDRESS6/64 dev eth0 nodad
+ip link set eth0 up
+ip route add default via 10.77.0.1
+hostname "$NAME"
+mount --bind "$HOSTS" /etc/hosts
+mount -t tmpfs -o "size=${SHM_MIB}m,mode=1777" tmpfs /dev/shm
+"""
+
+
+def why_not() -> str:
+    """Why this machine cannot do it; empty if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "unshare", "nsenter", "setpriv") if not shutil.which(tool)]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    bridge, pair = "ip link add name br0 type bridge", "ip link add name v0 type veth peer name v1"
+    script = f"{bridge} && {pair} && mount -t tmpfs none /dev/shm"
+    command = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=END_S, check=False)
+    return f"no namespaces here: {done.stderr.strip()}" if done.returncode else ""
+
+
+@dataclass(frozen=True)
+class User:
+    """Whom a host's processes run as: root by default, else nobody in particular, who may read everything."""
+
+    number: int = 0
+
+    @property
+    def prefix(self) -> list[str]:
+        """In front of a command."""
+        if not self.number:
+            return list(DIE_WITH_PARENT)
+        # To read a checkout that lies in root's home, this one capability; none of the others.
+        one = "-all,+dac_read_search"
+        ids = [f"--reuid={self.number}", f"--regid={self.number}", "--clear-groups"]
+        return [
+            "setpriv",
+            *ids,
+            "--inh-caps",
+            one,
+            "--ambient-caps",
+            one,
+            "--bounding-set",
+            one,
+            *DIE_WITH_PARENT[1:],
+        ]
+
+
+@dataclass(eq=False)
+class Host:
+    """One host. Made by `Network.host`."""
+
+    name: str
+    address: str
+    address6: str
+    process: subprocess.Popen[bytes]  # ends with the first process, with its exit status
+    log: Path
+    user: User
+    _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        """The machine's number of the host's first process; 0 before there is one."""
+        outer = self.process.pid
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended before, or while, it is read
+            children = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
+            # Before the set-up is done, the only child is one of its commands.
+            if children and _is_first(int(children[0])):
+                return int(children[0])
+        return 0
+
+    @property
+    def text(self) -> str:
+        """All that its first process printed."""
+        return self.log.read_text(errors="replace")
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        out: IO[bytes] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a command there; it ends with the host at the latest."""
+        popen = subprocess.Popen(self._enter(command, cwd), env=env, stdout=out, stderr=subprocess.STDOUT)
+        self._started.append(popen)
+        return popen
+
+    def run(
+        self,
+        command: Sequence[str],
+        timeout_s: float,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command there to its end. Raises subprocess.TimeoutExpired."""
+        return subprocess.run(
+            self._enter(command, cwd), env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Sockets that this thread makes in the block are made on this host, and stay there."""
+        with _network_of(self.pid):
+            yield
+
+    def terminate(self) -> None:
+        """SIGTERM to the first process."""
+        if self.process.poll() is None and self.pid:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to all that runs there."""
+        self.process.kill()
+        self.process.wait(END_S)
+        for popen in self._started:
+            popen.kill()
+            popen.wait(END_S)
+
+    def _enter(self, command: Sequence[str], cwd: Path | None) -> list[str]:
+        enter = ["nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", "--ipc", "--pid", "--"]
+        return [*DIE_WITH_PARENT, *enter, "env", "--chdir", str(cwd or "/"), *self.user.prefix, *command]
+
+
+class Network:
+    """A bridge and the hosts on it. Everything ends with the block."""
+
+    def __init__(self, folder: Path) -> None:
+        """Logs and the hosts' /etc/hosts lie in `folder`."""
+        self._folder = folder
+        self._numbers = itertools.count(2)
+        self._hosts_file = folder / "hosts"
+        self.hosts: dict[str, Host] = {}
+        self._bridge: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._hosts_file.write_text("127.0.0.1 localhost\n::1 localhost\n")
+        command = [*DIE_WITH_PARENT, "unshare", "--net", "sh", "-ec", _BRIDGE]
+        self._bridge = subprocess.Popen(command, stdout=subprocess.PIPE)
+        if not self._bridge.stdout or self._bridge.stdout.readline() != b"up\n":
+            raise AssertionError("the bridge could not be made")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for host in reversed(self.hosts.values()):
+            host.kill()
+        if self._bridge:
+            self._bridge.kill()
+            self._bridge.communicate(timeout=END_S)  # which closes the pipe, too
+
+    def host(
+        self,
+        name: str,
+        command: Sequence[str] = IDLE,
+        *,
+        service: str = "",
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        user: User = User(),
+        shm_mib: int = 64,
+        setup: str = "",
+    ) -> Host:
+        """Start a host, whose first process is `command`; not waited for.
+
+        `service` is a second name of it, which several hosts may have. `setup` is run by a shell, as root, in
+        its mount namespace, before the first process.
+        """
+        if self._bridge is None:
+            raise RuntimeError("the network is not entered")
+        number = next(self._numbers)
+        address, address6 = f"10.77.0.{number}", f"fd77::{number:x}"
+        names = f"{name} {service}"
+        with self._hosts_file.open("a") as hosts:
+            hosts.write(f"{address} {names}\n{address6} {names}\n")
+        variables = {
+            "BRIDGE": str(self._bridge.pid),
+            "NUMBER": str(number),
+            "ADDRESS": address,
+            "ADDRESS6": address6,
+            "NAME": name,
+            "HOSTS": str(self._hosts_file),
+            "SHM_MIB": str(shm_mib),
+        }
+        # The set-up needs its own environment; the command gets `env` and nothing else.
+        own = [f"{key}={value}" for key, value in (os.environ if env is None else env).items()]
+        then = 'exec unshare --pid --fork --kill-child --mount-proc "$@"'
+        script = f"{_HOST}\n{setup}\n{then}"
+        apart = ["unshare", "--net", "--mount", "--uts", "--ipc", "sh", "-ec", script, "host"]
+        first = ["env", "--chdir", str(cwd or "/"), *user.prefix, "env", "-i", *own, *command]
+        log = self._folder / f"{name}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [*DIE_WITH_PARENT, *apart, *first],
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        host = self.hosts[name] = Host(name, address, address6, process, log, user)
+        eventually(lambda: host.pid or process.poll() is not None, END_S, f"{name} is set up")
+        if not host.pid:
+            raise AssertionError(f"{name} could not start:\n{host.text}")
+        return host
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """The same as `Host.inside`, on the machine that has the bridge: 10.77.0.1."""
+        if self._bridge is None:
+            raise RuntimeError("the network is not entered")
+        with _network_of(self._bridge.pid):
+            yield
+
+
+@contextmanager
+def _network_of(pid: int) -> Iterator[None]:
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(namespace: int) -> None:
+        if libc.setns(namespace, _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns failed")
+
+    own = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY)
+    try:
+        other = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+        try:
+            enter(other)
+            yield
+        finally:
+            enter(own)
+            os.close(other)
+    finally:
+        os.close(own)
+
+
+def _is_first(pid: int) -> bool:
+    """Whether a process is number 1 of its pid namespace."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return len(line.split()) > 2 and line.split()[-1] == "1"
+    return False

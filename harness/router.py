@@ -1,0 +1,200 @@
+"""A real scheduler, fake workers registered at it, and the router's engine client, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.protos import worker_pb2
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.service import SchedulerServer
+from baton.scheduler.session import WorkerSession
+from baton.services.config import SchedulerSettings
+from baton.services.engine import wire
+from baton.services.engine.args import VLLM_VERSION
+from baton.services.router.journal import DEFAULT_BYTES, Journal
+from baton.services.router.metrics import RouterMetrics
+from baton.services.router.placement import Placements
+from baton.services.router.relay import Parts
+from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
+from baton.services.router.waiting import WaitingRoom
+from baton.services.router.workers import WorkerPool
+from harness.fake_worker import BLOCK_SIZE, MODEL, FakeWorker, until
+
+
+@dataclass
+class Answer:
+    """What the front end got for one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    reason: str = ""
+    error: Exception | None = None
+    outputs: int = 0
+
+    @property
+    def over(self) -> bool:
+        return bool(self.reason) or self.error is not None
+
+
+class Members:
+    """Fake workers, entered and registered; each leaves the scheduler with `leave`."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._stack = contextlib.AsyncExitStack()
+        self._sessions: dict[str, WorkerSession] = {}
+        self.workers: dict[str, FakeWorker] = {}
+
+    async def add(self, worker: FakeWorker) -> FakeWorker:
+        await self._stack.enter_async_context(worker)
+        client = await self._stack.enter_async_context(SchedulerClient(self._address))
+        session = WorkerSession(client, worker.identity, pb.WorkerLoad)
+        await session.start(5)
+        self._stack.push_async_callback(session.close)
+        await session.ready(worker.capacity)
+        self._sessions[worker.worker_id] = session
+        self.workers[worker.worker_id] = worker
+        return worker
+
+    async def leave(self, worker: FakeWorker) -> None:
+        await self._sessions[worker.worker_id].close()
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+class Cluster:
+    """Scheduler, workers, client. `take` must not be called while `answers` waits."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.registry = CollectorRegistry()
+        self.failures: dict[str, Exception] = {}
+        self._limits = {"request_timeout_s": 20.0, "max_model_len": 2048, "block_size": BLOCK_SIZE, **limits}
+        self._stack = contextlib.AsyncExitStack()
+        self.got: dict[str, Answer] = {}
+        self._taking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Cluster:
+        # Pairs stay pairs: no idle decode worker takes a prompt.
+        settings = SchedulerSettings(address="127.0.0.1:0", placement_lease_s=2.0, idle_decode_tokens=0)
+        self.server = await self._stack.enter_async_context(SchedulerServer(settings))
+        self.scheduler = SchedulerClient(self.server.address, router_id="r1")
+        self._stack.push_async_callback(self.scheduler.close)
+        self.members = Members(self.server.address)
+        self._stack.push_async_callback(self.members.close)
+        self.remake()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+        self.client.shutdown()
+        await self.pool.close()
+        await self._stack.aclose()
+
+    def remake(
+        self,
+        *,
+        max_attempts: int = 3,
+        silence_s: float = 5.0,
+        replace_wait_s: float = 60.0,
+        journal: int = DEFAULT_BYTES,
+        max_waiting: int = 100,
+        max_wait_s: float = 15.0,
+        **limits: Any,
+    ) -> None:
+        """The router's part anew, before anything was sent."""
+        hello = worker_pb2.HelloRequest(router_id="r1", vllm_version=VLLM_VERSION, model=MODEL)
+        self.registry = CollectorRegistry()
+        metrics = RouterMetrics(self.registry)
+        self.pool = WorkerPool(hello, wire.decode_outputs, silence_s)
+        self.journal = Journal(journal)
+        placements = Placements(self.scheduler, metrics)
+        self.waiting = WaitingRoom(max_waiting, max_wait_s, metrics)
+        self.scheduler.reporter.on_released = self.waiting.freed
+        parts = Parts(
+            placements, self.pool, metrics, max_attempts, self.waiting, replace_wait_s, self.journal
+        )
+        self.client = RelayClient(parts, RelayLimits(**{**self._limits, **limits}))
+        self.client.on_failure = self._failed
+        if self._taking is not None:
+            self._taking.cancel()
+        self._taking = asyncio.create_task(self._take())
+
+    async def pair(
+        self, prefill: int = 1, decode: int = 1, step_s: float = 0.0, max_num_seqs: int = 256
+    ) -> list[FakeWorker]:
+        """Add this many workers: p0, p1, ..., d0, d1, ..."""
+        roles = [("p", pb.ROLE_PREFILL, prefill), ("d", pb.ROLE_DECODE, decode)]
+        return [
+            await self.members.add(
+                FakeWorker(f"{letter}{number}", role, step_s=step_s, max_num_seqs=max_num_seqs)
+            )
+            for letter, role, count in roles
+            for number in range(count)
+        ]
+
+    async def send(self, request_id: str, prompt: list[int], max_tokens: int = 8, **params: Any) -> None:
+        self.got[request_id] = Answer()
+        await self.client.add_request_async(engine_request(request_id, prompt, max_tokens, **params))
+
+    async def answer(self, request_id: str, timeout_s: float = 15.0) -> Answer:
+        await until(lambda: self.got[request_id].over, f"{request_id} is over", timeout_s)
+        return self.got[request_id]
+
+    async def ask(self, prompt: list[int], max_tokens: int = 8, **params: Any) -> Answer:
+        request_id = f"q{len(self.got)}"
+        await self.send(request_id, prompt, max_tokens, **params)
+        return await self.answer(request_id)
+
+    async def settled(self) -> None:
+        """Nothing is live here, and the scheduler holds nothing any more."""
+        await until(lambda: self.client.live == 0, "no request is live")
+        assert (len(self.journal), self.journal.size) == (0, 0)
+        for _ in range(200):
+            description = await self.scheduler.describe()
+            if not description.attempts and not any(one.reserved_requests for one in description.workers):
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"the scheduler still holds: {description.attempts}")
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"baton_router_{name}", labels) or 0.0
+
+    def _failed(self, request_id: str, error: Exception) -> None:
+        self.got[request_id].error = error
+
+    async def _take(self) -> None:
+        while True:
+            for output in (await self.client.get_output_async()).outputs:
+                got = self.got[output.request_id]
+                if got.over:
+                    got.error = AssertionError("an output after the end")
+                got.tokens += output.new_token_ids
+                got.outputs += 1
+                if output.finish_reason is not None:
+                    got.reason = str(output.finish_reason)
+
+
+def engine_request(request_id: str, prompt: list[int], max_tokens: int, **params: Any) -> Any:
+    """What vLLM's front end would make of a request."""
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        mm_features=None,
+        sampling_params=SamplingParams(max_tokens=max_tokens, **params),
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+        external_req_id=request_id,
+    )

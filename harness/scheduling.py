@@ -1,0 +1,176 @@
+"""What the scheduler's tests share: workers and needs of known size, a real Redis, polling."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import Limits, claim
+from baton.scheduler.store import Store
+from baton.scheduler.types import Attempt, Claim, Need, Report, View
+from harness.support import PATIENCE
+
+LEASE_S = 30.0  # nothing runs out while a test is on
+LIMITS = Limits(
+    max_queued_prompt_tokens=1_000, max_queue_factor=2.0, handoff_min_tokens=0, idle_decode_tokens=8_192
+)
+
+
+@dataclass
+class Options:
+    """Scheduler settings as the configuration tree has them, quicker."""
+
+    address: str = "127.0.0.1:0"
+    store: str = "memory"
+    topic: str = "test"
+    heartbeat_s: float = 0.1
+    worker_lease_s: float = 5.0
+    placement_lease_s: float = 15.0
+    max_queued_prompt_tokens: int = 1_000
+    max_queue_factor: float = 2.0
+    handoff_min_tokens: int = 0
+    idle_decode_tokens: int = 8_192
+    rebalance_after_s: float | None = None
+
+
+def capacity(**changes: object) -> pb.Capacity:
+    """16 tokens a block, 99 usable blocks, 4 requests in a batch, 1024 tokens a request."""
+    values: dict[str, object] = {
+        "compatibility_hash": "c0ffee",
+        "block_size": 16,
+        "num_blocks": 100,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 512,
+        "max_model_len": 1_024,
+        "lookahead_tokens": 4,
+        "transports": ["shm", "grpc"],
+    }
+    return pb.Capacity(**(values | changes))  # type: ignore[arg-type]
+
+
+def identity(
+    worker_id: str,
+    role: pb.Role = pb.ROLE_MIXED,
+    vllm: str = "0.32.0",
+    fingerprint: str = "f1",
+    **changes: object,
+) -> pb.WorkerIdentity:
+    return pb.WorkerIdentity(
+        worker_id=worker_id,
+        role=role,
+        address=f"127.0.0.1:{7500 + len(worker_id)}",
+        host="here",
+        model="tiny",
+        model_fingerprint=fingerprint,
+        vllm_version=vllm,
+        capacity=capacity(**changes),
+    )
+
+
+def need(request_id: str = "r", epoch: int = 1, prompt: int = 100, new: int = 10, *exclude: str) -> Need:
+    return Need(Attempt(request_id, epoch), "router", prompt, new, exclude=frozenset(exclude))
+
+
+async def register(store: Store, worker_id: str, role: pb.Role = pb.ROLE_MIXED, **changes: object) -> None:
+    refusal = await store.register(identity(worker_id, role, **changes), pb.WORKER_STATE_READY, LEASE_S)  # type: ignore[arg-type]
+    assert not refusal
+
+
+def claim_on(view: View, what: Need, decode: str, prefill: str = "", limits: Limits = LIMITS) -> Claim:
+    return claim(what, view.workers[prefill] if prefill else None, view.workers[decode], limits)
+
+
+def report(
+    *,
+    prefilled: list[Attempt] | None = None,
+    finished: list[Attempt] | None = None,
+    renewed: list[Attempt] | None = None,
+    shared: list[tuple[Attempt, int]] | None = None,
+) -> Report:
+    def wire(attempt: Attempt) -> pb.Attempt:
+        return pb.Attempt(request_id=attempt.request_id, epoch=attempt.epoch)
+
+    return Report(
+        prefilled=tuple(prefilled or ()),
+        finished=tuple(
+            (one, pb.Finished(attempt=wire(one), outcome="stop", cost=pb.Cost(output_tokens=7)))
+            for one in finished or ()
+        ),
+        renewed=tuple(renewed or ()),
+        shared=tuple(shared or ()),
+    )
+
+
+async def until(condition: Callable[[], Awaitable[object]], within_s: float = 5.0) -> None:
+    """Ask again and again until `condition` holds; fails after `within_s` (of a free machine)."""
+    deadline = time.monotonic() + within_s * PATIENCE
+    while not await condition():
+        assert time.monotonic() < deadline, "it did not become true in time"
+        await asyncio.sleep(0.005)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RedisServer:
+    """A redis-server of our own on loopback, without persistence: started again, it is empty."""
+
+    def __init__(
+        self, folder: Path, *, password: str = "", extra: tuple[str, ...] = (), tls: bool = False
+    ) -> None:
+        self.folder = folder
+        self.password = password
+        self.port = free_port()
+        self._extra = extra
+        self._tls = tls
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        user = f":{self.password}@" if self.password else ""
+        return f"{'rediss' if self._tls else 'redis'}://{user}127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        listen = ["--port", "0", "--tls-port", str(self.port)] if self._tls else ["--port", str(self.port)]
+        command = ["redis-server", *listen, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command += ["--dir", str(self.folder), *self._extra]
+        if self.password:
+            command += ["--requirepass", self.password]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 10 * PATIENCE
+        while not self._listens():
+            assert self._process.poll() is None, f"redis-server ended with {self._process.returncode}"
+            assert time.monotonic() < deadline, "redis-server does not listen"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Kill it, as a crash would."""
+        if self._process:
+            self._process.kill()
+            self._process.wait(timeout=10)
+            self._process = None
+
+    def hang(self) -> None:
+        """Answer nothing any more, with all connections open, until `wake`."""
+        self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self._process, "it does not run"
+        self._process.send_signal(number)
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0

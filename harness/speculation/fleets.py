@@ -1,0 +1,203 @@
+"""Deployments of tiny models, forked in seconds from a process that has imported vLLM, and what they did."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+from harness import zygote
+from harness.support import CALL_S, eventually, free_port
+
+END_S = 40.0
+START_S = 120.0
+MODEL_NAME = "table"
+
+
+class StartFailed(Exception):
+    """The deployment ended before it was ready; the text is its error line."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Workers of each role."""
+
+    prefill: int = 0
+    decode: int = 0
+    mixed: int = 0
+
+
+FLEETS = {"aggregated": Fleet(mixed=1), "1P1D": Fleet(1, 1), "2P2D": Fleet(2, 2)}
+
+
+@dataclass
+class Outcome:
+    """What a deployment answered, and what its workers counted meanwhile."""
+
+    answers: list[list[int]]  # token ids of each prompt's greedy answer, one request at a time
+    together: list[list[int]]  # the same prompts again, several at a time
+    token_ms: float  # median over the requests: time a token after the first, one request at a time
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    handoffs: int = 0
+    gaps: list[list[float]] = field(default_factory=list)  # of each answer's tokens: best to second, logprobs
+
+    @property
+    def accepted_per_draft(self) -> float:
+        return self.accepted / self.drafts if self.drafts else 0.0
+
+
+@dataclass
+class Deployment:
+    url: str
+    metrics: list[str] = field(default_factory=list)  # of each worker
+
+    def count(self, name: str) -> int:
+        """The sum of a counter over all workers and labels."""
+        total = 0.0
+        for address in self.metrics:
+            for family in text_string_to_metric_families(httpx.get(address, timeout=10).text):
+                total += sum(sample.value for sample in family.samples if sample.name == f"{name}_total")
+        return int(total)
+
+
+@contextmanager
+def deployment(
+    folder: Path,
+    fleet: Fleet,
+    engine: dict[str, Any],
+    withhold: int = 0,
+    handoff: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[Deployment]:
+    """Ready inside the block; of the last `withhold` layers no KV is handed over. Raises StartFailed."""
+    port, scheduler = free_port(), free_port()
+    settings = {
+        "engine": {"served_model_name": MODEL_NAME, **engine},
+        # A busy machine may keep a worker from its heartbeats for seconds; nobody dies here.
+        "scheduler": {"address": f"127.0.0.1:{scheduler}", "worker_lease_s": 30.0},
+        "router": {"port": port},
+        "worker": {"metrics_port": 0},
+        "handoff": {"staging_mib": 64, **handoff},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    process = zygote.shared().start(
+        "up",
+        "harness.speculation.forked:run",
+        folder,
+        fleet=vars(fleet),
+        settings=settings,
+        logs=str(folder),
+        withhold=withhold,
+    )
+    try:
+        eventually(lambda: _ready(process.text), START_S, f"{folder.name} is ready", every_s=0.1)
+        yield Deployment(f"http://127.0.0.1:{port}", _metrics(folder))
+    finally:
+        zygote.end_all([process], END_S)
+
+
+def _ready(text: str) -> bool:
+    if "baton: error: " in text:
+        raise StartFailed(text.partition("baton: error: ")[2].splitlines()[0])
+    if "Traceback" in text:
+        raise StartFailed(text.splitlines()[-1])
+    return "Ready." in text
+
+
+def _metrics(folder: Path) -> list[str]:
+    texts = [log.read_text(errors="replace") for log in sorted(folder.glob("*.log"))]
+    return [found for text in texts for found in re.findall(r"metrics on (http://\S+)", text)]
+
+
+def measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -> Outcome:
+    """Ask every prompt, first one at a time (timed, counted), then four at a time."""
+    return asyncio.run(_measure(deployment, prompts, max_tokens))
+
+
+async def _measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -> Outcome:
+    client = openai.AsyncOpenAI(
+        base_url=f"{deployment.url}/v1", api_key="none", timeout=CALL_S, max_retries=0
+    )
+    async with client:
+        await _answer(client, prompts[0], 4)  # what is done once is done before
+        before = _counts(deployment)
+        timed = [await _answer(client, prompt, max_tokens) for prompt in prompts]
+        after = _counts(deployment)
+        slots = asyncio.Semaphore(4)
+
+        async def one(prompt: list[int]) -> list[int]:
+            async with slots:
+                return (await _answer(client, prompt, max_tokens))[0]
+
+        together = list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+        gaps = [await _gaps(client, prompt, max_tokens) for prompt in prompts] if not after["drafts"] else []
+    counted = {name: after[name] - before[name] for name in after}
+    return Outcome(
+        answers=[tokens for tokens, _ in timed],
+        together=together,
+        token_ms=statistics.median(token_ms for _, token_ms in timed),
+        gaps=gaps,
+        **counted,
+    )
+
+
+def _counts(deployment: Deployment) -> dict[str, int]:
+    names = {
+        "drafts": "baton_worker_drafts",
+        "drafted": "baton_worker_drafted_tokens",
+        "accepted": "baton_worker_accepted_tokens",
+        "handoffs": "baton_worker_handoffs_loaded",
+    }
+    return {key: deployment.count(name) for key, name in names.items()}
+
+
+async def _gaps(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) -> list[float]:
+    """How much better each token of the greedy answer is than the second best, in log-probability."""
+    done = await client.completions.create(
+        model=MODEL_NAME,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=0,
+        logprobs=2,
+        extra_body={"ignore_eos": True, "return_tokens_as_token_ids": True},
+    )
+    told = done.choices[0].logprobs
+    best = [sorted(one.values()) for one in told.top_logprobs or []] if told is not None else []
+    return [one[-1] - one[-2] if len(one) > 1 else 0.0 for one in best]
+
+
+async def _answer(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) -> tuple[list[int], float]:
+    """Token ids, and milliseconds a token after the first."""
+    tokens: list[int] = []
+    first = last = 0.0
+    begun = 0
+    stream = await client.completions.create(
+        model=MODEL_NAME,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=0,
+        stream=True,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    async for chunk in stream:
+        new = (chunk.choices[0].model_extra or {}).get("token_ids") if chunk.choices else None
+        if not new:
+            continue
+        last = time.perf_counter()
+        if not tokens:
+            first, begun = last, len(new)
+        tokens.extend(new)
+    after = max(len(tokens) - begun, 1)
+    return tokens, (last - first) / after * 1e3

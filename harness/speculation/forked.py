@@ -1,0 +1,59 @@
+"""A whole deployment, run by a forked process as by `baton up`. See harness/zygote.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from baton.handoff.memory.cache import Bytes, HostBlockCache
+from baton.services.config import Settings
+from baton.services.fleet import devices, supervisor
+
+
+def run(fleet: dict[str, int], settings: dict[str, Any], logs: str, withhold: int) -> None:
+    """Serve until a signal; of the last `withhold` layers no KV is handed over."""
+    # One core a worker, aggregated or not: figures of different fleets compare, and on a machine with other
+    # work two threads that wait for each other crawl.
+    devices.assign = _one_core_each
+    _withhold(withhold)
+    supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), logs, _Log())
+
+
+def _one_core_each(workers: int, gpus_each: int) -> list[devices.Devices]:
+    del gpus_each
+    cores = devices._cpus(max(workers, 2))
+    return cores[:workers]
+
+
+class _Log:
+    """The supervisor's Report: what a reader of the log waits for."""
+
+    def begun(self, log_dir: object) -> None:
+        del log_dir
+
+    def step(self, since_start_s: float, name: str, text: str) -> None:
+        print(f"[{since_start_s:5.1f} s] {name} {text}", flush=True)
+
+    def ready(self) -> None:
+        print("Ready.", flush=True)
+
+    def ending(self, drain_s: float) -> None:
+        del drain_s
+        print("ending", flush=True)
+
+    def ended(self) -> None:
+        print("ended", flush=True)
+
+
+def _withhold(layers: int) -> None:
+    """Load zeros as the last layers' KV, the drafter's: as if a handoff did not carry it."""
+    if not layers:
+        return
+    scatter = HostBlockCache.scatter
+
+    def scatter_without(self: HostBlockCache, records: Bytes, block_ids: Sequence[int]) -> None:
+        records = records.copy()
+        records[:, -sum(layer.block_bytes for layer in self.layers[-layers:]) :] = 0
+        scatter(self, records, block_ids)
+
+    HostBlockCache.scatter = scatter_without  # type: ignore[method-assign]

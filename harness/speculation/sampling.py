@@ -1,0 +1,261 @@
+"""Answers sampled by an engine of its own process, and what they should be distributed as.
+
+The expected distribution is not another sample: a plain forward pass gives the probability of every
+continuation of three tokens, filtered by temperature, top-k and top-p as they are defined.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baton.services.decode.proposers import registry
+from baton.services.speculation import SpeculativeSettings
+from harness import zygote
+from harness.architectures import language
+
+LENGTH = 3  # tokens of an answer: the first without drafts, the others with
+DEADLINE_S = 240.0
+REQUESTS = 256  # at a time
+LEAST = 0.0025  # probability of an answer that is counted on its own; the others together
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to sample."""
+
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one engine answered: of each way how often each continuation, and its drafts."""
+
+    answers: dict[Way, Counter[tuple[int, ...]]]
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an engine is to do."""
+
+    model: Path
+    prompt: tuple[int, ...]
+    ways: tuple[Way, ...]
+    samples: int  # of each way
+    speculative: dict[str, Any] | None = None  # as --speculative-config takes it
+    more: dict[str, Any] = field(default_factory=dict)  # of vLLM's speculative_config
+    seed: int = 0
+    core: int = 0
+    mended: bool = True
+
+
+class Engine:
+    """A process with one vLLM engine, forked from the zygote, carrying out an order."""
+
+    def __init__(self, order: Order) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-sampling-")
+        self._process, self._connection = zygote.connected(
+            "sampling", f"{__name__}:serve", Path(self._folder.name)
+        )
+        self._connection.send(order)
+
+    def result(self) -> Sample:
+        """Wait for it. Raises TimeoutError, or RuntimeError with the child's traceback."""
+        try:
+            if not self._connection.poll(DEADLINE_S):
+                raise TimeoutError(f"no sample within {DEADLINE_S} s")
+            found = self._connection.recv()
+        finally:
+            zygote.end_all([self._process], 10)
+            self._connection.close()
+            self._folder.cleanup()
+        if isinstance(found, str):
+            raise RuntimeError(found)
+        return found  # type: ignore[no-any-return]
+
+
+def serve(connection: Connection) -> None:
+    """In the forked process: carry out the order that comes."""
+    order: Order = connection.recv()
+    os.environ |= {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": str(order.core),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }
+    try:
+        connection.send(_carry_out(order))
+    except BaseException:
+        connection.send(traceback.format_exc())
+        raise
+
+
+def _carry_out(order: Order) -> Sample:
+    from vllm import LLM, SamplingParams
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    if not order.mended:
+        _unmend()
+    engine = LLM(
+        model=str(order.model),
+        dtype="float32",  # "auto" makes it half of that
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        block_size=32,
+        max_model_len=64,
+        max_num_seqs=REQUESTS,
+        max_num_batched_tokens=4096,
+        gpu_memory_utilization=0.2,
+        disable_log_stats=False,
+        seed=order.seed,
+        **_speculation(order),
+    )
+    params = [
+        SamplingParams(
+            temperature=way.temperature,
+            top_k=way.top_k,
+            top_p=way.top_p,
+            max_tokens=LENGTH,
+            ignore_eos=True,
+            detokenize=False,
+        )
+        for _ in range(order.samples)
+        for way in order.ways
+    ]
+    outputs = engine.generate(
+        [{"prompt_token_ids": list(order.prompt)}] * len(params), params, use_tqdm=False
+    )
+    answers: dict[Way, Counter[tuple[int, ...]]] = {way: Counter() for way in order.ways}
+    for way, output in zip(itertools.cycle(order.ways), outputs, strict=False):
+        answers[way][tuple(output.outputs[0].token_ids)] += 1
+    counted = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
+    return Sample(
+        answers,
+        counted.get("vllm:spec_decode_num_draft_tokens", 0),
+        counted.get("vllm:spec_decode_num_accepted_tokens", 0),
+    )
+
+
+def _speculation(order: Order) -> dict[str, Any]:
+    """What a worker tells vLLM."""
+    if order.speculative is None:
+        return {}
+    spec = SpeculativeSettings(**order.speculative)
+    method = registry.method(spec.method)
+    numbers = {
+        "num_speculative_tokens": spec.limit,
+        "num_speculative_tokens_per_batch_size": [(1, REQUESTS, spec.limit)],
+    }
+    return {
+        "speculative_config": {**method.engine_config(spec), **numbers, **order.more},
+        "additional_config": {"baton": {"speculative": {**spec.model_dump(), "method": method.name}}},
+    }
+
+
+def _unmend() -> None:
+    """Put vLLM's shipped function of the sampler back (services/engine/patches/cpu.py)."""
+    from vllm.utils import cpu_triton_utils
+
+    cpu_triton_utils._expand_kernel_impl = cpu_triton_utils._expand_kernel_impl.__wrapped__
+
+
+Logits = Callable[[torch.Tensor], torch.Tensor]  # of token ids [N, T], those of the last place [N, V]
+
+
+def expected(logits: Logits, prompt: tuple[int, ...], way: Way) -> dict[tuple[int, ...], float]:
+    """The probability of every beginning of an answer, up to LENGTH tokens, that is LEAST or more."""
+    found: dict[tuple[int, ...], float] = {}
+    rows, chances = torch.tensor([prompt]), torch.ones(1)
+    for _ in range(LENGTH):
+        following = chances.unsqueeze(1) * filtered(logits(rows), way)  # [N, V]
+        which, token = (following >= LEAST).nonzero(as_tuple=True)
+        rows, chances = torch.cat([rows[which], token.unsqueeze(1)], 1), following[which, token]
+        answers = (tuple(row) for row in rows[:, len(prompt) :].tolist())
+        found |= dict(zip(answers, chances.tolist(), strict=True))
+    return found
+
+
+def filtered(logits: torch.Tensor, way: Way) -> torch.Tensor:
+    """[N, V] probabilities: the top-k tokens, of these the fewest that hold top-p, shared out anew."""
+    probabilities = (logits.double() / way.temperature).softmax(-1)
+    ordered, order = probabilities.sort(-1, descending=True)
+    if way.top_k:
+        ordered[:, way.top_k :] = 0
+        ordered /= ordered.sum(-1, keepdim=True)
+    ordered[ordered.cumsum(-1) - ordered >= way.top_p] = 0
+    kept = torch.zeros_like(probabilities).scatter(-1, order, ordered)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well a sample fits: chi-square over the answers' cells, and the total variation distance."""
+
+    chi_square: float
+    freedom: int
+    distance: float
+
+    @property
+    def chance(self) -> float:
+        """How likely a sample of the right distribution fits as badly as this."""
+        halves = torch.tensor([self.freedom / 2, self.chi_square / 2], dtype=torch.float64)
+        return float(torch.special.gammaincc(halves[0], halves[1]))
+
+    def __str__(self) -> str:
+        return (
+            f"chi-square {self.chi_square:.1f} at {self.freedom} degrees of freedom, p = {self.chance:.2g}, "
+            f"total variation {self.distance:.3f}"
+        )
+
+
+def fit(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float], length: int) -> Fit:
+    """Compare the answers' first `length` tokens with what `expected` says."""
+    total = found.total()
+    observed: Counter[tuple[int, ...]] = Counter()
+    for answer, count in found.items():
+        observed[answer[:length]] += count
+    cells = [(observed[key], chance * total) for key, chance in wanted.items() if len(key) == length]
+    rest = total - sum(count for count, _ in cells), total - sum(value for _, value in cells)
+    if rest[1] >= LEAST * total:
+        cells.append(rest)
+    chi_square = sum((count - value) ** 2 / value for count, value in cells)
+    distance = sum(abs(count - value) for count, value in cells) / total / 2
+    return Fit(chi_square, max(len(cells) - 1, 1), distance)
+
+
+def reference(model: Path) -> Logits:
+    """The logits of a target without drafter, by transformers."""
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            parts = [loaded(part, logits_to_keep=1).logits[:, -1] for part in tokens.split(1024)]
+        return torch.cat(parts)
+
+    return logits
+
+
+def prompt(start: int, length: int = 12) -> tuple[int, ...]:
+    """A short text of the table's that repeats itself, for n-grams to be found."""
+    follows = language.successors()
+    text = [start]
+    while len(text) < length:
+        text.append(follows[text[-1]] if len(text) % 5 else start)
+    return tuple(text)

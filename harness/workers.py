@@ -1,0 +1,165 @@
+"""Real workers for the tests: forked from the zygote, registered with a real scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from harness import zygote
+from harness.support import BATON, eventually, free_port
+from harness.zygote import Forked, end_all
+
+START_TIMEOUT_S = 60.0
+END_S = 3.0
+_names = itertools.count()
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(eq=False)
+class Worker:
+    """One worker's process."""
+
+    name: str
+    process: Forked
+    address: str
+    metrics: str
+    scheduler: str  # its address
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """Negative for a signal; None while it lives."""
+        return self.process.poll()
+
+    def ended(self, timeout_s: float = 20.0) -> int:
+        """Wait for its end; the exit code."""
+        return eventually(lambda: _some(self.exitcode), timeout_s, f"{self.name} ends")[0]
+
+    @property
+    def text(self) -> str:
+        return self.process.text
+
+    @property
+    def error(self) -> str:
+        """The one line that it ended with."""
+        lines = [line for line in self.text.splitlines() if line.startswith("baton: error: ")]
+        assert len(lines) == 1, self.text
+        return lines[0].removeprefix("baton: error: ")
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def serving(self) -> bool:
+        with grpc.insecure_channel(self.address) as channel:
+            try:
+                reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1)
+            except grpc.RpcError:
+                assert self.exitcode is None, self.text
+                return False
+            return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def figure(self, name: str) -> float:
+        """The sum over labels of one figure of its metrics."""
+        with urllib.request.urlopen(self.metrics, timeout=5) as reply:
+            lines = reply.read().decode().splitlines()
+        found = [
+            float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].split(" ")[0] == name
+        ]
+        return sum(found)
+
+
+def _some(code: int | None) -> list[int]:
+    return [] if code is None else [code]
+
+
+class Fleet:
+    """Starts workers. Made by `fleet`."""
+
+    def __init__(self, scheduler: str, model: Path, log_dir: Path) -> None:
+        self.scheduler = scheduler
+        self.model = model
+        self._log_dir = log_dir
+        self.workers: list[Worker] = []
+
+    def start(self, role: str, **changes: dict[str, Any]) -> Worker:
+        """Start a worker and do not wait for it. `changes` are settings, section by section."""
+        name = f"{role}-{next(_names)}"
+        port, metrics_port = free_port(), free_port()
+        settings: dict[str, Any] = {
+            "engine": {
+                "model": str(self.model),
+                "served_model_name": "tiny",
+                "dtype": "float32",
+                "max_model_len": 1024,
+                "max_num_batched_tokens": 256,
+                "kv_cache_gib": 0.125,
+            },
+            "scheduler": {"address": self.scheduler},
+            "worker": {
+                "listen": f"127.0.0.1:{port}",
+                "metrics_port": metrics_port,
+                "worker_id": name,
+                "drain_timeout_s": 20,
+                "scheduler_wait_s": 60,
+            },
+            "handoff": {},
+        }
+        for section, values in changes.items():
+            settings[section].update(values)
+        process = zygote.shared().start(name, f"{__name__}:run", self._log_dir, role=role, settings=settings)
+        metrics = f"http://127.0.0.1:{metrics_port}/metrics"
+        worker = Worker(name, process, settings["worker"]["listen"], metrics, self.scheduler)
+        self.workers.append(worker)
+        return worker
+
+    def started(self, role: str, **changes: dict[str, Any]) -> Worker:
+        """Start a worker and wait until it serves."""
+        worker = self.start(role, **changes)
+        eventually(worker.serving, START_TIMEOUT_S, f"{worker.name} serves")
+        return worker
+
+
+@contextlib.contextmanager
+def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _NONE) -> Iterator[Fleet]:
+    """A scheduler; it and all workers are gone at the end."""
+    address = f"127.0.0.1:{free_port()}"
+    chosen = {f"BATON_SCHEDULER__{name.upper()}": str(value) for name, value in scheduler_settings.items()}
+    with (
+        (log_dir / "scheduler.log").open("wb") as log,
+        subprocess.Popen(
+            [BATON, "scheduler"],
+            env={**os.environ, **chosen, "BATON_SCHEDULER__ADDRESS": address},
+            stdout=log,
+            stderr=log,
+        ) as scheduler,
+    ):
+        one = Fleet(address, model, log_dir)
+        try:
+            yield one
+        finally:
+            end_all([worker.process for worker in one.workers], END_S)
+            scheduler.kill()
+
+
+def run(role: str, settings: dict[str, Any]) -> None:
+    """In the forked process: be a worker until its end."""
+    from baton.services.config import Settings
+    from baton.services.worker.lifecycle import run_worker
+
+    zygote.fork_ranks()
+    run_worker(Settings(**settings), role)

@@ -1,0 +1,303 @@
+"""A process that imports vLLM once, and forks what tests start: each start takes seconds less.
+
+All processes of one run of pytest share it. `python -m harness.zygote FOLDER` listens on a socket there, reads
+commands as JSON lines and answers each with one line.
+    {"start": name, "call": "module:function", "arguments": {...}, "log_dir": folder}
+        ->  {"pid": n, "log": path}
+    {"ended": [pid, ...]}  ->  {"ended": {pid: exit code}}
+What was forked for a connection ends with it, and the process with its last connection.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from harness.support import PYTHON, ROOT, eventually
+
+ANSWER_S = 300.0  # of the first one, which waits for the imports, on a busy machine
+STOP_S = 20.0
+
+
+@dataclass
+class Forked:
+    """One forked process, in the terms of subprocess.Popen."""
+
+    zygote: Zygote
+    pid: int
+    log: Path
+    returncode: int | None = None
+
+    @property
+    def text(self) -> str:
+        """All that it printed."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it lives."""
+        if self.returncode is None:
+            self.returncode = self.zygote.ended([self.pid]).get(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired([self.log.stem], timeout)
+            time.sleep(0.02)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Zygote:
+    """The process, as tests see it. Its methods block for milliseconds; any thread may call them."""
+
+    def __init__(self, folder: Path) -> None:
+        """Connect to the one that listens in the folder; start it if there is none."""
+        folder.mkdir(exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            connected = _connected(folder)
+            if connected is None:
+                _launch(folder)
+                connected = eventually(lambda: _connected(folder), 20, "the zygote listens")
+        self._socket = connected
+        self._socket.settimeout(ANSWER_S)
+        self._stream = connected.makefile("rw")
+        self._lock = threading.Lock()
+
+    def start(self, name: str, call: str, log_dir: Path, /, **arguments: Any) -> Forked:
+        """Fork a process that calls `module:function`. To its log, NAME.log, all lives of it are appended."""
+        command = {"start": name, "call": call, "arguments": arguments, "log_dir": str(log_dir)}
+        answer = self._ask(command)
+        return Forked(self, answer["pid"], Path(answer["log"]))
+
+    def baton(self, name: str, arguments: list[str], log_dir: Path, path: str = "") -> Forked:
+        """Fork a process that runs `baton ARGUMENT ...`; `path`: a folder of packages beside ours."""
+        return self.start(name, "harness.zygote:run_baton", log_dir, arguments=arguments, path=path)
+
+    def ended(self, pids: list[int]) -> dict[int, int]:
+        """Exit codes of those that have ended, negative for a signal."""
+        return {int(pid): code for pid, code in self._ask({"ended": pids})["ended"].items()}
+
+    def close(self) -> None:
+        """Nothing that it forked for this connection outlives this."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            self._stream.read()  # until it has ended them all
+        self._socket.close()
+
+    def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self._stream.write(json.dumps(command) + "\n")
+            self._stream.flush()
+            line = self._stream.readline()
+        if not line:
+            raise RuntimeError("the zygote ended")
+        return dict(json.loads(line))
+
+
+@functools.cache
+def shared() -> Zygote:
+    """The one of this run of pytest, or of this process. The first call starts it."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+    made = Zygote(Path(tempfile.gettempdir()) / f"baton-zygote-{run}")
+    atexit.register(made.close)
+    return made
+
+
+def _connected(folder: Path) -> socket.socket | None:
+    one = socket.socket(socket.AF_UNIX)
+    try:
+        one.connect(str(folder / "socket"))
+    except OSError:
+        one.close()
+        return None
+    return one
+
+
+def _launch(folder: Path) -> None:
+    """Start it as nobody's child, in a session of its own: it ends by itself, and Ctrl-C is pytest's."""
+    subprocess.run(
+        ["setsid", "--fork", PYTHON, "-m", "harness.zygote", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        cwd=ROOT,
+        # Workers that know their cores use them all; others would wait for each other on a busy machine.
+        # torch reads its level when it is loaded; a cold start has set it by then (services/logs.py).
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+        check=True,
+    )
+
+
+def connected(name: str, call: str, folder: Path) -> tuple[Forked, Connection]:
+    """Fork a process that calls `module:function` with a connection; this end of it."""
+    address = str(folder / "connection")
+    process = shared().start(name, "harness.zygote:run_connected", folder, call=call, address=address)
+
+    def accepted() -> Connection | None:
+        assert process.poll() is None, process.text
+        with contextlib.suppress(OSError):  # it does not listen yet
+            return Client(address)
+        return None
+
+    return process, eventually(accepted, 20, f"{name} listens", every_s=0.01)
+
+
+def run_connected(call: str, address: str) -> None:
+    """In the forked process: accept one connection and hand it to `module:function`."""
+    with Listener(address) as listener, listener.accept() as connection:
+        _function(call)(connection)
+
+
+def fork_ranks() -> None:
+    """In a forked process: vLLM forks its engine and ranks, too. On a CPU each would import vLLM anew."""
+    from vllm.v1.engine import utils
+    from vllm.v1.executor import multiproc_executor
+
+    for module in (utils, multiproc_executor):
+        module.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+
+def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
+    """SIGTERM to all, SIGKILL to those that are still there at the deadline."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+        process.kill()
+
+
+def run_baton(arguments: list[str], path: str = "") -> None:
+    """In the forked process: the command line as the entry point sees it."""
+    from baton.services.cli.main import main
+
+    if path:  # as PYTHONPATH would have put it
+        sys.path.insert(0, path)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
+    sys.argv = ["baton", *arguments]
+    main()
+
+
+class _Client:
+    """One connection and what was forked for it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        from baton.services.fleet import processes
+
+        self._processes = processes
+        self._connection = connection
+        self._stream = connection.makefile("rw")
+        self._children: dict[int, processes.Child] = {}
+
+    def answer(self) -> bool:
+        """One command. False: it was the last."""
+        line = self._stream.readline()  # a client sends a line whole and waits for its answer
+        if not line:
+            return False
+        command = json.loads(line)
+        if "start" in command:
+            child = self._processes.spawn(command["start"], _call(command), Path(command["log_dir"]))
+            self._children[child.process.pid or 0] = child
+            answer: dict[str, Any] = {"pid": child.process.pid, "log": str(child.log)}
+        else:
+            codes = {pid: self._children[pid].process.exitcode for pid in command["ended"]}
+            answer = {"ended": {pid: code for pid, code in codes.items() if code is not None}}
+        self._stream.write(json.dumps(answer) + "\n")
+        self._stream.flush()
+        return True
+
+    def close(self) -> None:
+        """End what was forked for it."""
+        self._processes.stop_all(list(self._children.values()), STOP_S / 2)
+        self._connection.shutdown(socket.SHUT_RDWR)  # forked processes have a copy of it: a close is no end
+        self._stream.close()
+        self._connection.close()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+
+def _serve(folder: Path) -> None:
+    """Until the last connection has ended."""
+    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
+        listener.bind(str(folder / "socket"))
+        listener.listen()  # those that ask wait while this imports
+        _preload()
+        selector.register(listener, selectors.EVENT_READ)
+        clients = 0
+        while True:
+            for key, _ in selector.select():
+                if isinstance(key.fileobj, socket.socket):
+                    selector.register(_Client(listener.accept()[0]), selectors.EVENT_READ)
+                    clients += 1
+                elif isinstance(key.fileobj, _Client) and not key.fileobj.answer():
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()
+                    clients -= 1
+            if not clients:
+                break
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _preload() -> None:
+    from baton.services.router.http import app
+    from baton.services.worker import lifecycle
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lifecycle.preload()
+        app.preload()
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        EngineArgs.add_cli_args(FlexibleArgumentParser())  # vLLM keeps what it took half a second to find out
+    gc.freeze()
+
+
+def _call(command: dict[str, Any]) -> Callable[[], None]:
+    return lambda: _function(command["call"])(**command["arguments"])
+
+
+def _function(name: str) -> Callable[..., None]:
+    module, _, function = name.partition(":")
+    found: Callable[..., None] = getattr(importlib.import_module(module), function)
+    return found
+
+
+if __name__ == "__main__":
+    _serve(Path(sys.argv[1]))

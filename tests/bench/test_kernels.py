@@ -1,0 +1,72 @@
+"""The kernels' benchmark: what is wrong is not reported, and what it is held against is called rightly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import kernels, kernels_verify
+from bench.kernel_case import Case
+from harness import stats
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where figures go; there are some of another operation."""
+    for module in (stats, kernels):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setitem(kernels.BUFFER, "cpu", 1 << 16)
+    path = tmp_path / "kernels-cpu.json"
+    path.write_text(json.dumps({"operations": {"kv_pack": "measured before"}}))
+    return path
+
+
+def test_nothing_is_reported_while_a_check_is_red(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def red(device: str) -> None:
+        raise AssertionError("one token is another")
+
+    before = results.read_text()
+    monkeypatch.setattr(kernels_verify, "check", red)
+    with pytest.raises(SystemExit, match="verify is wrong on cpu; nothing is reported: one token"):
+        kernels.main(["--only", "verify", "--device", "cpu"])
+    assert capsys.readouterr().out == ""
+    assert results.read_text() == before
+
+
+def test_a_table_and_figures(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = torch.ones(1 << 16)
+    case = Case("sum", {"numbers": 1 << 16}, 4 << 16, work.sum, {"twice": lambda: (work.sum(), work.sum())})
+    monkeypatch.setattr(kernels_verify, "check", lambda _: None)
+    monkeypatch.setattr(kernels_verify, "cases", lambda _: [case])
+    kernels.main(["--only", "verify", "--device", "cpu"])
+    assert "twice" in capsys.readouterr().out
+    found = json.loads(results.read_text())["operations"]
+    assert found["kv_pack"] == "measured before"
+    row = found["verify"]["cases"][0]
+    assert row["us"] > 0
+    # All three are rounded: to tenths, hundredths, thousandths. Beside other work a copy is a few tenths.
+    copy = found["verify"]["copy_gb_s"]
+    assert row["of_copy"] <= (row["gb_s"] + 0.005) / max(copy - 0.05, 1e-9) + 0.001
+    assert row["of_copy"] >= (row["gb_s"] - 0.005) / (copy + 0.05) - 0.001
+
+
+@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")  # vLLM's kernels, interpreted
+def test_vllms_samplers_are_called_as_they_should_be(device: str) -> None:
+    """Its kernels, out of its files: they accept what is certain."""
+    step = kernels_verify._certain(device)
+    first, second = kernels_verify._v1(), kernels_verify._v2()
+    if first is None or second is None:
+        pytest.skip("there are no files of vLLM's")
+    wanted = [[*drafts, 5] for drafts in step.tokens.view(step.batch, -1).tolist()]
+    assert kernels_verify.vllm_v1(step, first).tolist() == wanted
+    ends = torch.cat([step.ends.new_zeros(1), step.ends])
+    for block in (False, True):
+        tokens, _ = kernels_verify.vllm_v2(step, second, step.logits.float(), ends, block)
+        assert tokens.tolist() == wanted

@@ -1,0 +1,91 @@
+"""The speculation_table of docs/speculative-decoding.md: what it says, and a sample of it measured here and now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import speculation_table
+from harness.speculation.fleets import FLEETS, Outcome, deployment, measure
+
+RESULTS = speculation_table.load()
+RAN = [
+    pytest.param(cell, id=f"{name}-{fleet}")
+    for name, row in RESULTS["rows"].items()
+    for fleet, cell in row["cells"].items()
+    if "why" not in cell
+]
+WITHIN = 0.05  # of the aggregated engine's acceptance
+WITHIN_SPLIT = 0.15  # of suffixes, where each decode worker has half of the past answers
+
+
+def test_the_page_is_what_was_measured() -> None:
+    assert speculation_table.render(RESULTS) in speculation_table.PAGE.read_text(), (
+        "stale: run `make speculation_table ARGS=--page`"
+    )
+
+
+def test_every_row_was_measured_as_it_is_now() -> None:
+    rows = RESULTS["rows"]
+    assert set(rows) == {row.name for row in speculation_table.ROWS}
+    for row in speculation_table.ROWS:
+        spec = {key: value for key, value in row.spec().items() if key != "model"}
+        assert (rows[row.name]["architecture"], rows[row.name]["spec"]) == (row.architecture, spec)
+        assert list(rows[row.name]["cells"]) == sorted(FLEETS)
+
+
+@pytest.mark.parametrize("cell", RAN)
+def test_every_answer_is_that_of_no_speculation(cell: dict[str, Any]) -> None:
+    assert cell["of"] == speculation_table.PROMPTS
+    assert cell["equal"] + cell["near_ties"] == cell["of"]
+    assert cell["near_ties"] <= 0.1 * cell["of"]
+    assert cell["accepted"] > 0
+
+
+@pytest.mark.parametrize("name", list(RESULTS["rows"]))
+@pytest.mark.parametrize("fleet", ["1P1D", "2P2D"])
+def test_decode_workers_accept_as_many_drafts(name: str, fleet: str) -> None:
+    cells = RESULTS["rows"][name]["cells"]
+    if "why" in cells[fleet]:
+        assert not next(row for row in speculation_table.ROWS if row.name == name).model.handoff
+        assert "refused at start" in cells[fleet]["tried"]
+        return
+    split = fleet == "2P2D" and "suffix" in name
+    within = WITHIN_SPLIT if split else WITHIN
+    assert speculation_table.per_draft(cells[fleet]) == pytest.approx(
+        speculation_table.per_draft(cells["aggregated"]), rel=within
+    )
+    assert cells[fleet]["handoffs"] > 0
+
+
+@pytest.mark.parametrize("name", ["MTP, demo model", "EAGLE-3, demo model"])
+def test_the_drafters_kv_is_worth_its_way(name: str) -> None:
+    """Trained heads look back: without the prompt's KV they draft worse, and the answers stay the same."""
+    cell = RESULTS["rows"][name]["cells"]["1P1D"]
+    assert cell["withheld"]["equal"] == cell["of"]
+    assert speculation_table.per_draft(cell["withheld"]) < speculation_table.per_draft(cell)
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("name", ["MTP, demo model"])
+def test_a_sample_of_the_table(name: str, tmp_path: Path) -> None:
+    """Through 1P1D the answers are those of one engine, and as many drafts hold.
+
+    That one engine with drafts answers as one without: test_references.py and tests/e2e/test_same_answers.py.
+    """
+    row = next(row for row in speculation_table.ROWS if row.name == name)
+    prompts = row.prompts()[:5]
+
+    def ask(fleet: str) -> Outcome:
+        engine = {**row.engine(), "speculative_config": row.spec()}
+        with deployment(tmp_path / fleet, FLEETS[fleet], engine) as one:
+            return measure(one, prompts, 48)
+
+    alone, apart = ask("aggregated"), ask("1P1D")
+    assert alone.together == apart.answers == apart.together == alone.answers
+    assert apart.handoffs >= len(prompts)
+    assert alone.accepted > 0
+    # Greedy answers to equal prompts: what differs is the first step after a handoff alone.
+    assert apart.accepted_per_draft == pytest.approx(alone.accepted_per_draft, rel=WITHIN)

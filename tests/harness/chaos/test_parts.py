@@ -1,0 +1,596 @@
+"""The harness itself: a checker that cannot fail, or a plan that cannot be repeated, proves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any, cast
+
+import grpc.aio
+import numpy as np
+import pytest
+from aiohttp import web
+
+from baton.handoff import digests
+from baton.handoff.memory import segments
+from baton.handoff.memory.arena import Arena
+from baton.handoff.save.staging import Staging
+from baton.protos import scheduler_pb2 as pb
+from baton.protos import scheduler_pb2_grpc
+from baton.scheduler.booking import Limits
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.service import SchedulerServer
+from baton.scheduler.session import WorkerSession
+from baton.scheduler.types import Attempt, Booking
+from harness.chaos import answers, page, plans
+from harness.chaos.answers import Case, Questions
+from harness.chaos.corruption import corrupt
+from harness.chaos.faults import FAULTS, Act, fault
+from harness.chaos.load import Answer, Fate, Load, judge
+from harness.chaos.outcome import Leaks, Outcome, covered_s, leaks
+from harness.chaos.placed import Books, Left, Placed
+from harness.chaos.placing import Placing, registered
+from harness.chaos.plans import PLANS, Plan, plan
+from harness.chaos.proxy import Proxy
+from harness.chaos.site import Part, Shape, Site
+from harness.scheduling import Options, capacity, identity, until
+from harness.support import PATIENCE, free_port
+
+RIGHT = list(range(100, 116))
+
+
+def answer(tokens: list[int], **changes: Any) -> Answer:
+    """A stream of 16 tokens, an event a token each 0.1 s, right but for the changes."""
+    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), asked=10.0)
+    one.tokens, one.finish = tokens, "length"
+    one.arrivals = [10.5 + 0.1 * at for at in range(len(tokens))]
+    one.ended = one.arrivals[-1] if tokens else 10.5
+    for name, value in changes.items():
+        setattr(one, name, value)
+    return one
+
+
+def outcome() -> Outcome:
+    return Outcome("p", 1, "2P2D", "mtp", "memory", pause_limit_s=5.0)
+
+
+def judged(one: Answer, *uncovered: tuple[float, float]) -> Outcome:
+    told = outcome()
+    told.add([one], [RIGHT], uncovered)
+    return told
+
+
+# -- the checker
+
+
+def test_a_right_answer_is_good() -> None:
+    told = judged(answer(RIGHT))
+    assert (told.good, told.requests, told.failed, told.wrong) == (True, 1, 0, 0)
+    assert told.longest_pause_s == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("at", [0, 7, 15])
+def test_a_wrong_token_is_noticed(at: int) -> None:
+    told = judged(answer([*RIGHT[:at], 5, *RIGHT[at + 1 :]]))
+    assert (told.good, told.wrong, told.failed) == (False, 1, 0)
+    assert f"token {at} is 5, not {RIGHT[at]}" in told.messages[0]
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [[*RIGHT[:8], *RIGHT[7:]], [*RIGHT[:8], *RIGHT[9:], 7], [*RIGHT, 5]],
+    ids=["twice", "lost", "more"],
+)
+def test_a_token_twice_or_lost_or_too_many_is_wrong(tokens: list[int]) -> None:
+    assert judged(answer(tokens)).wrong == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "changes"),
+    [
+        (RIGHT[:9], {}),  # the stream closed, as if that were all
+        (RIGHT[:9], {"finish": ""}),
+        ([], {"finish": ""}),
+        (RIGHT, {"finish": "stop"}),
+        (RIGHT[:9], {"error": "connection closed"}),
+        (RIGHT, {"error": "no [DONE]"}),
+    ],
+)
+def test_a_lost_answer_is_noticed(tokens: list[int], changes: dict[str, Any]) -> None:
+    told = judged(answer(tokens, **changes))
+    assert (told.good, told.failed, told.wrong) == (False, 1, 0)
+    assert told.messages
+
+
+def test_what_a_killed_router_had_counts_apart_but_not_its_wrong_tokens() -> None:
+    lost = answer(RIGHT[:3], error="closed", router_lost=True, router=cast(Part, _Named()))
+    assert (judged(lost).router_lost, judged(lost).good) == (1, True)
+    lost.tokens = [5]
+    assert judge(lost, RIGHT)[0] is Fate.WRONG
+
+
+class _Named:
+    name = "router-0"
+    hung_times: tuple[tuple[float, float], ...] = ()
+
+
+class _Hung(_Named):
+    hung_times = ((13.0, 21.5),)
+
+
+def test_a_503_is_a_failure_unless_nobody_could_serve() -> None:
+    refused = answer(RIGHT, refused=[3.0])
+    assert judged(refused, (2.0, 4.0)).good
+    told = judged(refused, (3.5, 4.0))
+    assert (told.good, told.refused, told.refused_needlessly) == (False, 0, 1)
+
+
+def test_pauses_count_from_the_request_to_the_end_without_the_time_of_a_restart() -> None:
+    late = answer(RIGHT, ended=22.0, router=_Named())  # the last token came at 12.0
+    told = judged(late)
+    assert told.longest_pause_s == told.longest_covered_pause_s == pytest.approx(10.0)
+    assert told.over_limit == 1
+    told = judged(late, (13.0, 21.5))
+    assert told.longest_pause_s == pytest.approx(10.0)
+    assert (told.longest_covered_pause_s, told.over_limit) == (pytest.approx(1.5), 0)
+    told = judged(answer(RIGHT, ended=22.0, router=_Hung()))  # the same where its router hung
+    assert (told.longest_covered_pause_s, told.over_limit) == (pytest.approx(1.5), 0)
+    assert judged(answer(RIGHT, asked=4.0)).longest_pause_s == pytest.approx(6.5)
+    assert covered_s((1.0, 2.0), [(0.0, 9.0)]) == 0.0
+
+
+def idle(free: int = 99, **load: int) -> pb.Description:
+    identity = pb.WorkerIdentity(worker_id="d", capacity=pb.Capacity(num_blocks=100))
+    worker = pb.WorkerStatus(identity=identity, load=pb.WorkerLoad(free_blocks=free, **load))
+    return pb.Description(workers=[worker])
+
+
+def test_every_leak_is_noticed() -> None:
+    assert not leaks(idle()).any
+    assert leaks(idle(free=97)).blocks == 2
+    assert leaks(idle(pinned_handoffs=1, pinned_bytes=5)).leases == 1
+    assert leaks(idle(running=1, waiting=2)).running == 3
+    reserved = idle()
+    reserved.workers[0].reserved_requests = 4
+    assert leaks(reserved).reservations == 4
+    live = idle()
+    live.attempts.add()
+    assert leaks(live).attempts == 1
+    for leaked in (Leaks(blocks=1), Leaks(attempts=1), Leaks(pinned=1), Leaks(segments=1), Leaks(running=1)):
+        one = outcome()
+        one.leaks = leaked
+        assert not one.good
+
+
+# -- the checker of placements
+
+
+def a_booking(request: str, *, prefill: str = "p", tokens: int = 100, blocks: int = 10) -> Booking:
+    return Booking(Attempt(request, 1), "router", prefill, "d", tokens, blocks)
+
+
+def books() -> Books:
+    """4 requests and 99 blocks a worker, 300 tokens to be read; two routers."""
+    return Books(capacity(max_num_seqs=4, num_blocks=100), Limits(300, 1.0, 0, 0), 2)
+
+
+def test_a_worker_that_is_booked_beyond_its_bounds_is_noticed() -> None:
+    for most, changes in ((4, {"tokens": 10}), (3, {"tokens": 100}), (2, {"tokens": 10, "blocks": 45})):
+        one = books()
+        for number in range(most):
+            one.add(a_booking(f"{number}", **changes), alone=False)
+        assert (one.beyond, one.fullest <= 1.0) == (0, True)
+        one.add(a_booking("more", **changes), alone=False)
+        assert one.beyond == 1
+        assert one.fullest > 1.0
+
+
+def test_what_is_read_and_what_ends_makes_room() -> None:
+    one = books()
+    for number in range(20):
+        asked = a_booking(f"{number}", tokens=300, blocks=99)
+        one.add(asked, alone=False)
+        one.read(asked)
+        one.end(asked, alone=False)
+    one.add(a_booking("long", tokens=900), alone=False)  # nothing is queued: any prompt is taken
+    assert (one.beyond, one.fullest) == (0, 1.0)
+
+
+def test_routers_that_place_alone_may_each_fill_the_room_that_they_saw() -> None:
+    one = books()
+    for number in range(8):
+        one.add(a_booking(f"{number}", tokens=1, blocks=1), alone=number == 0)
+    assert (one.beyond, one.fullest_alone, one.fullest <= 1.0) == (0, 2.0, True)
+    one.add(a_booking("more", tokens=1, blocks=1), alone=False)
+    assert one.beyond == 1
+
+
+def test_placements_are_judged() -> None:
+    def told() -> Placed:
+        return Placed("p", 1, 500, 20, 2, 2, placed=1)
+
+    assert told().good
+    assert not Placed("p", 1, 500, 20, 2, 2).good  # nothing was placed
+    for name in ("failed", "twice", "beyond"):
+        one = told()
+        setattr(one, name, 1)
+        assert not one.good
+    for name in ("crashes", "unhealed"):
+        one = told()
+        getattr(one, name).append("x")
+        assert not one.good
+    live = idle()
+    live.attempts.add()
+    live.workers[0].reserved_requests = 3
+    one = told()
+    one.left = Left.of([live, None])
+    assert (one.good, one.left.attempts, one.left.requests, one.left.silent) == (False, 1, 3, 1)
+    assert not Left.of([idle(), idle()]).any
+
+
+def test_latencies_are_told_in_faults_and_beside_them() -> None:
+    one = Placed("p", 1, 500, 20, 2, 2)
+    one.add([(1.0, 1.1), (2.9, 3.1), (3.5, 3.6), (3.9, 5.0), (5.0, 5.2)], [(3.0, 4.0)])
+    assert (one.calm.count, one.disturbed.count) == (2, 3)
+    assert (one.calm.max_ms, one.disturbed.max_ms) == (200.0, 1100.0)
+
+
+class _Schedulers(Site):
+    """One that a test started itself."""
+
+    def __init__(self, server: SchedulerServer, folder: Path) -> None:
+        super().__init__(Shape(0, 0, routers=0), folder)
+        self._addresses = [server.address]
+        self.channel = grpc.aio.insecure_channel(server.address)
+        self._stubs = [scheduler_pb2_grpc.SchedulerStub(self.channel)]
+        self.parts = [Part("scheduler-0", "scheduler", {}, self, wanted=True)]
+
+    def _bury(self) -> None:
+        """Nothing here is a process."""
+
+
+@contextlib.asynccontextmanager
+async def _scheduled(folder: Path) -> Any:
+    async with SchedulerServer(Options(max_queued_prompt_tokens=32_768, max_queue_factor=1.25)) as server:
+        site = _Schedulers(server, folder)
+        yield site
+        await site.channel.close(None)
+
+
+async def test_placements_are_asked_for_at_a_rate_and_leave_nothing(tmp_path: Path) -> None:
+    """A real scheduler, in this process. Routers that remember something else notice that."""
+    told = Placed("p", 1, 200, 20, 2, 1)
+    async with _scheduled(tmp_path) as site, registered(site):
+        async with Placing(site, told, "s") as load:
+            await until(lambda: _is(told.placed > 100 and told.late > 0))
+
+            async def noticed() -> bool:
+                for attempt in load._pairs:  # again and again: those of a moment may all be over soon
+                    load._pairs[attempt] = ("nobody", "nobody")
+                return told.twice > 0
+
+            await until(noticed)
+        assert (told.failed, told.alone, told.beyond, told.dropped) == (0, 0, 0, 0)
+        assert 0.0 < told.fullest <= 1.0
+        assert len(load.over) == told.placed
+        await until(lambda: _nothing(site))
+        async with SchedulerClient(site.scheduler_address) as client:
+            await client.place("kept", 1, prompt_tokens=100, max_new_tokens=10)
+            left = Left.of(await site.describe_each())
+        assert (left.attempts, left.prompt_tokens) == (1, 100)
+        assert left.blocks > 0
+        assert "and is booked on" in told.messages[0]
+
+
+async def _is(what: bool) -> bool:
+    return what
+
+
+async def _nothing(site: Site) -> bool:
+    return not Left.of(await site.describe_each()).any
+
+
+# -- a drain by an operator
+
+
+class _Life(Part):
+    """A worker without an engine: each of its lives registers, and ends when it is told to drain."""
+
+    lives = 0
+    unnamed = False  # its lives have no name in common: nothing tells the next one of a drain
+    greedy = False  # its second life has something to do all the same
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def worker_id(self) -> str:
+        return f"{self.name}.{self.lives}"
+
+    def start(self) -> None:
+        self.lives += 1
+        self.wanted = True
+        self.task = asyncio.create_task(self._live())
+
+    async def ended(self, within_s: float = 10.0) -> int:
+        assert self.task is not None
+        await asyncio.wait_for(asyncio.shield(self.task), within_s * PATIENCE)
+        return 0
+
+    async def _live(self) -> None:
+        one = identity(self.worker_id, pb.ROLE_PREFILL)
+        one.name = "" if self.unnamed else self.name
+        busy = pb.WorkerLoad(running=int(self.greedy and self.lives > 1))
+        async with SchedulerClient(self.site.scheduler_address) as client:
+            session = WorkerSession(client, one, lambda: busy)
+            await session.start(5.0)
+            await session.ready(one.capacity)
+            await session.draining.wait()
+            await session.close()
+
+
+@pytest.mark.parametrize(
+    ("flaw", "noticed"),
+    [("", ""), ("unnamed", "is not there, drained"), ("greedy", "is drained, and was given")],
+)
+async def test_an_operators_drain_holds_the_next_life(
+    flaw: str, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if flaw == "unnamed":
+        monkeypatch.setattr("harness.chaos.site.START_S", 0.5)
+    async with _scheduled(tmp_path) as site, SchedulerClient(site.scheduler_address) as client:
+        worker = _Life("prefill-0", "prefill", {}, site)
+        if flaw:
+            setattr(worker, flaw, True)
+        site.parts.append(worker)
+        worker.start()
+        watching = asyncio.create_task(site._watch())
+        await site.whole(10.0 * PATIENCE)
+        first = worker.worker_id
+        act = Act(site, None, random.Random(1), "any", 0.2)
+        with pytest.raises(AssertionError, match=noticed) if noticed else contextlib.nullcontext():
+            await FAULTS["operator-drain"].run(act)
+        assert worker.worker_id != first
+        assert not (await client.describe()).drained
+        await site.whole(10.0 * PATIENCE)
+        assert not site.crashes
+        watching.cancel()
+        assert worker.task is not None
+        worker.task.cancel()
+        await asyncio.gather(watching, worker.task, return_exceptions=True)
+
+
+def test_crashes_and_what_was_not_mended_are_not_good() -> None:
+    for name in ("crashes", "unhealed"):
+        one = outcome()
+        getattr(one, name).append("x")
+        assert not one.good
+
+
+# -- the load: real HTTP, a server that does what it should not
+
+
+class _Server:
+    """A router whose answers a test chooses; `calls` counts the requests."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.refuse = 0  # with 503, first
+        self.calls = 0
+        self.port = free_port()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.calls += 1
+        if self.calls <= self.refuse:
+            return web.Response(status=503, headers={"Retry-After": "0"})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for event in self.events:
+            await response.write(f"data: {json.dumps(event)}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@contextlib.asynccontextmanager
+async def _serving(server: _Server) -> Any:
+    app = web.Application()
+    app.router.add_post("/v1/completions", server.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", server.port).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _event(ids: list[int], reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"token_ids": ids, "finish_reason": reason}]}
+
+
+async def _first(server: _Server, monkeypatch: pytest.MonkeyPatch) -> tuple[Fate, str, Answer]:
+    """What the load makes of the server's answer."""
+    site = Site(Shape(), Path("/nowhere"))
+    site.parts.append(Part("router-0", "router", {"router": {"port": server.port}}, site))
+    known = Questions({(1, 2): list(range(100, 400))})
+    monkeypatch.setattr(known, "draw", lambda _: Case((1, 2), 16, stream=True))
+    async with _serving(server), Load(site, known, 1, "s") as load:
+        async with asyncio.timeout(10 * PATIENCE):
+            while not load.over:  # noqa: ASYNC110 (a poll with a deadline)
+                await asyncio.sleep(0.005)
+    one = load.over[0]
+    return *judge(one, load.expected(one)), one
+
+
+async def test_the_load_reads_streams_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = _Server()
+    server.events = [_event(RIGHT[:1]), _event(RIGHT[1:15]), _event(RIGHT[15:], "length")]
+    server.refuse = 2
+    fate, how, one = await _first(server, monkeypatch)
+    assert (fate, how, len(one.arrivals), len(one.refused)) == (Fate.RIGHT, "", 3, 2)
+    assert all(end >= start for start, end in one.pauses())
+
+
+@pytest.mark.parametrize(
+    ("events", "fate"),
+    [
+        ([_event(RIGHT[:4]), _event([7], "length")], Fate.WRONG),
+        ([_event(RIGHT[:4])], Fate.FAILED),
+        ([_event(RIGHT[:4]), {"error": {"message": "gone"}}], Fate.FAILED),
+    ],
+)
+async def test_the_load_notices_what_is_wrong(
+    events: list[dict[str, Any]], fate: Fate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = _Server()
+    server.events = events
+    assert (await _first(server, monkeypatch))[0] is fate
+
+
+async def test_without_a_server_a_request_fails() -> None:
+    site = Site(Shape(), Path("/nowhere"))
+    site.parts.append(Part("router-0", "router", {"router": {"port": free_port()}}, site))
+    async with Load(site, Questions({(1, 2): RIGHT * 20}), 1, "s") as load:
+        async with asyncio.timeout(10 * PATIENCE):
+            while not load.over:  # noqa: ASYNC110 (a poll with a deadline)
+                await asyncio.sleep(0.005)
+    assert judge(load.over[0], load.expected(load.over[0]))[0] is Fate.FAILED
+
+
+# -- plans
+
+
+@pytest.mark.parametrize("name", list(PLANS))
+def test_a_seed_makes_the_same_plan_again(name: str) -> None:
+    one = PLANS[name]
+    first, again, other = (list(itertools.islice(one.events(seed), 40)) for seed in (7, 7, 8))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("name", list(PLANS))
+def test_each_round_has_each_fault_at_each_of_its_stages(name: str) -> None:
+    one = PLANS[name]
+    wanted = [(kind, stage) for kind in one.faults for stage in one.stages.get(kind, FAULTS[kind].stages)]
+    events = list(itertools.islice(one.events(3), 2 * len(wanted)))
+    for turn in range(1 if one.once else 2):
+        round_ = events[turn * len(wanted) : (turn + 1) * len(wanted)]
+        assert sorted((event.fault, event.stage) for event in round_) == sorted(wanted)
+    for event in events:
+        low, high = one.hold_s.get(event.fault, FAULTS[event.fault].hold_s)
+        assert low <= event.hold_s <= high
+
+
+def test_the_whole_set_takes_less_than_half_an_hour() -> None:
+    assert 20 <= sum(PLANS[name].seconds for name in plans.ALL) / 60 <= 27
+    assert {PLANS[name].shape.name for name in plans.ALL} == {"1P1D", "2P2D", "no engines"}
+    assert {kind for name in plans.ALL for kind in PLANS[name].faults} == set(FAULTS)
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="kill-decode already"):
+        fault()(FAULTS["kill-decode"].run)
+    with pytest.raises(ValueError, match="no such fault: sing"):
+        plan(Plan("x", Shape(), ("sing",), ""))
+
+
+def test_questions_are_of_the_asked_lengths() -> None:
+    lengths = [len(prompt) for prompt in answers.asked(2)]
+    assert min(lengths) <= 32
+    assert max(lengths) == answers.LONGEST
+    assert len(lengths) > 20
+    assert len(answers.asked(PLANS["short"].every)) >= 5
+
+
+# -- what does the harm
+
+
+def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:
+    size = 1024
+    staging = Staging(Arena(1 << 20, size), lease_s=60.0)
+    rows = np.random.default_rng(1).integers(0, 256, (3, 1024), np.uint8)
+    try:
+        entries = [staging.reserve(name, 1, len(rows)) for name in ("whole", "begun")]
+        for entry in entries:
+            fill = staging.filling(entry)
+            fill.view.records(0, len(rows))[:] = rows
+            if entry is entries[0]:
+                fill.add(digests.of_records(rows, 0, 0))
+                fill.close()
+            staging.publish(entry)
+        memory = segments.attach(entry.place.segment)
+        before, seen = memory.copy(), set[int]()
+        hits = [corrupt(os.getpid(), random.Random(1), seen, size) for _ in range(2)]
+        assert hits == [1, 0]
+        assert len(seen) == 1
+        (at,) = np.flatnonzero(before != memory)
+        ((first, _),) = entries[0].place.runs
+        assert 0 <= at - entries[0].place.offset - first * size < rows.size
+        assert bin(int(before[at]) ^ int(memory[at])).count("1") == 1
+        fill.close()
+    finally:
+        staging.close()
+
+
+async def test_the_proxy_passes_drops_and_delays() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    loop = asyncio.get_running_loop()
+    proxy = Proxy()
+    await proxy.start()
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        proxy.target = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+
+        async def said(text: bytes) -> float:
+            began = loop.time()
+            writer.write(text)
+            async with asyncio.timeout(5 * PATIENCE):
+                assert await reader.readline() == text
+            return loop.time() - began
+
+        assert await said(b"one\n") < 1.0
+        proxy.delay_s = 0.1
+        assert await said(b"two\n") >= 0.2
+        proxy.drop()
+        writer.write(b"three\n")
+        coming = asyncio.create_task(reader.readline())
+        assert not (await asyncio.wait([coming], timeout=0.1))[0]
+        proxy.mend()
+        async with asyncio.timeout(5 * PATIENCE):
+            assert await coming == b"three\n"
+        writer.close()
+        await proxy.close()
+
+
+# -- the page
+
+
+def test_a_run_becomes_a_table(tmp_path: Path) -> None:
+    told = judged(answer(RIGHT))
+    told.faults, told.stages = {"kill-decode": 2}, {"decode stream": 3}
+    placed = Placed("q", 3, 500, 20, 2, 2, seconds=60.0, requests=70, placed=71, alone=4, fullest=0.9)
+    placed.faults = {"kill-redis": 5}
+    page.save(tmp_path / "chaos.json", [told, placed])
+    written = tmp_path / "page.md"
+    written.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    page.write(tmp_path / "chaos.json", written)
+    text = written.read_text()
+    assert "| p | 2P2D | mtp | memory | 1 | 1 | 0 | 0 | 0 | 0 | 0.50 | 0.50 | 5.0 | 0.50 | 0 |" in text
+    assert "| kill-decode | 2 |" in text
+    assert "| kill-redis | 5 |" in text
+    assert "7 faults in 1.0 minutes" in text
+    assert "`q`, seed 3: 500 requests/s for 60 s; 2 routers, 2 schedulers over Redis, 20 workers" in text
+    assert "| requests, attempts placed | 70, 71 |" in text
+    assert "| fullest worker | 90% |" in text
+    assert "old" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    written.write_text("nothing")
+    with pytest.raises(ValueError, match="has no"):
+        page.write(tmp_path / "chaos.json", written)
