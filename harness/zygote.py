@@ -1,7 +1,7 @@
 """A process that imports vLLM once, and forks what tests start: each start takes seconds less.
 
-All processes of one run of pytest share it. `python -m harness.zygote FOLDER` listens on a socket there, reads
-commands as JSON lines and answers each with one line.
+All processes of one run of pytest share it. `python -m harness.zygote FOLDER` listens on a socket there,
+reads commands as JSON lines and answers each with one line.
     {"start": name, "call": "module:function", "arguments": {...}, "log_dir": folder}
         ->  {"pid": n, "log": path}
     {"ended": [pid, ...]}  ->  {"ended": {pid: exit code}}

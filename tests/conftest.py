@@ -18,13 +18,13 @@ from harness.support import PATIENCE
 # Beside files that compute, those that wait: else both processes of pytest wait at the same time.
 FIRST = (
     "kernels/verify/test_verify.py",
-    "services/router/test_http.py",
+    "services/router/http/test_http.py",
     "kernels/verify/test_distribution.py",
     "services/router/test_relay.py",
     "kernels/kv_pack/test_kv_pack.py",
-    "services/router/test_connections.py",
+    "services/router/http/test_connections.py",
 )
-ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "chaos", "e2e")
+ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "harness", "e2e")
 # Of e2e: minutes each, with engines of their own; what is not named; then who share the folder's engines.
 LONG_FIRST = ("compose", "continuation", "offline", "store_failures", "silent_drafter", "bad_start", "readme")
 SHARING_LAST = (

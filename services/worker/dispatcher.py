@@ -19,6 +19,7 @@ from baton.services.engine import outputs, requests
 from baton.services.engine.build import EngineInfo
 from baton.services.engine.counts import Counts
 from baton.services.engine.host import EngineHost, EngineLoad, Step
+from baton.services.engine.requests import Limits, Prepared
 from baton.services.worker.attempts import Attempt, Attempts
 from baton.services.worker.drafting import Drafting
 from baton.services.worker.errors import RequestRefused, describe
@@ -198,7 +199,7 @@ class Dispatcher:
         else:
             self._host.submit(prepared.request)
 
-    def _prepare(self, attempt: Attempt, start: Start, limits: requests.Limits) -> requests.Prepared:
+    def _prepare(self, attempt: Attempt, start: Start, limits: Limits) -> Prepared:
         try:
             return requests.prepare(start, attempt.internal_id, attempt.session, limits)
         except RequestRefused:
@@ -241,10 +242,10 @@ class Dispatcher:
         for loaded in step.loaded:
             self._on_loaded(loaded, replies)
         saves = {saved.request_id: saved for saved in step.saved}
-        for number, outputs in step.outputs.items():
-            kept = [output for output in outputs.outputs if self._on_output(output, saves, replies)]
+        for number, batch in step.outputs.items():
+            kept = [output for output in batch.outputs if self._on_output(output, saves, replies)]
             if kept:
-                _reply(replies, number).engine_outputs = outputs.encode(outputs, kept)
+                _reply(replies, number).engine_outputs = outputs.encode(batch, kept)
         for saved in saves.values():
             self._release(saved.manifest)
             self._refuse(saved, replies)

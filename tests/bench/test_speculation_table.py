@@ -1,4 +1,4 @@
-"""The speculation_table of docs/speculative-decoding.md: what it says, and a sample of it measured here and now."""
+"""The table of docs/speculative-decoding.md: its text, and a sample of it measured again here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITHIN_SPLIT = 0.15  # of suffixes, where each decode worker has half of the pas
 
 def test_the_page_is_what_was_measured() -> None:
     assert speculation_table.render(RESULTS) in speculation_table.PAGE.read_text(), (
-        "stale: run `make speculation_table ARGS=--page`"
+        "stale: run `make table ARGS=--page`"
     )
 
 

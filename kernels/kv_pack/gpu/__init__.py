@@ -39,7 +39,7 @@ _BFLOAT16 = tl.constexpr(int(Kind.BFLOAT16))
 _TINY = tl.constexpr(TINY)
 _FP8_LARGEST = tl.constexpr(LARGEST["fp8_e4m3"])
 _INT8_LARGEST = tl.constexpr(LARGEST["int8"])
-_INTEGERS = tl.constexpr(1.5 * 2**23)  # plus it, float32 rounds to integers: reference.py
+_INTEGERS = tl.constexpr(1.5 * 2**23)  # plus it, float32 rounds to integers: cpu.py
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""`verifier: baton` on vLLM's model runner V2, the GPU's default; see services/engine/patches/verify_v1.py for V1.
+"""`verifier: baton` on vLLM's model runner V2, the GPU's default; verify_v1.py is for V1.
 
 V2's sampler keeps settings in arrays by slot, which the kernel reads as they are, and its seeds and positions
 are the kernel's. Its drafters keep logits, which the kernel takes: of a draft that was drawn no probabilities

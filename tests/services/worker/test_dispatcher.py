@@ -46,8 +46,8 @@ class Host:
 
 def start(name: str, epoch: int = 1, **params: Any) -> Start:
     core = request(name, prompt(20), **params)
-    wire = wire.encode_request(core)
-    return Start(request_id=name, epoch=epoch, phase=PHASE_DECODE, engine_request=wire)
+    encoded = wire.encode_request(core)
+    return Start(request_id=name, epoch=epoch, phase=PHASE_DECODE, engine_request=encoded)
 
 
 GRAMMAR = {"structured_outputs": StructuredOutputsParams(regex="a+")}
