@@ -1,0 +1,124 @@
+"""Names of things that a configuration chooses by name, and where each of them is found.
+
+One registry a kind: speculative methods, handoff transports, placement policies' filters and scorers, roles. What
+Baton has of a kind is a table of names; what an installed package adds announces itself by an entry point of
+the kind's group, `name = "module:attribute"`. Nothing is imported before it is asked for by its name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from baton.errors import BatonError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a named thing is found, and who says so."""
+
+    module: str
+    attribute: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.attribute} ({self.origin})"
+
+
+class Registry(Generic[T]):
+    """Find things of one kind by name, each imported when it is first asked for."""
+
+    def __init__(
+        self,
+        kind: str,
+        base: type,
+        builtin: Mapping[str, str],
+        *,
+        group: str = "",
+        aliases: Mapping[str, str] | None = None,
+        error: Callable[[str], BatonError] = BatonError,
+    ) -> None:
+        """Describe a kind; nothing is imported.
+
+        kind: what error messages call one of them, e.g. "speculative method"
+        base: the class of which each is an instance or a subclass
+        builtin: name -> "module:attribute" of what Baton has
+        group: entry-point group by which installed packages add to them; "" for none
+        aliases: another name -> name
+        error: makes what is raised
+        """
+        self.kind = kind
+        self.group = group
+        self._base = base
+        self._error = error
+        self._aliases = dict(aliases or {})
+        self._builtin = {name: _target(place, "Baton") for name, place in builtin.items()}
+        if twice := self._builtin.keys() & self._aliases.keys():
+            raise ValueError(f"{kind} {min(twice)!r} is a name and an alias")
+
+    def names(self) -> list[str]:
+        """Return all names, those of installed packages included, without aliases."""
+        return sorted({*self._builtin, *(name for name, _ in self._announced())})
+
+    def load(self, name: str) -> T:
+        """Return what goes by that name or alias.
+
+        Raises the registry's error for a name that nobody or more than one offers, and for one that cannot be
+        imported or is of another kind; what a package raised while it was imported is in the text.
+        """
+        target = self._find(name)
+        try:
+            found = getattr(importlib.import_module(target.module), target.attribute)
+        except Exception as error:  # whatever another package raises while it is imported
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise self._error(f"{self.kind} {name!r} cannot be loaded from {target}: {reason}") from error
+        fits = issubclass(found, self._base) if isinstance(found, type) else isinstance(found, self._base)
+        if not fits:
+            raise self._error(f"{self.kind} {name!r}: {target} is no {self._base.__name__}")
+        return found  # type: ignore[no-any-return]
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise the registry's error for the first name that is not known; nothing is imported."""
+        for name in names:
+            self._find(name)
+
+    def _find(self, name: str) -> Target:
+        targets = [target for one, target in self._announced() if one == name]
+        builtin = self._builtin.get(self._aliases.get(name, name))
+        if builtin is not None:
+            targets.insert(0, builtin)
+        if not targets:
+            raise self._error(self._unknown(name))
+        if len(targets) > 1:
+            claims = " and ".join(map(str, targets))
+            raise self._error(f"{self.kind} {name!r} is registered twice: {claims}; uninstall one")
+        return targets[0]
+
+    def _unknown(self, name: str) -> str:
+        known = self.names()
+        close = difflib.get_close_matches(name.lower(), [*known, *self._aliases], n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"there is no {self.kind} {name!r}{hint}; there are: {', '.join(known)}"
+
+    def _announced(self) -> Iterator[tuple[str, Target]]:
+        """Yield what installed packages offer; nothing of them is imported."""
+        if not self.group:
+            return
+        # A package may be found twice on the path: it offers the same thing.
+        seen: set[tuple[str, str]] = set()
+        for point in importlib.metadata.entry_points(group=self.group):
+            if (point.name, point.value) not in seen:
+                seen.add((point.name, point.value))
+                origin = f"package {point.dist.name}" if point.dist else "an entry point"
+                yield point.name, _target(point.value, origin)
+
+
+def _target(place: str, origin: str) -> Target:
+    module, _, attribute = place.partition(":")
+    return Target(module, attribute, origin)

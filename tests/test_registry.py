@@ -1,0 +1,82 @@
+"""The registry: names that nobody, one or two offer; what is behind them; entry points of installed packages."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baton.errors import BatonError
+from baton.registry import Registry
+
+
+def registry(**changes: object) -> Registry[type[Path]]:
+    builtin = {
+        "path": "pathlib:Path",
+        "posix": "pathlib:PosixPath",
+        "pure": "pathlib:PurePath",
+        "gone": "nowhere:X",
+    }
+    return Registry("path class", Path, builtin, aliases={"p": "path"}, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Installs a package of this name with these lines in the group `test.paths`."""
+
+    def install(package: str, lines: str) -> None:
+        folder = tmp_path / package / f"{package}-1.0.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(f"[test.paths]\n{lines}\n")
+        monkeypatch.syspath_prepend(str(folder.parent))
+
+    return install
+
+
+def test_what_a_name_or_an_alias_stands_for_is_loaded() -> None:
+    assert registry().load("path") is Path
+    assert registry().load("p") is Path
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("pth", "there is no path class 'pth'; did you mean 'path'?; there are: gone, path, posix, pure"),
+        ("gone", "path class 'gone' cannot be loaded from nowhere:X (Baton): ModuleNotFoundError"),
+        ("pure", "path class 'pure': pathlib:PurePath (Baton) is no Path"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told_in_one_line(name: str, why: str) -> None:
+    with pytest.raises(BatonError, match="path class") as refused:
+        registry().load(name)
+    assert str(refused.value).startswith(why)
+
+
+def test_a_package_adds_a_name_once(installed: Callable[[str, str], None]) -> None:
+    installed("more", "other = pathlib:WindowsPath")
+    found = registry(group="test.paths")
+    assert found.names() == ["gone", "other", "path", "posix", "pure"]
+    assert found.load("other").__name__ == "WindowsPath"
+    assert registry().names() == ["gone", "path", "posix", "pure"], "without a group nobody adds"
+
+
+def test_two_that_offer_one_name_are_both_named(installed: Callable[[str, str], None]) -> None:
+    installed("more", "path = pathlib:PosixPath")
+    with pytest.raises(
+        BatonError, match=r"twice: pathlib:Path .Baton. and pathlib:PosixPath .package more.; uninst"
+    ):
+        registry(group="test.paths").load("path")
+
+
+def test_a_name_is_not_an_alias_too() -> None:
+    with pytest.raises(ValueError, match="'path' is a name and an alias"):
+        Registry("path class", Path, {"path": "pathlib:Path"}, aliases={"path": "path"})
+
+
+def test_names_are_checked_without_an_import() -> None:
+    registry().check(["gone"])
+    with pytest.raises(BatonError, match="there is no path class"):
+        registry().check(["path", "x"])
