@@ -1,7 +1,7 @@
 """Roles by name: all that differs between prefill, decode and mixed workers.
 
-A role is what the scheduler places by. Every worker can prefill and decode, and runs what comes: so a role can
-change while it works, and one side can cover for the other.
+A role is what the scheduler places by. Every worker can prefill and decode, and runs what comes: so its role
+can change while it works, and one side can cover for the other.
 """
 
 from __future__ import annotations
