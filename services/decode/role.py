@@ -6,7 +6,7 @@ import math
 
 from baton.protos import scheduler_pb2
 from baton.services.config import Settings
-from baton.services.worker.roles import Role
+from baton.services.roles import Role
 
 
 def _max_requests(settings: Settings) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.protos import scheduler_pb2
 from baton.services.config import Settings
-from baton.services.worker.roles import Role
+from baton.services.roles import Role
 
 _MIN_PROMPT_TOKENS = 16  # below it a prompt's own bookkeeping, not its tokens, is what a queue holds
 

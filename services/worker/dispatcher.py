@@ -20,11 +20,11 @@ from baton.services.engine.build import EngineInfo
 from baton.services.engine.counts import Counts
 from baton.services.engine.host import EngineHost, EngineLoad, Step
 from baton.services.engine.requests import Limits, Prepared
+from baton.services.roles import Role
 from baton.services.worker.attempts import Attempt, Attempts
 from baton.services.worker.drafting import Drafting
 from baton.services.worker.errors import RequestRefused, describe
 from baton.services.worker.metrics import WorkerMetrics
-from baton.services.worker.roles import Role
 from baton.services.worker.session import Session
 
 logger = logging.getLogger(__name__)

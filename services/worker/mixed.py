@@ -6,7 +6,7 @@ from baton.protos import scheduler_pb2
 from baton.services.config import Settings
 from baton.services.decode.role import DECODE
 from baton.services.prefill.role import PREFILL
-from baton.services.worker.roles import Role
+from baton.services.roles import Role
 
 
 def _max_requests(settings: Settings) -> int:
