@@ -360,7 +360,7 @@ async def test_what_a_client_may_not_say(members: Members, http: httpx.AsyncClie
     prefill, _ = await pair(members)
     await placeable(http)
     mine = {"kv_transfer_params": {"do_remote_prefill": True, "remote_prefill_cached_tokens": 2}}
-    got = await http.post("/v1/completions", json=body(vllm_xargs={"baton_written": 3, "x": 1}, **mine))
+    got = await http.post("/v1/completions", json=body(vllm_xargs={"baton_generated": 3, "x": 1}, **mine))
     assert got.status_code == 200
     assert prefill.seen.extra_args == [{"x": 1}]
 

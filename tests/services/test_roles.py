@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from baton.protos import scheduler_pb2
+from baton.services import roles
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
-from baton.services.worker import roles
 
 
 @pytest.mark.parametrize(
