@@ -110,6 +110,7 @@ class Placements:
             state.epoch,
             prompt_tokens=state.tokens_to_read,
             max_new_tokens=state.tokens_to_write,
+            prefix_hashes=state.prefix_hashes,
             exclude=exclude,
             vllm_version=VLLM_VERSION,
             model_fingerprint=state.began_with,
