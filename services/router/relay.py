@@ -29,10 +29,11 @@ from baton.services.router.journal import Journal
 from baton.services.router.leg import Leg
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
+from baton.services.router.pool import WorkerPool
 from baton.services.router.recovery import PROGRESS_TOKENS, Failure, Step, Trouble, backoff_s, next_step
 from baton.services.router.state import RequestState
+from baton.services.router.stream import WorkerStream
 from baton.services.router.waiting import WaitingRoom
-from baton.services.router.workers import WorkerPool, WorkerStream
 
 log = logging.getLogger(__name__)
 
@@ -283,7 +284,7 @@ class Relay:
             if manifest is not None:
                 self._metrics.saved(manifest)
         write = Leg(self, placement.decode, worker_pb2.PHASE_DECODE)
-        with self._pool.pulled_from(self.reader_id, self.state.request_id, write.on_source_lost):
+        with self._pool.watch_pull(self.reader_id, self.state.request_id, write.on_source_lost):
             return await write.run(manifest)
 
     async def _unreachable(self, worker: scheduler_pb2.Worker) -> Failure | None:
