@@ -44,7 +44,7 @@ class WorkerPool:
         if stream is not None:
             return stream
         if self._closed:
-            raise WorkerUnreachable("the router is ending")
+            raise WorkerUnreachable("the router is shutting down")
         return await asyncio.shield(self._connecting(worker))  # others wait for it too
 
     def warm(self, worker: scheduler_pb2.Worker) -> None:

@@ -36,7 +36,7 @@ LAG_COUNTS_S = 0.25  # after its message: a stream that is behind has the next o
 
 
 class StreamListener(Protocol):
-    """One request's part on one worker, as its stream sees it. The stream's reader calls; no call may block."""
+    """One request's part on one worker, as its stream sees it. The calls must not block."""
 
     request_id: str
     epoch: int
@@ -129,7 +129,7 @@ class WorkerStream:
         return ""
 
     def begin(self, listener: StreamListener, start: worker_pb2.Start) -> bool:
-        """Send `start`; its outputs go to `listener`. Return False when the stream has ended or is clogged."""
+        """Send `start`, its outputs to `listener`. Return False when the stream has ended or is clogged."""
         if self.ended or self._unsent_starts >= MAX_UNSENT_STARTS:
             return False
         if self._idle_timer is not None:
@@ -164,7 +164,7 @@ class WorkerStream:
             self._send(worker_pb2.RunRequest(abort=worker_pb2.Abort(request_ids=[request_id])))
 
     def lag_s(self, now: float) -> float:
-        """Return how late this stream is read, seconds; 0 after a silence, as one old message tells nothing."""
+        """Return how late this stream is read, seconds; 0 when its last message is too old to tell."""
         return self._lag_s if now < self._read_at + LAG_COUNTS_S else 0.0
 
     def check_silence(self, silence_s: float) -> None:
@@ -268,9 +268,7 @@ class WorkerStream:
         self._on_end(self, lost)
         listeners, self._listeners = list(self._listeners.values()), {}
         if lost and listeners:
-            log.warning(
-                "worker %s is lost with %d running requests: %s", self.worker_id, len(listeners), message
-            )
+            log.warning("worker %s is lost, with %d requests: %s", self.worker_id, len(listeners), message)
         for listener in listeners:
             listener.on_lost(message)
         if lost:
