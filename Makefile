@@ -25,7 +25,7 @@ pytest: $(READY)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: $(READY) ## Kill, hang and cut off parts under load, by a seeded plan (half an hour; ARGS="--list" shows plans)
-	@$(BIN)/python -m tests.chaos $(ARGS)
+	@$(BIN)/python -m harness.chaos $(ARGS)
 
 lint: $(READY) ## Ruff, mypy --strict, layers of imports, words, generated files up to date
 	@$(BIN)/ruff check .
