@@ -26,12 +26,14 @@ pytest: $(READY)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: $(READY) ## Kill, hang and cut off parts under load, by a seeded plan (half an hour; ARGS="--list" shows plans)
-	@$(BIN)/python -m tests.chaos $(ARGS)
+	@$(BIN)/python -m harness.chaos $(ARGS)
 
-lint: $(READY) ## Ruff, mypy --strict, generated protocol up to date
+lint: $(READY) ## Ruff, mypy --strict, layers of imports, words, generated files up to date
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache --no-logo
+	@deploy/setup/words
 	@deploy/setup/proto --check
 	@$(BIN)/python deploy/setup/config-docs --check
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from baton.services.engine.patches.continuation import VOCABULARY_KEY, WRITTEN_KEY
+from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
 
 START_S = 180.0
 MEASURE_S = 120.0
@@ -173,7 +173,7 @@ class _Engine:
             temperature=0.0, max_tokens=MAX_ANSWER, stop_token_ids=[config.hf_config.eos_token_id]
         )
         if asked.written:
-            sampling.extra_args = {WRITTEN_KEY: len(asked.written), VOCABULARY_KEY: config.get_vocab_size()}
+            sampling.extra_args = {GENERATED_KEY: len(asked.written), VOCABULARY_KEY: config.get_vocab_size()}
         core = EngineCoreRequest(
             request_id=name,
             prompt_token_ids=asked.prompt,

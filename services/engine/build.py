@@ -22,13 +22,13 @@ from typing import Any
 from baton import addresses
 from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
+from baton.services.engine import cpu_mla, process
 from baton.services.engine.args import engine_args, from_hub
 from baton.services.engine.fingerprint import model_fingerprint
-from baton.services.engine.patches import continuation, cpu_mla, undrafted
+from baton.services.engine.patches import continuation, undrafted
 from baton.services.engine.refusals import reason
 from baton.services.errors import ConfigError, StartError
 from baton.services.prefill import fair_share
-from baton.services.worker import process
 
 logger = logging.getLogger(__name__)
 

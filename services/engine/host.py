@@ -31,8 +31,8 @@ from baton.handoff.reports import Loaded, Saved, Staged
 from baton.services.decode.acceptance import DraftCounts
 from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of
 from baton.services.engine.counts import Counts
+from baton.services.engine.errors import EngineFailed
 from baton.services.engine.patches import draft_length, step_times
-from baton.services.worker.errors import EngineFailed
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class EngineLoad:
 
 
 @dataclass
-class Step:
+class EngineStep:
     """What one engine step brought: outputs by client index, the connector's reports, the load."""
 
     outputs: dict[int, Any] = field(default_factory=dict)  # of EngineCoreOutputs
@@ -81,7 +81,7 @@ class Step:
 class Listener(Protocol):
     """Who hears of the engine; called in the loop's thread."""
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: EngineStep) -> None:
         """After every step that brought something or changed the load."""
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
@@ -246,7 +246,7 @@ class EngineHost:
         outputs, executed = engine.step_fn()
         engine.post_step(executed)
         self._step_began = 0.0
-        step = Step(outputs=outputs or {}, executed=executed, seconds=time.monotonic() - began)
+        step = EngineStep(outputs=outputs or {}, executed=executed, seconds=time.monotonic() - began)
         step.times = step_times.take()
         _take_stats(step)
         if self._draft_length is not None:
@@ -264,7 +264,7 @@ class EngineHost:
             self._tell(lambda listener: listener.on_step(step))
         return bool(executed)
 
-    def _shared(self, step: Step) -> dict[str, int]:
+    def _shared(self, step: EngineStep) -> dict[str, int]:
         """Of the answers that began in this step and go on: KV blocks that other requests hold as well."""
         found = {}
         for outputs in step.outputs.values() if self._unseen else ():
@@ -285,7 +285,7 @@ class EngineHost:
         loop.call_soon_threadsafe(what, listener)
 
 
-def _take_stats(step: Step) -> None:
+def _take_stats(step: EngineStep) -> None:
     """Note what concerns this worker; vLLM hangs the statistics on one of the outputs."""
     for outputs in step.outputs.values():
         stats = outputs.scheduler_stats

@@ -6,6 +6,7 @@ vLLM finds it by the entry point `baton` of the group `vllm.general_plugins`.
 from __future__ import annotations
 
 from baton.services import logs
+from baton.services.engine import process
 from baton.services.engine.patches import (
     continuation,
     cpu,
@@ -16,7 +17,6 @@ from baton.services.engine.patches import (
     undrafted,
     verify_v1,
 )
-from baton.services.worker import process
 
 
 def register() -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Protocol
 
 from baton import addresses
-from baton.services import credentials, logs
+from baton.services import credentials, logs, roles
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, engine_args
@@ -35,7 +35,6 @@ from baton.services.fleet.parts import Kind, Parts, Say
 from baton.services.fleet.watch import watch
 from baton.services.leave import leave, on_signals
 from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
-from baton.services.worker import roles
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes; a small one is there in ten seconds
 STILL_WAITING_S = 10.0
@@ -198,7 +197,7 @@ def _worker(settings: Settings, name: str, role: str, where: devices.Devices) ->
 
 
 def _run_scheduler(settings: Settings) -> None:
-    from baton.services.cli.scheduler import run_scheduler
+    from baton.services.fleet.scheduler import run_scheduler
 
     run_scheduler(settings)
 

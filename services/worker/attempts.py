@@ -15,7 +15,7 @@ from typing import Any
 
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Failed, Phase
-from baton.services.worker.errors import RequestRefused
+from baton.services.engine.errors import RequestRefused
 
 # Ended requests whose last epoch is remembered: for so long (s), as the scheduler does, and at most so many.
 # What is late by more was stopped by its own deadline.
@@ -36,7 +36,7 @@ class Attempt:
     session: int  # number of the router's stream; vLLM's client index
     loads: bool  # it waits for KV from another worker
     arrived_s: float = field(default_factory=time.monotonic)
-    prepared: Any = None  # vllm_requests.Prepared, once it is built
+    prepared: Any = None  # requests.Prepared of services/engine, once it is built
 
     @property
     def mark(self) -> tuple[int, int]:

@@ -33,7 +33,7 @@ from baton.services.errors import StartError
 
 # In SamplingParams.extra_args: how many of the tokens sent to V1's model runner are output, and the
 # width of its logits (a seeded draw on a GPU is that wide). Removed from whatever a client sends.
-WRITTEN_KEY = "baton_written"
+GENERATED_KEY = "baton_generated"
 VOCABULARY_KEY = "baton_vocabulary"
 
 _MARK = "_baton_continuation"
@@ -65,7 +65,7 @@ def installed() -> bool:
 def written(sampling_params: Any) -> int:
     """Tokens of output that came with the request; 0 for one that begins here."""
     extra = getattr(sampling_params, "extra_args", None)
-    return int(extra.get(WRITTEN_KEY, 0)) if extra else 0
+    return int(extra.get(GENERATED_KEY, 0)) if extra else 0
 
 
 _PARAMETERS = {

@@ -41,20 +41,6 @@ _MARK = "_baton_speculation"
 _DESK = "_baton_desk"  # where a model runner keeps its Desk
 
 
-class Seat:
-    """What vLLM takes for the drafter of a method that drafts from tokens alone. See `_drafting`."""
-
-    def __init__(self, vllm_config: Any) -> None:
-        del vllm_config
-
-    def load_model(self, model: Any) -> None:
-        """There is none."""
-
-    def propose(self, *_: Any, **__: Any) -> list[list[int]]:
-        """Never called: the runner's patched `propose_draft_token_ids` asks the proposer itself."""
-        raise StartError("vLLM did not load Baton's plug-in: name it in VLLM_PLUGINS if that is set")
-
-
 def install() -> None:
     """Patch vLLM in this process; a second call does nothing.
 

@@ -8,9 +8,9 @@ import pytest
 
 from baton.protos import worker_pb2 as pb
 from baton.protos.handoff_pb2 import Manifest
+from baton.services.engine.errors import RequestRefused
 from baton.services.worker import attempts
 from baton.services.worker.attempts import Attempt, Attempts
-from baton.services.worker.errors import RequestRefused
 
 
 def attempt(name: str, epoch: int, phase: int = pb.PHASE_DECODE, session: int = 1) -> Attempt:

@@ -339,7 +339,7 @@ async def test_nobody_can_go_on(members: Members, http: httpx.AsyncClient) -> No
     *tokens, error, done = [line.removeprefix("data: ") for line in lines]
     assert done == "[DONE]"
     assert json.loads(error)["error"]["code"] == 503
-    assert "nobody can take over" in json.loads(error)["error"]["message"]
+    assert "no worker can take over" in json.loads(error)["error"]["message"]
     said = "".join(json.loads(one)["choices"][0]["text"] for one in tokens)
     assert text(30).startswith(said)
 
@@ -360,7 +360,7 @@ async def test_what_a_client_may_not_say(members: Members, http: httpx.AsyncClie
     prefill, _ = await pair(members)
     await placeable(http)
     mine = {"kv_transfer_params": {"do_remote_prefill": True, "remote_prefill_cached_tokens": 2}}
-    got = await http.post("/v1/completions", json=body(vllm_xargs={"baton_written": 3, "x": 1}, **mine))
+    got = await http.post("/v1/completions", json=body(vllm_xargs={"baton_generated": 3, "x": 1}, **mine))
     assert got.status_code == 200
     assert prefill.seen.extra_args == [{"x": 1}]
 
@@ -528,7 +528,7 @@ async def test_a_stream_that_outlasts_the_drain_is_told(
         assert done == "[DONE]"
         assert (json.loads(error)["error"]["code"], json.loads(error)["error"]["message"]) == (
             503,
-            "the router is ending",
+            "the router is shutting down",
         )
         await until(lambda: not decode.running, "the worker drops the request", 2.0)
         assert await asyncio.to_thread(site.process.wait, END_S) == 0

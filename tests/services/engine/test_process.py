@@ -6,14 +6,14 @@ import subprocess
 
 import psutil
 
-from baton.services.worker import process
+from baton.services.engine import process
 from harness.support import PYTHON, ROOT, eventually
 
 # As vLLM forks its ranks where it does not spawn them: plug-ins are not loaded again in those. The child is
 # busy without an end, as a rank is that waits for another one: none of its threads looks around.
 HOST = """
 import os, time
-from baton.services.worker import process
+from baton.services.engine import process
 
 process.lead_engine_processes()
 child = os.fork()
