@@ -1,4 +1,4 @@
-"""Paths, modules, functions and settings that pages name in backticks exist."""
+"""Paths, modules, functions, settings and metrics that pages name exist."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from baton.services.config import Settings
 from harness.support import ROOT
 from tests.docs.pages import PAGES, Page
 
-FOLDERS = "bench|deploy|docs|handoff|harness|kernels|protos|scheduler|services|src|tests"
+FOLDERS = "bench|deploy|docs|handoff|harness|kernels|protos|scheduler|services|src/baton|tests"
 PRODUCT = ("services", "scheduler", "handoff")
 PATH = re.compile(rf"(?:{FOLDERS})/[\w./-]*")
 WRITTEN = "bench/results/"  # by whoever measures
 MODULE = re.compile(r"(?:baton|bench|harness|tests)(?:\.\w+)+")
 FUNCTION = re.compile(r"((?:\w+\.)?\w+)\(\)")
 SETTING = re.compile(r"(\w+)\.([a-z]\w*)(?:\.\w+)*")
+
+
+METRICS = set(re.findall(r"^\| `(baton_\w+)`", PAGES["docs/observability.md"].text, re.MULTILINE))
+METRIC = re.compile(r"\b(baton_(?:router|scheduler|worker)_\w+?)(?:_sum|_count|_bucket)?\b")
 
 
 def _is_defined(name: str, source: str) -> bool:
@@ -66,6 +70,13 @@ def test_settings_exist(page: Page) -> None:
         if keys is not None and found[2] not in keys:
             unknown.append(code)
     assert not unknown, f"{page.name} names settings that are not there: {unknown}"
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
+def test_metrics_exist(page: Page) -> None:
+    """Those of docs/observability.md do: tests/services/test_observability_page.py."""
+    unknown = {name for name in METRIC.findall(page.text) if name not in METRICS}
+    assert not unknown, f"{page.name} names metrics that are not there: {sorted(unknown)}"
 
 
 def test_functions_of_the_map_are_where_it_says() -> None:
