@@ -168,7 +168,7 @@ def _speculation(order: Order) -> dict[str, Any]:
 
 
 def _unmend() -> None:
-    """Put vLLM's shipped function of the sampler back (services/engine/patches/cpu.py)."""
+    """Put vLLM's shipped function of the sampler back (services/engine/patches/cpu/)."""
     from vllm.utils import cpu_triton_utils
 
     cpu_triton_utils._expand_kernel_impl = cpu_triton_utils._expand_kernel_impl.__wrapped__

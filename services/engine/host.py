@@ -65,7 +65,7 @@ class EngineStep:
     load: EngineLoad = EngineLoad()
     seconds: float = 0.0
     executed: bool = False
-    times: step_times.StepTimes = field(default_factory=step_times.StepTimes)  # parts of `seconds`
+    times: step_times.StepPhases = field(default_factory=step_times.StepPhases)  # parts of `seconds`
     counts: Counts = field(default_factory=Counts)  # in this step
     shared: dict[str, int] = field(default_factory=dict)  # blocks of answers that began, held by others too
     draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
@@ -181,7 +181,9 @@ class EngineHost:
         try:
             self._engine = build_engine(self._plan, lambda: self._messages.put(_rank_lost))
             self._connector = self._engine.scheduler.get_kv_connector()
-            self._draft_length = draft_length.install(self._engine, self._plan)
+            self._draft_length = draft_length.install(
+                self._engine, self._plan.settings.engine.speculative_config
+            )
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
             return
