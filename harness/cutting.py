@@ -59,7 +59,7 @@ class Cutter(rpc.WorkerServicer):
     def stand_before(self, worker: str) -> None:
         """Nobody may call before it is said for whom we stand; host:port."""
         self._channel = grpc.insecure_channel(worker, options=CHANNEL_OPTIONS)
-        self._stub = rpc.WorkerStub(self._channel)
+        self._stub = rpc.WorkerStub(self._channel)  # type: ignore[no-untyped-call]
 
     def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
         del context
@@ -70,7 +70,13 @@ class Cutter(rpc.WorkerServicer):
         up: queue.SimpleQueue[pb.RunRequest | None] = queue.SimpleQueue()
         down: queue.SimpleQueue[pb.RunReply | None] = queue.SimpleQueue()
         call = self._stub.Run(iter(up.get, None))
-        context.add_callback(lambda: (call.cancel(), up.put(None), down.put(None)))
+
+        def hang_up() -> None:
+            call.cancel()
+            up.put(None)
+            down.put(None)
+
+        context.add_callback(hang_up)
 
         def read_requests() -> None:
             try:

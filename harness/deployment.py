@@ -163,7 +163,7 @@ class Deployment:
             channel = self._clients.enter_context(
                 grpc.insecure_channel(self.scheduler_address, AT_ONCE_AGAIN)
             )
-            self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
+            self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
         request = scheduler_pb2.DescribeRequest()
         description: scheduler_pb2.Description = self._scheduler.Describe(
             request, timeout=5 * PATIENCE, wait_for_ready=wait
@@ -195,7 +195,7 @@ class Deployment:
     def scheduler_process(self) -> psutil.Process:
         """The process that listens on the scheduler's port."""
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == self.scheduler_port:
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (self.scheduler_port,):
                 return psutil.Process(connection.pid)
         raise AssertionError("no scheduler listens")
 

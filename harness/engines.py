@@ -26,9 +26,8 @@ from harness import zygote
 P = ParamSpec("P")
 T = TypeVar("T")
 BLOCK_SIZE = 32
-CLEAR = (
-    0.75  # of log-probability: three steps of bfloat16 where the checkpoints' best logits are, at 32 to 64
-)
+# Of log-probability: three steps of bfloat16 where the checkpoints' best logits are, at 32 to 64.
+CLEAR = 0.75
 START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: the machine may be busy with other engines
 _numbers = itertools.count()
 
@@ -160,7 +159,7 @@ class Engine:
 
     @property
     def free_blocks(self) -> int:
-        return self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return int(self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
 
 def prefer(engine: Engine, name: str) -> None:
@@ -271,7 +270,8 @@ class EngineProcess:
 
     def call(self, function: Callable[Concatenate[Engine, P], T], *arguments: P.args, **_: P.kwargs) -> T:
         self._connection.send((function, arguments))
-        return self._receive(CALL_S)
+        result: T = self._receive(CALL_S)
+        return result
 
     def _receive(self, timeout_s: float) -> Any:
         if not self._connection.poll(timeout_s):

@@ -23,10 +23,10 @@ from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.journal import DEFAULT_BYTES, Journal
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
-from baton.services.router.relay import Parts
+from baton.services.router.pool import WorkerPool
+from baton.services.router.relay import RelayParts
 from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
 from baton.services.router.waiting import WaitingRoom
-from baton.services.router.workers import WorkerPool
 from harness.fake_worker import BLOCK_SIZE, MODEL, FakeWorker, until
 
 
@@ -120,7 +120,7 @@ class Cluster:
         placements = Placements(self.scheduler, metrics)
         self.waiting = WaitingRoom(max_waiting, max_wait_s, metrics)
         self.scheduler.reporter.on_released = self.waiting.freed
-        parts = Parts(
+        parts = RelayParts(
             placements, self.pool, metrics, max_attempts, self.waiting, replace_wait_s, self.journal
         )
         self.client = RelayClient(parts, RelayLimits(**{**self._limits, **limits}))

@@ -12,7 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
+from harness.support import ROOT
+
+RESULTS = ROOT / "bench" / "results"
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -24,7 +24,7 @@ PATIENCE = 4
 CALL_S = 30.0 * PATIENCE  # of one request or command that a free machine answers in a second or two
 
 
-def eventually(look: Callable[[], T], timeout_s: float, what: str, every_s: float = 0.05) -> T:
+def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_s: float = 0.05) -> T:
     """Call `look` until it returns something true; its value. AssertionError names `what` at the deadline.
 
     `timeout_s`: on a free machine; see PATIENCE.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -78,13 +79,13 @@ def moved(job: Job, device: str) -> Job:
     def there(one: object) -> object:
         return one.to(device) if isinstance(one, torch.Tensor) else one
 
-    def all_of(one: Drafts | Sampling) -> dict[str, object]:
+    def all_of(one: Drafts | Sampling) -> dict[str, Any]:
         return {name: there(getattr(one, name)) for name in one.__dataclass_fields__}
 
     return replace(
         job,
         logits=job.logits.to(device),
-        drafts=Drafts(**all_of(job.drafts)),  # type: ignore[arg-type]
-        sampling=Sampling(**all_of(job.sampling)),  # type: ignore[arg-type]
+        drafts=Drafts(**all_of(job.drafts)),
+        sampling=Sampling(**all_of(job.sampling)),
         positions=None if job.positions is None else job.positions.to(device),
     )

@@ -89,13 +89,13 @@ class Zygote:
         folder.mkdir(exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            connected = _connected(folder)
-            if connected is None:
+            found = _connected(folder)
+            if found is None:
                 _launch(folder)
-                connected = eventually(lambda: _connected(folder), 20, "the zygote listens")
-        self._socket = connected
+                found = eventually(lambda: _connected(folder), 20, "the zygote listens")
+        self._socket = found
         self._socket.settimeout(ANSWER_S)
-        self._stream = connected.makefile("rw")
+        self._stream = found.makefile("rw")
         self._lock = threading.Lock()
 
     def start(self, name: str, call: str, log_dir: Path, /, **arguments: Any) -> Forked:

@@ -20,7 +20,6 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from harness.chaos.corruption import corrupt, record_bytes
 from harness.chaos.load import Answer, Load
-from harness.chaos.parts import WORKER_KINDS
 from harness.chaos.site import Part, Site
 from harness.scheduling import RedisServer
 
@@ -291,7 +290,7 @@ async def _takes_nothing(act: Act, victim: Part) -> None:
         await asyncio.sleep(0.02)
 
 
-ROLES = {kind: pb.Role.Value(f"ROLE_{kind.upper()}") for kind in WORKER_KINDS}
+ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "mixed": pb.ROLE_MIXED}
 
 
 @fault(hold_s=(0.0, 0.5))

@@ -16,7 +16,7 @@ def run(kind: str, settings: dict[str, Any]) -> None:
     if loaded.worker.worker_id:
         loaded.worker.worker_id += f".{os.getpid()}"  # as `baton up` does: its lives share a name
     if kind == "scheduler":
-        from baton.services.cli.scheduler import run_scheduler
+        from baton.services.fleet.scheduler import run_scheduler
 
         run_scheduler(loaded)
     elif kind == "router":

@@ -205,8 +205,8 @@ class Placing:
             again = await router.client.place(
                 state.request_id,
                 placement.attempt.epoch,
-                prompt_tokens=state.tokens_to_read,
-                max_new_tokens=state.tokens_to_write,
+                prompt_tokens=state.tokens_to_prefill,
+                max_new_tokens=state.tokens_to_generate,
                 vllm_version=VLLM_VERSION,
             )
             where = f"{_pair(placement)}, then on {_pair(again)}"
@@ -234,7 +234,7 @@ def _pair(placement: Placement) -> tuple[str, str]:
 
 
 def _booking(router: _Router, state: RequestState, placement: Placement) -> Booking:
-    need = Need(placement.attempt, router.name, state.tokens_to_read, state.tokens_to_write)
+    need = Need(placement.attempt, router.name, state.tokens_to_prefill, state.tokens_to_generate)
     prefill, decode = _pair(placement)
     blocks = blocks_for(need, CAPACITY)
     return Booking(placement.attempt, router.name, prefill, decode, need.prompt_tokens, blocks)

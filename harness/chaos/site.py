@@ -282,7 +282,7 @@ class Site:
         for address in addresses:
             channel = grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)])
             self._channels.append(channel)
-            self._stubs.append(scheduler_pb2_grpc.SchedulerStub(channel))
+            self._stubs.append(scheduler_pb2_grpc.SchedulerStub(channel))  # type: ignore[no-untyped-call]
         for part in self.parts:
             part.start()
         self._watching = asyncio.create_task(self._watch(), name="watch the site")

@@ -36,7 +36,7 @@ from baton.scheduler.types import (
     View,
 )
 
-QUICK_S = 0.25  # s; a store that needs longer for one answer is not back
+QUICK_S = 0.25  # s; a store that needs longer for a small write is not back
 
 T = TypeVar("T")
 
@@ -68,14 +68,14 @@ class ResilientStore(Store):
 
     async def tend(self) -> None:
         try:
-            began = time.monotonic()
+            if self.problem:
+                await self._come_back()
+                return
             state = await self._shared.export(self._revision)
             self._check(state.generation)
             if not self.problem:
                 await self._follow(state)
-                await self._shared.merge(State())  # nothing, but it is a write: a full one still reads
-            elif time.monotonic() - began < QUICK_S:
-                await self._write_back()
+                await self._shared.merge(State())  # nothing, but it is a write: a full store still reads
         except StoreUnavailable as error:
             self._lose(error)
 
@@ -162,6 +162,17 @@ class ResilientStore(Store):
         except StoreUnavailable as error:
             self._lose(error)
             return None
+
+    async def _come_back(self) -> None:
+        """Return to the shared store if it is well, which the time of one small write tells.
+
+        The time of an export does not: it grows with what other schedulers did meanwhile. Bulk calls go in
+        pieces, each with a deadline of its own. Raises StoreUnavailable when the store is still away.
+        """
+        began = time.monotonic()
+        await self._shared.merge(State())
+        if time.monotonic() - began < QUICK_S:
+            await self._write_back()
 
     async def _write_back(self) -> None:
         """Raises StoreUnavailable when it could not be finished: memory goes on deciding."""

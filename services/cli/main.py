@@ -97,7 +97,7 @@ def router(settings: Settings) -> None:
 @with_settings("scheduler")
 def scheduler(settings: Settings) -> None:
     """Run a scheduler: knows the workers, places every request."""
-    from baton.services.cli.scheduler import run_scheduler
+    from baton.services.fleet.scheduler import run_scheduler
 
     run_scheduler(settings)
 

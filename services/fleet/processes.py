@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+import setproctitle
+
 from baton.errors import BatonError
-from baton.services.cli.title import name_process
 
 PR_SET_PDEATHSIG = 1
 _fork = multiprocessing.get_context("fork")
@@ -83,7 +84,7 @@ def stop_all(children: Sequence[Child], timeout_s: float) -> list[Child]:
 
 
 def _child_main(name: str, target: Callable[[], None], log: Path, parent: int) -> None:
-    name_process(name)
+    setproctitle.setproctitle(f"baton {name}")
     # Its own group: Ctrl-C in the terminal reaches the parent alone, which ends the children in order.
     os.setpgid(0, 0)
     # SIGKILL, as nobody is left who would wait for a drain.

@@ -197,7 +197,7 @@ def _worker(settings: Settings, name: str, role: str, where: devices.Devices) ->
 
 
 def _run_scheduler(settings: Settings) -> None:
-    from baton.services.cli.scheduler import run_scheduler
+    from baton.services.fleet.scheduler import run_scheduler
 
     run_scheduler(settings)
 

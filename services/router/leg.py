@@ -1,18 +1,18 @@
-"""One phase of one attempt on one worker: what its stream says, and what that means for the request."""
+"""One phase of one attempt on one worker: the messages of its stream, and their meaning for the request."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2
+from baton.scheduler.client import Placement
 from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.recovery import Failure, Trouble
-
-if TYPE_CHECKING:
-    from baton.services.router.relay import Relay
+from baton.services.router.sink import OutputSink
+from baton.services.router.state import RequestState
+from baton.services.router.stream import WorkerStream
 
 # From a prompt's first token to its manifest. They come from the same step: later the KV is as good as lost.
 SAVED_TIMEOUT_S = 10.0
@@ -28,29 +28,56 @@ _TROUBLE = {
 }
 
 
-class Leg:
-    """Ends once: with None when it did what it should or the request is over, else with a Failure.
+class LegHost(Protocol):
+    """The part of a request's relay that its legs use."""
 
-    After its end nothing that the worker still says reaches the request.
+    state: RequestState
+
+    async def stream(self, worker: scheduler_pb2.Worker) -> WorkerStream:
+        """Return the open stream to `worker`. Raises WorkerUnreachable."""
+
+    def grow(self) -> bool:
+        """Get the output more room in the journal. Return False when there is none: the request has ended."""
+
+    def loaded(self, admitted: worker_pb2.Admitted) -> None:
+        """Count a handoff that the decode worker has loaded."""
+
+    def shared(self, blocks: int) -> None:
+        """Report KV blocks of the decode worker that the request shares with others."""
+
+    def close(self) -> None:
+        """Release what the request holds: it has its outcome."""
+
+
+class Leg:
+    """A StreamListener that ends once: with None when its phase or the request is complete, or with a Failure.
+
+    After its end no message of the worker reaches the request.
     """
 
-    def __init__(self, relay: Relay, worker: scheduler_pb2.Worker, phase: worker_pb2.Phase) -> None:
-        self._relay = relay
-        self._state = relay.state
-        self._worker = worker
+    def __init__(
+        self, host: LegHost, sink: OutputSink, placement: Placement, phase: worker_pb2.Phase
+    ) -> None:
+        self._host = host
+        self._sink = sink
+        self._state = host.state
         self._phase = phase
+        prefiller = placement.prefill or placement.decode
+        self._worker = prefiller if phase == worker_pb2.PHASE_PREFILL else placement.decode
+        self._kv_source = prefiller.worker_id
+        # The decode worker cannot go on at once: the client's stream would stand still after its first token.
+        self._holds = placement.waits and phase == worker_pb2.PHASE_PREFILL
+        self._stream: WorkerStream | None = None
         self._fresh = True  # no output has come yet
         self._done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
         self._saved_timer: asyncio.TimerHandle | None = None
-        holds = relay.waits_for_slot and phase == worker_pb2.PHASE_PREFILL
-        self._pass_on = relay.hold if holds else relay.deliver
-        self.request_id = relay.state.request_id
-        self.epoch = relay.state.epoch
-        self.manifest: handoff_pb2.Manifest | None = None
         self._pulls = False  # a handoff is under way
+        self.request_id = self._state.request_id
+        self.epoch = self._state.epoch
+        self.manifest: handoff_pb2.Manifest | None = None
 
     async def run(self, manifest: handoff_pb2.Manifest | None) -> Failure | None:
-        """Start and wait for the phase's end."""
+        """Start the phase on its worker and wait for its end."""
         start = worker_pb2.Start(
             request_id=self.request_id,
             epoch=self.epoch,
@@ -60,31 +87,30 @@ class Leg:
             manifest=manifest,
         )
         self._pulls = manifest is not None
-        forget: Callable[[Leg], None] = _nothing
         try:
-            stream = await self._relay.stream(self._worker)
-            forget = stream.forget
-            self._take_part(stream.speculative_method, reads=manifest is None)
-            if not stream.begin(self, start):
+            stream = self._stream = await self._host.stream(self._worker)
+            self._take_part(stream.speculative_method, prefills=manifest is None)
+            if not self._done.done() and not stream.begin(self, start):
                 return self._failure(Trouble.REFUSED, "its queue is full")
             return await self._done
         except WorkerUnreachable as error:
             return Failure(Trouble.UNREACHABLE, self._worker.worker_id, str(error))
         finally:
-            forget(self)
+            if self._stream is not None:
+                self._stream.forget(self)
             if self._saved_timer is not None:
                 self._saved_timer.cancel()
 
-    # -- from the stream
+    # -- the stream's calls
 
     def on_output(self, output: Any, clock_offset_s: float) -> None:
-        """One step's tokens: passed on at once, unless the stream could not go on behind them."""
+        """Pass one step's tokens on at once, unless the client's stream could not go on behind them."""
         if self._done.done():
             return
         state = self._state
         if self._fresh or output.events is not None:
             self._fresh = False
-            self._relay.adapt(output, clock_offset_s)
+            self._sink.adapt(output, clock_offset_s)
         if output.spec_decode_metrics is not None:
             state.timings.drafts = output.spec_decode_metrics  # with every output: there may be no other
             output.spec_decode_metrics = None  # vLLM's front end would show it to every client
@@ -94,15 +120,18 @@ class Leg:
             if not state.timings.first_token:
                 self._first_token(now)
             state.tokens.extend(tokens)
-            if state.outgrown and not self._relay.grow():
+            if state.outgrown and not self._host.grow():
                 return
-        if output.finish_reason is None:
-            self._pass_on(output)
-        else:
+        output.request_id = state.frontend_id
+        if output.finish_reason is not None:
             self._finish(output)
+        elif self._holds:
+            self._sink.hold(output)
+        else:
+            self._sink.deliver(output)
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
-        """The prompt's KV cache waits to be pulled, or could not be kept."""
+        """End the prefill: the prompt's KV cache is ready to be pulled, or could not be saved."""
         if saved.HasField("manifest"):
             self.manifest = saved.manifest
             self._end(None)
@@ -110,38 +139,39 @@ class Leg:
             self._end(self._failure(Trouble.NOT_KEPT, f"it could not keep the KV cache: {saved.problem}"))
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
-        """The KV cache was loaded; the request may wait for a slot still."""
+        """Note that the KV cache was loaded; the request may still wait for a slot."""
         self._pulls = False
         timings = self._state.timings
         timings.admitted = time.monotonic()
         timings.handoff_bytes = admitted.bytes
         timings.transport = admitted.transport
-        self._relay.admitted(admitted)
+        self._host.loaded(admitted)
 
     def on_shared(self, shared: worker_pb2.Shared) -> None:
-        """The answer has begun beside others with the same beginning."""
-        self._relay.shared(shared.blocks)
+        """Report the KV blocks that the request shares with others of the same prefix."""
+        self._host.shared(shared.blocks)
 
     def on_failed(self, failed: worker_pb2.Failed) -> None:
-        """The attempt ended here without an answer."""
+        """End the leg: the worker has failed the request."""
         self._end(self._failure(_TROUBLE.get(failed.code, Trouble.ENGINE), failed.message))
 
     def on_lost(self, message: str) -> None:
-        """The stream ended under it."""
+        """End the leg: its stream has ended."""
         self._end(self._failure(Trouble.LOST, f"its stream ended: {message}"))
 
     def on_source_lost(self, message: str) -> None:
-        """Who saved the KV cache is lost, and it is not here yet: a pull's own deadline is much longer."""
+        """End the leg if it still pulls from the lost worker: a pull's own deadline is much longer."""
         if not self._pulls or self._done.done():
             return
-        self._relay.stop_pulling()
-        reader = self._relay.reader_id
-        self._end(Failure(Trouble.HANDOFF, reader, f"worker {reader}: lost with the KV cache: {message}"))
+        if self._stream is not None:
+            self._stream.abort(self.request_id)
+        source = self._kv_source
+        self._end(Failure(Trouble.HANDOFF, source, f"worker {source}: lost with the KV cache: {message}"))
 
-    # -- what follows from it
+    # -- their consequences
 
     def _first_token(self, now: float) -> None:
-        """Of this attempt."""
+        """Note the attempt's first token. A prefill's manifest is due then."""
         self._state.timings.first_token = now
         if self._phase == worker_pb2.PHASE_PREFILL:
             loop = asyncio.get_running_loop()
@@ -151,42 +181,38 @@ class Leg:
         self._end(self._failure(Trouble.NOT_KEPT, f"no manifest came within {SAVED_TIMEOUT_S:.0f} s"))
 
     def _finish(self, output: Any) -> None:
-        """The engine has ended the request: for good, at its one token, or as it failed."""
+        """Take the engine's last output: the request's end, a prefill's one token, or the engine's failure."""
         state = self._state
         reason = str(output.finish_reason)
-        reading = self._phase == worker_pb2.PHASE_PREFILL
-        if reason in _ENGINE_ENDED_IT or (reading and reason == "length" and not state.complete):
+        prefills = self._phase == worker_pb2.PHASE_PREFILL
+        if reason in _ENGINE_ENDED_IT or (prefills and reason == "length" and not state.complete):
             output.finish_reason = None
             output.stop_reason = None
             if output.new_token_ids:
-                self._pass_on(output)
+                pass_on = self._sink.hold if self._holds else self._sink.deliver
+                pass_on(output)
             if reason in _ENGINE_ENDED_IT:
                 self._end(self._failure(Trouble.ENGINE, f"its engine ended the request ({reason})"))
             return
         state.outcome = reason
-        if reading:
-            self._relay.release_saved()
-        self._relay.close()  # first: a client that has its last byte may send its next request at once
-        self._relay.deliver(output)
+        if prefills and self._stream is not None:
+            self._stream.abort(self.request_id)  # nobody will pull the KV that it saved
+        self._host.close()  # first: a client that has its last byte may send its next request at once
+        self._sink.deliver(output)
         self._end(None)
 
-    def _take_part(self, method: str, *, reads: bool) -> None:
-        writes = self._phase == worker_pb2.PHASE_DECODE
-        self._state.taken_by(self._worker.worker_id, reads=reads, writes=writes)
-        if writes:
+    def _take_part(self, method: str, *, prefills: bool) -> None:
+        decodes = self._phase == worker_pb2.PHASE_DECODE
+        self._state.taken_by(self._worker.worker_id, prefills=prefills, decodes=decodes)
+        if decodes:
             self._state.method = method
 
     def _failure(self, trouble: Trouble, message: str) -> Failure:
         worker = self._worker.worker_id
-        # A KV cache that cannot be loaded came from the other side: that one's is lost or wrong.
-        blamed = self._relay.reader_id if trouble is Trouble.HANDOFF else worker
+        # A KV cache that cannot be loaded came from the prefill worker: that one's copy is lost or wrong.
+        blamed = self._kv_source if trouble is Trouble.HANDOFF else worker
         return Failure(trouble, blamed, f"worker {worker}: {message}")
 
     def _end(self, failure: Failure | None) -> None:
         if not self._done.done():
             self._done.set_result(failure)
-
-
-def _nothing(leg: Leg) -> None:
-    """No stream has heard of the leg yet."""
-    del leg

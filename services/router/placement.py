@@ -86,8 +86,8 @@ class Placements:
                 return await client.place(
                     state.request_id,
                     state.epoch,
-                    prompt_tokens=state.tokens_to_read,
-                    max_new_tokens=state.tokens_to_write,
+                    prompt_tokens=state.tokens_to_prefill,
+                    max_new_tokens=state.tokens_to_generate,
                     prefix_hashes=state.prefix_hashes,
                     exclude=exclude,
                     vllm_version=VLLM_VERSION,
@@ -108,8 +108,9 @@ class Placements:
         return self._client.place_alone(
             state.request_id,
             state.epoch,
-            prompt_tokens=state.tokens_to_read,
-            max_new_tokens=state.tokens_to_write,
+            prompt_tokens=state.tokens_to_prefill,
+            max_new_tokens=state.tokens_to_generate,
+            prefix_hashes=state.prefix_hashes,
             exclude=exclude,
             vllm_version=VLLM_VERSION,
             model_fingerprint=state.began_with,

@@ -35,7 +35,7 @@ class Trouble(Enum):
     INVALID = "invalid"  # it cannot read the request; no other will
 
 
-class Step(Enum):
+class RecoveryStep(Enum):
     """What comes next."""
 
     PLACE_AGAIN = "place again"
@@ -64,15 +64,15 @@ class Failure:
         return self.trouble not in (Trouble.UNREACHABLE, Trouble.REFUSED)
 
 
-def next_step(failure: Failure, *, failures_left: int, tokens_to_read: int) -> Step:
+def next_step(failure: Failure, *, failures_left: int, tokens_to_prefill: int) -> RecoveryStep:
     """Decide; `failures_left` is what the budget still allows, this failure counted. COMPUTE_HERE cannot
     itself fail by the handoff that it does without.
     """
     if failure.trouble is Trouble.INVALID:
-        return Step.GIVE_UP
-    if failure.decode_side_is_fine and (failures_left <= 0 or tokens_to_read <= SHORT_PROMPT_TOKENS):
-        return Step.COMPUTE_HERE
-    return Step.PLACE_AGAIN if failures_left > 0 or not failure.counts else Step.GIVE_UP
+        return RecoveryStep.GIVE_UP
+    if failure.decode_side_is_fine and (failures_left <= 0 or tokens_to_prefill <= SHORT_PROMPT_TOKENS):
+        return RecoveryStep.COMPUTE_HERE
+    return RecoveryStep.PLACE_AGAIN if failures_left > 0 or not failure.counts else RecoveryStep.GIVE_UP
 
 
 def backoff_s(retries: int) -> float:

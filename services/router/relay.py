@@ -1,7 +1,7 @@
-"""One request's life: placed, read by one worker, written by another, and carried on when one of them fails.
+"""One request's life: placed, prefilled on one worker, decoded on another, resumed when one of them fails.
 
-One asyncio task a request walks through the phases. Tokens do not wake it: the worker's stream calls the
-leg, which passes them on to the front end at once.
+One asyncio task per request walks through the phases. Tokens do not wake it: the worker's stream calls the
+leg, and the leg calls the front end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 from baton.protos import scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
@@ -24,62 +23,51 @@ from baton.services.router.errors import (
     Unsupported,
     WorkerUnreachable,
 )
-from baton.services.router.http.usage import log_request
 from baton.services.router.journal import Journal
 from baton.services.router.leg import Leg
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
-from baton.services.router.recovery import PROGRESS_TOKENS, Failure, Step, Trouble, backoff_s, next_step
+from baton.services.router.pool import WorkerPool
+from baton.services.router.recovery import (
+    PROGRESS_TOKENS,
+    Failure,
+    RecoveryStep,
+    Trouble,
+    backoff_s,
+    next_step,
+)
+from baton.services.router.sink import FrontEnd, OutputSink
 from baton.services.router.state import RequestState
+from baton.services.router.stream import WorkerStream
 from baton.services.router.waiting import WaitingRoom
-from baton.services.router.workers import WorkerPool, WorkerStream
 
 log = logging.getLogger(__name__)
 
 
-class FrontEnd(Protocol):
-    """Where tokens and errors go. Called from the event loop, never blocks."""
-
-    def deliver(self, output: Any) -> None:
-        """An output under the front end's own request id."""
-
-    def finish(self, request_id: str, reason: str) -> None:
-        """End a request without another token."""
-
-    def fail(self, request_id: str, error: RequestFailed) -> None:
-        """End a request with an error."""
-
-    def first_output(self, output: Any, clock_offset_s: float) -> float:
-        """Put a first output's times onto our clock; when its engine began with it, seconds, 0 if unknown."""
-
-    def later_output(self, output: Any, clock_offset_s: float) -> None:
-        """Take from another engine's output what the front end knows already."""
-
-
 @dataclass(frozen=True)
-class Parts:
-    """What all relays of a router share."""
+class RelayParts:
+    """The parts that all relays of a router share."""
 
     placements: Placements
     pool: WorkerPool
     metrics: RouterMetrics
     max_attempts: int  # that workers began and lost in a row, until a request is given up
     waiting: WaitingRoom
-    replace_wait_s: float = 60.0  # from a failure until somebody goes on
+    replace_wait_s: float = 60.0  # from a failure until another placement makes progress
     journal: Journal = field(default_factory=Journal)
 
 
 class Relay:
-    """Carries one request from its first placement to its last token.
+    """Carries one request from its first placement to its last token. The LegHost of its legs.
 
     `start()` begins; it ends by itself, or by `abort()` or `end()`. `on_over` is called once then.
     """
 
     def __init__(
-        self, state: RequestState, parts: Parts, front_end: FrontEnd, on_over: Callable[[Relay], None]
+        self, state: RequestState, parts: RelayParts, front_end: FrontEnd, on_over: Callable[[Relay], None]
     ) -> None:
         self.state = state
-        self._front_end = front_end
+        self._sink = OutputSink(state, front_end, self._first_token)
         self._placements = parts.placements
         self._pool = parts.pool
         self._metrics = parts.metrics
@@ -91,10 +79,8 @@ class Relay:
         self._placement: Placement | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_failure = ""
-        self._held: Any = None  # the prefill worker's token, while its stream could not go on
-        self._told = False  # the front end has had a token
-        self._retries = 0  # placements that came to nothing, since one brought tokens
-        self._give_up = 0.0  # time.monotonic, of these
+        self._retries = 0  # placements without progress, since the last one that made some
+        self._give_up = 0.0  # time.monotonic: the end of these
         self._closed = False
 
     def start(self) -> None:
@@ -103,7 +89,7 @@ class Relay:
         self._task = asyncio.create_task(self._run(), name=f"relay {self.state.request_id}")
 
     def abort(self) -> None:
-        """The client went away, or the front end has what it wants: both workers drop the request now."""
+        """Drop the request on both workers now: the client is gone, or needs no further token."""
         if self.state.over:
             return
         self.state.outcome = "abort"
@@ -113,7 +99,7 @@ class Relay:
             self._task.cancel()
 
     def end(self) -> None:
-        """The router ends before the request does: the client is told so."""
+        """End the request with an error for its client: the router ends before the request does."""
         if not self.state.over and self._task is not None:
             self._task.cancel()
 
@@ -132,29 +118,17 @@ class Relay:
             self._fail(error)
         except asyncio.CancelledError:
             if not state.over:  # not by abort()
-                self._fail(AttemptsExhausted("the router is ending"))
+                self._fail(AttemptsExhausted("the router is shutting down"))
             raise
         finally:
             if not state.over:
-                self._fail(AttemptsExhausted("the router failed to carry this request on; see its log"))
+                self._fail(AttemptsExhausted("the router failed to resume this request; see its log"))
             self.close()
-
-    def close(self) -> None:
-        """Let go of everything: the request has its outcome. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self._journal.leave(self.state)
-        if self._placement is not None:
-            self._report(self.state.outcome)
-        self._metrics.over(self.state)
-        log_request(self.state)
-        self._on_over(self)
 
     async def _until_over(self) -> None:
         state = self.state
         while True:
-            had = len(state.tokens)
+            before = len(state.tokens)
             failure = await self._attempt()
             if failure is None:
                 return
@@ -162,11 +136,11 @@ class Relay:
             log.info("request %s, epoch %d: %s", state.request_id, state.epoch, failure.message)
             if self._finish_if_complete():
                 return
-            wrote = len(state.tokens) - had
-            if wrote >= PROGRESS_TOKENS:
+            generated = len(state.tokens) - before
+            if generated >= PROGRESS_TOKENS:
                 state.failures = 0
             state.failures += failure.counts
-            if wrote > 1 or not self._retries:  # one token is the reader's: nobody has gone on yet
+            if generated > 1 or not self._retries:  # one token is the prefill's: no decode has begun yet
                 self._retries = 0
                 self._give_up = time.monotonic() + self._replace_wait_s
             self._retries += 1
@@ -183,7 +157,7 @@ class Relay:
         return self._placement
 
     async def _admit(self) -> None:
-        """Get the first placement, at once or when room comes. Raises NotAdmitted."""
+        """Get the first placement, at once or when there is room. Raises NotAdmitted."""
         state = self.state
         state.waited_s = await self._waiting.admit(state.client, state.deadline, self._place)
         self._metrics.began()
@@ -203,44 +177,47 @@ class Relay:
         step = next_step(
             failure,
             failures_left=self._max_attempts - state.failures,
-            tokens_to_read=state.tokens_to_read,
+            tokens_to_prefill=state.tokens_to_prefill,
         )
-        if step is Step.GIVE_UP:
+        if step is RecoveryStep.GIVE_UP:
             raise AttemptsExhausted(
                 f"{state.failures} workers of at most {self._max_attempts} failed under the request: "
                 f"{failure.message}",
                 retry_after_s=1.0,
             )
-        if step is Step.PLACE_AGAIN:
+        if step is RecoveryStep.PLACE_AGAIN:
             state.excluded.add(failure.worker_id)
             if not failure.decode_side_is_fine:
                 await self._place_again()
                 return
-            self._stop_reading()
+            self._stop_prefill()
             try:
                 await self._place()
             except NotAdmitted:
-                pass  # nobody else reads it now: the decode worker can
+                pass  # no other worker can prefill it now: the decode worker can
             else:
                 return
         self._compute_here()
 
     def _compute_here(self) -> None:
-        """The placement stays, its decode worker does it all. It takes no epoch twice: it gets the next."""
+        """Keep the placement, but have its decode worker prefill, too.
+
+        A worker takes no epoch twice: the attempt goes on under the next one.
+        """
         self._metrics.recomputed()
         self.state.epoch += 1
-        self._stop_reading()
+        self._stop_prefill()
         self._placement = replace(self.placement, prefill=None)
 
-    def _stop_reading(self) -> None:
-        """Nobody wants what this placement's prefill worker has, or may still be doing."""
+    def _stop_prefill(self) -> None:
+        """Drop the request on the prefill worker, with the KV that it saved or still computes."""
         if self.placement.prefill is not None:
             self._pool.abort(self.placement.prefill.worker_id, self.state.request_id)
 
     async def _place_again(self) -> None:
-        """The next epoch. Waits for room, and for workers that come back.
+        """Get the next epoch's placement. Wait for room, and for workers that come back.
 
-        Raises AttemptsExhausted when that takes too long, or none of those that are there could ever take it.
+        Raises AttemptsExhausted when that takes too long, and when no worker alive could ever take it.
         """
         state = self.state
         self._abort_workers()
@@ -256,9 +233,9 @@ class Relay:
                 if error.never:
                     break
                 if not error.waiting_helps:
-                    # Nobody else is there. Who failed it may be well by now: a connection can break alone.
+                    # No other is alive. A worker that failed it may work again: a connection can break alone.
                     state.excluded.clear()
-        raise AttemptsExhausted(f"nobody can take over: {self._last_failure}", retry_after_s=1.0)
+        raise AttemptsExhausted(f"no worker can take over: {self._last_failure}", retry_after_s=1.0)
 
     def _report(self, outcome: str) -> None:
         self._placements.finished(self.state, self.placement.attempt, outcome)
@@ -266,25 +243,25 @@ class Relay:
     # -- phases
 
     async def _attempt(self) -> Failure | None:
-        """Run the placement. None when the request is over."""
+        """Run the placement. Return None when the request is over."""
         manifest = None
         placement = self.placement
         if placement.prefill is not None:
             if self._retries == 0:
                 self._pool.warm(placement.decode)
             elif failure := await self._unreachable(placement.decode):
-                return failure  # before somebody reads the whole text for nothing
-            read = Leg(self, placement.prefill, worker_pb2.PHASE_PREFILL)
-            failure = await read.run(None)
+                return failure  # before a whole prompt is prefilled for nothing
+            prefill = Leg(self, self._sink, placement, worker_pb2.PHASE_PREFILL)
+            failure = await prefill.run(None)
             if failure is not None or self.state.over or self._finish_if_complete():
                 return failure
             self._placements.prefilled(placement.attempt)
-            manifest = read.manifest
+            manifest = prefill.manifest
             if manifest is not None:
                 self._metrics.saved(manifest)
-        write = Leg(self, placement.decode, worker_pb2.PHASE_DECODE)
-        with self._pool.pulled_from(self.reader_id, self.state.request_id, write.on_source_lost):
-            return await write.run(manifest)
+        decode = Leg(self, self._sink, placement, worker_pb2.PHASE_DECODE)
+        with self._pool.watch_pull(self._prefiller_id, self.state.request_id, decode.on_source_lost):
+            return await decode.run(manifest)
 
     async def _unreachable(self, worker: scheduler_pb2.Worker) -> Failure | None:
         try:
@@ -294,14 +271,13 @@ class Relay:
         return None
 
     def _finish_if_complete(self) -> bool:
-        """An engine must not be asked for more than there may be: what is complete ends here."""
+        """End a request that has all its tokens. An engine must not be asked for more."""
         if not self.state.complete:
             return False
         self.state.outcome = "length"
         self._abort_workers()
         self.close()
-        self._deliver_held()
-        self._front_end.finish(self.state.frontend_id, "length")
+        self._sink.finish("length")
         return True
 
     def _fail(self, error: RequestFailed, outcome: str = "error") -> None:
@@ -309,7 +285,7 @@ class Relay:
             return
         self.state.outcome = outcome
         self._abort_workers()
-        self._front_end.fail(self.state.frontend_id, error)
+        self._sink.fail(error)
 
     def _abort_workers(self) -> None:
         if self._placement is None:
@@ -328,53 +304,22 @@ class Relay:
     def _loop_deadline(self) -> float:
         return asyncio.get_running_loop().time() + self.state.deadline - time.monotonic()
 
-    # -- what legs use
-
-    async def stream(self, worker: scheduler_pb2.Worker) -> WorkerStream:
-        """Raises WorkerUnreachable."""
-        return await self._pool.stream(worker)
-
     @property
-    def waits_for_slot(self) -> bool:
-        """The decode worker cannot go on at once: after the first token the stream would stand still."""
-        return self.placement.waits
-
-    def deliver(self, output: Any) -> None:
-        self._deliver_held()
-        self._to_front_end(output)
-
-    def hold(self, output: Any) -> None:
-        """Keep the prefill worker's token until the decode worker goes on, or the request ends well."""
-        self._deliver_held()
-        self._held = output
-
-    def _deliver_held(self) -> None:
-        output, self._held = self._held, None
-        if output is not None:
-            self._to_front_end(output)
-
-    def _to_front_end(self, output: Any) -> None:
-        if not self._told and output.new_token_ids:
-            self._told = True
-            self._metrics.first_token(self.state, self.reader_id)
-        output.request_id = self.state.frontend_id
-        self._front_end.deliver(output)
-
-    @property
-    def reader_id(self) -> str:
-        """Who read the prompt in this placement."""
+    def _prefiller_id(self) -> str:
+        """The worker that prefills the prompt in this placement."""
         return (self.placement.prefill or self.placement.decode).worker_id
 
-    def adapt(self, output: Any, clock_offset_s: float) -> None:
-        """What a leg's first output, and any with events, needs before it is delivered."""
-        state = self.state
-        if state.tokens:
-            self._front_end.later_output(output, clock_offset_s)
-        else:
-            state.timings.prefill_began = self._front_end.first_output(output, clock_offset_s)
+    def _first_token(self) -> None:
+        self._metrics.first_token(self.state, self._prefiller_id)
+
+    # -- for the legs (LegHost)
+
+    async def stream(self, worker: scheduler_pb2.Worker) -> WorkerStream:
+        """Return the open stream to `worker`. Raises WorkerUnreachable."""
+        return await self._pool.stream(worker)
 
     def grow(self) -> bool:
-        """Get the answer more room in the journal. False: there is none, and the request has ended."""
+        """Get the output more room in the journal. Return False when there is none: the request has ended."""
         try:
             self._journal.grow(self.state)
         except Overloaded as error:
@@ -383,17 +328,21 @@ class Relay:
                 self._task.cancel()
         return not self.state.over
 
-    def stop_pulling(self) -> None:
-        """The decode worker waits for what nobody will send."""
-        self._pool.abort(self.placement.decode.worker_id, self.state.request_id)
-
-    def release_saved(self) -> None:
-        """The answer ended with the token that the prompt's reader wrote: its KV is wanted by nobody."""
-        self._pool.abort(self.reader_id, self.state.request_id)
+    def loaded(self, admitted: worker_pb2.Admitted) -> None:
+        """Count a handoff that the decode worker has loaded."""
+        self._metrics.admitted(admitted, self.state, self.placement.decode.worker_id)
 
     def shared(self, blocks: int) -> None:
-        """So many KV blocks of the decode worker are other requests' as well."""
+        """Report KV blocks of the decode worker that the request shares with others."""
         self._placements.shared(self.placement.attempt, blocks)
 
-    def admitted(self, admitted: worker_pb2.Admitted) -> None:
-        self._metrics.admitted(admitted, self.state, self.placement.decode.worker_id)
+    def close(self) -> None:
+        """Release what the request holds: it has its outcome. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._journal.leave(self.state)
+        if self._placement is not None:
+            self._report(self.state.outcome)
+        self._metrics.over(self.state)
+        self._on_over(self)

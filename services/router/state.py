@@ -106,10 +106,10 @@ class RequestState:
     attempts: int = 0  # placements tried
     failures: int = 0  # attempts in a row that a worker had begun, and lost without getting far
     excluded: set[str] = field(default_factory=set)  # workers that failed it
-    readers: list[str] = field(default_factory=list)  # workers that were to read the prompt, each once
-    writers: list[str] = field(default_factory=list)  # and those that were to write the answer
+    prefill_workers: list[str] = field(default_factory=list)  # that were given the prompt, each once
+    decode_workers: list[str] = field(default_factory=list)  # that were given the decode, each once
     model_fingerprint: str = ""  # of the weights of the last ones
-    method: str = ""  # by which the last one drafts
+    method: str = ""  # of speculation, on the last of them
     outcome: str = ""  # stop, length, repetition, abort, error or refused once it is over
     waited_s: float = 0.0  # for room, before the first placement
     timings: Timings = field(default_factory=Timings)  # of the current attempt
@@ -136,12 +136,12 @@ class RequestState:
         return bool(self.outcome)
 
     @property
-    def tokens_to_read(self) -> int:
+    def tokens_to_prefill(self) -> int:
         """What an engine without any of its KV has to compute."""
         return self.prompt_tokens + len(self.tokens)
 
     @property
-    def tokens_to_write(self) -> int:
+    def tokens_to_generate(self) -> int:
         return max(0, self.budget - len(self.tokens))
 
     @property
@@ -168,11 +168,11 @@ class RequestState:
         self.spent_before = self.spent
         self.timings = Timings(placed=time.monotonic())
 
-    def taken_by(self, worker_id: str, *, reads: bool, writes: bool) -> None:
-        """A worker was given a part of it."""
-        for one, takes_part in ((self.readers, reads), (self.writers, writes)):
-            if takes_part and worker_id not in one:
-                one.append(worker_id)
+    def taken_by(self, worker_id: str, *, prefills: bool, decodes: bool) -> None:
+        """Note a worker that was given a part of the request."""
+        for workers, takes_part in ((self.prefill_workers, prefills), (self.decode_workers, decodes)):
+            if takes_part and worker_id not in workers:
+                workers.append(worker_id)
 
 
 def _ms(begin: float, end: float) -> float:

@@ -237,7 +237,7 @@ class Dispatcher:
         self.counts.add(step.counts)
         self._metrics.on_step(step)
         drafts = step.counts.drafts
-        if self._drafting is not None and step.executed and (self._role.writes or drafts.drafts):
+        if self._drafting is not None and step.executed and (self._role.decodes or drafts.drafts):
             self._drafting.on_step(drafts, step.draft_length)
         replies: dict[int, RunReply] = {}
         for loaded in step.loaded:

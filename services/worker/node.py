@@ -344,7 +344,7 @@ class Node:
             pinned_handoffs=self._staged.handoffs,
             pinned_bytes=self._staged.bytes,
             staging_bytes=self._staged.capacity,
-            drafting=self._drafting.report() if self._drafting is not None and self._role.writes else None,
+            drafting=self._drafting.report() if self._drafting is not None and self._role.decodes else None,
         )
 
     def _on_heartbeat(self, reply: scheduler_pb2.HeartbeatReply) -> None:

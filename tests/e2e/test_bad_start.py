@@ -296,7 +296,7 @@ def test_another_vllm_installed_is_refused(tmp_path: Path, command: str) -> None
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ('{"method": "mpt"}', "there is no method 'mpt'; did you mean 'mtp'?"),
+        ('{"method": "mpt"}', "there is no speculative method 'mpt'; did you mean 'mtp'?"),
         ('{"method": "mtp"}', "has no MTP layers"),
         ('{"method": "eagle3", "model": "/nowhere"}', "'/nowhere'): this folder does not exist"),
         ('{"method": "ngram"', "--speculative-config: value"),

@@ -67,4 +67,4 @@ def test_without_the_package_the_name_is_refused(tmp_path: Path) -> None:
     with deployment(tmp_path, engine={"speculative_config": SPEC}) as one:
         process = one.start("up", "up")
         assert process.wait(30 * PATIENCE) != 0
-        assert "there is no method 'copy'" in process.text
+        assert "there is no speculative method 'copy'" in process.text

@@ -40,7 +40,7 @@ class Admission:
         self.client = client  # who takes turns with others when they wait
         self.error: RequestFailed | None = None
         self.deadline = math.inf  # time.monotonic, seconds: the client's own
-        self.options = usage.Options()
+        self.options = usage.UsageOptions()
         self.states: list[RequestState] = []  # of its sequences
 
     def refuse(self, error: RequestFailed) -> None:

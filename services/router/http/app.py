@@ -87,11 +87,11 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
     from baton.services.router.journal import Journal
     from baton.services.router.metrics import RouterMetrics
     from baton.services.router.placement import Placements
-    from baton.services.router.relay import Parts
+    from baton.services.router.pool import WorkerPool
+    from baton.services.router.relay import RelayParts
     from baton.services.router.vllm import frontend
     from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
     from baton.services.router.waiting import WaitingRoom
-    from baton.services.router.workers import WorkerPool
 
     router_id = f"router-{uuid.uuid4().hex[:12]}"
     own = settings.scheduler
@@ -111,7 +111,7 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
         placements = Placements(scheduler, metrics)
         waiting = WaitingRoom(settings.router.max_waiting, settings.router.max_wait_s, metrics)
         scheduler.reporter.on_released = waiting.freed
-        parts = Parts(
+        parts = RelayParts(
             placements,
             pool,
             metrics,

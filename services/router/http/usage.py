@@ -25,7 +25,7 @@ _EVENT = b"data: "
 log = logging.getLogger("baton.requests")  # its level is router.log_level
 
 
-class Options(BaseModel):
+class UsageOptions(BaseModel):
     """The request's field `baton`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -76,8 +76,8 @@ def usage_of(states: Iterable[RequestState]) -> Usage:
         accepted_tokens=accepted,
         mean_accepted_length=round(1 + accepted / steps, 4) if steps else None,
         acceptance_by_position=[round(count / steps, 4) for count in at_position] if steps else [],
-        prefill_worker=_names(worker for state in states for worker in state.readers),
-        decode_worker=_names(worker for state in states for worker in state.writers),
+        prefill_worker=_names(worker for state in states for worker in state.prefill_workers),
+        decode_worker=_names(worker for state in states for worker in state.decode_workers),
         attempts=max(state.attempts for state in states),
         waiting_ms=max(round(1e3 * state.waited_s, 3) for state in states),
         queue_ms=max(round(spent.queue_ms, 3) for spent in each),
@@ -100,18 +100,18 @@ def log_request(state: RequestState) -> None:
         log.info("request", extra={**fields, **usage_of([state]).model_dump()})
 
 
-def options_in(body: bytes) -> Options:
+def options_in(body: bytes) -> UsageOptions:
     """What a request asks of us. Raises Unsupported (400) for a field `baton` that says something else."""
     if _MARK not in body:
-        return Options()
+        return UsageOptions()
     try:
         request = json.loads(body)
     except ValueError:
-        return Options()  # the front end's own check answers it
+        return UsageOptions()  # the front end's own check answers it
     if not isinstance(request, dict) or FIELD not in request:
-        return Options()
+        return UsageOptions()
     try:
-        return Options.model_validate(request[FIELD])
+        return UsageOptions.model_validate(request[FIELD])
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
         where = ".".join([FIELD, *map(str, problem["loc"])])

@@ -21,8 +21,9 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from baton.services.engine import wire
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
+from baton.services.router.http.usage import log_request
 from baton.services.router.prefix import prefix_hashes
-from baton.services.router.relay import Parts, Relay
+from baton.services.router.relay import Relay, RelayParts
 from baton.services.router.state import RequestState
 from baton.services.router.vllm import outputs
 
@@ -66,7 +67,7 @@ class RelayLimits:
 class RelayClient(EngineCoreClient):
     """Takes requests from AsyncLLM, gives outputs back. One event loop's; nothing here is thread-safe."""
 
-    def __init__(self, parts: Parts, limits: RelayLimits) -> None:
+    def __init__(self, parts: RelayParts, limits: RelayLimits) -> None:
         self.resources = Resources()
         self.engine_ranks_managed = [0]
         self._parts = parts
@@ -196,6 +197,7 @@ class RelayClient(EngineCoreClient):
         return Relay(state, self._parts, self, on_over=self._over)
 
     def _over(self, relay: Relay) -> None:
+        log_request(relay.state)
         request_id = relay.state.frontend_id
         self._relays.pop(request_id, None)
         self._admissions.pop(request_id, None)

@@ -22,7 +22,7 @@ from baton.services.router.recovery import (
     MOST_BACKOFF_S,
     SHORT_PROMPT_TOKENS,
     Failure,
-    Step,
+    RecoveryStep,
     Trouble,
     backoff_s,
     next_step,
@@ -113,20 +113,20 @@ def test_times_of_another_host() -> None:
 @pytest.mark.parametrize(
     ("trouble", "failures_left", "tokens", "step"),
     [
-        (Trouble.LOST, 2, 10, Step.PLACE_AGAIN),
-        (Trouble.LOST, 0, 10, Step.GIVE_UP),
-        (Trouble.INVALID, 2, 10, Step.GIVE_UP),
-        (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS, Step.COMPUTE_HERE),
-        (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS + 1, Step.PLACE_AGAIN),
-        (Trouble.HANDOFF, 0, 10**6, Step.COMPUTE_HERE),
-        (Trouble.NOT_KEPT, 0, 10**6, Step.COMPUTE_HERE),
-        (Trouble.REFUSED, 0, 10**6, Step.PLACE_AGAIN),  # it had not begun
-        (Trouble.UNREACHABLE, 0, 10**6, Step.PLACE_AGAIN),
+        (Trouble.LOST, 2, 10, RecoveryStep.PLACE_AGAIN),
+        (Trouble.LOST, 0, 10, RecoveryStep.GIVE_UP),
+        (Trouble.INVALID, 2, 10, RecoveryStep.GIVE_UP),
+        (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS, RecoveryStep.COMPUTE_HERE),
+        (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS + 1, RecoveryStep.PLACE_AGAIN),
+        (Trouble.HANDOFF, 0, 10**6, RecoveryStep.COMPUTE_HERE),
+        (Trouble.NOT_KEPT, 0, 10**6, RecoveryStep.COMPUTE_HERE),
+        (Trouble.REFUSED, 0, 10**6, RecoveryStep.PLACE_AGAIN),  # it had not begun
+        (Trouble.UNREACHABLE, 0, 10**6, RecoveryStep.PLACE_AGAIN),
     ],
 )
-def test_next_step(trouble: Trouble, failures_left: int, tokens: int, step: Step) -> None:
+def test_next_step(trouble: Trouble, failures_left: int, tokens: int, step: RecoveryStep) -> None:
     failure = Failure(trouble, "w", "")
-    assert next_step(failure, failures_left=failures_left, tokens_to_read=tokens) is step
+    assert next_step(failure, failures_left=failures_left, tokens_to_prefill=tokens) is step
 
 
 def test_backoff_doubles_up_to_a_limit() -> None:

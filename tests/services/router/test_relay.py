@@ -7,6 +7,7 @@ import re
 import time
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from vllm.v1.engine import FinishReason
@@ -14,8 +15,11 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Phase
+from baton.scheduler.policy import Policy
+from baton.scheduler.types import Need, View
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.http.usage import usage_of
+from baton.services.router.prefix import prefix_hashes
 from baton.services.router.recovery import PROGRESS_TOKENS, SHORT_PROMPT_TOKENS
 from baton.services.router.vllm.engine_client import RefusedByRouter
 from harness.fake_worker import BLOCK_SIZE, EOS, FakeWorker, Fault, answer, until
@@ -564,6 +568,28 @@ async def test_scheduler_away(cluster: Cluster) -> None:
     await cluster.pair()
     await cluster.server.__aexit__(None, None, None)
     assert refused(await cluster.ask(PROMPT), "scheduler") == 503
+
+
+async def test_the_policy_sees_the_prompt_s_prefixes_with_and_without_a_scheduler(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs: list[Need] = []
+    choose = Policy.choose
+
+    def recorded(policy: Policy, view: View, need: Need) -> Any:
+        needs.append(need)
+        return choose(policy, view, need)
+
+    monkeypatch.setattr(Policy, "choose", recorded)
+    await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    prompt = list(range(2 * BLOCK_SIZE))
+    right(await cluster.ask(prompt), prompt, 8)
+    await cluster.scheduler.refresh()
+    await cluster.server.__aexit__(None, None, None)
+    right(await cluster.ask(prompt), prompt, 8)
+    hashes = prefix_hashes(prompt, BLOCK_SIZE)
+    asked = {(need.attempt.request_id, need.prefix_hashes) for need in needs}
+    assert asked == {("q0", hashes), ("q1", hashes)}
 
 
 # -- a full house

@@ -339,7 +339,7 @@ async def test_nobody_can_go_on(members: Members, http: httpx.AsyncClient) -> No
     *tokens, error, done = [line.removeprefix("data: ") for line in lines]
     assert done == "[DONE]"
     assert json.loads(error)["error"]["code"] == 503
-    assert "nobody can take over" in json.loads(error)["error"]["message"]
+    assert "no worker can take over" in json.loads(error)["error"]["message"]
     said = "".join(json.loads(one)["choices"][0]["text"] for one in tokens)
     assert text(30).startswith(said)
 
@@ -528,7 +528,7 @@ async def test_a_stream_that_outlasts_the_drain_is_told(
         assert done == "[DONE]"
         assert (json.loads(error)["error"]["code"], json.loads(error)["error"]["message"]) == (
             503,
-            "the router is ending",
+            "the router is shutting down",
         )
         await until(lambda: not decode.running, "the worker drops the request", 2.0)
         assert await asyncio.to_thread(site.process.wait, END_S) == 0

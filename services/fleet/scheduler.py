@@ -1,4 +1,4 @@
-"""`baton scheduler`."""
+"""The scheduler as a process of its own: the configuration read, secrets fetched, served until a signal."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from baton.services.config import Settings
 def run_scheduler(settings: Settings) -> None:
     """Serve placements until SIGTERM or SIGINT.
 
-    Raises BatonError, one line: the port is taken, the store's name, its password or the file with it is
-    wrong. A store that does not answer is gone on without, until it does.
+    Raises BatonError, one line, when the port is taken, or when the store's URL, its password or the file with
+    the password is wrong. While the store does not answer, placements are kept in memory.
     """
     logs.configure(settings.log_format, "scheduler")
     own = settings.scheduler

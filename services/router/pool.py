@@ -1,0 +1,127 @@
+"""The streams to all workers: opened when first needed, and checked for silence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from baton.protos import scheduler_pb2, worker_pb2
+from baton.services.router.errors import WorkerUnreachable
+from baton.services.router.stream import CHECKS, WorkerStream
+
+SUSPECT_S = 5.0  # a lost worker is avoided this long: until then the scheduler has noticed too
+SILENCE_S = 5.0  # unless told otherwise: a stream that is silent for this long is lost
+
+
+class WorkerPool:
+    """The streams by worker. A restarted worker has a new id, and so a new stream."""
+
+    def __init__(
+        self,
+        hello: worker_pb2.HelloRequest,
+        decode_outputs: Callable[[bytes], Any],
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        """Treat a worker whose stream is silent for `silence_s` as lost.
+
+        That should be several of the intervals at which idle workers send (scheduler.heartbeat_s).
+        """
+        self._hello = hello
+        self._decode_outputs = decode_outputs
+        self._silence_s = silence_s
+        self._checking: asyncio.Task[None] | None = None
+        self._streams: dict[str, WorkerStream] = {}
+        self._opening: dict[str, asyncio.Task[WorkerStream]] = {}
+        self._suspects: dict[str, float] = {}  # worker id -> until when, time.monotonic
+        self._closed = False
+
+    async def stream(self, worker: scheduler_pb2.Worker) -> WorkerStream:
+        """Return the open stream to `worker`. Raises WorkerUnreachable within a call's deadline."""
+        stream = self._streams.get(worker.worker_id)
+        if stream is not None:
+            return stream
+        if self._closed:
+            raise WorkerUnreachable("the router is shutting down")
+        return await asyncio.shield(self._connecting(worker))  # others wait for it too
+
+    def warm(self, worker: scheduler_pb2.Worker) -> None:
+        """Begin to connect to a worker that is needed soon."""
+        if worker.worker_id not in self._streams and not self._closed:
+            self._connecting(worker)
+
+    def watch_pull(
+        self, worker_id: str, request_id: str, on_lost: Callable[[str], None]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Watch a pull as WorkerStream.watch_pull does; without an open stream to the worker do nothing."""
+        stream = self._streams.get(worker_id)
+        return contextlib.nullcontext() if stream is None else stream.watch_pull(request_id, on_lost)
+
+    def abort(self, worker_id: str, request_id: str) -> None:
+        """Have a worker drop a request; do nothing without an open stream to it."""
+        if stream := self._streams.get(worker_id):
+            stream.abort(request_id)
+
+    def suspects(self) -> set[str]:
+        """Return the ids of workers whose stream broke a moment ago, perhaps unnoticed by the scheduler."""
+        now = time.monotonic()
+        self._suspects = {worker: until for worker, until in self._suspects.items() if until > now}
+        return set(self._suspects)
+
+    def lag_s(self) -> float:
+        """Return how late the slowest stream is read, seconds: the router's own backlog."""
+        now = time.monotonic()
+        return max((stream.lag_s(now) for stream in self._streams.values()), default=0.0)
+
+    async def close(self) -> None:
+        """End all streams, within the connect deadline."""
+        self._closed = True
+        if self._checking is not None:
+            self._checking.cancel()
+        for task in list(self._opening.values()):
+            task.cancel()
+        await asyncio.gather(*(stream.close() for stream in list(self._streams.values())))
+
+    def _connecting(self, worker: scheduler_pb2.Worker) -> asyncio.Task[WorkerStream]:
+        """Return the one task that opens the stream to `worker`."""
+        task = self._opening.get(worker.worker_id)
+        if task is None:
+            task = asyncio.create_task(self._open(worker), name=f"open {worker.worker_id}")
+            self._opening[worker.worker_id] = task
+            task.add_done_callback(lambda task: self._opened(worker.worker_id, task))
+        return task
+
+    async def _open(self, worker: scheduler_pb2.Worker) -> WorkerStream:
+        stream = WorkerStream(worker, self._decode_outputs, self._ended)
+        try:
+            await stream.open(self._hello)
+        except WorkerUnreachable:
+            self._suspect(worker.worker_id)
+            raise
+        self._suspects.pop(worker.worker_id, None)
+        self._streams[worker.worker_id] = stream
+        if self._checking is None:
+            self._checking = asyncio.create_task(self._check(), name="check streams for silence")
+        return stream
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(self._silence_s / CHECKS)
+            for stream in list(self._streams.values()):
+                stream.check_silence(self._silence_s)
+
+    def _opened(self, worker_id: str, task: asyncio.Task[WorkerStream]) -> None:
+        self._opening.pop(worker_id, None)
+        if not task.cancelled():
+            task.exception()  # retrieved, or asyncio would complain when nobody waits for it (any more)
+
+    def _ended(self, stream: WorkerStream, lost: bool) -> None:
+        if self._streams.get(stream.worker_id) is stream:
+            del self._streams[stream.worker_id]
+        if lost:
+            self._suspect(stream.worker_id)
+
+    def _suspect(self, worker_id: str) -> None:
+        self._suspects[worker_id] = time.monotonic() + SUSPECT_S

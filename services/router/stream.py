@@ -1,0 +1,295 @@
+"""The stream to one worker, closed when idle or lost.
+
+A stream is lost when it breaks, and when no message arrives for too long: workers send empty messages while
+they have no outputs, so that a worker that hangs, or a network that drops packets, is noticed like a crash.
+
+No code here awaits per token, and no task is woken but the stream's one reader: it hands each output to the
+request's listener by a direct call. One writer task per stream, as concurrent writes end a grpc.aio stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
+from baton.rpc import CALL_TIMEOUT_S, aio_channel
+from baton.services.router.errors import WorkerUnreachable
+
+log = logging.getLogger(__name__)
+
+MAX_UNSENT_STARTS = 1024  # of one worker; above it the worker counts as full
+CLOCK_DRIFT = 1e-4  # seconds a second: more than two hosts' clocks differ by
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs forget it
+IDLE_CLOSE_S = 60.0  # a stream without requests is closed after this
+CHECKS = 5  # of a stream, within the silence that makes it lost
+LAG_COUNTS_S = 0.25  # after its message: a stream that is behind has the next one within that time
+
+
+class StreamListener(Protocol):
+    """One request's part on one worker, as its stream sees it. The calls must not block."""
+
+    request_id: str
+    epoch: int
+
+    def on_output(self, output: Any, clock_offset_s: float) -> None:
+        """Take one engine step's output. The offset leads from the worker's monotonic clock to ours."""
+
+    def on_saved(self, saved: worker_pb2.Saved) -> None:
+        """Note that the prompt's KV cache is ready to be pulled, or could not be saved."""
+
+    def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
+        """Note that the KV cache was loaded; the request may still wait for a slot."""
+
+    def on_shared(self, shared: worker_pb2.Shared) -> None:
+        """Note that decoding has begun, with some KV blocks shared with other requests."""
+
+    def on_failed(self, failed: worker_pb2.Failed) -> None:
+        """Note that the worker ended the request without completing it."""
+
+    def on_lost(self, message: str) -> None:
+        """Note that the stream has ended."""
+
+
+class WorkerStream:
+    """One worker's Run stream. A listener not removed before the stream's end gets one `on_lost`."""
+
+    def __init__(
+        self,
+        worker: scheduler_pb2.Worker,
+        decode_outputs: Callable[[bytes], Any],
+        on_end: Callable[[WorkerStream, bool], None],
+    ) -> None:
+        self.worker_id = worker.worker_id
+        self.address = worker.address
+        self._decode_outputs = decode_outputs
+        self._on_end = on_end
+        self._listeners: dict[str, StreamListener] = {}  # by request id
+        self._pulls: dict[str, Callable[[str], None]] = {}  # by request id: told when the saved KV is lost
+        self._unsent: deque[worker_pb2.RunRequest] = deque()
+        self._unsent_starts = 0
+        self._work = asyncio.Event()
+        self._channel: grpc.aio.Channel | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._least_offset_s = math.inf  # from the worker's clock to ours, of the quickest message
+        self._last_sent_at = 0.0  # the worker's clock
+        self._heard = True  # since the last check
+        self._silent_checks = 0
+        self.ended = False
+        self.speculative_method = ""  # the worker's drafter; empty without speculation
+        self._lag_s = 0.0  # how much later than the quickest one the last message was read
+        self._read_at = 0.0  # our clock
+
+    async def open(self, hello: worker_pb2.HelloRequest) -> None:
+        """Connect, and compare versions and models.
+
+        Raises WorkerUnreachable with one line that names both.
+        """
+        channel = aio_channel(self.address)
+        try:
+            stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+            reply = await stub.Hello(hello, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            await channel.close(None)
+            raise WorkerUnreachable(
+                f"worker {self.worker_id} at {self.address} does not answer: {error.details()}"
+            ) from None
+        except BaseException:
+            await channel.close(None)
+            raise
+        if problem := self._refusal(reply):
+            await channel.close(None)
+            log.error("worker %s at %s cannot be used: %s", self.worker_id, self.address, problem)
+            raise WorkerUnreachable(f"worker {self.worker_id}: {problem}")
+        self._channel = channel
+        self.speculative_method = reply.identity.capacity.speculative_method
+        call = stub.Run()
+        self._tasks = [
+            asyncio.create_task(self._write(call), name=f"write {self.worker_id}"),
+            asyncio.create_task(self._read(call), name=f"read {self.worker_id}"),
+        ]
+        self._close_when_idle()
+
+    def _refusal(self, reply: worker_pb2.HelloReply) -> str:
+        if reply.refusal:
+            return reply.refusal
+        there = reply.identity.worker_id
+        if there and there != self.worker_id:
+            return f"{self.address} is now worker {there}"
+        return ""
+
+    def begin(self, listener: StreamListener, start: worker_pb2.Start) -> bool:
+        """Send `start`, its outputs to `listener`. Return False when the stream has ended or is clogged."""
+        if self.ended or self._unsent_starts >= MAX_UNSENT_STARTS:
+            return False
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        self._listeners[listener.request_id] = listener
+        self._unsent_starts += 1
+        self._send(worker_pb2.RunRequest(start=start))
+        return True
+
+    def forget(self, listener: StreamListener) -> None:
+        """Drop all later messages for this listener. Harmless when it was removed already."""
+        if self._listeners.get(listener.request_id) is listener:
+            del self._listeners[listener.request_id]
+            if not self._listeners:
+                self._close_when_idle()
+
+    @contextlib.contextmanager
+    def watch_pull(self, request_id: str, on_lost: Callable[[str], None]) -> Iterator[None]:
+        """Call `on_lost` if this worker is lost inside the block, while the KV that it saved is pulled."""
+        if self.ended:
+            on_lost("its stream has ended")
+        self._pulls[request_id] = on_lost
+        try:
+            yield
+        finally:
+            self._pulls.pop(request_id, None)
+
+    def abort(self, request_id: str) -> None:
+        """Have the worker drop the request and its saved KV. Sent after the request's Start."""
+        if not self.ended:
+            self._send(worker_pb2.RunRequest(abort=worker_pb2.Abort(request_ids=[request_id])))
+
+    def lag_s(self, now: float) -> float:
+        """Return how late this stream is read, seconds; 0 when its last message is too old to tell."""
+        return self._lag_s if now < self._read_at + LAG_COUNTS_S else 0.0
+
+    def check_silence(self, silence_s: float) -> None:
+        """Give the stream up when it was silent for `silence_s`. To be called CHECKS times within that.
+
+        Checks are counted, not seconds: while this process itself is suspended, messages stay unread through
+        no fault of the worker's.
+        """
+        self._silent_checks = 0 if self._heard else self._silent_checks + 1
+        self._heard = False
+        if self._silent_checks >= CHECKS and not self.ended:
+            self._end(f"no message for {silence_s:g} s", lost=True)
+            _detached(self.close())
+
+    async def close(self) -> None:
+        """End the stream; its remaining listeners hear `on_lost`."""
+        self._end("the router closes the connection", lost=False)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    def _send(self, message: worker_pb2.RunRequest) -> None:
+        self._unsent.append(message)
+        self._work.set()
+
+    async def _write(self, call: Any) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                while self._unsent:
+                    message = self._unsent.popleft()
+                    if message.HasField("start"):
+                        self._unsent_starts -= 1
+                    await call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader sees the same end, and why
+
+    async def _read(self, call: Any) -> None:
+        message = "the router failed to read its stream"
+        try:
+            while (reply := await call.read()) is not _EOF:
+                self._heard = True
+                self._dispatch(reply)
+            code, details = await call.code(), await call.details()
+            message = "it ended the stream" if code is grpc.StatusCode.OK else f"{code.name}: {details}"
+        except grpc.aio.AioRpcError as error:
+            message = f"{error.code().name}: {error.details()}"
+        except ValueError as error:
+            message = f"it sent an unreadable message: {error}"
+        finally:
+            call.cancel()
+            if not self.ended:
+                self._end(message, lost=True)
+                _detached(self.close())  # another task's work: this one cannot wait for its own end
+
+    def _dispatch(self, reply: worker_pb2.RunReply) -> None:
+        listeners = self._listeners
+        if reply.engine_outputs:
+            outputs = self._decode_outputs(reply.engine_outputs)
+            offset_s = time.monotonic() - outputs.timestamp
+            self._note_lag(outputs.timestamp, offset_s)
+            for output in outputs.outputs:
+                listener = listeners.get(output.request_id)
+                if listener is not None:
+                    listener.on_output(output, offset_s)
+        for saved in reply.saved:
+            if listener := self._current(saved.request_id, saved.epoch):
+                listener.on_saved(saved)
+        for admitted in reply.admitted:
+            if listener := self._current(admitted.request_id, admitted.epoch):
+                listener.on_admitted(admitted)
+        for shared in reply.shared:
+            if listener := self._current(shared.request_id, shared.epoch):
+                listener.on_shared(shared)
+        for failed in reply.failed:
+            if listener := self._current(failed.request_id, failed.epoch):
+                listener.on_failed(failed)
+
+    def _note_lag(self, sent_at: float, offset_s: float) -> None:
+        """Compare with the quickest message so far, and let that fade, as hosts' clocks drift apart."""
+        faded = self._least_offset_s + CLOCK_DRIFT * max(0.0, sent_at - self._last_sent_at)
+        self._last_sent_at = sent_at
+        self._least_offset_s = min(faded, offset_s)
+        self._lag_s = offset_s - self._least_offset_s
+        self._read_at = sent_at + offset_s
+
+    def _current(self, request_id: str, epoch: int) -> StreamListener | None:
+        """Return a message's listener; None for an older epoch and for a request that has ended."""
+        listener = self._listeners.get(request_id)
+        return listener if listener is not None and listener.epoch == epoch else None
+
+    def _end(self, message: str, *, lost: bool) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._on_end(self, lost)
+        listeners, self._listeners = list(self._listeners.values()), {}
+        if lost and listeners:
+            log.warning("worker %s is lost, with %d requests: %s", self.worker_id, len(listeners), message)
+        for listener in listeners:
+            listener.on_lost(message)
+        if lost:
+            for on_lost in list(self._pulls.values()):
+                on_lost(message)
+
+    def _close_when_idle(self) -> None:
+        """Close the stream IDLE_CLOSE_S from now, unless another request comes."""
+        if not self.ended and self._idle_timer is None:
+            loop = asyncio.get_running_loop()
+            self._idle_timer = loop.call_later(IDLE_CLOSE_S, lambda: _detached(self._close_idle()))
+
+    async def _close_idle(self) -> None:
+        if not self._listeners:
+            await self.close()
+
+
+_background: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
+
+
+def _detached(coroutine: Any) -> None:
+    task = asyncio.get_running_loop().create_task(coroutine)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
