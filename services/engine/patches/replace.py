@@ -43,7 +43,7 @@ def check(owner: Any, name: str, expects: Sequence[str]) -> Function:
     )
     if function is None or _parameters_of(function) != tuple(expects):
         raise StartError(
-            f"this vLLM's {_symbol(owner, name)} does not take {', '.join(expects) or 'no parameters'}: "
+            f"this vLLM has no {_symbol(owner, name)}({', '.join(expects)}): "
             "install the vLLM version that this Baton is made for"
         )
     return function

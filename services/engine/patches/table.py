@@ -241,10 +241,7 @@ PATCHES = (
         name="verify_v2",
         why="The same on model runner V2: its RejectionSampler's _verify is replaced on the object when the "
         "model has been loaded.",
-        symbols=(
-            f"{_V2}.model_runner:GPUModelRunner.load_model",
-            f"{_V2}.spec_decode.rejection_sampler:RejectionSampler._verify",
-        ),
+        symbols=(f"{_V2}.model_runner:GPUModelRunner.load_model",),
         processes=RANKS,
         until="vLLM lets a plug-in name its rejection sampler",
         platform="GPU",
