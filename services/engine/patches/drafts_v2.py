@@ -42,6 +42,7 @@ run all that num_speculative_tokens says).
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -156,9 +157,10 @@ def _capture_for(speculator: Any, vllm_config: Any, steps: int) -> None:
 def _cutting(original: Callable[..., Any]) -> Callable[..., Any]:
     def take_draft_token_ids(self: Any) -> Any:
         taken = original(self)
-        propose = getattr(self.speculator, "propose", None)
-        if taken is not None and isinstance(propose, Matching):
-            for drafts, count in zip(taken.draft_token_ids, propose.counts(), strict=False):
+        propose: Any = getattr(self.speculator, "propose", None)
+        matching = inspect.unwrap(propose)  # step_times has wrapped it
+        if taken is not None and isinstance(matching, Matching):
+            for drafts, count in zip(taken.draft_token_ids, matching.counts(), strict=False):
                 del drafts[count:]
         return taken
 
