@@ -14,10 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits, claim, waits_for_slot
+from baton.scheduler.booking import claim, waits_for_slot
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.store import Store
-from baton.scheduler.types import Booking, Need, ReserveOutcome, ReserveResult, View, WorkerRecord
+from baton.scheduler.types import (
+    Booking,
+    Need,
+    PlacementLimits,
+    ReserveOutcome,
+    ReserveResult,
+    View,
+    WorkerRecord,
+)
 
 VIEW_AGE_S = 0.02  # s; a view older than this is read again before anything is chosen on it
 MAX_TRIES = 4  # bookings tried for one placement
@@ -39,7 +47,7 @@ class Placer:
         self,
         store: Store,
         policy: Policy,
-        limits: Limits,
+        limits: PlacementLimits,
         lease_s: float,
         on_expired: Callable[[int], None],
     ) -> None:

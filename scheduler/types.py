@@ -18,8 +18,31 @@ from baton.protos import scheduler_pb2 as pb
 MAX_EPOCH = 2**31  # Lua's numbers are doubles; nobody gets near it
 
 
-class SchedulerOptions(Protocol):
-    """What the scheduler reads of its settings; `SchedulerSettings` of the configuration tree is one."""
+class PlacementLimits(Protocol):
+    """How full workers may get. The scheduler's settings say so, and to routers its snapshots."""
+
+    max_queued_prompt_tokens: int
+    max_queue_factor: float
+    handoff_min_tokens: int
+    idle_decode_tokens: int
+
+
+def same_limits(one: PlacementLimits, other: PlacementLimits) -> bool:
+    """Return whether all limits of both are equal."""
+    return all(getattr(one, name) == getattr(other, name) for name in PlacementLimits.__annotations__)
+
+
+class PolicyOptions(Protocol):
+    """The parts of a placement policy, by name; `PolicySettings` of the configuration tree is one."""
+
+    filters: list[str]  # asked in this order
+    pair_filters: list[str]
+    scorers: dict[str, float]  # name -> weight above 0; scores are averaged by weight
+    picker: str
+
+
+class SchedulerOptions(PlacementLimits, Protocol):
+    """The scheduler's settings; `SchedulerSettings` of the configuration tree is one."""
 
     address: str  # host:port
     store: str  # memory, redis:// or rediss://
@@ -27,11 +50,11 @@ class SchedulerOptions(Protocol):
     heartbeat_s: float
     worker_lease_s: float
     placement_lease_s: float
-    max_queued_prompt_tokens: int
-    max_queue_factor: float
-    handoff_min_tokens: int
-    idle_decode_tokens: int
     rebalance_after_s: float | None
+
+    @property
+    def policy(self) -> PolicyOptions:
+        """The parts of the policy that places."""
 
 
 @dataclass(frozen=True, slots=True)
