@@ -14,7 +14,7 @@ from pathlib import Path
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import claim
 from baton.scheduler.store import Store
-from baton.scheduler.types import Attempt, Claim, Need, PlacementLimits, Report, View
+from baton.scheduler.types import Attempt, Claim, FleetView, Need, PlacementLimits, Report
 from baton.services.config import PolicySettings
 from harness.support import PATIENCE
 
@@ -86,7 +86,7 @@ async def register(store: Store, worker_id: str, role: pb.Role = pb.ROLE_MIXED, 
 
 
 def claim_on(
-    view: View, what: Need, decode: str, prefill: str = "", limits: PlacementLimits = LIMITS
+    view: FleetView, what: Need, decode: str, prefill: str = "", limits: PlacementLimits = LIMITS
 ) -> Claim:
     return claim(what, view.workers[prefill] if prefill else None, view.workers[decode], limits)
 

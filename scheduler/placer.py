@@ -19,11 +19,11 @@ from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.store import Store
 from baton.scheduler.types import (
     Booking,
+    FleetView,
     Need,
     PlacementLimits,
     ReserveOutcome,
     ReserveResult,
-    View,
     WorkerRecord,
 )
 
@@ -57,7 +57,7 @@ class Placer:
         self._limits = limits
         self._lease_s = lease_s
         self._on_expired = on_expired
-        self._view: View | None = None
+        self._view: FleetView | None = None
         self._read_at = 0.0  # time.monotonic() at which reading `_view` began
         self._reading = asyncio.Lock()
 
@@ -88,7 +88,7 @@ class Placer:
             pb.Rejection.CODE_FULL, f"others were faster {MAX_TRIES} times: too many requests at once"
         )
 
-    async def view(self, oldest: float) -> View:
+    async def view(self, oldest: float) -> FleetView:
         """A view read no earlier than `oldest` (time.monotonic()). Callers that wait share one reading."""
         if self._view is not None and self._read_at >= oldest:
             return self._view

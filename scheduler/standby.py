@@ -22,12 +22,12 @@ from baton.scheduler.booking import claim, waits_for_slot
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.types import (
     Booking,
+    FleetView,
     Known,
     Need,
     PlacementLimits,
     PolicyOptions,
     Reserved,
-    View,
     WorkerRecord,
     held,
     same_limits,
@@ -96,7 +96,7 @@ class Standby:
         workers = self._workers(mine)
         if self._policy is None or self._limits is None or not workers:
             return None
-        view = View(workers, live_attempts=0, expired=0)
+        view = FleetView(workers, live_attempts=0, expired=0)
         choice = self._policy.choose(view, need)
         if isinstance(choice, NoChoice):
             return choice

@@ -2,7 +2,7 @@
 
 Wire messages (`baton.protos.scheduler_pb2`) stay what they are where the scheduler only carries them: a
 worker's identity and load, an attempt's cost. What it reasons about is here: who needs what (`Need`), who is
-there (`WorkerRecord`, `View`), what is to be booked (`Claim`) and what is (`Booking`), what came of it, and
+there (`WorkerRecord`, `FleetView`), what is to be booked (`Claim`) and what is (`Booking`), what came of it, and
 all of it together (`Known`, `State`), as it passes from one store to another.
 """
 
@@ -155,7 +155,7 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class FleetView:
     """All workers alive at one moment, with what is booked on them."""
 
     workers: dict[str, WorkerRecord]

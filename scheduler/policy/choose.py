@@ -26,7 +26,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import may_help
 from baton.scheduler.policy.base import Filter, PairFilter, Picker, Scorer, Side
 from baton.scheduler.policy.registry import load
-from baton.scheduler.types import Need, PlacementLimits, PolicyOptions, View, WorkerRecord
+from baton.scheduler.types import FleetView, Need, PlacementLimits, PolicyOptions, WorkerRecord
 
 _HOPE = {pb.Rejection.CODE_NO_WORKERS: 0, pb.Rejection.CODE_TOO_LARGE: 1, pb.Rejection.CODE_FULL: 2}
 _WORK = {Side.PREFILL: "prefill", Side.DECODE: "decode", Side.BOTH: "take the request"}
@@ -80,7 +80,7 @@ class Policy:
         self._picker = load(options.picker, Picker)(limits)
         self._rng = rng or random.Random()  # noqa: S311 (no secret)
 
-    def choose(self, view: View, need: Need) -> WorkerChoice | NoChoice:
+    def choose(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
         """Who shall take `need`, or why nobody can. Changes nothing."""
         prefill = [worker for worker in view.workers.values() if worker.role == pb.ROLE_PREFILL]
         decode = [worker for worker in view.workers.values() if worker.role == pb.ROLE_DECODE]

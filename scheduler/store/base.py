@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import (
     Claim,
+    FleetView,
     Heard,
     History,
     Report,
@@ -24,7 +25,6 @@ from baton.scheduler.types import (
     Reserved,
     ReserveResult,
     State,
-    View,
     held,
 )
 
@@ -42,7 +42,7 @@ class Store(ABC):
     problem: str = ""  # why it works without the database that it is named after; empty while it has that
 
     @abstractmethod
-    async def view(self) -> View:
+    async def view(self) -> FleetView:
         """All workers alive and what is booked on them. Sweeps first. Called up to some 50 times a second."""
 
     @abstractmethod

@@ -18,6 +18,7 @@ from baton.scheduler.types import (
     Booking,
     Claim,
     Deployment,
+    FleetView,
     Heard,
     History,
     Known,
@@ -27,7 +28,6 @@ from baton.scheduler.types import (
     ReserveOutcome,
     ReserveResult,
     State,
-    View,
     WorkerRecord,
     attempt_to_wire,
     drained_of,
@@ -62,12 +62,12 @@ class MemoryStore(Store):
         self._turns: dict[str, float] = {}
         self._handoffs: deque[tuple[pb.PastHandoff, float]] = deque(maxlen=HANDOFFS_KEPT)
 
-    async def view(self) -> View:
+    async def view(self) -> FleetView:
         now = self._clock()
         expired = self._sweep(now)
         workers = {key: self._record(worker, now) for key, worker in self._workers.items()}
         drained = drained_of(self._drains)
-        return View(workers, len(self._ledger.live), expired, self.generation, drained)
+        return FleetView(workers, len(self._ledger.live), expired, self.generation, drained)
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         now = self._clock()

@@ -24,6 +24,7 @@ from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.store.base import Store
 from baton.scheduler.types import (
     Claim,
+    FleetView,
     Heard,
     History,
     Known,
@@ -33,7 +34,6 @@ from baton.scheduler.types import (
     ReserveOutcome,
     ReserveResult,
     State,
-    View,
 )
 
 QUICK_S = 0.25  # s; a store that needs longer for a small write is not back
@@ -79,7 +79,7 @@ class ResilientStore(Store):
         except StoreUnavailable as error:
             self._lose(error)
 
-    async def view(self) -> View:
+    async def view(self) -> FleetView:
         view = await self._ask(self._shared.view)
         if view is not None:
             self._check(view.generation)

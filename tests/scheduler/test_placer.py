@@ -17,13 +17,13 @@ from baton.scheduler.store.redis import RedisStore
 from baton.scheduler.types import (
     Attempt,
     Claim,
+    FleetView,
     PlacementLimits,
     Report,
     ReportResult,
     Reserved,
     ReserveResult,
     State,
-    View,
 )
 from harness.scheduling import LEASE_S, LIMITS, Options, RedisServer, need, register, report, until
 
@@ -38,7 +38,7 @@ class Counting(Store):
         self.reserves = 0
         self.before_reserve: list[Claim] = []
 
-    async def view(self) -> View:
+    async def view(self) -> FleetView:
         self.views += 1
         return await self.inner.view()
 

@@ -14,7 +14,7 @@ from baton.scheduler.policy.base import Filter, PairFilter, Picker, PolicyPart, 
 from baton.scheduler.policy.pickers import Best, PowerOfTwo
 from baton.scheduler.policy.registry import PARTS, load
 from baton.scheduler.policy.scorers import FreeBlocks, QueuedPromptTokens, RunningRequests, StagingRoom
-from baton.scheduler.types import Need, Reserved, View, WorkerRecord
+from baton.scheduler.types import FleetView, Need, Reserved, WorkerRecord
 from baton.services.config import PolicySettings
 from harness.scheduling import LIMITS, identity, need
 
@@ -47,7 +47,7 @@ def choose(
 ) -> tuple[str, str]:
     """(prefill, decode) or (code, message)."""
     limits = replace(LIMITS, handoff_min_tokens=handoff_min, idle_decode_tokens=idle_decode)
-    view = View({one.worker_id: one for one in workers}, 0, 0)
+    view = FleetView({one.worker_id: one for one in workers}, 0, 0)
     options = PolicySettings(picker="best", **config)  # type: ignore[arg-type]
     choice = Policy(limits, options, random.Random(1)).choose(view, what)
     if isinstance(choice, WorkerChoice):
