@@ -14,7 +14,7 @@ from pathlib import Path
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import claim
 from baton.scheduler.store import Store
-from baton.scheduler.types import Attempt, Claim, FleetView, Need, PlacementLimits, Report
+from baton.scheduler.types import Attempt, Claim, FleetView, Need, PlacementLimits, RouterReport
 from baton.services.config import PolicySettings
 from harness.support import PATIENCE
 
@@ -97,11 +97,11 @@ def report(
     finished: list[Attempt] | None = None,
     renewed: list[Attempt] | None = None,
     shared: list[tuple[Attempt, int]] | None = None,
-) -> Report:
+) -> RouterReport:
     def wire(attempt: Attempt) -> pb.Attempt:
         return pb.Attempt(request_id=attempt.request_id, epoch=attempt.epoch)
 
-    return Report(
+    return RouterReport(
         prefilled=tuple(prefilled or ()),
         finished=tuple(
             (one, pb.Finished(attempt=wire(one), outcome="stop", cost=pb.Cost(output_tokens=7)))

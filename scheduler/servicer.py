@@ -24,8 +24,8 @@ from baton.scheduler.store import Store
 from baton.scheduler.types import (
     FleetView,
     Need,
-    Report,
     Reserved,
+    RouterReport,
     SchedulerOptions,
     WorkerRecord,
     attempt_from_wire,
@@ -89,7 +89,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportReply:
         try:
-            report = Report.from_wire(request)
+            report = RouterReport.from_wire(request)
         except ValueError as error:
             await _refuse(context, str(error))
         result = await self._store.report(report, self._options.placement_lease_s)

@@ -243,7 +243,7 @@ class ReserveResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RouterReport:
     """What happened to attempts since the last report; applied in the order of the fields."""
 
     placed: tuple[Known, ...] = ()  # by the router itself, or told again
@@ -253,7 +253,7 @@ class Report:
     shared: tuple[tuple[Attempt, int], ...] = ()  # with the KV blocks that are left of the booking
 
     @classmethod
-    def from_wire(cls, request: pb.ReportRequest) -> Report:
+    def from_wire(cls, request: pb.ReportRequest) -> RouterReport:
         """Raises ValueError for an event without request id or epoch."""
         return cls(
             placed=tuple(known_from_wire(booking, request.router_id) for booking in request.placed),

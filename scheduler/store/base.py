@@ -20,10 +20,10 @@ from baton.scheduler.types import (
     FleetView,
     Heard,
     History,
-    Report,
     ReportResult,
     Reserved,
     ReserveResult,
+    RouterReport,
     State,
     held,
 )
@@ -54,7 +54,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def report(self, report: Report, lease_s: float) -> ReportResult:
+    async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
         """Apply what routers tell. Events with an older epoch, or of an attempt that is gone, change nothing.
 
         Placed books what runs already, whatever the limits say. Prefilled releases the prompt's tokens (and

@@ -22,11 +22,11 @@ from baton.scheduler.types import (
     Heard,
     History,
     Known,
-    Report,
     ReportResult,
     Reserved,
     ReserveOutcome,
     ReserveResult,
+    RouterReport,
     State,
     WorkerRecord,
     attempt_to_wire,
@@ -92,7 +92,7 @@ class MemoryStore(Store):
         self._ledger.book(booking, now + lease_s)
         return ReserveResult(ReserveOutcome.BOOKED, expired=expired)
 
-    async def report(self, report: Report, lease_s: float) -> ReportResult:
+    async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
         now = self._clock()
         result = ReportResult()
         for known in report.placed:

@@ -43,11 +43,11 @@ from baton.scheduler.types import (
     Heard,
     History,
     Known,
-    Report,
     ReportResult,
     Reserved,
     ReserveOutcome,
     ReserveResult,
+    RouterReport,
     State,
     drained_of,
     name_of,
@@ -131,7 +131,7 @@ class RedisStore(Store):
         )
         return ReserveResult(ReserveOutcome(outcome.decode()), detail.decode(), expired)
 
-    async def report(self, report: Report, lease_s: float) -> ReportResult:
+    async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
         events: list[tuple[str, Attempt, bytes]] = [
             *(("placed", known.attempt, wire.attempt(known)) for known in report.placed),
             *(("prefilled", attempt, b"") for attempt in report.prefilled),

@@ -28,11 +28,11 @@ from baton.scheduler.types import (
     Heard,
     History,
     Known,
-    Report,
     ReportResult,
     Reserved,
     ReserveOutcome,
     ReserveResult,
+    RouterReport,
     State,
 )
 
@@ -94,7 +94,7 @@ class ResilientStore(Store):
             await self._memory.merge(State(requests=(known,)))
         return result
 
-    async def report(self, report: Report, lease_s: float) -> ReportResult:
+    async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
         result = await self._ask(lambda: self._shared.report(report, lease_s))
         mine = await self._memory.report(report, lease_s)
         return mine if result is None else result

@@ -19,10 +19,10 @@ from baton.scheduler.types import (
     Claim,
     FleetView,
     PlacementLimits,
-    Report,
     ReportResult,
     Reserved,
     ReserveResult,
+    RouterReport,
     State,
 )
 from harness.scheduling import LEASE_S, LIMITS, Options, RedisServer, need, register, report, until
@@ -48,7 +48,7 @@ class Counting(Store):
             await self.inner.reserve(self.before_reserve.pop(), lease_s)
         return await self.inner.reserve(claim, lease_s)
 
-    async def report(self, what: Report, lease_s: float) -> ReportResult:
+    async def report(self, what: RouterReport, lease_s: float) -> ReportResult:
         return await self.inner.report(what, lease_s)
 
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
