@@ -15,7 +15,7 @@ from vllm.v1.engine import FinishReason
 from baton.handoff import reports
 from baton.protos import worker_pb2
 from baton.services.engine import requests, wire
-from baton.services.worker.attempts import Attempt
+from baton.services.worker.attempts import RunningAttempt
 
 
 def encode(outputs: Any, kept: Sequence[Any]) -> bytes:
@@ -26,7 +26,7 @@ def encode(outputs: Any, kept: Sequence[Any]) -> bytes:
     return wire.encode_outputs(outputs)
 
 
-def readdress(output: Any, attempt: Attempt) -> bool:
+def readdress(output: Any, attempt: RunningAttempt) -> bool:
     """Give an output the router's name for its request. True when the request ended with it."""
     output.request_id = attempt.request_id
     output.kv_transfer_params = None
@@ -37,7 +37,7 @@ def readdress(output: Any, attempt: Attempt) -> bool:
     return output.finish_reason is not None
 
 
-def drafts_of(attempt: Attempt) -> tuple[int, int]:
+def drafts_of(attempt: RunningAttempt) -> tuple[int, int]:
     """Drafts verified for the attempt so far, and those of which the first token was accepted."""
     metrics = attempt.prepared.request.spec_decode_metrics if attempt.prepared is not None else None
     if metrics is None:
@@ -51,7 +51,7 @@ def is_error(output: Any) -> bool:
 
 
 def end_of_prefill(
-    output: Any, attempt: Attempt, saved: reports.Saved | None, max_model_len: int
+    output: Any, attempt: RunningAttempt, saved: reports.Saved | None, max_model_len: int
 ) -> worker_pb2.Saved | None:
     """The last output of a prefill: what to say of its KV; None when nobody will want it.
 
@@ -75,7 +75,7 @@ def end_of_prefill(
     return message
 
 
-def admitted(attempt: Attempt, loaded: reports.Loaded) -> worker_pb2.Admitted:
+def admitted(attempt: RunningAttempt, loaded: reports.Loaded) -> worker_pb2.Admitted:
     """A handoff's end at this worker, and what it cost."""
     return worker_pb2.Admitted(
         request_id=attempt.request_id,
