@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits, usable_blocks
-from baton.scheduler.types import Booking, Reserved
+from baton.scheduler.booking import max_requests, usable_blocks
+from baton.scheduler.types import Booking, PlacementLimits, Reserved
 from harness.chaos.outcome import Span, counts
 from harness.stats import percentile
 
@@ -23,10 +23,10 @@ class Books:
     each of them may fill the room that all of them saw.
     """
 
-    def __init__(self, capacity: pb.Capacity, limits: Limits, routers: int) -> None:
+    def __init__(self, capacity: pb.Capacity, limits: PlacementLimits, routers: int) -> None:
         """All workers are alike."""
         self._most = Reserved(
-            limits.max_queued_prompt_tokens, limits.max_requests(capacity), usable_blocks(capacity)
+            limits.max_queued_prompt_tokens, max_requests(capacity, limits), usable_blocks(capacity)
         )
         self._routers = routers
         self._held: dict[str, Reserved] = {}

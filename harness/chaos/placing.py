@@ -14,13 +14,13 @@ from collections.abc import AsyncIterator
 from prometheus_client import CollectorRegistry
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits, blocks_for, usable_blocks
+from baton.scheduler.booking import blocks_for, usable_blocks
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.tasks import spawn, stop
 from baton.scheduler.types import Booking, Need
-from baton.services.config import SchedulerSettings
+from baton.services.config import PolicySettings, SchedulerSettings
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.cluster import ClusterView
 from baton.services.router.errors import NotAdmitted, Why
@@ -74,7 +74,7 @@ class _Router:
 
     def __init__(self, address: str, name: str, lease_s: float) -> None:
         self.name = name
-        self.client = SchedulerClient(address, router_id=name)
+        self.client = SchedulerClient(address, router_id=name, policy=PolicySettings())
         self.placements = Placements(self.client, RouterMetrics(CollectorRegistry()))
         self.view = ClusterView(self.client, lease_s)
 
@@ -87,8 +87,7 @@ class Placing:
         self._site = site
         self._told = told
         self._draw = random.Random(seed)
-        limits = Limits.of(SchedulerSettings())
-        self._books = Books(CAPACITY, limits, told.routers)
+        self._books = Books(CAPACITY, SchedulerSettings(), told.routers)
         self._pairs: dict[tuple[str, int], tuple[str, str]] = {}  # attempt -> its prefill and decode worker
         self._open: set[asyncio.Task[None]] = set()
         self._routers: list[_Router] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.scheduler.policy import PolicyConfig
 from baton.scheduler.service import serve
 from baton.services import credentials, logs
 from baton.services.config import Settings
@@ -20,5 +19,4 @@ def run_scheduler(settings: Settings) -> None:
     own = settings.scheduler
     own.check_shared()
     password = credentials.store_password(own)
-    policy = PolicyConfig.of(own.policy)
-    asyncio.run(serve(own, store_password=password, policy=policy, metrics_port=own.metrics_port))
+    asyncio.run(serve(own, store_password=password, metrics_port=own.metrics_port))

@@ -18,7 +18,6 @@ from typing import Any, cast
 from baton.addresses import join
 from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.policy import PolicyConfig
 from baton.scheduler.tasks import spawn, stop
 from baton.services import credentials, logs
 from baton.services.config import Settings
@@ -95,7 +94,7 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
 
     router_id = f"router-{uuid.uuid4().hex[:12]}"
     own = settings.scheduler
-    scheduler = SchedulerClient(own.address, router_id=router_id, policy=PolicyConfig.of(own.policy))
+    scheduler = SchedulerClient(own.address, router_id=router_id, policy=own.policy)
     hello = worker_pb2.HelloRequest(
         router_id=router_id, vllm_version=VLLM_VERSION, model=served_model_name(settings.engine)
     )
