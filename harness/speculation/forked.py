@@ -27,7 +27,7 @@ def _one_core_each(workers: int, gpus_each: int) -> list[devices.Devices]:
 
 
 class _Log:
-    """The supervisor's Report: what a reader of the log waits for."""
+    """The supervisor's observer: what a reader of the log waits for."""
 
     def begun(self, log_dir: object) -> None:
         del log_dir

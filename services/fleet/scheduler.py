@@ -12,8 +12,8 @@ from baton.services.config import Settings
 def run_scheduler(settings: Settings) -> None:
     """Serve placements until SIGTERM or SIGINT.
 
-    Raises BatonError, one line, when the port is taken, or when the store's URL, its password or the file with
-    the password is wrong. While the store does not answer, placements are kept in memory.
+    Raises BatonError, one line, when the port is taken, or when the store's URL, its password or the file
+    with the password is wrong. While the store does not answer, placements are kept in memory.
     """
     logs.configure(settings.log_format, "scheduler")
     own = settings.scheduler
