@@ -1,18 +1,17 @@
 """The router: OpenAI's HTTP API in, tokens out. It runs no engine; its engines are the workers.
 
-    HTTP ── http/connections.py ── http/authentication.py ── http/admission.py ── vLLM's OpenAI app
-                                                                                  (vllm/frontend.py)
-                                                         EngineCoreRequest │         ▲ EngineCoreOutputs
-                                                                  vllm/engine_client.py, vllm/outputs.py
-                                                                           │         ▲
-       placement.py, waiting.py ─── relay.py (one request's life) ◄────────┘         │
-       (the scheduler)                │    its state.py, journal.py, recovery.py     │
-                                      ▼                                              │
-                                    leg.py (one phase on one worker) ─── tokens ─ sink.py
-                                      │    ▲
-                                    pool.py, stream.py (gRPC streams to the workers)
+    HTTP ── http/: connections, authentication, admission ── vLLM's OpenAI app (vllm/frontend.py)
+                                        EngineCoreRequest │         ▲ EngineCoreOutputs
+                                                vllm/engine_client.py, outputs.py
+                                                          ▼         ▲
+     waiting.py, placement.py ──── relay.py: one request's life     │
+     (the scheduler)               state, journal, recovery         │
+                                                          ▼         │
+                                   leg.py: one phase of it ───▶ sink.py
+                                                          │ ▲
+                                   pool.py, stream.py: a gRPC stream to each worker
 
-A request passes through its relay once per phase; a token goes from the stream to the leg and from there to
-the front end. `http/app.py` puts the parts together and serves; `cluster.py` watches the workers for /health
-and the model's limits; `metrics.py` counts; `prefix.py` hashes prompts for the scheduler.
+A request passes its relay once per phase; its tokens go from the stream to the leg and on to the front end.
+`http/app.py` puts the parts together and serves; `cluster.py` watches the workers for /health and the model's
+limits; `metrics.py` counts; `prefix.py` hashes prompts for the scheduler.
 """
