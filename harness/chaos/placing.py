@@ -50,7 +50,7 @@ END_S = 60.0  # until the last requests are over
 
 @contextlib.asynccontextmanager
 async def registered(site: Site) -> AsyncIterator[None]:
-    """Workers that are ready, each with a connection of its own."""
+    """Register workers that are ready, each with its own connection."""
     async with contextlib.AsyncExitStack() as stack:
         for number in range(WORKERS):
             role = pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE
@@ -70,7 +70,7 @@ async def registered(site: Site) -> AsyncIterator[None]:
 
 
 class _Router:
-    """What a router places with."""
+    """A router's part in placing."""
 
     def __init__(self, address: str, name: str, lease_s: float) -> None:
         self.name = name
@@ -80,7 +80,7 @@ class _Router:
 
 
 class Placing:
-    """Requests at an even rate, whatever becomes of the earlier ones. It tells `told` what it sees."""
+    """Requests at an even rate, whatever happens to earlier ones; `told` collects what is seen."""
 
     def __init__(self, site: Site, told: Placed, seed: str) -> None:
         self.over: list[tuple[float, float]] = []  # placements: asked for, there; time.monotonic
@@ -110,7 +110,7 @@ class Placing:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Ask for nothing more, and wait for the end of all."""
+        """Send no more requests, and wait for the end of all."""
         if self._asking is not None:
             await stop(self._asking)
         if self._open:
@@ -162,7 +162,7 @@ class Placing:
         await self._attempt(router, state, "stop")
 
     async def _attempt(self, router: _Router, state: RequestState, outcome: str) -> Placement | None:
-        """From its placement to its end; None when it was not placed."""
+        """Run an attempt from its placement to its end; None when it was not placed."""
         placement = await self._place(router, state)
         if placement is None:
             return None
@@ -198,7 +198,7 @@ class Placing:
         return placement
 
     async def _once_more(self, router: _Router, state: RequestState, placement: Placement) -> None:
-        """The same epoch again, as a call that was delivered twice: it must not be placed."""
+        """Place the same epoch again, like a call delivered twice: it must not be placed."""
         self._told.late += 1
         with contextlib.suppress(NoCapacity, SchedulerUnavailable):
             again = await router.client.place(
@@ -215,7 +215,7 @@ class Placing:
         return f", {time.monotonic() - self._told.began_at:.1f} s after the start"
 
     async def _watch(self) -> None:
-        """Compare what schedulers believe with what the routers were told."""
+        """Compare what schedulers have booked with what the routers were told."""
         while True:
             for told in await self._site.describe_each():
                 for live in told.attempts if told is not None else ():

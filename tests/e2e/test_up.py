@@ -176,7 +176,9 @@ def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
                 killed_pid = killed.pid
                 killed.kill()
             if name == "decode-0":
-                eventually(lambda: said("decode-0", "given up, the others go on serving"), 20, "it is given up")
+                eventually(
+                    lambda: said("decode-0", "given up, the others go on serving"), 20, "it is given up"
+                )
                 answer = one.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=8)
                 assert answer.choices[0].text
         assert process.wait(60 * PATIENCE) == 1
