@@ -130,7 +130,7 @@ class _Engine:
         settings = Settings(**{"engine": engine, "worker": {"cpu": str(core)}})
         plan = EnginePlan(settings=settings, worker_id="bench", fingerprint="", needs_handoffs=False)
         self._engine = build_engine(plan, lambda: None)
-        self._chooser = draft_length.install(self._engine, plan)
+        self._chooser = draft_length.install(self._engine, settings.engine.speculative_config)
         # Where a drafter has KV, vLLM reads the last block of a cached prompt again, for its hidden states. A
         # handed-over prompt is not read again, and with a token written none of it is wanted.
         self._engine.scheduler.kv_cache_manager.coordinator.eagle_group_ids.clear()

@@ -9,7 +9,7 @@ WORKER_KINDS = ("prefill", "decode", "mixed")
 
 
 def run(kind: str, settings: dict[str, Any]) -> None:
-    """Be a scheduler, a router or a worker until the end."""
+    """Run a scheduler, a router or a worker until it ends."""
     from baton.services.config import load
 
     loaded = load(settings)

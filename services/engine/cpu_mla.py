@@ -1,7 +1,7 @@
 """Attention over latents (MLA) on a CPU: which of vLLM's two back ends computes it.
 
 CPU_MLA runs on every CPU, in every dtype, in blocks of 16 tokens. AMX_MLA, which vLLM prefers where the CPU
-has AMX, takes bfloat16 and blocks of 32 alone. Baton takes CPU_MLA unless asked for the other one: a model is
+has AMX, takes bfloat16 and blocks of 32 alone. Baton takes CPU_MLA unless the other one is set: a model is
 then served in every dtype on every machine, and machines with and without AMX hand KV to each other.
 
 Leans on: vllm.platforms.cpu.CpuPlatform (get_attn_backend_cls and check_and_update_config, which choose the
@@ -21,7 +21,7 @@ _BLOCK_SIZES = {_ANY_CPU: 16, _AMX: 32}  # tokens; AMX_MLA takes multiples of it
 
 
 def add_arguments(args: dict[str, Any], model_config: Any) -> None:
-    """The back end and its block size, for a model with MLA and what drafts for it.
+    """Add the back end and its block size, for a model with MLA and its drafter.
 
     Raises ConfigError for a back end that this machine or the dtype cannot have.
     """

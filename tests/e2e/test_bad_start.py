@@ -121,7 +121,7 @@ def test_engine_arguments_that_a_router_refuses(tmp_path: Path, engine: dict[str
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--max-model-len", "999999"], "engine.max_model_len (value 999999): the model reads at most 2048"),
+        (["--max-model-len", "999999"], "engine.max_model_len (value 999999): the model takes at most 2048"),
         (
             ["--kv-cache-gib", "0.001"],
             "raise engine.kv_cache_gib (--kv-cache-gib), or lower engine.max_model",

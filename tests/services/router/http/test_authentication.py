@@ -194,7 +194,7 @@ def test_the_key_opens(doors: dict[str, Door]) -> None:
     refused = httpx.get(
         f"{doors['key'].url}/metrics", headers={"Authorization": f"Bearer {KEY}"}, timeout=START_S
     )
-    assert 'baton_router_clients_refused_total{why="401"}' in refused.text
+    assert 'baton_router_clients_refused_total{reason="401"}' in refused.text
 
 
 @pytest.mark.timeout(240)
