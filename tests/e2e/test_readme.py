@@ -84,7 +84,7 @@ def test_the_parts_one_by_one(person: Reader) -> None:
     asked, undrain = re.split(r"^(?=baton undrain)", block(QUESTIONS), flags=re.MULTILINE)
     told = person.shell(asked)
     assert re.search(r"^decode-\S+ is a mixed worker now", told, re.MULTILINE), told
-    assert re.search(r"^decode-\S+ drains: ", told, re.MULTILINE), told
+    assert re.search(r"^decode-\S+ is draining: ", told, re.MULTILINE), told
     # A drain that is undone before the worker hears of it, at its next heartbeat, does not end it.
     assert started["decode"].wait(60 * PATIENCE) == 0
     assert re.search(r"^decode-\S+ takes requests again", person.shell(undrain), re.MULTILINE)
