@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from baton.handoff.memory.cache import CacheLayer
+from baton.handoff.layers import CacheLayer
 
 _SHORT = 8  # hex digits of a digest that a person compares
 
