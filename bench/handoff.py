@@ -24,18 +24,19 @@ from multiprocessing.connection import Connection
 import numpy as np
 import torch
 
+from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.load.loader import Loader, LoadJob
 from baton.handoff.manifest import Puller, num_blocks, seal
 from baton.handoff.memory.arena import Arena
-from baton.handoff.memory.cache import HostBlockCache, block_cache
+from baton.handoff.memory.blocks import block_cache
+from baton.handoff.memory.host import HostBlockCache
 from baton.handoff.reports import ShardLoad, ShardSave
-from baton.handoff.save.saver import Origin, SaveJob, Saver
+from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
 from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES
 from baton.protos.handoff_pb2 import Manifest, Shard
-from baton.rpc import host_id
 from harness.stats import save
 
 MIB = 1 << 20
@@ -74,7 +75,9 @@ def source(connection: Connection, shape: Shape) -> None:
     cache = shape.cache(shape.tensors(1), shape.wire)
     staging = Staging(Arena(512 * MIB, cache.record_bytes), lease_s=60)
     service = HandoffService(staging, 0, "127.0.0.1:0", shape.chunk_mib * MIB)
-    saver = Saver(cache, staging, Origin(0, service.address, host_id(), shares_memory=True))
+    offering = transports.create(["shm", "grpc"])
+    chunk_bytes = shape.chunk_mib * MIB
+    saver = Saver(cache, staging, offering, rank=0, address=service.address, chunk_bytes=chunk_bytes)
     connection.send(None)
     while (asked := connection.recv()) is not None:
         request_id, block_ids = asked
@@ -93,9 +96,7 @@ class Bench:
         tensors = shape.tensors(2)
         self.cache = shape.cache(tensors, shape.wire)
         self.plain = shape.cache(tensors, AS_IS)  # the same blocks, byte by byte
-        self.puller = Puller(
-            "bench", 0, HASH, shape.block_size, self.cache.layers, wire_dtype=self.cache.wire_dtype
-        )
+        self.puller = Puller("bench", 0, HASH, shape.block_size, self.cache.layers, self.cache.wire_dtype)
         self.client = HandoffClient()
         self.random = np.random.default_rng(0)
         self.count = 0
@@ -141,17 +142,19 @@ class Bench:
         blocks = self.random.permutation(np.arange(1, self.shape.cache_blocks))
         return tuple(blocks[: times * self.shape.blocks].tolist())
 
-    def run(self, transport: str, rounds: int) -> dict[str, float]:
+    def run(self, transport: str, rounds: int) -> dict[str, float | str]:
+        pulling = transports.create([transport])
         loader = Loader(
             self.cache,
             self.puller,
-            [transport],
+            pulling,
             self.client,
             pull_timeout_s=20,
             chunk_bytes=self.shape.chunk_mib * MIB,
         )
         results = [self.round(loader) for _ in range(rounds + 5)][5:]  # the first ones connect and map
         loader.close()
+        pulling[0].close()
         parts = {
             "save": [saved.save_ms for saved, _, _ in results],
             "wait": [load.costs.wait_ms for _, load, _ in results],
@@ -217,7 +220,7 @@ def main(arguments: list[str]) -> None:
     stop.set()
 
 
-def compare(shape: Shape, transports: list[str], rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
+def compare(shape: Shape, names: list[str], rounds: int) -> Iterator[tuple[str, dict[str, float | str]]]:
     """One transport after the other, with one source."""
     context = multiprocessing.get_context("spawn")
     connection, theirs = context.Pipe()
@@ -225,7 +228,7 @@ def compare(shape: Shape, transports: list[str], rounds: int) -> Iterator[tuple[
     process.start()
     connection.recv()
     bench = Bench(shape, connection)
-    for transport in transports:
+    for transport in names:
         yield transport, bench.run(transport, rounds)
     connection.send(None)
     process.join(timeout=10)

@@ -21,6 +21,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from baton.handoff.params import load_params, save_params
 from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
+from baton.services.config import HandoffSettings
 from harness import zygote
 
 P = ParamSpec("P")
@@ -63,7 +64,8 @@ class Engine:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.abstract import Executor
 
-        extra = {"worker_id": options.worker_id, "transports": list(options.transports), "staging_mib": 64}
+        extra = HandoffSettings(host="127.0.0.1", staging_mib=64).model_dump(exclude={"enabled"})
+        extra |= {"worker_id": options.worker_id, "transports": list(options.transports)}
         arguments: dict[str, Any] = {
             "model": str(options.model),
             "skip_tokenizer_init": True,

@@ -275,7 +275,7 @@ def _serve(folder: Path) -> None:
 
 
 def _preload() -> None:
-    from baton.services.router.http import app
+    from baton.services.router import app
     from baton.services.worker import lifecycle
 
     with warnings.catch_warnings():

@@ -21,7 +21,7 @@ def run(kind: str, settings: dict[str, Any]) -> None:
         run_scheduler(loaded)
     elif kind == "router":
         from baton.services.leave import leave
-        from baton.services.router.http.app import run_router
+        from baton.services.router.app import run_router
 
         run_router(loaded)
         leave(0)

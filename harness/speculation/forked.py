@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from baton.handoff.memory.cache import HostBlockCache
-from baton.handoff.memory.segments import Bytes
+from baton.handoff.memory.host import HostBlockCache
+from baton.handoff.records import Bytes
 from baton.services.config import Settings
 from baton.services.fleet import devices, supervisor
 

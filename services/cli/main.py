@@ -90,7 +90,7 @@ app.command(cls=SectionedCommand)(batch)
 @with_settings("engine", "router", "scheduler")
 def router(settings: Settings) -> None:
     """Run a router: serve OpenAI's HTTP API. Needs no GPU and no weights."""
-    from baton.services.router.http.app import run_router
+    from baton.services.router.app import run_router
 
     run_router(settings)
     leave(0)

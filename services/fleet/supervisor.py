@@ -175,7 +175,7 @@ def _start_engines(parts: Parts, peers: Settings, fleet: Fleet, placed: list[dev
 def _preload(settings: Settings) -> None:
     # Without the libraries' warnings: vLLM repeats those about this machine in each engine's log.
     logs.configure(settings.log_format, "up")
-    from baton.services.router.http import app
+    from baton.services.router import app
     from baton.services.worker import lifecycle
 
     lifecycle.preload()
@@ -203,7 +203,7 @@ def _run_scheduler(settings: Settings) -> None:
 
 
 def _run_router(settings: Settings) -> None:
-    from baton.services.router.http.app import run_router
+    from baton.services.router.app import run_router
 
     logs.keep_warnings()
     run_router(settings)

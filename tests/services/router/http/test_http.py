@@ -62,7 +62,7 @@ def run(settings: dict[str, Any]) -> None:
     """In the forked process: be a router until its end."""
     from baton.services.config import load
     from baton.services.router import cluster
-    from baton.services.router.http.app import run_router
+    from baton.services.router.app import run_router
 
     cluster.FRESH_S = 0.05  # or each test would wait twice for half a second, until /health knows
     run_router(load(settings))
