@@ -86,11 +86,11 @@ def follow(engine: Engine, limits: list[int], late_steps: int) -> None:
     engine.core.scheduler.dynamic_sd_lookup = Pattern(limits)
 
 
-def draft_for_writers(engine: Engine) -> None:
-    from baton.services.engine.patches.draft_length import ForWriters
+def draft_while_decoding(engine: Engine) -> None:
+    from baton.services.engine.patches.draft_length import WhileDecoding
 
     scheduler: Any = engine.core.scheduler
-    ForWriters(scheduler, scheduler.dynamic_sd_lookup, 0)
+    WhileDecoding(scheduler, scheduler.dynamic_sd_lookup, 0)
 
 
 def read_only(engine: Engine) -> None:
@@ -209,7 +209,7 @@ def test_who_only_reads_drafts_nothing(eagle: EngineProcess) -> None:
     eagle.call(count_accepted)
     eagle.call(count_passes)
     eagle.call(follow, [LIMIT], 16)
-    eagle.call(draft_for_writers)
+    eagle.call(draft_while_decoding)
     eagle.call(read_only)
     eventually(lambda: not eagle.call(go_on), 120, "all is read", every_s=0)
     _, found = eagle.call(tally)
