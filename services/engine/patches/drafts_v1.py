@@ -34,6 +34,7 @@ from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposer
 from baton.services.decode.proposers.hybrid import Hybrid
 from baton.services.engine.patches.replace import replace
 from baton.services.engine.patches.signatures import INIT, PROPOSE_DRAFT_TOKEN_IDS
+from baton.services.engine.rank_settings import settings_of
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
@@ -87,12 +88,6 @@ def _drafting(original: Callable[..., Any]) -> Callable[..., Any]:
         return desk.draft(self, sampled_token_ids, model, wanted)
 
     return propose_draft_token_ids
-
-
-def settings_of(vllm_config: Any) -> SpeculativeSettings | None:
-    """Return our settings in vLLM's additional_config, from build.py; None in a rank that does not draft."""
-    settings = vllm_config.additional_config.get("baton", {}).get("speculative")
-    return None if settings is None else SpeculativeSettings.model_validate(settings)
 
 
 def _v1_only(spec: SpeculativeSettings) -> str:

@@ -51,8 +51,8 @@ import torch
 
 from baton.kernels.ngram_match import new_workspace, ngram_match
 from baton.services.decode.proposers.hybrid import model_steps, ngram_sizes
-from baton.services.engine.patches.drafts_v1 import settings_of
 from baton.services.engine.patches.replace import check, replace
+from baton.services.engine.rank_settings import settings_of
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 

@@ -31,9 +31,9 @@ from typing import Any
 import torch
 
 from baton.kernels.verify import Drafts, Method, Sampling, verify
-from baton.services.engine.patches.drafts_v1 import settings_of
 from baton.services.engine.patches.replace import replace
 from baton.services.engine.patches.signatures import INIT
+from baton.services.engine.rank_settings import settings_of
 from baton.services.errors import StartError
 
 _SEEDS = 1 << 62
