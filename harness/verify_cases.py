@@ -1,4 +1,4 @@
-"""Jobs of random logits, ragged drafts and requests that are sampled each in its way."""
+"""Jobs for `verify`: random logits, ragged drafts, and requests with different sampling parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.kernels.verify import Drafts, Job, Method, Sampling
 
 @dataclass(frozen=True)
 class Shape:
-    """What a job is made of. `filters`: letters of k (top-k), p (top-p), m (min-p)."""
+    """The shape of a job. `filters`: letters of k (top-k), p (top-p), m (min-p)."""
 
     requests: int = 3
     most: int = 3
@@ -26,7 +26,7 @@ class Shape:
     greedy: float = 0.2  # share of the requests
 
     def job(self, seed: int, device: str = "cpu") -> Job:
-        """Made anew from the seed each time; most drafts are likely ones, a few are placeholders."""
+        """Make the job anew from the seed; most drafts are likely ones, a few are placeholders."""
         make = torch.Generator().manual_seed(seed)
 
         def uniform(*shape: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ class Shape:
 
 
 def moved(job: Job, device: str) -> Job:
-    """The same job on another device."""
+    """Return the same job on another device."""
 
     def there(one: object) -> object:
         return one.to(device) if isinstance(one, torch.Tensor) else one

@@ -14,6 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((\.\./[^)#\s]*)(#[^)\s]*)?\)")
+_REMOTE = re.compile(r"(?:https://|ssh://)?(?:[^@/]+@)?([\w.-]+\.\w+)(?::\d+/|[:/])(.+?)(?:\.git)?/?")
 _SECTION = re.compile(r"^## (.+)$|^- \[([^\]]+)\]\(([^)#]+\.md)\)", re.MULTILINE)
 
 
@@ -62,5 +63,5 @@ def _repository() -> str:
         remote = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     except FileNotFoundError:
         return ""
-    found = re.fullmatch(r"(?:https://|ssh://)?(?:[^@/]+@)?([\w.-]+\.\w+)[:/](.+?)(?:\.git)?/?", remote)
+    found = _REMOTE.fullmatch(remote)
     return f"https://{found[1]}/{found[2]}" if found else ""

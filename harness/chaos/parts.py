@@ -9,7 +9,7 @@ WORKER_KINDS = ("prefill", "decode", "mixed")
 
 
 def run(kind: str, settings: dict[str, Any]) -> None:
-    """Be a scheduler, a router or a worker until the end."""
+    """Run a scheduler, a router or a worker until it ends."""
     from baton.services.config import load
 
     loaded = load(settings)
@@ -21,7 +21,7 @@ def run(kind: str, settings: dict[str, Any]) -> None:
         run_scheduler(loaded)
     elif kind == "router":
         from baton.services.leave import leave
-        from baton.services.router.http.app import run_router
+        from baton.services.router.app import run_router
 
         run_router(loaded)
         leave(0)

@@ -24,16 +24,16 @@ from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.store.base import Store
 from baton.scheduler.types import (
     Claim,
+    FleetView,
     Heard,
     History,
     Known,
-    Report,
     ReportResult,
     Reserved,
     ReserveOutcome,
     ReserveResult,
+    RouterReport,
     State,
-    View,
 )
 
 QUICK_S = 0.25  # s; a store that needs longer for a small write is not back
@@ -79,7 +79,7 @@ class ResilientStore(Store):
         except StoreUnavailable as error:
             self._lose(error)
 
-    async def view(self) -> View:
+    async def view(self) -> FleetView:
         view = await self._ask(self._shared.view)
         if view is not None:
             self._check(view.generation)
@@ -94,7 +94,7 @@ class ResilientStore(Store):
             await self._memory.merge(State(requests=(known,)))
         return result
 
-    async def report(self, report: Report, lease_s: float) -> ReportResult:
+    async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
         result = await self._ask(lambda: self._shared.report(report, lease_s))
         mine = await self._memory.report(report, lease_s)
         return mine if result is None else result

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.scheduler.policy import PolicyConfig
 from baton.scheduler.service import serve
 from baton.services import credentials, logs
 from baton.services.config import Settings
@@ -13,12 +12,11 @@ from baton.services.config import Settings
 def run_scheduler(settings: Settings) -> None:
     """Serve placements until SIGTERM or SIGINT.
 
-    Raises BatonError, one line, when the port is taken, or when the store's URL, its password or the file with
-    the password is wrong. While the store does not answer, placements are kept in memory.
+    Raises BatonError, one line, when the port is taken, or when the store's URL, its password or the file
+    with the password is wrong. While the store does not answer, placements are kept in memory.
     """
     logs.configure(settings.log_format, "scheduler")
     own = settings.scheduler
     own.check_shared()
     password = credentials.store_password(own)
-    policy = PolicyConfig.of(own.policy)
-    asyncio.run(serve(own, store_password=password, policy=policy, metrics_port=own.metrics_port))
+    asyncio.run(serve(own, store_password=password, metrics_port=own.metrics_port))

@@ -1,14 +1,17 @@
-"""The router: OpenAI's HTTP API in, tokens out. It has no engine; its engines are the workers.
+"""The router: OpenAI's HTTP API in, tokens out. It runs no engine; its engines are the workers.
 
-    HTTP ── http/admission.py ── vLLM's OpenAI app (vllm/frontend.py)
-                                 │ EngineCoreRequest          ▲ EngineCoreOutputs
-                            vllm/engine_client.py ───── vllm/outputs.py
-                                 │                            ▲
-                            relay.py: one request's life; leg.py: one phase of it on one worker;
-                                 │    state.py: what is known of it; recovery.py: what to do when a part fails
-               placement.py ─────┴───── workers.py
-              (the scheduler)        (a stream to each worker)
+    HTTP ── http/: connections, authentication, admission ── vLLM's OpenAI app (vllm/frontend.py)
+                                        EngineCoreRequest │         ▲ EngineCoreOutputs
+                                                vllm/engine_client.py, outputs.py
+                                                          ▼         ▲
+     waiting.py, placement.py ──── relay.py: one request's life     │
+     (the scheduler)               state, journal, recovery         │
+                                                          ▼         │
+                                   leg.py: one phase of it ───▶ sink.py
+                                                          │ ▲
+                                   pool.py, stream.py: a gRPC stream to each worker
 
-`http/app.py` puts it together and runs it; `cluster.py` knows the workers for /health and the model's limits;
-`metrics.py` counts.
+A request passes its relay once per phase; its tokens go from the stream to the leg and on to the front end.
+`app.py` puts the parts together and serves; `cluster.py` watches the workers for /health and the model's
+limits; `metrics.py` counts; `prefix.py` hashes prompts for the scheduler.
 """

@@ -1,17 +1,17 @@
-"""Why a request gets no answer, or no whole one.
+"""The errors that end a request early.
 
 ServiceError
-├── RequestFailed         has the HTTP status, and when to come back
-│   ├── NotAdmitted       no placement: no room in time, no workers, no scheduler, or it can never fit
-│   ├── AttemptsExhausted every attempt that it may have failed
-│   ├── TimedOut          it took longer than router.request_timeout_s, or than its client said
+├── RequestFailed         has an HTTP status and a Retry-After
+│   ├── NotAdmitted       no placement: no room in time, no workers, no scheduler, or too large for all
+│   ├── AttemptsExhausted every allowed attempt failed
+│   ├── TimedOut          longer than router.request_timeout_s, or than its client allowed
 │   ├── Overloaded        too many connections, or bytes of requests, at once
-│   ├── TooLarge          its body is
-│   ├── HeadersTooLarge   its headers are
-│   ├── TooSlow           its sender is
-│   ├── Unauthorized      it has no API key, or a wrong one
-│   └── Unsupported       it asks for what workers behind a router cannot do, or their engines refuse
-└── WorkerUnreachable     a worker does not answer (the request goes on elsewhere)
+│   ├── TooLarge          a body above the limit
+│   ├── HeadersTooLarge   headers above the limit
+│   ├── TooSlow           not sent in time
+│   ├── Unauthorized      no API key, or a wrong one
+│   └── Unsupported       a feature that the router does not offer, or the engines refuse
+└── WorkerUnreachable     a worker does not answer (the request is resumed elsewhere)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from baton.services.errors import ServiceError
 
 
 class RequestFailed(ServiceError):
-    """One request ends with an error. `retry_after_s` is 0 where coming back would not help."""
+    """The base of errors that end one request. `retry_after_s` is 0 where a retry would not help."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -34,20 +34,20 @@ class RequestFailed(ServiceError):
 
 
 class Why(StrEnum):
-    """Why a request is not placed; the `code` of the router's metric."""
+    """The reason why a request is not placed; the `code` of the router's metric."""
 
-    FULL = "FULL"  # everybody is there, and busy
+    FULL = "FULL"  # all workers are busy
     NO_WORKERS = "NO_WORKERS"
     TOO_LARGE = "TOO_LARGE"  # for every worker, or for the journal
     STALE_EPOCH = "STALE_EPOCH"
     REFUSED = "REFUSED"  # by the scheduler, as malformed
-    UNAVAILABLE = "UNAVAILABLE"  # the scheduler is
-    JOURNAL = "JOURNAL"  # it is full
-    QUEUE = "QUEUE"  # it is full, or too slow
+    UNAVAILABLE = "UNAVAILABLE"  # no scheduler answers
+    JOURNAL = "JOURNAL"  # the journal is full
+    QUEUE = "QUEUE"  # the queue is full, or too slow
 
 
 class NotAdmitted(RequestFailed):
-    """No worker was found for the request. 503, or 400 where no worker could ever take it (`never`)."""
+    """The request has no placement. 503, or 400 where no worker could ever take it (`never`)."""
 
     def __init__(self, message: str, why: Why, retry_after_s: float = 0.0) -> None:
         super().__init__(message, retry_after_s)
@@ -57,54 +57,55 @@ class NotAdmitted(RequestFailed):
 
     @property
     def never(self) -> bool:
+        """Whether the request would be refused at any other time, too."""
         return self.why in (Why.TOO_LARGE, Why.REFUSED)
 
     @property
     def waiting_helps(self) -> bool:
-        """A moment's patience may be enough, as nobody is missing but the scheduler."""
+        """Whether a retry may soon succeed: no worker is missing, only room or the scheduler."""
         return self.why in (Why.FULL, Why.UNAVAILABLE)
 
 
 class AttemptsExhausted(RequestFailed):
-    """Workers failed under the request, and no other attempt is possible."""
+    """Workers failed under the request, and no further attempt is possible."""
 
 
 class TimedOut(RequestFailed):
-    """The request took too long."""
+    """The request took longer than it may."""
 
     status = HTTPStatus.GATEWAY_TIMEOUT
 
 
 class Overloaded(RequestFailed):
-    """The router itself has no room for it now."""
+    """The router itself has no room for the request now."""
 
 
 class TooLarge(RequestFailed):
-    """Its body is larger than may be."""
+    """The request's body is larger than allowed."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
 class HeadersTooLarge(RequestFailed):
-    """Its headers are larger than may be."""
+    """The request's headers are larger than allowed."""
 
     status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
 class TooSlow(RequestFailed):
-    """It did not arrive in its time."""
+    """The request did not arrive in time."""
 
     status = HTTPStatus.REQUEST_TIMEOUT
 
 
 class Unauthorized(RequestFailed):
-    """It has no API key, or a wrong one."""
+    """The request has no API key, or a wrong one."""
 
     status = HTTPStatus.UNAUTHORIZED
 
 
 class Unsupported(RequestFailed):
-    """The request asks for something that the router does not offer, or no engine takes."""
+    """The request asks for a feature that the router does not offer, or that no engine accepts."""
 
     status = HTTPStatus.BAD_REQUEST
 

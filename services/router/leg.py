@@ -50,7 +50,7 @@ class LegHost(Protocol):
 
 
 class Leg:
-    """A StreamListener that ends once: with None when its phase or the request is complete, or with a Failure.
+    """A StreamListener. It ends once: with None when its phase or the request is complete, or with a Failure.
 
     After its end no message of the worker reaches the request.
     """
@@ -181,7 +181,7 @@ class Leg:
         self._end(self._failure(Trouble.NOT_KEPT, f"no manifest came within {SAVED_TIMEOUT_S:.0f} s"))
 
     def _finish(self, output: Any) -> None:
-        """Take the engine's last output: the request's end, a prefill's one token, or the engine's failure."""
+        """Take the engine's last output: the request's end, a prefill's token, or the engine's failure."""
         state = self._state
         reason = str(output.finish_reason)
         prefills = self._phase == worker_pb2.PHASE_PREFILL

@@ -1,4 +1,4 @@
-"""Placements, from the scheduler or without one, and what it is told of them afterwards."""
+"""Placements, from the scheduler or without one, and the reports of how they ended."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from baton.services.router.state import RequestState
 
 
 class Placements:
-    """Places on behalf of requests, and tells the scheduler the end of every epoch that was used."""
+    """Places requests, and reports the end of every epoch that was used to the scheduler."""
 
     def __init__(self, client: SchedulerClient, metrics: RouterMetrics) -> None:
         self._client = client
         self._metrics = metrics
 
     async def place(self, state: RequestState, suspects: set[str]) -> Placement:
-        """The next epoch's placement. Raises NotAdmitted; nothing is held then, nor when it is cancelled.
+        """Get the next epoch's placement. Raises NotAdmitted; nothing is reserved then, nor when cancelled.
 
-        `suspects` are avoided as long as there are others: a stream may break without its worker.
+        `suspects` are avoided as long as there are others: a stream may break while its worker is well.
         """
         began = time.monotonic()
         try:
-            placement = await self._ask(state, state.excluded | suspects)
+            placement = await self._placement(state, state.excluded | suspects)
         except NoCapacity as no:
             if not suspects - state.excluded:
                 raise _refused(no) from None
             try:
-                placement = await self._ask(state, state.excluded)
+                placement = await self._placement(state, state.excluded)
             except NoCapacity as still_no:
                 raise _refused(still_no) from None
         state.model_fingerprint = placement.decode.model_fingerprint
@@ -42,24 +42,24 @@ class Placements:
         return placement
 
     def prefilled(self, attempt: Attempt) -> None:
-        """The prompt was read: the prefill side's reservation ends."""
+        """Report that the prompt was prefilled: the prefill worker's reservation ends."""
         self._client.reporter.prefilled(attempt)
 
     def shared(self, attempt: Attempt, blocks: int) -> None:
-        """So many KV blocks of the decode worker need no room of their own."""
+        """Report how many KV blocks the attempt shares with others on its decode worker."""
         self._client.reporter.shared(attempt, blocks)
 
     def finished(self, state: RequestState, attempt: Attempt, outcome: str) -> None:
-        """The attempt is over: both reservations end, and the scheduler learns what it cost."""
+        """Report that the attempt is over, and its cost: both reservations end."""
         self._client.reporter.finished(attempt, outcome, cost_of(state))
 
-    async def _ask(self, state: RequestState, exclude: set[str]) -> Placement:
-        """The scheduler's placement, or with no scheduler at hand one from the last snapshot.
+    async def _placement(self, state: RequestState, exclude: set[str]) -> Placement:
+        """Get the scheduler's placement or, while none answers, one from the last snapshot.
 
         Raises NoCapacity and NotAdmitted.
         """
         try:
-            return await self._ask_scheduler(state, exclude)
+            return await self._place_by_scheduler(state, exclude)
         except NoCapacity as no:
             if not no.settling or no.code == pb.Rejection.CODE_STALE_EPOCH:
                 raise
@@ -75,13 +75,13 @@ class Placements:
         except Refused as error:
             raise NotAdmitted(f"the scheduler refuses the request: {error}", Why.REFUSED) from None
 
-    async def _ask_scheduler(self, state: RequestState, exclude: set[str]) -> Placement:
-        """Raises NoCapacity, Refused, SchedulerUnavailable."""
+    async def _place_by_scheduler(self, state: RequestState, exclude: set[str]) -> Placement:
+        """Try each scheduler once. Raises NoCapacity, Refused, SchedulerUnavailable."""
         client = self._client
         if not client.answering and client.standby.workers:
             raise SchedulerUnavailable("no scheduler answers")  # its return is not waited for here
         for others in reversed(range(client.schedulers)):
-            state.epoch += 1  # also one that came to nothing is used up: it may have been booked
+            state.epoch += 1  # each epoch is used once, even without a reply: it may have been booked
             try:
                 return await client.place(
                     state.request_id,
@@ -103,7 +103,7 @@ class Placements:
         raise AssertionError("there is at least one scheduler")
 
     def _place_alone(self, state: RequestState, exclude: set[str]) -> Placement:
-        """Raises NoCapacity, SchedulerUnavailable."""
+        """Place from the last snapshot. Raises NoCapacity, SchedulerUnavailable."""
         state.epoch += 1
         return self._client.place_alone(
             state.request_id,
@@ -117,17 +117,17 @@ class Placements:
         )
 
     def _unknown(self, state: RequestState) -> None:
-        """The scheduler may have booked what we never heard of."""
+        """Release the epoch in case that the scheduler booked it, though its reply never came."""
         self._client.reporter.finished(Attempt(state.request_id, state.epoch), "abort")
 
 
-def _refused(no: NoCapacity) -> NotAdmitted:
-    code = pb.Rejection.Code.Name(no.code).removeprefix("CODE_")
-    return NotAdmitted(no.message, Why(code), no.retry_after_s)
+def _refused(error: NoCapacity) -> NotAdmitted:
+    code = pb.Rejection.Code.Name(error.code).removeprefix("CODE_")
+    return NotAdmitted(error.message, Why(code), error.retry_after_s)
 
 
 def cost_of(state: RequestState) -> pb.Cost:
-    """What the last attempt took so far."""
+    """Return the cost of the current attempt so far."""
     timings = state.timings
     spent = timings.spent()
     return pb.Cost(

@@ -1,7 +1,7 @@
-"""Names for a prompt's prefixes, by which the scheduler can send like to like.
+"""Hashes of a prompt's prefixes, by which the scheduler can send requests to where a prefix is cached.
 
-The idea of hashing block by block, each hash covering all before it, is vLLM's prefix cache's; the hashes
-are not its (nobody looks them up in an engine), so a cheap one does.
+As in vLLM's prefix cache there is one hash per block, each over all tokens up to its end. They need not be
+vLLM's own hashes, as they are not looked up in an engine: a cheap function is enough.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from array import array
 
 import xxhash
 
-MAX_BLOCKS = 256  # hashes a request carries at most: 8 bytes each in every placement
+MAX_BLOCKS = 256  # at most so many hashes per request: 8 bytes each in every placement
 
 
 def prefix_hashes(token_ids: list[int], block_size: int, salt: str = "") -> tuple[bytes, ...]:
-    """One 8-byte hash a full block of `block_size` tokens, first block first; at most MAX_BLOCKS.
+    """Return one 8-byte hash per full block of `block_size` tokens, first block first; at most MAX_BLOCKS.
 
-    `salt` keeps apart what may not share a cache.
+    `salt` keeps requests apart that may not share a cache.
     """
     data = memoryview(array("I", token_ids)).cast("B")
     step = 4 * block_size

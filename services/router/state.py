@@ -1,4 +1,4 @@
-"""What a router knows of one request."""
+"""A router's state of one request."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 TOKEN_BYTES = 5  # of a journal: array("I") has 4 a token, and grows by an eighth at a time
 REQUEST_BYTES = 4096  # of a journal: the objects around a request's bytes and tokens
-LOGPROB_BYTES = 400  # of a journal: one log-probability as vLLM's front end keeps it until the answer's end
+LOGPROB_BYTES = 400  # of a journal: one log-probability as vLLM's front end keeps it until the request's end
 ROOM_TOKENS = 256  # by which a request's room in the journal grows
 
 
 class TokenOutput(Protocol):
-    """What the relay reads and writes of an engine's output for one request (vLLM's EngineCoreOutput)."""
+    """The fields of an engine's output for one request that the router uses (vLLM's EngineCoreOutput)."""
 
     request_id: str
     new_token_ids: list[int]
@@ -28,7 +28,7 @@ class TokenOutput(Protocol):
 
 @dataclass(slots=True)
 class Timings:
-    """When what happened in the current attempt; time.monotonic, seconds; 0 where it has not."""
+    """The moments of the current attempt, time.monotonic, seconds; 0 before each."""
 
     placed: float = 0.0
     prefill_began: float = 0.0
@@ -40,7 +40,7 @@ class Timings:
     drafts: Any = None  # the engine's count of this attempt so far (vLLM's RequestSpecDecodeMetrics)
 
     def spent(self) -> Spent:
-        """What the attempt took so far."""
+        """Return the attempt's cost so far."""
         drafted = self.drafts.num_draft_tokens if self.drafts is not None else 0
         histogram = self.drafts.histogram if self.drafts is not None else []  # [j]: steps that accepted j
         return Spent(
@@ -56,7 +56,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one attempt took, or several in sum."""
+    """The cost of one attempt, or the sum over several."""
 
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
@@ -81,12 +81,12 @@ class Spent:
 
 @dataclass(slots=True)
 class RequestState:
-    """One request, over all of its attempts: what the journal keeps, so that any worker can go on with it.
+    """One request, over all of its attempts. It holds all that any worker needs to resume it.
 
     Invariants: `tokens` only grows, and every token in it was handed to the front end exactly once. `epoch`
     only grows, and no two Starts of one phase carry the same one. `len(tokens) <= budget`. Its memory stays
-    below `journal_bytes` as long as its tokens are at most `room_tokens`. Once `outcome` is set nothing
-    changes any more.
+    below `journal_bytes` as long as its tokens are at most `room_tokens`. Nothing changes once `outcome` is
+    set.
     """
 
     request_id: str  # on the wire: what workers and scheduler call it
@@ -96,15 +96,15 @@ class RequestState:
     max_tokens: int  # of output, as asked for
     max_model_len: int
     deadline: float  # time.monotonic, seconds
-    logprobs: int = 0  # kept with each token of the answer
-    prompt_logprobs: int = 0  # and of the prompt
-    room_tokens: int = ROOM_TOKENS  # of the answer, for which the journal has room
-    client: str = ""  # who sent it, among those that take turns when they wait
+    logprobs: int = 0  # kept with each output token
+    prompt_logprobs: int = 0  # kept with each token of the prompt
+    room_tokens: int = ROOM_TOKENS  # output tokens for which the journal has room
+    client: str = ""  # the sender, among those that take turns when they wait
     prefix_hashes: tuple[bytes, ...] = ()
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
     attempts: int = 0  # placements tried
-    failures: int = 0  # attempts in a row that a worker had begun, and lost without getting far
+    failures: int = 0  # attempts in a row that a worker had begun, and lost without much progress
     excluded: set[str] = field(default_factory=set)  # workers that failed it
     prefill_workers: list[str] = field(default_factory=list)  # that were given the prompt, each once
     decode_workers: list[str] = field(default_factory=list)  # that were given the decode, each once
@@ -113,40 +113,42 @@ class RequestState:
     outcome: str = ""  # stop, length, repetition, abort, error or refused once it is over
     waited_s: float = 0.0  # for room, before the first placement
     timings: Timings = field(default_factory=Timings)  # of the current attempt
-    spent_before: Spent = field(default_factory=Spent)  # by the attempts before it
+    spent_before: Spent = field(default_factory=Spent)  # on the attempts before it
     arrived: float = field(default_factory=time.monotonic)
 
     @property
     def budget(self) -> int:
-        """The most output tokens that there can be."""
+        """The greatest possible number of output tokens."""
         return min(self.max_tokens, self.max_model_len - self.prompt_tokens)
 
     @property
     def complete(self) -> bool:
-        """No further token may be written: an engine must not be asked for one."""
+        """Whether the budget is used up: an engine must not be asked for another token."""
         return len(self.tokens) >= self.budget
 
     @property
     def began_with(self) -> str:
-        """The weights that must go on, as an answer is of one mind; empty before its first token."""
+        """The fingerprint of the weights that must resume the request; empty before its first token."""
         return self.model_fingerprint if self.tokens else ""
 
     @property
     def over(self) -> bool:
+        """Whether the request has its outcome."""
         return bool(self.outcome)
 
     @property
     def tokens_to_prefill(self) -> int:
-        """What an engine without any of its KV has to compute."""
+        """The tokens to prefill for an engine that has none of the request's KV."""
         return self.prompt_tokens + len(self.tokens)
 
     @property
     def tokens_to_generate(self) -> int:
+        """The rest of the budget."""
         return max(0, self.budget - len(self.tokens))
 
     @property
     def journal_bytes(self) -> int:
-        """The most memory that it takes with `room_tokens` tokens."""
+        """The most memory that the request takes with `room_tokens` output tokens, bytes."""
         known = len(self.engine_request) + sum(map(len, self.prefix_hashes))
         asked = LOGPROB_BYTES * self.prompt_logprobs * self.prompt_tokens
         each = TOKEN_BYTES + LOGPROB_BYTES * self.logprobs
@@ -154,16 +156,16 @@ class RequestState:
 
     @property
     def outgrown(self) -> bool:
-        """It has more tokens than the journal has room for."""
+        """Whether the request has more output tokens than the journal has room for."""
         return len(self.tokens) > self.room_tokens
 
     @property
     def spent(self) -> Spent:
-        """By all attempts so far."""
+        """The cost of all attempts so far."""
         return self.spent_before + self.timings.spent()
 
     def placed(self) -> None:
-        """Another attempt begins."""
+        """Begin another attempt."""
         self.attempts += 1
         self.spent_before = self.spent
         self.timings = Timings(placed=time.monotonic())

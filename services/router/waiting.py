@@ -1,12 +1,12 @@
-"""Requests that wait for room on the workers, in turn: bounded in number and time, fair between clients.
+"""The queue of requests for room on the workers: bounded in number and time, fair between clients.
 
-A request is placed at once while nobody waits. When all workers are full it joins its client's queue, and the
+A request is placed at once while none waits. When all workers are full it joins its client's queue, and the
 clients take turns, one request each: a client that sends a thousand delays its own requests, not another's
-first. Whose turn it is asks for a placement again whenever reservations of this router end, and now and then
-besides, as other routers' end too. Nobody overtakes it, so a long prompt gets its room in the end.
+first. The request whose turn it is tries a placement whenever reservations of this router end, and now and
+then besides, as other routers' end too. None overtakes it, so a long prompt gets its room in the end.
 
-What an end of the queue costs: one placement call each time that room may be there, for one request; the
-others sleep. One event loop's; nothing here is thread-safe.
+The cost is one placement call each time that room may have become free, for one request; the others sleep.
+For one event loop; not thread-safe.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from collections.abc import Awaitable, Callable
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 
-LOOK_AGAIN_S = (0.05, 1.0)  # s; the first and the longest pause between two looks without a sign of room
-_PACE_OF = 256  # last departures: answers that began together end together, so fewer would mislead
-_PACE_KNOWN_S = 10.0  # so old is a queue before anybody is refused for the wait that is expected
+RETRY_S = (0.05, 1.0)  # s; the first and the longest pause between two tries without a sign of room
+_PACE_OF = 256  # last departures: requests that began together end together, so fewer would mislead
+_PACE_KNOWN_S = 10.0  # the least age of a queue before a request is refused for its expected wait
 
 Turn = asyncio.Future[None]
 
 
 class WaitingRoom:
-    """The queue of one router. Invariant: while anybody waits, it is exactly one request's turn."""
+    """The queue of one router. Invariant: while requests wait, it is exactly one's turn."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class WaitingRoom:
         metrics: RouterMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """At most `limit` requests wait, each at most `wait_s`; with a limit of 0 nobody waits."""
+        """Let at most `limit` requests wait, each at most `wait_s` seconds; with a limit of 0 none waits."""
         self.limit = limit
         self.wait_s = wait_s
         self._metrics = metrics
@@ -46,9 +46,9 @@ class WaitingRoom:
         self._waiting = 0
         self._turn: Turn | None = None
         self._room = asyncio.Event()
-        self._because = ""  # there was none, at the last look
-        self._began = 0.0  # when the queue did
-        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # since then, with the clock
+        self._because = ""  # the last try found no room
+        self._began = 0.0  # the queue, on the clock
+        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # since then, on the clock
         metrics.watch_waiting(self)
 
     def __len__(self) -> int:
@@ -56,26 +56,26 @@ class WaitingRoom:
 
     @property
     def estimate_s(self) -> float:
-        """How long a request would wait that came now, alone of its client: seconds, 0 while unknown."""
+        """The expected wait of a new client's request, seconds; 0 while unknown."""
         return self._estimate("")
 
     def check_room(self) -> None:
-        """Raise NotAdmitted (503) while the queue is full. To be asked before a request costs anything."""
+        """Check, before a request costs anything, that the queue is not full. Raises NotAdmitted (503)."""
         if self._waiting and self._waiting >= self.limit:
             raise self._refusal(f"{self._waiting} wait already (router.max_waiting)", self.estimate_s)
 
     def freed(self) -> None:
-        """Hear that reservations ended: there may be room now."""
+        """Note that reservations ended: there may be room now."""
         self._room.set()
 
     async def admit(self, client: str, deadline: float, place: Callable[[], Awaitable[None]]) -> float:
-        """Get `place` done, at once or in turn; return the seconds waited.
+        """Await `place`, at once or in turn; return the seconds waited.
 
         `place` raises NotAdmitted; where waiting helps it is tried again, until it succeeds. `deadline`
-        (time.monotonic) is the request's own, and is seen to by the caller. Raises NotAdmitted when the queue
-        is full, when the wait would be too long, and when it was.
+        (time.monotonic) is the request's own, and is enforced by the caller. Raises NotAdmitted when the
+        queue is full, when the wait would be too long, and when it was.
         """
-        came = self._clock()
+        arrived = self._clock()
         if not self._waiting:
             try:
                 await place()
@@ -86,12 +86,12 @@ class WaitingRoom:
             else:
                 return 0.0
         self.check_room()
-        self._check_wait(client, min(self.wait_s, deadline - came))
+        self._check_wait(client, min(self.wait_s, deadline - arrived))
         turn = self._join(client)
         try:
             async with asyncio.timeout(self.wait_s):
                 await turn
-                pause_s, longest_s = LOOK_AGAIN_S
+                pause_s, longest_s = RETRY_S
                 while True:
                     self._room.clear()
                     try:
@@ -112,7 +112,7 @@ class WaitingRoom:
             raise self._refusal(f"{limit}, {self._waiting} wait: {self._because}", self.estimate_s) from None
         finally:
             self._leave(client, turn)
-        waited_s = self._clock() - came
+        waited_s = self._clock() - arrived
         self._metrics.waited(waited_s)
         return waited_s
 
@@ -139,7 +139,7 @@ class WaitingRoom:
             self._next()
 
     def _next(self) -> None:
-        """The first of the client that has waited longest for a turn."""
+        """Give the turn to the first request of the client that has waited longest for one."""
         self._turn = None
         if self._clients:
             turns = next(iter(self._clients.values()))
@@ -148,22 +148,25 @@ class WaitingRoom:
                 self._turn.set_result(None)
 
     def _estimate(self, client: str) -> float:
-        """How long one that joined now would wait, at the pace of the last departures; 0 while unknown."""
+        """Return the expected wait of the client's next request, at the pace of the last departures.
+
+        Seconds; 0 while the pace is unknown.
+        """
         own = len(self._clients.get(client, ()))
         others = (turns for name, turns in self._clients.items() if name != client)
         before = own + sum(min(len(turns), own + 1) for turns in others)
         if not self._departures:
             return 0.0
-        every = self._departures.maxlen == len(self._departures)
-        since = self._departures[0] if every else self._began
+        full = self._departures.maxlen == len(self._departures)
+        since = self._departures[0] if full else self._began
         return before * (self._clock() - since) / len(self._departures)
 
     def _check_wait(self, client: str, allowed_s: float) -> None:
-        """Refuse at once who would wait for nothing."""
+        """Refuse a request at once whose wait would be too long. Raises NotAdmitted."""
         wait_s = self._estimate(client)
         if wait_s > allowed_s and self._clock() - self._began >= _PACE_KNOWN_S:
             raise self._refusal(
-                f"{self._waiting} wait already, another would for about {wait_s:.0f} s and may for "
+                f"{self._waiting} wait already, another would wait about {wait_s:.0f} s and may wait "
                 f"{allowed_s:.3g} s (router.max_wait_s, or its own deadline)",
                 wait_s - allowed_s,
             )

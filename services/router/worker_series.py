@@ -1,4 +1,4 @@
-"""Metrics with a series a worker: as many series as workers, not as many as there ever were."""
+"""Metrics with one series per worker: for the workers alive, not for all that ever were."""
 
 from __future__ import annotations
 
@@ -8,46 +8,47 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.registry import Collector
 
-GONE_S = 300.0  # s; what a worker's last moments counted is still scraped a few times
+GONE_S = 300.0  # s; the counts of a worker's last moments are still scraped a few times
 
 M = TypeVar("M", Counter, Histogram)
 
 
 class WorkerSeries(Collector):
-    """Removes the series of workers that were neither there nor written of for `GONE_S`, at each scrape.
+    """Removes, at each scrape, the series of workers neither known nor counted for `GONE_S`.
 
-    A worker that starts again has another id, and series of its own.
+    A restarted worker has another id, and series of its own.
     """
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._metrics: list[Counter | Histogram] = []
-        self._last: dict[str, float] = {}  # worker id -> when it was there, or written of
-        self._there: Callable[[], Iterable[str]] = tuple
+        self._last: dict[str, float] = {}  # worker id -> when it was last known or counted
+        self._known: Callable[[], Iterable[str]] = tuple
         registry.register(self)
 
     def keep(self, metric: M) -> M:
-        """From now on care for this one, whose labels have a `worker` among them."""
+        """Take care of a metric whose labels include `worker`, and return it."""
         self._metrics.append(metric)
         return metric
 
-    def watch(self, there: Callable[[], Iterable[str]]) -> None:
-        """`there` tells the ids of the workers that are known. Called in the thread of a scrape."""
-        self._there = there
+    def watch(self, known: Callable[[], Iterable[str]]) -> None:
+        """Set the function that returns the ids of known workers; it is called in the thread of a scrape."""
+        self._known = known
 
-    def wrote(self, worker_id: str) -> None:
-        """To be called with each value that has this label."""
+    def counted(self, worker_id: str) -> None:
+        """Note that the worker has a new value. To be called with each."""
         self._last[worker_id] = self._clock()
 
     def describe(self) -> Iterable[Metric]:
+        """Return nothing: it has no metric of its own."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Nothing of its own."""
+        """Remove old series. Return nothing: it has no metric of its own."""
         now = self._clock()
-        there = set(self._there())
+        known = set(self._known())
         for worker_id, last in list(self._last.items()):
-            if worker_id in there:
+            if worker_id in known:
                 self._last[worker_id] = now
             elif now - last > GONE_S:
                 del self._last[worker_id]

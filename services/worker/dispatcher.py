@@ -23,7 +23,7 @@ from baton.services.engine.host import EngineHost, EngineLoad, EngineStep
 from baton.services.engine.requests import EngineLimits, Prepared
 from baton.services.errors import describe
 from baton.services.roles import Role
-from baton.services.worker.attempts import Attempt, Attempts
+from baton.services.worker.attempts import Attempts, RunningAttempt
 from baton.services.worker.drafting import Drafting
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.session import Session
@@ -152,7 +152,7 @@ class Dispatcher:
 
     def start(self, session: Session, start: Start) -> None:
         """Begin a phase of an attempt; a refusal goes back as Failed."""
-        attempt = Attempt(
+        attempt = RunningAttempt(
             start.request_id, start.epoch, start.phase, session.number, loads=start.HasField("manifest")
         )
         try:
@@ -177,7 +177,7 @@ class Dispatcher:
         if engine_ids:
             self._host.abort(engine_ids)
 
-    def _admit(self, attempt: Attempt, start: Start) -> None:
+    def _admit(self, attempt: RunningAttempt, start: Start) -> None:
         if self._closed_because or self._limits is None:
             raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
         if start.phase not in _PHASES:
@@ -200,7 +200,7 @@ class Dispatcher:
         else:
             self._host.submit(prepared.request)
 
-    def _prepare(self, attempt: Attempt, start: Start, limits: EngineLimits) -> Prepared:
+    def _prepare(self, attempt: RunningAttempt, start: Start, limits: EngineLimits) -> Prepared:
         try:
             return requests.prepare(start, attempt.internal_id, attempt.session, limits)
         except RequestRefused:
@@ -210,7 +210,7 @@ class Dispatcher:
             logger.exception("request %s cannot be built", start.request_id)
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
 
-    async def _submit_with_grammar(self, attempt: Attempt) -> None:
+    async def _submit_with_grammar(self, attempt: RunningAttempt) -> None:
         request = attempt.prepared.request
         try:
             await asyncio.to_thread(self._host.begin_grammar, request)
@@ -324,12 +324,12 @@ class Dispatcher:
         if not self.failed.done():
             self.failed.set_result(error)
 
-    def _fail(self, attempt: Attempt, code: Failed.Code, message: str) -> None:
+    def _fail(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
         session = self._sessions.get(attempt.session)
         if session is not None:
             session.send(RunReply(failed=[_failed(attempt, code, message)]))
 
-    def _end(self, attempt: Attempt) -> None:
+    def _end(self, attempt: RunningAttempt) -> None:
         """It ran, and is over."""
         self._attempts.end(attempt)
         if self._drafting is not None:
@@ -344,5 +344,5 @@ def _reply(replies: dict[int, RunReply], session: int) -> RunReply:
     return replies.setdefault(session, RunReply())
 
 
-def _failed(attempt: Attempt, code: Failed.Code, message: str) -> Failed:
+def _failed(attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:
     return Failed(request_id=attempt.request_id, epoch=attempt.epoch, code=code, message=message)

@@ -15,6 +15,7 @@ _SKIPPED = {"site", "build", "dist"}
 _FENCE = re.compile(r"^( *)(```+)([^\n`]*)\n(.*?)^ *\2 *$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 _LINK = re.compile(r"(?<!\\)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+_HTML = re.compile(r"(?:src|srcset|href)=\"([^\"]+)\"")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 
 
@@ -57,8 +58,9 @@ class Page:
 
     @cached_property
     def links(self) -> list[str]:
-        """The targets of all links, as they are written."""
-        return [found[2] for found in _LINK.finditer(_CODE.sub("code", self.prose))]
+        """The targets of all links and pictures, as they are written."""
+        text = _CODE.sub("code", self.prose)
+        return [found[2] for found in _LINK.finditer(text)] + _HTML.findall(text)
 
     @cached_property
     def anchors(self) -> set[str]:

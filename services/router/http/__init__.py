@@ -1,0 +1,1 @@
+"""The HTTP server: connections, authentication, admission, and the process that serves."""

@@ -1,10 +1,10 @@
-"""What our own HTTP layer adds to vLLM's: refusals with a status, deadlines, `usage.baton` for those who ask.
+"""The router's additions to vLLM's HTTP layer: refusals with a status, deadlines, `usage.baton` on request.
 
-An error before the first byte is an HTTP error, also where a stream was asked for.
+An error before the first byte is an HTTP error, also for a stream.
 
-vLLM's streaming handlers answer 200 before the engine client is asked for anything, so a refusal could only
-follow as an event. Here the response's start waits for the body's first chunk; if the request failed by
-then, the client gets its status, OpenAI's error object and Retry-After instead.
+vLLM's streaming handlers send 200 before they call the engine client, so a refusal could only follow as an
+event. Here the response's start waits for the body's first chunk; if the request failed by then, the client
+gets its status, OpenAI's error object and Retry-After instead.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Admission:
-    """One HTTP request's fate, as those who carry it out see it. The first error counts."""
+    """One HTTP request's state, shared by the HTTP layer and the engine client. The first error counts."""
 
     __slots__ = ("client", "deadline", "error", "options", "states")
 
     def __init__(self, client: str = "") -> None:
-        self.client = client  # who takes turns with others when they wait
+        self.client = client  # takes turns with others when its requests wait
         self.error: RequestFailed | None = None
         self.deadline = math.inf  # time.monotonic, seconds: the client's own
         self.options = usage.UsageOptions()
         self.states: list[RequestState] = []  # of its sequences
 
     def refuse(self, error: RequestFailed) -> None:
+        """Keep the error for the client, if it is the first."""
         if self.error is None:
             self.error = error
 
@@ -53,7 +54,7 @@ current_admission: ContextVar[Admission | None] = ContextVar("baton_admission", 
 
 
 class AdmissionMiddleware:
-    """Pure ASGI. After the first chunk it costs one function call a chunk."""
+    """Pure ASGI middleware. After the first chunk it costs one function call per chunk."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -74,7 +75,7 @@ class AdmissionMiddleware:
 
 
 def _client(scope: Scope) -> str:
-    """Who sends it: whoever has this key, or else this address. No key can be read from it."""
+    """Return an identifier of the sender: a digest of its API key, or else its address."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             return hashlib.sha256(value).hexdigest()[:16]
@@ -83,7 +84,7 @@ def _client(scope: Scope) -> str:
 
 
 def _deadline(headers: Iterable[tuple[bytes, bytes]]) -> float:
-    """When the client wants to be done, time.monotonic; inf if it did not say. Raises Unsupported (400)."""
+    """Return the client's own deadline, time.monotonic; inf without one. Raises Unsupported (400)."""
     for name, value in headers:
         if name == TIMEOUT_HEADER:
             try:
@@ -97,7 +98,7 @@ def _deadline(headers: Iterable[tuple[bytes, bytes]]) -> float:
 
 
 def _watched(receive: Receive, admission: Admission) -> Receive:
-    """A `receive` that takes notice of what the body asks of us, once it is there."""
+    """Return a `receive` that reads the request's own options from its body, once that is complete."""
     body = bytearray()
 
     async def watched() -> Message:
@@ -116,7 +117,7 @@ def _watched(receive: Receive, admission: Admission) -> Receive:
 
 
 class _HeldResponse:
-    """A `send` that keeps http.response.start until the first chunk shows how the request went."""
+    """A `send` that holds http.response.start back until the first chunk shows how the request went."""
 
     __slots__ = ("_admission", "_send", "_start", "_state")
 
@@ -147,7 +148,7 @@ class _HeldResponse:
         await self._send(message)
 
     def _with_usage(self, message: Message) -> Message:
-        """The first part of the body: of a stream its first event, else the whole answer."""
+        """Return the body's first part, a stream's first event or a whole response, with the usage added."""
         headers = dict(self._start["headers"]) if self._start is not None else {}
         if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             self._state = self._streamed
@@ -168,11 +169,11 @@ class _HeldResponse:
         await self._send({**message, "body": usage.added_to_event(body, self._admission.states)})
 
     async def _replaced(self, message: Message) -> None:
-        del message  # of the response that the client does not get
+        del message  # a part of the response that the client does not get
 
 
 def error_response(error: RequestFailed) -> tuple[Message, Message]:
-    """The two ASGI messages of an answer in OpenAI's error format."""
+    """Return the two ASGI messages of a response in OpenAI's error format."""
     kind = "".join(word.capitalize() for word in error.status.phrase.split())
     fields = {"message": error.message, "type": f"{kind}Error", "param": None, "code": error.status.value}
     body = json.dumps({"error": fields}).encode()

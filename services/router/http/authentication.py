@@ -1,6 +1,6 @@
-"""Who may ask: with an API key set, every path needs it, but for the few that tell whether the router lives.
+"""Authentication: with an API key set, every path needs it but the few that health checks use.
 
-Closed is what is not listed, so that a route that vLLM adds needs no thought here. A listed path is compared
+A path that is not listed is closed, so that routes that vLLM adds are closed, too. A listed path is compared
 as a whole with the one that the routes see: any other spelling of it is closed.
 """
 
@@ -19,16 +19,17 @@ _POLICY_VIOLATION = 1008  # close code of a WebSocket
 
 
 class KeyMiddleware:
-    """Pure ASGI. Looks at path and headers alone: a request without a key is refused before its body is read.
+    """Pure ASGI middleware that checks path and headers alone, before a request's body is read.
 
     Its place is right inside the CORS middleware. That answers a browser's preflight, which can carry no key,
-    by itself; an OPTIONS that is no preflight would reach what is mounted, and needs the key. `refused` is
-    told "401" for each request without one.
+    by itself; an OPTIONS that is no preflight would reach mounted apps, and needs the key. `refused` is
+    called with "401" for each request without one.
     """
 
     def __init__(
         self, app: App, keys: Iterable[str], metrics_open: bool, refused: Callable[[str], None]
     ) -> None:
+        """Accept any of `keys`. With `metrics_open` /metrics needs none."""
         self._app = app
         self._digests = [_digest(key.encode()) for key in keys]
         self._open = OPEN | {METRICS} if metrics_open else OPEN
@@ -54,11 +55,11 @@ class KeyMiddleware:
             scheme, _, key = value.partition(b" ")
             if name == b"authorization" and scheme.lower() == b"bearer":
                 given = _digest(key.strip())
-                # All of them, so that the time tells nothing of which one it was.
+                # Compare with all keys, so that the duration does not reveal which one it was.
                 return sum(hmac.compare_digest(given, digest) for digest in self._digests) > 0
         return False
 
 
 def _digest(key: bytes) -> bytes:
-    """Of one length, whatever the key's."""
+    """Return a digest of the key: of one length, whatever the key's."""
     return hashlib.sha256(key).digest()

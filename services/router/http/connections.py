@@ -1,12 +1,12 @@
-"""A router's HTTP connections: uvicorn's, with bounds on what a client may send, and on how slowly.
+"""A router's HTTP connections: uvicorn's, with bounds on the size and the pace of requests.
 
-Nothing here costs anything a token. A client that keeps its limits meets a few comparisons a request.
+It costs nothing per token, and a client within its limits a few comparisons per request.
 
-    too many connections        503, and far above the bound an end without a word
-    headers that never end      408, or 431 where they are too many
-    a body that is too large    413, before it is read where its length is told, else as soon as it is seen
-    a body that never ends      408
-    an answer that is not read  the connection is cut: the request is aborted as for any client that leaves
+    too many connections          503, and far above the limit the connection is dropped without a response
+    headers that never end        408, or 431 where they are too large
+    a body that is too large      413, before it is read where its length is declared, else once it exceeds
+    a body that never ends        408
+    a response that is not read   the connection is cut: the request is aborted as for any client that leaves
 
 Leans on: uvicorn.protocols.http.httptools_impl (HttpToolsProtocol: its callbacks of transport and parser,
 _start_asgi_task, cycle, connections, flow; RequestResponseCycle: disconnected, message_event, more_body,
@@ -40,35 +40,35 @@ log = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 << 10  # with the request's first line
 # A request may take slow_client_s, and as much longer as it takes at this rate (bytes/s).
 LEAST_SENT_PER_S = 16 << 10
-LEAST_READ_PER_S = 1 << 10  # bytes/s, of an answer that its connection has no room for
+LEAST_READ_PER_S = 1 << 10  # bytes/s, of a response that fills its connection's buffers
 # Refused connections that may wait for their 503; more than these are dropped: file descriptors are finite.
 SPARE_CONNECTIONS = 256
 OWN_DESCRIPTORS = 512  # of the router beside its clients: workers, scheduler, files
-# Of the kernel, a connection. Left to itself it takes megabytes for who does not read, and is seen to move
-# again only when a third is free: so that much is the least that a slow client must read in slow_client_s.
+# The kernel's buffer per connection. Its default grows to megabytes for a client that does not read, and
+# reports progress only when a third is free: a slow client must read at least that much in slow_client_s.
 SEND_BUFFER_BYTES = 64 << 10
-WRITE_BUFFER_BYTES = 16 << 10  # of ours, beside it, a connection; above it an answer waits for its reader
-LINGER_S = 2.0  # a refused client may go on sending for this long: cut at once it would not see the answer
-BODIES_AT_ONCE = 8  # largest bodies that may be in memory; more and smaller ones in proportion
+WRITE_BUFFER_BYTES = 16 << 10  # our own per connection; above it a response waits for its client to read
+LINGER_S = 2.0  # a refused client may go on sending for this long: cut at once it would not see the response
+BODIES_AT_ONCE = 8  # bodies of the largest size that fit into memory; smaller ones in proportion
 RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """What every client is held to."""
+    """The limits for every client."""
 
     max_body: int  # bytes
     max_connections: int
     slow_client_s: float
 
 
-# Told of each client that is refused: the answer's status, or "dropped" (too many connections, no answer) or
-# "unread" (the answer was not read).
-Refused = Callable[[str], None]
+# Called for each client that is refused with the response's status, "dropped" (too many connections, no
+# response) or "unread" (the client did not read its response).
+OnRefused = Callable[[str], None]
 
 
 class Intake:
-    """Bytes of all bodies that are being read or answered. One for all connections of a router."""
+    """The bytes of all bodies that are read or processed now. One for all connections of a router."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -76,18 +76,19 @@ class Intake:
 
     @property
     def full(self) -> bool:
+        """Whether the limit is exceeded."""
         return self.held > self.limit
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """One client's connection; its requests come one after the other."""
+    """One client's connection; its requests follow one another."""
 
-    def __init__(self, *, limits: HttpLimits, intake: Intake, refused: Refused, **uvicorn: Any) -> None:
+    def __init__(self, *, limits: HttpLimits, intake: Intake, refused: OnRefused, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._limits = limits
         self._intake = intake
-        self._tell_refused = refused
-        self._running: RequestResponseCycle | None = None  # whose answer is being made
+        self._on_refused = refused
+        self._running: RequestResponseCycle | None = None  # its response is under way
         self._refused = False
         self._in_message = False  # from a request's first byte to its last
         self._in_body = False  # from its headers' end on, until the next one begins
@@ -96,9 +97,9 @@ class LimitedConnection(HttpToolsProtocol):
         self._held = 0  # of the intake
         self._received = 0  # bytes since the arrival began
         self._arrival_began = 0.0  # the loop's time
-        self._arrival: asyncio.TimerHandle | None = None  # of the request that is not whole yet
-        self._draining: asyncio.TimerHandle | None = None  # of an answer that waits for its reader
-        self._tail: asyncio.TimerHandle | None = None  # of what is left to read of one that is made
+        self._arrival: asyncio.TimerHandle | None = None  # of a request that is not complete yet
+        self._draining: asyncio.TimerHandle | None = None  # of a response that waits for its client to read
+        self._tail: asyncio.TimerHandle | None = None  # of a finished response's last bytes, not yet read
 
     # -- the transport's calls
 
@@ -119,7 +120,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._draining = _cancelled(self._draining)
         self._tail = _cancelled(self._tail)
         self._release_body()
-        _abandon(self._running)  # with requests in a row uvicorn tells the last one alone
+        _abandon(self._running)  # with pipelined requests uvicorn notifies only the last one
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -178,7 +179,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._held += len(body)
         self._intake.held += len(body)
         if self._intake.full:
-            self._refuse(Overloaded("the router reads too many large requests already", RETRY_AFTER_S))
+            self._refuse(Overloaded("the router has too many large requests already", RETRY_AFTER_S))
             return
         super().on_body(body)
 
@@ -204,14 +205,14 @@ class LimitedConnection(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    # -- what is refused
+    # -- refusals
 
     def _objection(self) -> RequestFailed | None:
-        """Why the request whose headers are here is not even read."""
+        """Return the reason to refuse a request by its headers, before its body is read; None if fine."""
         if self._header_bytes > MAX_HEADER_BYTES:
             return _too_many_headers()
         if self.parser.get_method() != b"POST":
-            return None  # how the router fares can be asked always
+            return None  # health and metrics stay available
         for name, value in self.headers:
             if name == b"content-length" and int(value) > self._limits.max_body:
                 return self._too_large()
@@ -227,17 +228,17 @@ class LimitedConnection(HttpToolsProtocol):
         return TooLarge(f"the request's body exceeds {mib:g} MiB (router.max_body_mib)")
 
     def _refuse(self, error: RequestFailed) -> None:
-        """Answer in the application's stead, and listen to nothing more on this connection."""
+        """Respond in the application's stead, and accept nothing more on this connection."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
-        self._tell_refused(str(error.status.value))
+        self._on_refused(str(error.status.value))
         self._arrival = _cancelled(self._arrival)
         self._release_body()
         own = self.cycle if self._in_body else None
         before = self._running if self._running is not own else None
         if (before and not before.response_complete) or (own and own.response_started):
-            self.transport.abort()  # an answer is on its way, in whose middle another cannot follow
+            self.transport.abort()  # another response is under way: an error cannot follow inside it
             return
         _abandon(own)
         self.transport.write(_raw(error))
@@ -249,10 +250,10 @@ class LimitedConnection(HttpToolsProtocol):
         self._intake.held -= self._held
         self._held = 0
 
-    # -- who is too slow
+    # -- clients that are too slow
 
     def _expect(self) -> None:
-        """From now on a request arrives."""
+        """Begin to time the arrival of a request."""
         self._received = 0
         self._arrival_began = self.loop.time()
         self._arrival = self.loop.call_later(self._limits.slow_client_s, self._check_arrival)
@@ -260,14 +261,14 @@ class LimitedConnection(HttpToolsProtocol):
     def _check_arrival(self) -> None:
         answering = self._running is not None and not self._running.response_complete
         if self.flow.read_paused or (answering and not self._in_message):
-            left = self._limits.slow_client_s  # it is not the client that is waited for
+            left = self._limits.slow_client_s  # the delay is not the client's
         else:
             allowed = self._limits.slow_client_s + self._received / LEAST_SENT_PER_S
             left = self._arrival_began + allowed - self.loop.time()
         if left > 0:
             self._arrival = self.loop.call_later(left, self._check_arrival)
         else:
-            self._refuse(TooSlow(f"the request was not whole after {self._limits.slow_client_s:g} s"))
+            self._refuse(TooSlow(f"the request was not complete after {self._limits.slow_client_s:g} s"))
 
     def _watch_draining(self) -> None:
         _cancelled(self._draining)
@@ -275,7 +276,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._draining = self.loop.call_later(self._limits.slow_client_s, self._check_draining, before)
 
     def _check_draining(self, before: int) -> None:
-        """Nothing is written meanwhile: what is missing was read."""
+        """Cut a client that has read too little. While the response waits, only its reads free the buffer."""
         read = before - self.transport.get_write_buffer_size()
         if read < LEAST_READ_PER_S * self._limits.slow_client_s:
             self._cut("unread")
@@ -283,17 +284,17 @@ class LimitedConnection(HttpToolsProtocol):
             self._watch_draining()
 
     def _check_tail(self) -> None:
-        """The answer's last bytes are few: who has not read them by now will not."""
+        """Cut a client that has not read a finished response's last bytes: they are few."""
         if self.transport.get_write_buffer_size():
             self._cut("unread")
 
-    def _cut(self, why: str) -> None:
-        self._tell_refused(why)
+    def _cut(self, reason: str) -> None:
+        self._on_refused(reason)
         self.transport.abort()
 
 
-def connections(limits: HttpLimits, refused: Refused) -> Callable[..., LimitedConnection]:
-    """What uvicorn makes a connection's protocol with."""
+def connections(limits: HttpLimits, refused: OnRefused) -> Callable[..., LimitedConnection]:
+    """Return the factory by which uvicorn makes each connection's protocol."""
     intake = Intake(BODIES_AT_ONCE * limits.max_body)
 
     def connection(**uvicorn: Any) -> LimitedConnection:
@@ -303,9 +304,9 @@ def connections(limits: HttpLimits, refused: Refused) -> Callable[..., LimitedCo
 
 
 def affordable_connections(wanted: int) -> int:
-    """`wanted`, or as many as the process may have file descriptors for, whose limit is raised if it can be.
+    """Return `wanted`, or as many connections as file descriptors allow; raise their limit if need be.
 
-    Without one a client's connection cannot be accepted, nor a worker reached: it would wait for nothing.
+    Without a descriptor no client can be accepted and no worker reached: clients would wait in vain.
     """
     beside = SPARE_CONNECTIONS + OWN_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -316,7 +317,7 @@ def affordable_connections(wanted: int) -> int:
     if fits < wanted:
         log.warning(
             "router.max_connections is %d, but %d file descriptors (ulimit -n) are enough for %d clients: "
-            "that many are taken",
+            "that is the limit now",
             wanted,
             soft,
             fits,
@@ -325,14 +326,14 @@ def affordable_connections(wanted: int) -> int:
 
 
 def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """No timer any more: what the attribute is to hold then."""
+    """Cancel the timer; return None for the attribute that held it."""
     if timer is not None:
         timer.cancel()
     return None
 
 
 def _abandon(cycle: RequestResponseCycle | None) -> None:
-    """The application sees that its client left."""
+    """Let the application see that its client has left."""
     if cycle is not None and not cycle.response_complete:
         cycle.disconnected = True
         cycle.message_event.set()

@@ -1,8 +1,8 @@
-"""`usage.baton`: what one answer took, for a client that asks; and the same as a line in the router's log.
+"""`usage.baton`: the cost of one response, for clients that request it, and a line in the router's log.
 
-A client asks with a field of the request, in the `openai` package `extra_body={"baton": {"usage": True}}`.
-The figures come where OpenAI's usage comes: in the answer, or in a stream's last chunk where `stream_options`
-asks for that (`include_usage`). Nothing of it reaches a worker, and without it no byte of an answer differs.
+A client requests it by a field, in the `openai` package `extra_body={"baton": {"usage": True}}`. The figures
+are where OpenAI's usage is: in the response, or in a stream's last chunk with the option `include_usage` of
+`stream_options`. The field does not reach a worker, and without it no byte of a response differs.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ class UsageOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    usage: bool = Field(False, description="Add `usage.baton` to the answer.")
+    usage: bool = Field(False, description="Add `usage.baton` to the response.")
 
 
 class Usage(BaseModel):
-    """What an answer took. Of several sequences (n, several prompts): counts are sums, durations the longest.
+    """The cost of a response. Over several sequences (n, several prompts): sums of counts, longest durations.
 
-    Where a worker failed under it, counts and durations are sums over all attempts, as far as the lost ones
-    were heard of.
+    Where workers failed under it, counts and durations are sums over all attempts, as far as the lost workers
+    had reported them.
     """
 
-    method: str | None = Field(description="Who drafted; null without speculation.")
+    method: str | None = Field(description="Speculative method; null without speculation.")
     draft_steps: int = Field(description="Steps that verified a draft.")
-    drafted_tokens: int
-    accepted_tokens: int = Field(description="Of the drafted ones.")
+    drafted_tokens: int = Field(description="Tokens drafted.")
+    accepted_tokens: int = Field(description="Drafted tokens that were accepted.")
     mean_accepted_length: float | None = Field(
-        description="Tokens written in a step with a draft: the accepted ones and one more; null without."
+        description="Tokens generated per step with a draft: the accepted ones and one more; null without."
     )
     acceptance_by_position: list[float] = Field(
         description="Share of the draft steps in which the token drafted at this position was accepted."
     )
-    prefill_worker: str | None = Field(description="Who read the prompt.")
+    prefill_worker: str | None = Field(description="Worker that prefilled the prompt.")
     decode_worker: str | None = Field(
-        description="Who wrote the answer from its second token on, if it has one."
+        description="Worker that decoded from the second token on, if there is one."
     )
     attempts: int = Field(description="Placements tried.")
     waiting_ms: float = Field(description="In the router, until there was room on the workers.")
-    queue_ms: float = Field(description="From the placement to the prompt's first step.")
+    queue_ms: float = Field(description="From the placement to the prefill's first step.")
     prefill_ms: float = Field(description="From the placement to the first token, the queue included.")
     handoff_ms: float = Field(description="From the first token until the decode worker has the KV cache.")
     decode_ms: float = Field(description="From then to the last token.")
 
 
 def usage_of(states: Iterable[RequestState]) -> Usage:
-    """The figures of one answer's sequences, at least one."""
+    """Return the figures of one response's sequences, at least one."""
     states = list(states)
     each = [state.spent for state in states]
     drafts = sum(each, Spent())
@@ -88,12 +88,12 @@ def usage_of(states: Iterable[RequestState]) -> Usage:
 
 
 def _names(values: Iterable[str]) -> str | None:
-    """Usually one; where sequences or attempts went to different workers, all, with commas, in this order."""
+    """Join the distinct values in order: usually one, several where sequences or attempts went apart."""
     return ", ".join(dict.fromkeys(value for value in values if value)) or None
 
 
 def log_request(state: RequestState) -> None:
-    """One line a sequence that is over."""
+    """Log one line for a sequence that is over."""
     if log.isEnabledFor(logging.INFO):
         counts = {"prompt_tokens": state.prompt_tokens, "output_tokens": len(state.tokens)}
         fields = {"request_id": state.request_id, "outcome": state.outcome, **counts}
@@ -101,13 +101,13 @@ def log_request(state: RequestState) -> None:
 
 
 def options_in(body: bytes) -> UsageOptions:
-    """What a request asks of us. Raises Unsupported (400) for a field `baton` that says something else."""
+    """Return the options in a request's body. Raises Unsupported (400) for an unknown one."""
     if _MARK not in body:
         return UsageOptions()
     try:
         request = json.loads(body)
     except ValueError:
-        return UsageOptions()  # the front end's own check answers it
+        return UsageOptions()  # the front end's own check refuses it
     if not isinstance(request, dict) or FIELD not in request:
         return UsageOptions()
     try:
@@ -119,16 +119,16 @@ def options_in(body: bytes) -> UsageOptions:
 
 
 def added_to(body: bytes, states: list[RequestState]) -> bytes:
-    """A whole answer with `usage.baton`; anything else, as an error, stays as it is."""
+    """Return a whole response with `usage.baton` added; any other body, as an error's, unchanged."""
     try:
-        answer = json.loads(body)
+        response = json.loads(body)
     except ValueError:
         return body
-    return _dump(answer) if _add(answer, states) else body
+    return _dump(response) if _add(response, states) else body
 
 
 def added_to_event(body: bytes, states: list[RequestState]) -> bytes:
-    """A piece of an event stream; the last chunk, which has the whole usage, gets `usage.baton`."""
+    """Return a piece of an event stream, with `usage.baton` added to the last chunk, which has the usage."""
     if _LAST_CHUNK not in body:
         return body
     events = body.split(b"\n\n")
@@ -140,13 +140,13 @@ def added_to_event(body: bytes, states: list[RequestState]) -> bytes:
     return b"\n\n".join(events)
 
 
-def _add(answer: Any, states: list[RequestState]) -> bool:
-    usage = answer.get("usage") if isinstance(answer, dict) else None
+def _add(response: Any, states: list[RequestState]) -> bool:
+    usage = response.get("usage") if isinstance(response, dict) else None
     if not isinstance(usage, dict) or not states:
         return False
     usage[FIELD] = usage_of(states).model_dump()
     return True
 
 
-def _dump(answer: Any) -> bytes:
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+def _dump(response: Any) -> bytes:
+    return json.dumps(response, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""The engine client under vLLM's front end: its engine is whichever workers the scheduler names.
+"""The engine client under vLLM's front end. Its engines are the workers on which requests are placed.
 
 Leans on: vllm.v1.engine.core_client.EngineCoreClient (the members that AsyncLLM calls), vllm.v1.engine.
 EngineCoreRequest (its fields), vllm.exceptions.{GracefulHTTPError, GenerationError} (AsyncLLM.generate passes
@@ -27,14 +27,14 @@ from baton.services.router.relay import Relay, RelayParts
 from baton.services.router.state import RequestState
 from baton.services.router.vllm import outputs
 
-# What a client may not say: how KV travels is between router, scheduler and workers.
+# Arguments reserved for router, scheduler and workers: clients must not steer how KV is transferred.
 _RESERVED = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 _RESERVED_PREFIX = "baton"
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class RefusedByRouter(GracefulHTTPError, GenerationError):
-    """A RequestFailed as vLLM's handlers understand it: its status and its text reach the client."""
+    """A RequestFailed as an exception that vLLM's handlers know: its status and text reach the client."""
 
     def __init__(self, error: RequestFailed) -> None:
         super().__init__(error.message, error.status)
@@ -42,7 +42,7 @@ class RefusedByRouter(GracefulHTTPError, GenerationError):
 
 
 def refusal(error: RequestFailed) -> RefusedByRouter:
-    """To be raised; the HTTP side is told."""
+    """Return the exception to raise, and keep the error for the HTTP layer."""
     if admission := current_admission.get():
         admission.refuse(error)
     return RefusedByRouter(error)
@@ -50,22 +50,22 @@ def refusal(error: RequestFailed) -> RefusedByRouter:
 
 @dataclass
 class Resources:
-    """What AsyncLLM looks at to know whether its engine lives. Ours always does: workers come and go."""
+    """The flag by which AsyncLLM knows whether its engine is alive. Ours always is: workers come and go."""
 
     engine_dead: bool = False
 
 
 @dataclass(frozen=True)
 class RelayLimits:
-    """What every request is held to."""
+    """The limits for every request."""
 
     request_timeout_s: float
     max_model_len: int  # tokens
-    block_size: int  # tokens, for prefix hashes; 0: none are sent
+    block_size: int  # tokens, for prefix hashes; 0: no hashes
 
 
 class RelayClient(EngineCoreClient):
-    """Takes requests from AsyncLLM, gives outputs back. One event loop's; nothing here is thread-safe."""
+    """Takes requests from AsyncLLM and returns outputs. For one event loop; not thread-safe."""
 
     def __init__(self, parts: RelayParts, limits: RelayLimits) -> None:
         self.resources = Resources()
@@ -78,18 +78,20 @@ class RelayClient(EngineCoreClient):
         # Set by the front end: ends its request with an error.
         self.on_failure: Callable[[str, Exception], None] = lambda *_: None
 
-    # -- what AsyncLLM calls
+    # -- for AsyncLLM
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        """Return the tasks that the engines serve."""
         return ("generate",)
 
     async def get_output_async(self) -> Any:
+        """Wait for outputs; return all there are as one EngineCoreOutputs."""
         return await self._queue.take()
 
     async def add_request_async(self, request: Any) -> None:
-        """Set the request going, without waiting for its placement: of several sequences each gets its own.
+        """Start the request without waiting for its placement: each of several sequences gets its own.
 
-        Raises RefusedByRouter, and tells the HTTP side why; a request that is refused later ends by `fail`.
+        Raises RefusedByRouter, with the error kept for the HTTP layer; a later refusal ends it by `fail`.
         """
         admission = current_admission.get()
         try:
@@ -105,7 +107,7 @@ class RelayClient(EngineCoreClient):
             self._admissions[request.request_id] = admission
 
     def check_room(self) -> None:
-        """Raises RefusedByRouter while no request can be taken, before one is rendered for it."""
+        """Check, before a request is rendered, that another can be taken. Raises RefusedByRouter."""
         try:
             self._parts.journal.check_room()
             self._parts.waiting.check_room()
@@ -113,59 +115,66 @@ class RelayClient(EngineCoreClient):
             raise refusal(error) from None
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """Drop requests; see `abort`."""
         self.abort(request_ids)
 
     async def reset_mm_cache_async(self) -> None:
-        """There is none: only text is served."""
+        """Do nothing: only text is served, so there is no such cache."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Drop all requests; the streams are closed by whoever opened the pool."""
+        """Drop all requests. The streams are closed with the pool."""
         del timeout
         self.abort(list(self._relays))
 
     def end_all(self) -> None:
-        """The time of those that still run is up: their clients are told that the router is ending."""
+        """End the requests that still run: their clients get the error that the router is shutting down."""
         for relay in list(self._relays.values()):
             relay.end()
 
     def dp_engines_running(self) -> bool:
+        """Tell whether any request runs."""
         return bool(self._relays)
 
-    # -- what relays call
+    # -- for relays (FrontEnd)
 
     def deliver(self, output: Any) -> None:
+        """Queue an output for AsyncLLM."""
         self._queue.put(output)
 
     def finish(self, request_id: str, reason: str) -> None:
+        """End a request without another token."""
         self._queue.put(outputs.finish_output(request_id, reason))
 
     def fail(self, request_id: str, error: RequestFailed) -> None:
+        """End a request with an error; outputs that still wait are dropped."""
         if admission := self._admissions.get(request_id):
             admission.refuse(error)
         self._queue.drop(request_id)
         self.on_failure(request_id, RefusedByRouter(error))
 
     def first_output(self, output: Any, clock_offset_s: float) -> float:
+        """Put a first output's times onto our clock; return when it was first scheduled, seconds, or 0."""
         if output.events is None:
             return 0.0
         outputs.rebase(output.events, clock_offset_s)
         return outputs.scheduled_at(output.events)
 
     def later_output(self, output: Any, clock_offset_s: float) -> None:
+        """Remove from another engine's output what the front end has from the first one."""
         if output.events is not None:
             outputs.rebase(output.events, clock_offset_s)
             output.events = outputs.only_preemptions(output.events)
-        output.new_prompt_logprobs_tensors = None  # the front end has them, from the prompt's first reader
+        output.new_prompt_logprobs_tensors = None  # the front end has them from the first prefill
 
-    # -- our own
+    # -- for the router's own parts
 
     @property
     def live(self) -> int:
-        """Requests that wait or run."""
+        """The number of requests that wait or run."""
         return len(self._relays)
 
     def abort(self, request_ids: list[str]) -> None:
-        """Drop requests now, on every worker that has a part of them. Unknown ones are over already."""
+        """Drop requests now, also on their workers. Unknown ids are of requests that are over."""
         for request_id in request_ids:
             self._queue.drop(request_id)
             if relay := self._relays.get(request_id):
@@ -204,12 +213,12 @@ class RelayClient(EngineCoreClient):
 
 
 def _kept(logprobs: int | None) -> int:
-    """How many are kept of one position when `logprobs` are asked for: the token's own is one more."""
+    """Return how many log-probabilities are kept per position: the sampled token's own is one more."""
     return 0 if logprobs is None else 1 + max(0, logprobs)
 
 
 def without_reserved(extra: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A client's extra arguments without those that would steer our machinery."""
+    """Return a client's extra arguments without those reserved for the router and its workers."""
     if not extra:
         return extra
     kept = {
@@ -232,7 +241,7 @@ def _check(request: Any) -> None:
 
 
 def _wire_id(request_id: str) -> str:
-    """The id that travels. A client may choose its own (X-Request-Id): any text, of any length."""
+    """Return the id used on the wire. Clients may choose theirs (X-Request-Id): any text, of any length."""
     if _PLAIN_ID.fullmatch(request_id):
         return request_id
     return "h-" + hashlib.sha256(request_id.encode(errors="surrogatepass")).hexdigest()[:40]
@@ -264,7 +273,7 @@ def _not_offered(name: str) -> Unsupported:
     return Unsupported(f"{what}: not offered by the router, as it concerns a single engine")
 
 
-# What AsyncLLM offers to administrators of one engine, on this version.
+# AsyncLLM's calls for administrators of one engine, in this version.
 _ADMINISTRATION = (
     "profile_async",
     "reset_prefix_cache_async",

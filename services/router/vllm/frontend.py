@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI front end over our engine client: its app, its handlers, its tokenizer; no engine.
+"""vLLM's own OpenAI front end over the router's engine client: app, handlers, tokenizer; no engine.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.{create_model_config, create_structured_outputs_config,
 create_logging_config, _set_default_reasoning_config_args}, vllm.config.VllmConfig built from them alone (as
@@ -49,14 +49,14 @@ from baton.services.router.vllm.metrics import FrontEndLogger, WorkerFigures
 from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
 from baton.services.router.vllm.request_limits import limit_requests
 
-# What vLLM serves besides, for one engine's administrators and for models of another kind: 404 here.
+# Routes of vLLM's for one engine's administrators and for models of another kind: 404 here.
 _NOT_OFFERED = ("/scale_elastic_ep", "/is_scaling_elastic_ep", "/kv_event_sources", "/v1/systemone")
 
 
 def build_config(settings: Settings) -> Any:
-    """The VllmConfig of a front end: the model's configuration and tokenizer, no device, no weights.
+    """Return the VllmConfig of a front end: the model's configuration and tokenizer, no device, no weights.
 
-    Raises ConfigError for arguments that we refuse, StartError for what vLLM refuses.
+    Raises ConfigError for arguments that Baton refuses, StartError for those that vLLM refuses.
     """
     arguments = engine_args(settings.engine)
     envs.VLLM_CPU_KVCACHE_SPACE = 0  # or the CPU platform warns of a KV cache that is never made
@@ -77,7 +77,7 @@ def build_config(settings: Settings) -> Any:
 
 
 def build_arguments(settings: Settings, config: Any) -> Namespace:
-    """The namespace that vLLM's app reads. Raises ConfigError for what it would refuse."""
+    """Return the namespace for vLLM's app. Raises ConfigError for values that it would refuse."""
     engine, router = settings.engine, settings.router
     args = frontend_namespace(engine, router)
     args.model = config.model_config.model
@@ -88,7 +88,10 @@ def build_arguments(settings: Settings, config: Any) -> Namespace:
 
 
 class RelayLLM(async_llm.AsyncLLM):
-    """AsyncLLM over a RelayClient. Make it inside the event loop. Raises StartError for what vLLM refuses."""
+    """AsyncLLM over a RelayClient. To be made inside the event loop.
+
+    Raises StartError for a model or arguments that vLLM refuses.
+    """
 
     def __init__(
         self, config: Any, client: RelayClient, cluster: ClusterView, engine: EngineSettings
@@ -96,7 +99,7 @@ class RelayLLM(async_llm.AsyncLLM):
         log_stats = not engine.extra.get("disable_log_stats")
         ours: list[Any] = [FrontEndLogger] if log_stats else []
         with _refusals(engine), _engine_client(client):
-            # log_stats is for vLLM's own loggers alone: one would log each ten seconds that nothing runs.
+            # log_stats adds vLLM's default loggers: one would log every ten seconds that no engine runs.
             super().__init__(
                 config, executor_class=Executor, log_stats=False, log_requests=False, stat_loggers=ours
             )
@@ -107,13 +110,13 @@ class RelayLLM(async_llm.AsyncLLM):
         client.on_failure = self._request_failed
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        """Without what a client may not say: RequestState reads some of it before the client sees it."""
+        """Add a request without reserved arguments: vLLM's RequestState reads some before our client does."""
         if getattr(params, "extra_args", None):
             params.extra_args = without_reserved(params.extra_args)
         return await super().add_request(request_id, prompt, params, *args, **kwargs)
 
     async def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        """vLLM's client never refuses a request, ours does: forget what was registered for it."""
+        """Add a request; undo its registration if it is refused, which vLLM's own client never does."""
         try:
             await super()._add_request(request, *args, **kwargs)
         except BaseException:
@@ -121,21 +124,21 @@ class RelayLLM(async_llm.AsyncLLM):
             raise
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """vLLM asks before it renders a request, and again before it adds one."""
+        """Check that another request can be taken. vLLM calls it before it renders and before it adds one."""
         super().check_admission(n, request_id)
         self.engine_core.check_room()
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError while no request could be placed (vLLM's way to say 503)."""
+        """Check that a request could be placed now. Raises EngineDeadError, which vLLM turns into 503."""
         if not (await self.health()).ok:
             raise EngineDeadError
 
     async def health(self) -> Health:
-        """Whether a request could be placed now."""
+        """Tell whether a request could be placed now."""
         return await self._cluster.health()
 
     def learn(self, capacity: scheduler_pb2.Capacity) -> None:
-        """Take what a worker's engine found out when it loaded, as vLLM's client does from its own."""
+        """Take over what a worker's engine determined when it loaded, as vLLM's client does from its own."""
         model, cache = self.model_config, self.vllm_config.cache_config
         model.max_model_len = min(model.max_model_len, capacity.max_model_len)
         cache.num_gpu_blocks = capacity.num_blocks
@@ -146,7 +149,7 @@ class RelayLLM(async_llm.AsyncLLM):
         )
 
     def _request_failed(self, request_id: str, error: Exception) -> None:
-        """End a request, and its siblings where n > 1: one stream has them all."""
+        """End a request, and its siblings where n > 1: they share one stream."""
         processor = self.output_processor
         state = processor.request_states.get(request_id)
         if state is None:
@@ -160,9 +163,9 @@ class RelayLLM(async_llm.AsyncLLM):
 async def build_http_app(
     llm: RelayLLM, args: Namespace, max_sequences: int, door: Middleware | None = None
 ) -> Any:
-    """vLLM's app with our admission, limits and /health; everything else is as it comes.
+    """Return vLLM's app with our admission, limits and /health; everything else is vLLM's own.
 
-    `door` lets in who may ask. Without one everybody may.
+    `door` is the middleware that authenticates clients; without one all are accepted.
     """
     envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
     tasks = await llm.get_supported_tasks()
@@ -178,7 +181,7 @@ async def build_http_app(
         app.exception_handler(kind)(unforeseen)
     app.exception_handler(HTTPException)(not_offered)
     app.middleware_stack = app.build_middleware_stack()  # build_app has built it already, without ours
-    envs.enable_envs_cache()  # vLLM reads its environment once a token otherwise
+    envs.enable_envs_cache()  # otherwise vLLM reads its environment once per token
     app.router.routes = [
         route for route in app.router.routes if getattr(route, "path", "") not in _NOT_OFFERED
     ]
@@ -195,10 +198,10 @@ async def _health(request: Request) -> Response:
 
 @contextlib.contextmanager
 def _engine_client(client: RelayClient) -> Iterator[None]:
-    """While it is open, AsyncLLM's constructor gets `client` instead of starting an engine.
+    """Have AsyncLLM's constructor use `client`, inside the block, instead of starting an engine.
 
-    AsyncLLM has no parameter for a client. Replaced is the name in its own module, for the time of one
-    constructor call in one thread, so that nothing else in the process is touched.
+    AsyncLLM has no parameter for a client. Only the name in its own module is replaced, during one
+    constructor call in one thread, so nothing else in the process is affected.
     """
 
     class Source:
@@ -217,7 +220,7 @@ def _engine_client(client: RelayClient) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusals(engine: EngineSettings) -> Iterator[None]:
-    """What vLLM raises while it is built, as StartError, one line."""
+    """Turn vLLM's exceptions inside the block into a StartError of one line."""
     try:
         yield
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError, VLLMError) as error:

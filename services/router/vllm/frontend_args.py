@@ -1,4 +1,4 @@
-"""`router.frontend`: vLLM's own arguments of its front end, by its own names, checked by its own parser.
+"""The setting `router.frontend`: vLLM's front-end arguments by their own names, checked by its own parser.
 
 Leans on: vllm.entrypoints.launchers.cli_args (FrontendArgs and its add_cli_args, make_arg_parser,
 validate_parsed_serve_args), vllm.utils.argparse_utils.FlexibleArgumentParser, vllm.tool_parsers.
@@ -42,7 +42,7 @@ _SSL = (
     "ssl_ciphers",
     "enable_ssl_refresh",
 )
-# What cannot be honoured, and what to do. All others of vLLM's front end are (docs/frontend.md).
+# The arguments that cannot be honoured, with advice. All others of vLLM's front end are (docs/frontend.md).
 REFUSED: Mapping[str, str] = {
     "host": "use router.host",
     "port": "use router.port",
@@ -52,8 +52,8 @@ REFUSED: Mapping[str, str] = {
     "h11_max_incomplete_event_size": _LIMITS,
     "h11_max_header_count": _LIMITS,
     "uvicorn_log_level": _LOG,
-    "disable_uvicorn_access_log": f"{_LOG}: there is an access log at debug alone",
-    "disable_access_log_for_endpoints": f"{_LOG}: there is an access log at debug alone",
+    "disable_uvicorn_access_log": f"{_LOG}: there is an access log at debug only",
+    "disable_access_log_for_endpoints": f"{_LOG}: there is an access log at debug only",
     "chat_template": "use router.chat_template",
     "enable_prompt_tokens_details": "use router.enable_prompt_tokens_details",
     "enable_force_include_usage": "use router.enable_force_include_usage",
@@ -77,25 +77,25 @@ REFUSED: Mapping[str, str] = {
 
 
 def check_names(router: RouterSettings) -> dict[str, Any]:
-    """The arguments by vLLM's names, with underscores. Imports no vLLM, so before anything slow.
+    """Return the arguments by vLLM's names, with underscores. Import no vLLM, to fail before anything slow.
 
-    Raises ConfigError for one that cannot be honoured here, or is there twice.
+    Raises ConfigError for one that cannot be honoured here, or is given twice.
     """
     found: dict[str, Any] = {}
     for key, value in router.frontend.items():
         name = key.replace("-", "_")
-        if name in REFUSED:  # the value may be a key of the API: it is not shown
+        if name in REFUSED:  # the value may be an API key: it is not shown
             raise ConfigError(f"{_KEY}.{key} is not for you to set: {REFUSED[name]}")
         if name in found:
-            raise ConfigError(f"{_KEY}.{key} is there twice, with - and with _")
+            raise ConfigError(f"{_KEY}.{key} is given twice, with - and with _")
         found[name] = value
     return found
 
 
 def frontend_namespace(engine: EngineSettings, router: RouterSettings) -> Namespace:
-    """What vLLM's app reads: its defaults, `router.frontend`, and the settings that have keys of their own.
+    """Return the namespace for vLLM's app: its defaults, `router.frontend`, and settings with their own keys.
 
-    Loads the parsers' plug-ins. Raises ConfigError, one line, for what vLLM would refuse.
+    Loads the parsers' plug-ins. Raises ConfigError, one line, for values that vLLM would refuse.
     """
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.exceptions import VLLMError
@@ -149,7 +149,7 @@ def _parsed(given: Mapping[str, Any]) -> Namespace:
 
 
 def _words(action: Action, value: Any) -> Iterator[str]:
-    """The value as a command line has it. Raises _Refused where its type cannot be said there."""
+    """Yield the value as command-line words. Raises _Refused for a type that has none."""
     flag = f"--{action.dest.replace('_', '-')}"
     if value is None:
         return  # vLLM's default
@@ -170,7 +170,7 @@ def _words(action: Action, value: Any) -> Iterator[str]:
 
 
 class _Refused(Exception):
-    """vLLM's parser does not take a value."""
+    """A value that vLLM's parser refuses."""
 
 
 def _parser() -> Any:
@@ -178,14 +178,14 @@ def _parser() -> Any:
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
-            """Without argparse's usage, and without ending the process."""
+            """Raise the message alone: no usage, no end of the process."""
             raise _Refused(message.partition(": ")[2] or message)
 
     return Parser()
 
 
 def _check_template(template: str) -> None:
-    """A file or an inline template: raises ConfigError where vLLM could not read it."""
+    """Check that vLLM can load a template, a file's name or its text. Raises ConfigError."""
     if not template:
         return
     from jinja2 import TemplateError
@@ -204,7 +204,7 @@ def _check_template(template: str) -> None:
 
 
 def _check_middleware(paths: Iterable[str]) -> None:
-    """As vLLM's app loads them. Raises ConfigError."""
+    """Load each as vLLM's app does. Raises ConfigError for one that cannot be loaded."""
     for path in paths:
         module, _, name = path.rpartition(".")
         try:

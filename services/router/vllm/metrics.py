@@ -1,8 +1,8 @@
-"""vLLM's metrics at a router: what its front end counts itself, and what workers say of their engines.
+"""vLLM's metrics at a router: those of its front end, and those of the workers' engines.
 
-vLLM's Prometheus logger makes some families of what its engine tells of itself with every step. A router has
-no engine, so those are not made here: they come from the workers' heartbeats, a series a worker, or they are
-not served (docs/observability.md lists which).
+vLLM's Prometheus logger fills some families from the statistics of its engine's steps. A router has no
+engine, so those come from the workers' heartbeats, one series per worker, or are not served
+(docs/observability.md lists which).
 
 Leans on: vllm.v1.metrics.loggers.PrometheusStatLogger (its makers of metrics, `_gauge_cls` and so on, which
 it calls with keyword arguments alone; log_engine_initialized, which shows its own cache_config;
@@ -31,8 +31,8 @@ from vllm.v1.metrics.perf import PerfMetricsProm
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import usable_blocks
 
-# An engine's own, of which heartbeats say nothing: an engine never sleeps here, and what the front end takes
-# at once is no engine's step.
+# An engine's own metrics that heartbeats do not include: engines never sleep here, and the tokens that the
+# front end takes at once are no engine's step.
 NOT_SERVED = frozenset(
     {
         "vllm:engine_sleep_state",
@@ -48,7 +48,7 @@ Values = Iterable[tuple[tuple[str, ...], float]]  # labels beside model_name and
 
 @dataclass(frozen=True)
 class _Family:
-    """What is told of each worker, and how it is read from its heartbeat."""
+    """A metric family with series per worker, and the function that reads them from its heartbeat."""
 
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str
@@ -63,8 +63,8 @@ def _waiting(load: pb.WorkerLoad, _: pb.Capacity) -> Values:
 
 
 def _usage(load: pb.WorkerLoad, capacity: pb.Capacity) -> Values:
-    told = load.free_blocks or load.running or load.waiting  # not by a worker that was loading until now
-    if told and (blocks := usable_blocks(capacity)):
+    known = load.free_blocks or load.running or load.waiting  # not of a worker that was loading until now
+    if known and (blocks := usable_blocks(capacity)):
         yield (), 1 - load.free_blocks / blocks
 
 
@@ -78,7 +78,7 @@ def _one(value: Callable[[pb.WorkerLoad], float]) -> Callable[[pb.WorkerLoad, pb
 
 
 def _drafting(value: Callable[[pb.EngineCounts], float]) -> Callable[[pb.WorkerLoad, pb.Capacity], Values]:
-    """Without speculation vLLM has no such family."""
+    """Read a value of workers that speculate; vLLM has no such series without."""
     return lambda load, capacity: (((), value(load.counts)),) if capacity.speculative_method else ()
 
 
@@ -103,7 +103,7 @@ _FAMILIES = (
     _Family(
         GaugeMetricFamily,
         "vllm:num_requests_waiting_by_reason",
-        "Those for room (capacity), and those for something else, as KV on its way (deferred).",
+        "Number of requests waiting, for room (capacity) or for another reason, as a handoff (deferred).",
         _waiting,
         ("reason",),
     ),
@@ -128,19 +128,19 @@ _FAMILIES = (
     _Family(
         CounterMetricFamily,
         "vllm:external_prefix_cache_queries",
-        "Prompt tokens asked of a handoff.",
+        "Prompt tokens requested from a handoff.",
         _one(lambda load: load.counts.external_queries),
     ),
     _Family(
         CounterMetricFamily,
         "vllm:external_prefix_cache_hits",
-        "Prompt tokens whose KV came by a handoff.",
+        "Prompt tokens whose KV cache arrived by a handoff.",
         _one(lambda load: load.counts.external_hits),
     ),
     _Family(
         CounterMetricFamily,
         "vllm:prompt_tokens_cached_by_source",
-        "Both hits: of the worker's own cache (device), by a handoff (p2p).",
+        "Prompt tokens found in the worker's own prefix cache (device) or by a handoff (p2p).",
         _cached,
         ("source",),
     ),
@@ -174,7 +174,7 @@ _NOT_FRONT_END = NOT_SERVED | {family.name for family in _FAMILIES}
 
 
 def _made_here(kind: Callable[..., Any]) -> Any:
-    """Makes metrics as `kind` does; those that are not the front end's are in no registry."""
+    """Return a maker of metrics like `kind` that registers only those of the front end."""
 
     def make(*, name: str, **options: Any) -> Any:
         return kind(name=name, registry=None if name in _NOT_FRONT_END else REGISTRY, **options)
@@ -187,7 +187,7 @@ class _NoPerfMetrics(PerfMetricsProm):
 
 
 class FrontEndLogger(PrometheusStatLogger):
-    """vLLM's own, for what its front end counts."""
+    """vLLM's own Prometheus logger, for the metrics of its front end."""
 
     _perf_metrics_cls = _NoPerfMetrics
 
@@ -196,27 +196,29 @@ class FrontEndLogger(PrometheusStatLogger):
     _histogram_cls = _made_here(Histogram)
 
     def log_engine_initialized(self) -> None:
-        """Not the front end's cache_config, which is nobody's: `WorkerFigures` tells the workers'."""
+        """Show no cache_config: the front end's describes no engine. `WorkerFigures` shows the workers'."""
 
 
 class WorkerFigures(Collector):
-    """The workers' series. Made at a scrape, in a thread of the HTTP server's.
+    """The workers' series, made at each scrape in a thread of the HTTP server's.
 
     1,000 workers that draft four tokens have 19,000 series: 2 MB of text, 0.24 s of that thread (a core of an
     EPYC), nearly all of it in Prometheus' client. The event loop gets its turns meanwhile.
     """
 
     def __init__(self, heard: Callable[[], Iterable[pb.WorkerStatus]], model: str, *, caching: bool) -> None:
-        """`heard` gives the workers whose figures are young, from any thread; `model` is vLLM's model_name.
+        """Describe the series.
 
-        `caching`: the engines keep a prefix cache.
+        heard: returns the workers with a recent heartbeat; called from any thread
+        model: vLLM's model_name
+        caching: whether the engines keep a prefix cache
         """
         self._heard = heard
         self._model = model
         self._caching = str(caching)
 
     def collect(self) -> Iterator[Metric]:
-        """Those of workers whose engine is loaded."""
+        """Yield the families, with series of the workers whose engine is loaded."""
         workers = [
             worker
             for worker in self._heard()
@@ -232,7 +234,7 @@ class WorkerFigures(Collector):
         yield self._cache_info(workers)
 
     def _cache_info(self, workers: Iterable[pb.WorkerStatus]) -> Metric:
-        """The part of vLLM's that a worker tells; as there, the value is always 1."""
+        """Return the part of vLLM's family that a heartbeat has; as in vLLM the value is always 1."""
         labels = ("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching")
         metric = GaugeMetricFamily("vllm:cache_config_info", "Information of the KV cache", labels=labels)
         for worker in workers:

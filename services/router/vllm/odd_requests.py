@@ -1,9 +1,9 @@
-"""What vLLM's handlers stumble over is the request's fault as long as no worker has a part of it.
+"""Responses to requests on which vLLM's handlers fail: 400 as long as the request was not placed.
 
-They turn ValueError, TypeError and OverflowError into 400 themselves. Odd requests raise others too (an
-assistant's message with an empty content: IndexError), and these would be 500. Nothing of ours runs before a
-request is placed but admission, whose refusals have their own status; after it an error stays a server error.
-For paths and methods without a route vLLM has no answer of its own.
+The handlers turn ValueError, TypeError and OverflowError into 400 themselves. Odd requests raise others, too
+(an assistant's message with an empty content: IndexError), and these would be 500. Before a request is placed
+none of our own code runs but admission, whose refusals have their own status; after that an error stays a
+server error. For paths and methods without a route vLLM has no response of its own.
 
 Leans on: vllm.entrypoints.serve.exception_handling.handlers.exception.exception_handler (its 500) and
 .error_response.create_error_response.
@@ -27,31 +27,31 @@ UNFORESEEN = (LookupError, AttributeError, RecursionError)
 _MOST_PLACES = 100
 
 log = logging.getLogger(__name__)
-_logged: set[str] = set()  # places in the code: one report each
+_logged: set[str] = set()  # places in the code: each is logged once
 
 
 async def unforeseen(request: Request, error: Exception) -> Response:
-    """400 before the request was placed; vLLM's own 500 after that."""
+    """Respond with 400 before the request was placed, with vLLM's own 500 after that."""
     admission = current_admission.get()
     if admission is None or admission.states:
         return await exception_handler(request, error)  # type: ignore[no-any-return]
     _report(error)
-    answer = create_error_response(
+    response = create_error_response(
         f"the request cannot be processed: {type(error).__name__}: {error}",
         status_code=HTTPStatus.BAD_REQUEST,
     )
-    return JSONResponse(answer.model_dump(), status_code=answer.error.code)
+    return JSONResponse(response.model_dump(), status_code=response.error.code)
 
 
 async def not_offered(request: Request, error: HTTPException) -> Response:
-    """OpenAI's error object for what no route takes: Starlette's own answer is another one."""
+    """Respond with OpenAI's error object where there is no route: Starlette's own response differs."""
     status = HTTPStatus(error.status_code)
-    answer = create_error_response(
+    response = create_error_response(
         f"{request.method} {request.url.path}: {error.detail}",
         err_type="".join(status.phrase.split()) + "Error",
         status_code=status,
     )
-    return JSONResponse(answer.model_dump(), status_code=status, headers=error.headers)
+    return JSONResponse(response.model_dump(), status_code=status, headers=error.headers)
 
 
 def _report(error: Exception) -> None:
@@ -59,4 +59,4 @@ def _report(error: Exception) -> None:
     place = f"{type(error).__name__} at {frame.filename}:{frame.lineno}"
     if place not in _logged and len(_logged) < _MOST_PLACES:
         _logged.add(place)
-        log.warning("a request was refused (400) as its handler failed; said once: %s", place, exc_info=error)
+        log.warning("a request was refused (400): its handler failed; logged once: %s", place, exc_info=error)

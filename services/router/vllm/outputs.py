@@ -1,4 +1,4 @@
-"""Workers' outputs on their way to vLLM's front end: one clock, one queue, few objects.
+"""The workers' outputs on their way to vLLM's front end: one clock, one queue, few objects.
 
 Leans on: vllm.v1.engine.{EngineCoreOutput, EngineCoreOutputs, EngineCoreEventType, FinishReason} and their
 fields; that AsyncLLM's output handler alone calls get_output_async.
@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, FinishReason
 
-LATE_S = 0.01  # streams read later than this are behind: about a step of a fast engine
+LATE_S = 0.01  # a stream read later than this is behind: about a step of a fast engine
 PAUSE_S = 0.001
 MAX_PAUSES = 10  # so an output waits here for 10 ms at most
 _PREEMPTED = EngineCoreEventType.PREEMPTED
@@ -21,7 +21,7 @@ _SCHEDULED = EngineCoreEventType.SCHEDULED
 
 
 def scheduled_at(events: list[Any] | None) -> float:
-    """When the engine first took the request into a step, seconds on the events' clock; 0 if not said."""
+    """Return when the engine first scheduled the request, seconds on the events' clock; 0 if unknown."""
     return next((float(event.timestamp) for event in events or () if event.type == _SCHEDULED), 0.0)
 
 
@@ -32,18 +32,18 @@ def rebase(events: list[Any], offset_s: float) -> None:
 
 
 def only_preemptions(events: list[Any]) -> list[Any] | None:
-    """A second worker queues a request again. The front end's figures are of the first: hide it."""
+    """Return the preemptions alone: the front end has the first worker's queueing, not a second one's."""
     return [event for event in events if event.type == _PREEMPTED] or None
 
 
 def finish_output(request_id: str, reason: str) -> Any:
-    """An output without a token that ends a request: 'length', 'stop' or 'abort'."""
+    """Return an output without a token that ends a request: 'length', 'stop' or 'abort'."""
     finish_reason = FinishReason[reason.upper()]
     return EngineCoreOutput(request_id=request_id, new_token_ids=[], finish_reason=finish_reason)
 
 
 def merge(earlier: Any, later: Any) -> bool:
-    """Append `later` to `earlier` if nothing is lost by it. Both are of one request, in this order."""
+    """Append `later` to `earlier`, both of one request, if nothing is lost by it. Return whether it was."""
     if (
         earlier.finish_reason is not None
         or earlier.new_logprobs is not None
@@ -67,23 +67,23 @@ def merge(earlier: Any, later: Any) -> bool:
 
 
 class OutputQueue:
-    """What the front end has not taken yet.
+    """The outputs that the front end has not taken yet.
 
     A request's tokens are merged while they wait (except where they carry log-probabilities), so it holds
-    about one output a live request. When the streams are read late, `take` lets more of them arrive first:
-    the front end gets fewer and larger outputs, which cost it less a token. Load lowers the price instead of
-    building a queue that ends in a cut stream.
+    about one output per live request. When the streams are read late, `take` lets more outputs arrive first:
+    the front end gets fewer and larger ones, which cost it less per token. So load lowers the cost instead of
+    building up a queue that ends in a lost stream.
     """
 
     def __init__(self, lag_s: Callable[[], float]) -> None:
-        """`lag_s` tells by how much the workers' streams are read late, seconds."""
+        """Create an empty queue. `lag_s` returns how late the workers' streams are read, seconds."""
         self._lag_s = lag_s
         self._outputs: list[Any] = []
         self._last: dict[str, Any] = {}  # request -> its last output in the list
         self._taker: asyncio.Future[None] | None = None
 
     def put(self, output: Any) -> None:
-        """Never blocks. Event loop's thread only."""
+        """Add an output without blocking. For the event loop's thread only."""
         request_id = output.request_id
         last = self._last.get(request_id)
         if last is not None and merge(last, output):
@@ -95,20 +95,20 @@ class OutputQueue:
             taker.set_result(None)
 
     def drop(self, request_id: str) -> None:
-        """Forget what waits for a request that was aborted."""
+        """Drop the outputs of a request that was aborted."""
         if self._last.pop(request_id, None) is not None:
             self._outputs = [output for output in self._outputs if output.request_id != request_id]
 
     async def take(self) -> Any:
-        """All that waits, as one EngineCoreOutputs; waits for the first. For one caller."""
+        """Wait for outputs; return all there are as one EngineCoreOutputs. For one caller."""
         while not self._outputs:
             self._taker = asyncio.get_running_loop().create_future()
             await self._taker
         for _ in range(MAX_PAUSES):
             if self._lag_s() < LATE_S:
                 break
-            await asyncio.sleep(PAUSE_S)  # the readers' turn: without a wait gRPC's thread gets none
+            await asyncio.sleep(PAUSE_S)  # for the readers: without a wait gRPC's thread gets no turn
         outputs, self._outputs = self._outputs, []
         self._last.clear()
-        # Scheduler figures are one engine's: those of several would overwrite one another in one place.
+        # No scheduler statistics: those of several engines would overwrite one another.
         return EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic())

@@ -1,7 +1,7 @@
-"""What one request may ask for at most, checked on vLLM's parsed request before anything is rendered for it.
+"""Limits on one request, checked on vLLM's parsed request before anything is rendered for it.
 
 vLLM itself bounds n (16,384), prompts (1,024), stop strings, bad words, log-probabilities, lengths and the
-depth of a schema, each alone. It does not bound prompts times n, nor the size of what a grammar is made from.
+depth of a schema, each alone. It bounds neither prompts times n, nor the size of a grammar's source.
 
 Leans on: vllm.entrypoints.serve.engine.serving's _check_model(request), which every handler of
 init_app_state awaits before it renders; the requests' fields n, prompt, messages, items, structured_outputs
@@ -30,13 +30,13 @@ def limit_requests(state: Any, max_sequences: int) -> None:
 
 
 def sequences(request: Any) -> int:
-    """Answers that it asks for."""
+    """Return the number of sequences that a request asks for."""
     each = max(1, getattr(request, "n", None) or 1)
     return each * max(_length(getattr(request, name, None)) for name in ("prompt", "messages", "items"))
 
 
 def grammar_bytes(request: Any) -> int:
-    """Of what the answer has to follow, about."""
+    """Return the approximate size of the schema or grammar that the output has to follow, bytes."""
     asked = (getattr(request, name, None) for name in ("structured_outputs", "response_format"))
     return sum(len(str(one)) for one in asked if one is not None)
 
@@ -59,7 +59,7 @@ def _problem(request: Any, max_sequences: int) -> str:
 
 
 def _length(value: Any) -> int:
-    """Prompts in a field that may hold one or many: one is a text, a list of token ids or of messages."""
+    """Count the prompts in a field that may hold many; one is a text, a list of token ids or of messages."""
     if not isinstance(value, list | tuple) or not value:
         return 1
     many = isinstance(value[0], str | list | tuple)

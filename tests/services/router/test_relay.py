@@ -204,12 +204,12 @@ async def test_a_handoff_fails(cluster: Cluster, prompt: list[int], not_kept: bo
     if prompt is PROMPT:
         assert not last.HasField("manifest")
         assert list(last.output_token_ids) == answer(prompt, 1)
-        assert cluster.count("recomputed_total") == 1
+        assert cluster.count("recomputed_prompts_total") == 1
     else:
         _, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
         assert last.manifest.worker_id == other.worker_id
         assert list(last.output_token_ids) == answer(prompt, 2)
-        assert cluster.count("recomputed_total") == 0
+        assert cluster.count("recomputed_prompts_total") == 0
     await cluster.settled()
 
 
@@ -604,7 +604,7 @@ async def test_what_finds_no_room_waits(cluster: Cluster) -> None:
     assert cluster.count("waiting_requests") == len(cluster.waiting)
     for number, prompt in enumerate(prompts):
         right(await cluster.answer(f"r{number}"), prompt, 8)
-    assert cluster.count("waited_seconds_count") > 20
+    assert cluster.count("wait_seconds_count") > 20
     await cluster.settled()
     assert len(cluster.waiting) == 0
 
@@ -685,10 +685,10 @@ async def test_the_first_token_waits_for_a_slot(cluster: Cluster) -> None:
     loaded = {"worker": "d0", "transport": "shm"}
     await until(lambda: cluster.count("handoff_seconds_count", **loaded) == 5, "its KV cache is loaded")
     assert cluster.got["last"].tokens == []
-    assert cluster.count("first_token_seconds_count") == 4
+    assert cluster.count("time_to_first_token_seconds_count") == 4
     decode.go_on()
     right(await cluster.answer("last"), [9], 20)
-    assert cluster.count("first_token_seconds_count") == 5
+    assert cluster.count("time_to_first_token_seconds_count") == 5
 
 
 async def fill(cluster: Cluster) -> list[str]:

@@ -170,10 +170,10 @@ async def test_the_expected_wait_refuses_early() -> None:
         await until(lambda bunch=bunch: len(house.inside) == 8 * bunch, "they came in")
     assert house.waiting.estimate_s == pytest.approx(0.5)  # another client's first one: after one turn
     house.now += 3.9
-    with pytest.raises(NotAdmitted, match="160 wait already, another would for about ") as refused:
+    with pytest.raises(NotAdmitted, match="160 wait already, another would wait about ") as refused:
         await house.guest("late", "a")
     assert 15 <= refused.value.retry_after_s <= 40
-    with pytest.raises(NotAdmitted, match=r"and may for 0\.2 s"):
+    with pytest.raises(NotAdmitted, match=r"and may wait 0\.2 s"):
         await house.guest("hurried", "b", deadline=house.now + 0.2)
     for guest in guests:
         guest.cancel()

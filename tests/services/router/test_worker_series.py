@@ -14,9 +14,9 @@ from baton.services.router.worker_series import GONE_S
 
 
 def placed(router: RouterMetrics, prefill: str, decode: str) -> None:
-    """One request, with all that is counted of its workers."""
-    reader = pb.Worker(worker_id=prefill) if prefill else None
-    router.placed(Placement(Attempt("r", 1), reader, pb.Worker(worker_id=decode), 15.0), 0.001)
+    """Count one request, with all metrics of its workers."""
+    prefiller = pb.Worker(worker_id=prefill) if prefill else None
+    router.placed(Placement(Attempt("r", 1), prefiller, pb.Worker(worker_id=decode), 15.0), 0.001)
     state = RequestState("r", "r", b"", prompt_tokens=3, max_tokens=8, max_model_len=64, deadline=1e9)
     state.timings.placed = state.timings.prefill_began = state.timings.first_token = 1.0
     router.first_token(state, prefill or decode)
@@ -25,17 +25,17 @@ def placed(router: RouterMetrics, prefill: str, decode: str) -> None:
 
 
 def test_series_end_with_their_workers() -> None:
-    """Some minutes later; those of workers that are there, or were just written of, stay."""
+    """Some minutes later; those of workers that are known, or were just counted, stay."""
     registry = CollectorRegistry()
     now = [1_000.0]
     router = RouterMetrics(registry, clock=lambda: now[0])
-    there = ["p0", "d0"]
-    router.watch_workers(lambda: there)
+    known = ["p0", "d0"]
+    router.watch_workers(lambda: known)
     lines = []
     for life in range(50):
-        there[:] = [f"p{life}", f"d{life}"]
-        placed(router, *there)
-        placed(router, "", there[1])
+        known[:] = [f"p{life}", f"d{life}"]
+        placed(router, *known)
+        placed(router, "", known[1])
         now[0] += GONE_S
         lines.append(len(generate_latest(registry).splitlines()))
     assert max(lines[5:]) == lines[5]
@@ -45,7 +45,7 @@ def test_series_end_with_their_workers() -> None:
     assert registry.get_sample_value("baton_router_placements_total", {"kind": "pair"}) == 50
     assert registry.get_sample_value("baton_router_placements_total", {"kind": "alone"}) == 50
     now[0] += 10 * GONE_S
-    assert 'worker="d49"' in generate_latest(registry).decode()  # idle, and there
-    there.clear()
+    assert 'worker="d49"' in generate_latest(registry).decode()  # idle, but known
+    known.clear()
     now[0] += GONE_S + 1
     assert "worker=" not in generate_latest(registry).decode()

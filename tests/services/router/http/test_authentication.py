@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
     """In the forked process: be a router until its end."""
     from baton.services.config import load
-    from baton.services.router.http.app import run_router
+    from baton.services.router.app import run_router
 
     os.environ.update(environment)
     run_router(load(settings))
@@ -194,7 +194,7 @@ def test_the_key_opens(doors: dict[str, Door]) -> None:
     refused = httpx.get(
         f"{doors['key'].url}/metrics", headers={"Authorization": f"Bearer {KEY}"}, timeout=START_S
     )
-    assert 'baton_router_clients_refused_total{why="401"}' in refused.text
+    assert 'baton_router_clients_refused_total{reason="401"}' in refused.text
 
 
 @pytest.mark.timeout(240)

@@ -62,7 +62,7 @@ def run(settings: dict[str, Any]) -> None:
     """In the forked process: be a router until its end."""
     from baton.services.config import load
     from baton.services.router import cluster
-    from baton.services.router.http.app import run_router
+    from baton.services.router.app import run_router
 
     cluster.FRESH_S = 0.05  # or each test would wait twice for half a second, until /health knows
     run_router(load(settings))
@@ -629,7 +629,7 @@ async def test_what_a_handler_stumbles_over_is_400(http: httpx.AsyncClient, site
         got = await http.post("/v1/responses", json={"model": MODEL, "input": [call, message]})
         assert (got.status_code, got.json()["error"]["type"]) == (400, "BadRequestError")
         assert "IndexError" in got.json()["error"]["message"]
-    assert site.process.text.count("said once") == 1
+    assert site.process.text.count("logged once") == 1
 
 
 @pytest.mark.parametrize("path", ["/scale_elastic_ep", "/is_scaling_elastic_ep", "/v1/systemone"])

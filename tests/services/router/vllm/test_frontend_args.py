@@ -96,7 +96,7 @@ def test_both_spellings_and_every_kind_of_value() -> None:
             {"max_model_len": 5},
             "max_model_len is an argument of vLLM's engine: use engine.extra.max_model_len",
         ),
-        ({"max_log_len": 5, "max-log-len": 6}, "max-log-len is there twice, with - and with _"),
+        ({"max_log_len": 5, "max-log-len": 6}, "max-log-len is given twice, with - and with _"),
         ({"tool_parser_plugin": "/no.py"}, "tool_parser_plugin: the file '/no.py' does not exist"),
         ({"enable_log_outputs": True}, "enable_log_outputs needs engine.extra.enable_log_requests"),
     ],

@@ -1,4 +1,4 @@
-"""The router's process: `run_router`."""
+"""The router's process: `run_router` puts its parts together and serves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from typing import Any, cast
 from baton.addresses import join
 from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.policy import PolicyConfig
 from baton.scheduler.tasks import spawn, stop
 from baton.services import credentials, logs
 from baton.services.config import Settings
@@ -27,39 +26,30 @@ from baton.services.errors import StartError
 from baton.services.imports import import_all
 from baton.services.leave import leave_on_signals
 from baton.services.router.cluster import ClusterView
+from baton.services.router.vllm import HEAVY_IMPORTS
 from baton.services.router.vllm.frontend_args import check_names
 
 log = logging.getLogger(__name__)
 
-# Idle connections are kept longer than load balancers and clients usually keep theirs (60 s), so that it is
-# they who close: a request that meets our own closing is lost to its sender.
+# Idle connections are kept longer than load balancers and clients usually keep theirs (60 s), so that these
+# close them: a request that crosses our own closing is lost.
 KEEP_ALIVE_S = 75
-TOLD_S = 2.0  # for the last words to clients whose time is up
+LAST_WORDS_S = 2.0  # to send the last errors to clients whose time is up
 _BACKLOG = 2048
 # Young objects between two collections. The default of 700 collects every few tokens of 64 streams.
 _GC_THRESHOLDS = (50_000, 20, 50)
-# With what vLLM's app imports only when it is built.
-_HEAVY = (
-    "baton.services.router.vllm.frontend",
-    "model_hosting_container_standards.sagemaker",
-    "vllm.entrypoints.generate.structured_decisions.api_router",
-    "vllm.entrypoints.openai.responses.api_router",
-    "vllm.entrypoints.scale_out.render.api_router",
-    "vllm.entrypoints.serve.profile.api_router",
-    "vllm.entrypoints.serve.tokenize.api_router",
-)
 
 
 def preload() -> None:
-    """Import what takes seconds. For a process that forks routers: starts no thread and no loop."""
-    import_all(_HEAVY)
+    """Import all that takes seconds. For a process that forks routers: it starts no thread and no loop."""
+    import_all(HEAVY_IMPORTS)
 
 
 def run_router(settings: Settings) -> None:
     """Serve OpenAI's API until SIGTERM or SIGINT.
 
-    Raises ConfigError or StartError with one line: the port is taken, the model is missing, vLLM is another
-    one. A scheduler that is away is no reason not to start: requests get 503 until it was there once.
+    Raises ConfigError or StartError with one line: the port is taken, the model is missing, vLLM has another
+    version. A router starts without a scheduler, too: requests get 503 until one has answered.
     """
     level = settings.router.log_level.upper()
     logs.configure(settings.log_format, "router", libraries="ERROR" if level == "WARNING" else level)
@@ -73,7 +63,7 @@ def run_router(settings: Settings) -> None:
     with contextlib.closing(sock):
         import uvloop
 
-        leave_on_signals(0)  # until the server takes them: it imports for seconds, and holds nothing yet
+        leave_on_signals(0)  # until the server handles them: importing takes seconds, and holds nothing yet
         preload()
         gc.set_threshold(*_GC_THRESHOLDS)
         uvloop.run(_serve(settings, sock, keys))
@@ -95,7 +85,7 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
 
     router_id = f"router-{uuid.uuid4().hex[:12]}"
     own = settings.scheduler
-    scheduler = SchedulerClient(own.address, router_id=router_id, policy=PolicyConfig.of(own.policy))
+    scheduler = SchedulerClient(own.address, router_id=router_id, policy=own.policy)
     hello = worker_pb2.HelloRequest(
         router_id=router_id, vllm_version=VLLM_VERSION, model=served_model_name(settings.engine)
     )
@@ -150,7 +140,7 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
 
 
 async def _learn(llm: Any, cluster: ClusterView) -> None:
-    """The configuration's limits count until a worker tells what its engine has."""
+    """Take the model's limits from the first ready worker. The configuration's count until then."""
     llm.learn(await cluster.first_capacity())
 
 
@@ -161,9 +151,9 @@ async def _serve_http(
     refused: Callable[[str], None],
     end_all: Callable[[], None],
 ) -> None:
-    """Until a signal: then accept nothing and let streams end in their time; `end_all` ends the others.
+    """Serve until a signal. Then accept nothing, and let streams end within router.drain_timeout_s.
 
-    A second Ctrl-C ends them at once.
+    `end_all` ends those that are left; a second Ctrl-C ends them at once.
     """
     import uvicorn
 
@@ -191,14 +181,14 @@ async def _serve_http(
     )
     config = uvicorn.Config(
         app,
-        http=cast(Any, connections(limits, refused)),  # a class is asked for, and only called
+        http=cast(Any, connections(limits, refused)),  # declared as a class, but only called
         ws="none",
         log_config=None,
         log_level=settings.router.log_level,
         access_log=settings.router.log_level == "debug",
         backlog=_BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=math.ceil(settings.router.drain_timeout_s + TOLD_S),
+        timeout_graceful_shutdown=math.ceil(settings.router.drain_timeout_s + LAST_WORDS_S),
     )
     server = Server(config)
     app.state.server = server
@@ -207,12 +197,12 @@ async def _serve_http(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bound and listening before anything slow: clients that come early wait instead of being refused."""
+    """Bind and listen before anything slow: early clients wait instead of being refused."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise StartError(
             f"router.port: cannot listen on {join(host, port)}: {error.strerror or error}; choose another "
-            "port or end who uses it"
+            "port or end the process that uses it"
         ) from None

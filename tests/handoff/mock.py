@@ -1,4 +1,4 @@
-"""In memory, for tests: a source in the same process, with faults on demand."""
+"""A transport for tests, in memory: a source in the same process, with faults on demand."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from baton.handoff.errors import TransportFailed
+from baton.handoff.records import Records
 from baton.handoff.save.staging import Staging
-from baton.handoff.transports.base import Pull, Records, Transport
+from baton.handoff.transports.base import Pull, SavedShard, Transport
 from baton.protos.handoff_pb2 import Shard
 
 
 @dataclass
 class Faults:
-    """What the next pulls meet with."""
+    """The faults that the next pulls meet."""
 
     corrupt_block: int | None = None  # one byte of this block's record is flipped
     truncate_at: int | None = None  # the stream ends before this block, without an error
@@ -32,6 +33,9 @@ class Mock(Transport):
     def __init__(self) -> None:
         self.faults = Faults()
         self.pulls: list[Pull] = []
+
+    def offer(self, saved: SavedShard) -> None:
+        """Offer nothing: the test says what it reaches."""
 
     def reaches(self, shard: Shard) -> bool:
         return shard.address in self.sources
