@@ -52,7 +52,7 @@ _SHORT = {
 
 
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
-    """Return AsyncEngineArgs' keyword arguments for this deployment, the same for the router and every worker.
+    """Return AsyncEngineArgs' keyword arguments for this deployment, the same in the router and each worker.
 
     Raises ConfigError for a missing model folder and for an argument that vLLM does not have.
     """

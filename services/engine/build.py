@@ -26,6 +26,7 @@ from baton.services.engine import cpu_mla, process
 from baton.services.engine.args import engine_args, from_hub
 from baton.services.engine.fingerprint import model_fingerprint
 from baton.services.engine.patches import continuation, undrafted
+from baton.services.engine.rank_settings import for_ranks
 from baton.services.engine.refusals import reason
 from baton.services.errors import ConfigError, StartError
 from baton.services.prefill import fair_share
@@ -40,7 +41,6 @@ CPU_KV_CACHE_GIB = 1.0
 # Of the NUMA node's memory; checked though kv_cache_memory_bytes decides. Low, so that several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
-ADDITIONAL = "baton"  # our key in vLLM's additional_config, which every rank gets: {"speculative": {...}}
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,7 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
     if spec.rejection_sample_method != "standard" and spec.verifier == "vllm":
         config["rejection_sample_method"] = spec.rejection_sample_method
     args.setdefault("per_request_spec_decode_metrics", "summary")
-    ours = {"speculative": {**spec.model_dump(), "method": method.name}}
-    args["additional_config"] = {**args.get("additional_config", {}), ADDITIONAL: ours}
+    args["additional_config"] = {**args.get("additional_config", {}), **for_ranks(spec, method.name)}
 
 
 def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> None:

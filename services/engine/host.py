@@ -157,7 +157,7 @@ class EngineHost:
 
     @property
     def compatibility_hash(self) -> str:
-        """The hash of all that KV depends on, in hex; it passes between equal ones. Empty without handoffs."""
+        """The hash of all that KV depends on, in hex; KV passes between equal ones. Empty: no handoffs."""
         return str(self._connector.compatibility_hash) if self._connector is not None else ""
 
     @property

@@ -1,10 +1,10 @@
-"""Lets vLLM's scheduler ask us how many tokens each step drafts, and tells us what became of it.
+"""Chooses how many tokens vLLM's scheduler has drafted in each step, and observes how the drafts fare.
 
-A step in which nobody writes on drafts nothing, whatever else was chosen: that is every step of a worker
-that only reads prompts. The drafter still runs over them, as its KV is handed over too.
+A step in which no request goes on decoding drafts nothing, whatever else was chosen: that is every step of a
+worker that only prefills. The drafter still runs over the prompts, as its KV is handed over too.
 
 vLLM looks the number up by the number of requests in the step, in a list that it builds from
-num_speculative_tokens_per_batch_size: we take the list's place.
+num_speculative_tokens_per_batch_size: our objects take the list's place.
 
 Leans on: vllm.v1.core.sched.scheduler.Scheduler (dynamic_sd_lookup, update_from_output, running), its
 requests (max_tokens, num_output_tokens), its SchedulerOutput (num_scheduled_tokens,
@@ -26,11 +26,14 @@ from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
 
-class ForWriters:
-    """A lookup of vLLM's, left unasked while no running request may write more than its next token."""
+class WhileDecoding:
+    """A lookup that counts only while a running request may generate more than its next token."""
 
     def __init__(self, scheduler: Any, lookup: Any, least: int) -> None:
-        """`least`: tokens drafted then. Raises StartError unless vLLM's scheduler looks the number up."""
+        """Take the place of `lookup`; `least`: tokens drafted while no request goes on decoding.
+
+        Raises StartError unless vLLM's scheduler looks the number up.
+        """
         if scheduler.dynamic_sd_lookup is None:
             raise StartError("vLLM drafts a fixed number of tokens here: its scheduler does not look it up")
         self._scheduler = scheduler
@@ -39,15 +42,15 @@ class ForWriters:
         scheduler.dynamic_sd_lookup = self
 
     def __getitem__(self, requests: int) -> int:
-        writes_on = any(one.max_tokens - one.num_output_tokens > 1 for one in self._scheduler.running)
-        return int(self._lookup[requests]) if writes_on else self._least
+        decoding = any(one.max_tokens - one.num_output_tokens > 1 for one in self._scheduler.running)
+        return int(self._lookup[requests]) if decoding else self._least
 
 
 class DraftLengthSeam:
-    """Sits in the engine's thread between the scheduler and who chooses."""
+    """The connection, in the engine's thread, between the scheduler and the chooser of draft lengths."""
 
     def __init__(self, scheduler: Any, chooser: DraftLength) -> None:
-        """Raises StartError unless vLLM's scheduler looks the number up."""
+        """Take the place of the scheduler's lookup. Raises StartError unless it looks the number up."""
         if scheduler.dynamic_sd_lookup is None:
             raise StartError(
                 "vLLM drafts a fixed number of tokens here: num_speculative_tokens cannot be 'auto'"
@@ -57,7 +60,7 @@ class DraftLengthSeam:
         self._chooser = chooser
         self._output: Any = None  # SchedulerOutput of that step
         self._before: Set[str] = frozenset()  # requests of the step before it
-        self._asked = 0  # of the step before it
+        self._asked = 0  # tokens to draft in the step before it
         scheduler.dynamic_sd_lookup = self
         replace(scheduler, "update_from_output", self._noting, UPDATE_FROM_OUTPUT)
 
@@ -66,11 +69,11 @@ class DraftLengthSeam:
 
     @property
     def choice(self) -> DraftChoice:
-        """The last one, and why."""
+        """The last choice, and its reason."""
         return self._chooser.choice
 
     def observe(self, seconds: float) -> None:
-        """After every step: how long it took."""
+        """Take note of a step's time. Called after every step."""
         output, self._output = self._output, None
         if output is None or not output.num_scheduled_tokens:
             return
@@ -110,12 +113,12 @@ def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | 
         return None
     seam = _adaptive(engine, spec) if spec.adaptive else None
     if not registry.method(spec.method).fixed_length:
-        ForWriters(engine.scheduler, engine.scheduler.dynamic_sd_lookup, least_drafts(engine.vllm_config))
+        WhileDecoding(engine.scheduler, engine.scheduler.dynamic_sd_lookup, least_drafts(engine.vllm_config))
     return seam
 
 
 def least_drafts(config: Any) -> int:
-    """Tokens drafted while prompts are read, for the KV's sake.
+    """Return the number of tokens that are drafted during a prefill, for the KV's sake.
 
     Where several MTP layers draft one after the other, each has KV that the one before leads up to, and
     vLLM's model runner V2 runs as many of them over a prompt as tokens are drafted.

@@ -2,23 +2,23 @@
 
 A method that drafts from tokens alone runs as vLLM's `custom_class`; the `Seat` stands where the drafter
 would. In a hybrid long matches are looked for first; then vLLM's own drafter runs, for `num_model_steps`
-tokens or one, and a proposer continues what it drafted. Both give vLLM a list of as many drafts a request as
-are worth verifying, none included.
+tokens or one, and a proposer continues its drafts. Both give vLLM a list of as many drafts a request as are
+worth verifying, none included.
 
-What is drafted goes where vLLM itself writes a request's scheduled drafts: behind its tokens in
-`token_ids_cpu`, so that no text is copied. The next step writes its own there before it reads any.
+Drafts are put where vLLM itself puts a request's scheduled drafts: behind its tokens in `token_ids_cpu`, so
+that no sequence is copied. The next step puts its own there before it uses any.
 
 Only model runner V1 without asynchronous scheduling takes lists, which is all there is on CPU, and what vLLM
-chooses for a `custom_class`. V2, the GPU's default, drafts before the host knows a token: there
-drafts_v2.py matches on the device.
+chooses for a `custom_class`. V2, the GPU's default, drafts before the host knows a token: there drafts_v2.py
+matches on the device.
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (`__init__`; `_update_states` has removed a finished
 request before its name comes again; `propose_draft_token_ids` with its scheduler_output.
 num_spec_tokens_to_schedule, which is called before the bookkeeping and with a tensor by drafters that run a
 model, after it and with lists by others; drafter, input_batch with req_ids, token_ids_cpu,
 num_tokens_no_spec, num_prompt_tokens and vocab_size, discard_request_mask, max_model_len, max_num_reqs,
-use_async_scheduling; `_get_draft_token_ids_cpu` takes lists); vllm.v1.spec_decode.custom_class_proposer
-(a class by its dotted name, made with the VllmConfig, with `propose` and `load_model`).
+use_async_scheduling; `_get_draft_token_ids_cpu` takes lists); vllm.v1.spec_decode.custom_class_proposer (a
+class by its dotted name, made with the VllmConfig, with `propose` and `load_model`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposer
 from baton.services.decode.proposers.hybrid import Hybrid
 from baton.services.engine.patches.replace import replace
 from baton.services.engine.patches.signatures import INIT, PROPOSE_DRAFT_TOKEN_IDS
+from baton.services.engine.rank_settings import settings_of
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
@@ -89,21 +90,15 @@ def _drafting(original: Callable[..., Any]) -> Callable[..., Any]:
     return propose_draft_token_ids
 
 
-def settings_of(vllm_config: Any) -> SpeculativeSettings | None:
-    """What vllm_engine put into vLLM's additional_config; None in a rank that does not draft."""
-    settings = vllm_config.additional_config.get("baton", {}).get("speculative")
-    return None if settings is None else SpeculativeSettings.model_validate(settings)
-
-
 def _v1_only(spec: SpeculativeSettings) -> str:
     return (
         f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): matches are made on the host "
-        "from the tokens just written; set engine.extra.async_scheduling false, VLLM_USE_V2_MODEL_RUNNER=0"
+        "from the tokens just generated; set engine.extra.async_scheduling false, VLLM_USE_V2_MODEL_RUNNER=0"
     )
 
 
 def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
-    """The desk of a rank that drafts and whose settings ask for a proposer of ours."""
+    """Make the desk of a rank that drafts and whose settings name a proposer of ours; None for others."""
     spec = settings_of(vllm_config)
     if spec is None or not hasattr(runner, "drafter"):
         return None
@@ -125,7 +120,7 @@ class Desk:
         self._limits: Ints = np.zeros(rows, dtype=np.int32)
 
     def draft(self, runner: Any, sampled: Any, model: Callable[[int], Any], wanted: int) -> list[list[int]]:
-        """The drafts of each row, at most `wanted`.
+        """Return the drafts of each row, at most `wanted`.
 
         sampled: this step's tokens, a tensor [rows, 1 + drafts] with -1 where rejected, not yet in the batch;
         or lists, when they are. model: runs the draft model for so many tokens [rows, so many]; only a hybrid
@@ -144,12 +139,12 @@ class Desk:
         tokens: Ints = batch.token_ids_cpu[:rows]  # [rows, max_model_len]
         settled, lengths, limits = self._settled[:rows], self._lengths[:rows], self._limits[:rows]
         settled[:] = batch.num_tokens_no_spec[:rows]
-        reading = runner.discard_request_mask.np[:rows]  # rows whose prompt is not read yet
+        prefilling = runner.discard_request_mask.np[:rows]  # rows whose prompt goes on in the next step
         if not isinstance(sampled, list):
-            _append(tokens, settled, _sampled(sampled, reading, batch.vocab_size))
+            _append(tokens, settled, _sampled(sampled, prefilling, batch.vocab_size))
         # The last position is the target's own token's.
         np.clip(runner.max_model_len - 1 - settled, 0, wanted, out=limits)
-        limits[reading] = 0
+        limits[prefilling] = 0
         lengths[:] = settled
         return DraftBatch(batch.req_ids, tokens, batch.num_prompt_tokens[:rows], settled, lengths, limits)
 
@@ -157,9 +152,9 @@ class Desk:
 def _beside_the_model(
     hybrid: Hybrid, batch: DraftBatch, model: Callable[[int], Any], wanted: int
 ) -> list[list[int]]:
-    """Long matches where there are some, elsewhere the draft model's tokens and what continues them."""
+    """Return long matches where there are some, elsewhere the draft model's tokens, continued by matches."""
     if not wanted:
-        model(0)  # it reads along, or its KV would have holes
+        model(0)  # it runs all the same, or its KV would have holes
         hybrid.propose(batch)
         return [[] for _ in batch.request_ids]
     long = hybrid.long_matches(batch)
@@ -177,10 +172,10 @@ def _beside_the_model(
     return [match + model_made + continued for match, model_made, continued in zip(*parts, strict=True)]
 
 
-def _sampled(sampled: Any, reading: npt.NDArray[np.bool_], vocabulary: int) -> npt.NDArray[np.int32]:
-    """What a step wrote: [rows, 1 + drafts], -1 where it wrote nothing (as RejectionSampler.parse_output)."""
+def _sampled(sampled: Any, prefilling: npt.NDArray[np.bool_], vocabulary: int) -> npt.NDArray[np.int32]:
+    """Return a step's tokens [rows, 1 + drafts], with -1 for none (as RejectionSampler.parse_output)."""
     values: npt.NDArray[np.int32] = sampled.cpu().numpy()
-    return np.where((values >= 0) & (values < vocabulary) & ~reading[:, None], values, np.int32(-1))
+    return np.where((values >= 0) & (values < vocabulary) & ~prefilling[:, None], values, np.int32(-1))
 
 
 def _append(tokens: Ints, lengths: Ints, more: npt.NDArray[Any]) -> None:
@@ -193,5 +188,5 @@ def _append(tokens: Ints, lengths: Ints, more: npt.NDArray[Any]) -> None:
 
 
 def _lists(tokens: npt.NDArray[Any], counts: Ints) -> list[list[int]]:
-    """The first `counts` tokens of each row."""
+    """Return the first `counts` tokens of each row."""
     return [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]

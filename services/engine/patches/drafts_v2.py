@@ -1,31 +1,32 @@
 """Matches on the GPU: the hybrid with n-grams, and `ngram`, on vLLM's model runner V2.
 
-V2 drafts before the host knows what a step wrote. Its speculator's `propose` is called when a step's tokens
-are in the requests' states, all on the device, and gives a tensor [requests, num_speculative_tokens]. We take
+V2 drafts before the host knows a step's tokens. Its speculator's `propose` is called when a step's tokens are
+in the requests' states, all on the device, and gives a tensor [requests, num_speculative_tokens]. We take
 that method's place (`Matching`). In a hybrid vLLM's own runs first, for `num_model_steps` tokens; then
-`baton.kernels.ngram_match` writes into the same tensor: long matches instead of the model's tokens, and what
-continues the model's where there are none. The host is not waited for; so, other than on V1, no pass of the
-draft model is left out. To verification a matched token is a draft of probability 1, as the model's are.
+`baton.kernels.ngram_match` puts matches into the same tensor: long ones instead of the model's tokens, others
+behind these. The host is not waited for; so, other than on V1, no pass of the draft model is left out. To
+verification a matched token is a draft of probability 1, as the model's are.
 
-**Rows with fewer drafts.** How many drafts of a request are verified is for the host to say, like all shapes:
-the lengths of scheduled_spec_decode_tokens. V2's kernels take any number a row (cu_num_logits). A mark among
-the drafts shortens no row: they are the model's input, and its embedding has no -1.
+**Rows with fewer drafts.** The host decides how many drafts of a request are verified, as it does all shapes:
+by the lengths of scheduled_spec_decode_tokens. V2's kernels take any number a row (cu_num_logits). A mark
+among the drafts shortens no row: they are the model's input, and its embedding has no -1.
 
 - Without asynchronous scheduling the scheduler takes lists from `take_draft_token_ids` after each step, when
   the host has waited for the step's tokens anyway. We copy each row's number of drafts beside them, and cut
   the lists: where nothing matches, nothing is verified. With `ngram` that is always so: vLLM then turns
   asynchronous scheduling off.
 - With it, the default of mtp, eagle and eagle3, the next step is scheduled before this one has drafted, with
-  as many drafts a row as this one was to make. What no match fills is verified as the row's last draft, once
-  more; `num_speculative_tokens: auto` sees it rejected, and asks for fewer. engine.extra.async_scheduling
-  false gives each row its own length. (vLLM's adaptive verification drops drafts on the device, within a
-  total that the host chooses; it judges them by the draft model's logits, of which a match has none.)
+  as many drafts a row as this one was to make. Where no match fills them, the row's last draft is repeated
+  and verified; `num_speculative_tokens: auto` sees it rejected, and drafts fewer.
+  engine.extra.async_scheduling false gives each row its own length. (vLLM's adaptive verification drops
+  drafts on the device, within a total that the host chooses; it judges them by the draft model's logits, of
+  which a match has none.)
 
-The texts are read where V2 keeps them: a tensor [max_num_seqs, max_model_len], in the host's memory except
-for `ngram`. Here it moves to the device: 4 bytes a token.
+The sequences are matched where V2 keeps them: a tensor [max_num_seqs, max_model_len], in the host's memory
+except for `ngram`. Here it moves to the device: 4 bytes a token.
 
 None of this has run on a GPU. Tests run `Matching` on CPU tensors, in V2's own RequestState and InputBatch,
-and the kernel in Triton's interpreter, and look whether the symbols below are what they were.
+and the kernel in Triton's interpreter, and check that the symbols below are the expected ones.
 
 Leans on: vllm.v1.worker.gpu.model_runner.init_speculator (called in a runner's constructor, on the last
 pipeline rank, before others keep req_states.all_token_ids) and GPUModelRunner.take_draft_token_ids (after a
@@ -36,7 +37,7 @@ states.RequestState (all_token_ids.gpu and total_len.gpu, by slot; max_num_reqs,
 buffer_utils.StagedWriteTensor; input_batch.InputBatch (num_reqs, idx_mapping: slots);
 spec_decode.target_dependent_ar (`init_cudagraph_manager` makes decode_cudagraph_manager, whose `capture` asks
 its vllm_config how many tokens a graph of all passes is to draft; several MTP modules have no such graph, and
-run all that num_speculative_tokens says).
+make num_speculative_tokens passes).
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ import torch
 
 from baton.kernels.ngram_match import new_workspace, ngram_match
 from baton.services.decode.proposers.hybrid import model_steps, ngram_sizes
-from baton.services.engine.patches.drafts_v1 import settings_of
 from baton.services.engine.patches.replace import check, replace
+from baton.services.engine.rank_settings import settings_of
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
@@ -112,7 +113,7 @@ def _hybrid(
             "vLLM's draft_sample_method 'probabilistic' wants a distribution of each draft, and a match has "
             "none: leave it at 'greedy' with mtp_strategy 'with_ngram'"
         )
-    _move_texts(req_states)
+    _move_sequences(req_states)
     steps = model_steps(spec)
     _capture_for(speculator, vllm_config, steps)
     first, then = ngram_sizes(spec)
@@ -127,8 +128,8 @@ def _hybrid(
     )
 
 
-def _move_texts(req_states: Any) -> None:
-    """To the device, as V2 does for ngram: over PCIe, 256 texts of 32 k tokens would be read for 0.6 ms."""
+def _move_sequences(req_states: Any) -> None:
+    """Move them to the device, as V2 does for ngram: 256 sequences of 32 k tokens take 0.6 ms over PCIe."""
     from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 
     shape = (req_states.max_num_reqs, req_states.max_model_len)
@@ -168,7 +169,7 @@ def _cutting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Matching:
-    """In the place of a speculator's `propose`: the draft model, if there is one, and matches."""
+    """The draft model, if there is one, and matches: it takes the place of a speculator's `propose`."""
 
     def __init__(
         self,
@@ -181,10 +182,11 @@ class Matching:
         steps: int = 0,
         cut: bool,
     ) -> None:
-        """drafts [requests, most] int64: `propose` returns a part of it; the model writes the first `steps`.
+        """Set up the arrays, and compile the kernel, so that no request waits for it.
 
+        drafts [requests, most] int64: `propose` returns a part of it, whose first `steps` are the model's.
         first: n-grams whose matches replace the model's tokens; then: those that continue them. cut: the host
-        will ask how many drafts a request has (`counts`). Compiles the kernel, so that no request waits.
+        needs the number of each request's drafts (`counts`).
         """
         self._states = req_states
         self._drafts = drafts
@@ -219,13 +221,13 @@ class Matching:
         num_speculative_tokens: int | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """As BaseSpeculator.propose: [requests, most], of which num_speculative_tokens count."""
+        """Draft as BaseSpeculator.propose: [requests, most], of which num_speculative_tokens count."""
         most = self._drafts.shape[1]
         wanted = most if num_speculative_tokens is None else num_speculative_tokens
         made = min(wanted, self._steps)
         drafts = self._drafts[: input_batch.num_reqs]
         if self._model is not None:
-            # Also for 0 tokens: the draft model reads along, or its KV would have holes.
+            # Also for 0 tokens: without a pass of the draft model its KV would have holes.
             self._model(
                 *(input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states),
                 *(num_sampled, num_rejected, last_sampled, *args),
@@ -246,27 +248,27 @@ class Matching:
         return drafts
 
     def _limits(self, rows: torch.Tensor, num_sampled: torch.Tensor, wanted: int) -> torch.Tensor:
-        """Most drafts of each request: none while its prompt is read; the last place is the target's own."""
+        """Return the most drafts of each request, 0 during its prefill. The last place is the target's."""
         free = self._states.max_model_len - 1 - self._states.total_len.gpu[rows]
         return free.clamp_(0, wanted).mul_(num_sampled > 0)
 
     def _match(self, rows: torch.Tensor, limits: torch.Tensor, made: int, wanted: int) -> None:
-        """Write matches over drafts [requests, wanted], whose first `made` the model made."""
+        """Put matches over drafts [requests, wanted], whose first `made` the model made."""
         requests = limits.shape[0]
         drafts, long, more = self._drafts[:requests], self._long[:requests], self._more[:requests]
-        texts = (self._states.all_token_ids.gpu, self._states.total_len.gpu)
+        sequences = (self._states.all_token_ids.gpu, self._states.total_len.gpu)
         where = {"rows": rows, "workspace": self._workspace}
         if self._first is not None:
             low, high = self._first
-            ngram_match(*texts, limits, drafts, long, min_n=low, max_n=high, **where)
+            ngram_match(*sequences, limits, drafts, long, min_n=low, max_n=high, **where)
         if wanted > made:
             low, high = self._then
             rest = torch.where(long > 0, 0, limits - made)
             tails = drafts[:, :made] if made else None
-            ngram_match(*texts, rest, drafts[:, made:], more, min_n=low, max_n=high, tails=tails, **where)
+            ngram_match(*sequences, rest, drafts[:, made:], more, min_n=low, max_n=high, tails=tails, **where)
 
     def _send_counts(self, host: torch.Tensor, limits: torch.Tensor, made: int, wanted: int) -> None:
-        """Each request's number of drafts, on its way to the host."""
+        """Start the copy of each request's number of drafts to the host."""
         requests = limits.shape[0]
         counts = limits.clamp(max=made)
         if wanted > made:
@@ -279,7 +281,7 @@ class Matching:
             self._copied.record()
 
     def counts(self) -> list[int]:
-        """How many drafts each request of the last batch has; waits for the device. [] without `cut`."""
+        """Return the last batch's number of drafts by request, once the device has it; [] without `cut`."""
         if self._host is None:
             return []
         if self._copied is not None:

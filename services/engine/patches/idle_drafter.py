@@ -1,13 +1,13 @@
-"""Makes steps that draft nothing cost what they cost without speculation. On CPU; elsewhere nothing changes.
+"""Makes a step that drafts nothing as cheap as one without speculation, on a CPU.
 
 Where drafting does not pay, "auto" drafts 0 tokens. vLLM then still runs the drafter over the step's tokens,
 as its KV cache must not have holes when drafting begins again, and sends the step through the rejection
 sampler. With the demo model on one core a step took 40 % more time than without speculation (16 streams).
 
-Here the drafter reads late. In a step of one token a request that drafts nothing, what it would have read
-(tokens, positions, the target's hidden states, slots) is put by. When drafts are wanted again, when prompts
-come, or after `_STEPS` steps, one pass reads all of it before the new tokens. Drafts are verified in any
-case: what is read late, or lost with a request that left, changes no answer.
+Here the drafter's pass is deferred. In a step of one token a request that drafts nothing, the drafter's
+inputs (tokens, positions, the target's hidden states, slots) are kept. When drafts are wanted again, when
+prompts come, or after `_STEPS` steps, one pass runs over all of them and the new tokens. Drafts are verified
+in any case: a pass that comes late, or is lost with a request that left, changes no output.
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (V1: `_prepare_inputs`, which looks at
 speculative_config for nothing but whether drafts are verified; `propose_draft_token_ids`; `input_ids`,
@@ -27,7 +27,7 @@ from baton.services.engine.patches.replace import replace
 from baton.services.engine.patches.signatures import PROPOSE_DRAFT_TOKEN_IDS
 
 _STEPS = 16
-_KEY = "_baton_late_reader"
+_BACKLOG = "_baton_backlog"  # on a model runner
 
 
 def install() -> None:
@@ -36,12 +36,11 @@ def install() -> None:
 
     prepare = ("self", "scheduler_output", "num_scheduled_tokens")
     replace(GPUModelRunner, "_prepare_inputs", _plainly, prepare)
-    replace(GPUModelRunner, "propose_draft_token_ids", _reading_late, PROPOSE_DRAFT_TOKEN_IDS)
+    replace(GPUModelRunner, "propose_draft_token_ids", _deferring, PROPOSE_DRAFT_TOKEN_IDS)
 
 
 def _plainly(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
-    """A step without a single draft is sampled like any other."""
-
+    # A step without a single draft is sampled like any other.
     def _prepare_inputs(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         spec = self.speculative_config
         if spec is None or scheduler_output.scheduled_spec_decode_tokens or not _can_wait(self):
@@ -60,7 +59,7 @@ def _can_wait(runner: Any) -> bool:
     return not runner.use_async_scheduling and not runner.model_config.is_hybrid
 
 
-def _reading_late(propose_draft_token_ids: Callable[..., Any]) -> Callable[..., Any]:
+def _deferring(propose_draft_token_ids: Callable[..., Any]) -> Callable[..., Any]:
     def propose(  # noqa: PLR0917 (vLLM's parameters)
         self: Any,
         scheduler_output: Any,
@@ -73,15 +72,15 @@ def _reading_late(propose_draft_token_ids: Callable[..., Any]) -> Callable[..., 
         common_attn_metadata: Any,
         slot_mappings: Any,
     ) -> Any:
-        reader = _reader_of(self)
-        if reader is not None:
-            if _drafts_nothing(self, scheduler_output) and not reader.full:
+        backlog = _backlog_of(self)
+        if backlog is not None:
+            if _drafts_nothing(self, scheduler_output) and not backlog.full:
                 target = self.get_model()
                 states = getattr(target, "get_mtp_target_hidden_states", lambda: None)()
                 if states is None:
                     states = hidden_states if aux_hidden_states is None else aux_hidden_states
-                return reader.put_by(self, states, common_attn_metadata.slot_mapping)
-            reader.expect(self.input_batch.req_ids)
+                return backlog.add(self, states, common_attn_metadata.slot_mapping)
+            backlog.expect(self.input_batch.req_ids)
         return propose_draft_token_ids(
             self,
             scheduler_output,
@@ -99,24 +98,24 @@ def _reading_late(propose_draft_token_ids: Callable[..., Any]) -> Callable[..., 
 
 
 def _drafts_nothing(runner: Any, scheduler_output: Any) -> bool:
-    """The step wrote one token a request, and the next one is to verify none."""
+    """Return whether the step made one token a request, and the next one is to verify none."""
     batch = runner.input_batch
     rows = batch.num_reqs
     if scheduler_output.num_spec_tokens_to_schedule or scheduler_output.total_num_scheduled_tokens != rows:
         return False
-    # A step that reads the end of a prompt may be followed by a handoff, which takes the drafter's KV along.
+    # The last step of a prefill may be followed by a handoff, which takes the drafter's KV along.
     return bool((batch.num_computed_tokens_cpu[:rows] >= batch.num_prompt_tokens[:rows]).all())
 
 
-def _reader_of(runner: Any) -> LateReader | None:
-    if not hasattr(runner, _KEY):
-        setattr(runner, _KEY, _new_reader(runner))
-    reader: LateReader | None = getattr(runner, _KEY)
-    return reader
+def _backlog_of(runner: Any) -> Backlog | None:
+    if not hasattr(runner, _BACKLOG):
+        setattr(runner, _BACKLOG, _new_backlog(runner))
+    backlog: Backlog | None = getattr(runner, _BACKLOG)
+    return backlog
 
 
-def _new_reader(runner: Any) -> LateReader | None:
-    """None where the drafter does not read the target's hidden states token by token."""
+def _new_backlog(runner: Any) -> Backlog | None:
+    """Make one; None where the drafter does not take the target's hidden states token by token."""
     from vllm.v1.spec_decode.eagle import EagleProposer
 
     drafter = runner.drafter
@@ -128,11 +127,11 @@ def _new_reader(runner: Any) -> LateReader | None:
         or runner.uses_mrope
     ):
         return None
-    return LateReader(drafter)
+    return Backlog(drafter)
 
 
-class LateReader:
-    """What one rank's drafter has yet to read. All tensors are on the CPU."""
+class Backlog:
+    """Inputs over which one rank's drafter has yet to run. All tensors are on the CPU."""
 
     def __init__(self, drafter: Any) -> None:
         self._most = drafter.max_num_tokens  # of a pass
@@ -145,10 +144,11 @@ class LateReader:
 
     @property
     def full(self) -> bool:
+        """Whether the drafter must run now."""
         return len(self._steps) >= _STEPS or 2 * self._count > self._most
 
-    def put_by(self, runner: Any, states: Any, slots: Any) -> Any:
-        """Keep a step's tokens for later. Returns its drafts: none, [rows, 0]."""
+    def add(self, runner: Any, states: Any, slots: Any) -> Any:
+        """Keep a step's inputs for later. Return its drafts: none, [rows, 0]."""
         import torch
 
         rows = runner.input_batch.num_reqs
@@ -161,7 +161,7 @@ class LateReader:
         return torch.empty(rows, 0, dtype=torch.int64)
 
     def expect(self, requests: Sequence[str]) -> None:
-        """The drafter is about to run over these requests' new tokens, in this order."""
+        """Prepare for a pass of the drafter over these requests' new tokens, in this order."""
         self._batch = requests
 
     def _catch_up(
@@ -205,14 +205,14 @@ class LateReader:
         )
 
     def _order(self, positions: Any, starts: Any) -> tuple[Any, Any]:
-        """Rows of old and new tokens as the drafter reads them, request by request, and where each begins."""
+        """Return old and new tokens' rows in the pass's order, by request, and where each request begins."""
         import torch
 
         old, order, begins = positions.tolist(), [], [0]
         bounds = starts.tolist()
         for request, first, end in zip(self._batch, bounds, bounds[1:], strict=False):
             late = self._rows.get(request, [])
-            # A request that was preempted is read anew, or goes on elsewhere.
+            # A request that was preempted is recomputed, or goes on elsewhere.
             if late and old[late[-1]] + 1 == old[self._count + first]:
                 order += late
             order += range(self._count + first, self._count + end)

@@ -1,8 +1,8 @@
-"""How long the parts of an engine step take: drafting, the model's forward pass with sampling, the rest.
+"""Times the parts of an engine step: drafting, the model's forward pass with sampling, the rest.
 
-Measured in each rank, and carried to the scheduler's process on the step's output: a rank may be another
-process. What is measured is the time of the calls. On CPU that is the work itself. On a GPU a call returns
-when its work is launched, and the wait for it falls to whoever first reads a result, which is the sampling.
+They are measured in each rank, and carried to the scheduler's process on the step's output: a rank may be
+another process. The time is that of the calls. On CPU that is the work itself. On a GPU a call returns when
+its work is launched, and the wait for it falls to the first use of a result, which is the sampling.
 
 Leans on: vllm.v1.worker.gpu_worker.Worker (execute_model, sample_tokens, model_runner; the CPU's worker is a
 subclass), of model runner V1 `propose_draft_token_ids`, of V2 `speculator.propose`; vllm.v1.outputs.
@@ -25,7 +25,7 @@ _KEY = "_baton_times"  # on a step's output and on a rank's worker
 
 @dataclass(slots=True)
 class StepPhases:
-    """Seconds. `verify_s`: the forward pass of the target and the sampling, which verifies drafts."""
+    """Seconds of a step's phases. `verify_s`: the target's forward pass and the sampling, which verifies."""
 
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -36,7 +36,7 @@ _drafting = StepPhases()  # of this rank, in the step under way
 
 
 def take() -> StepPhases:
-    """What the steps since the last call took. In the scheduler's process, by the thread that steps."""
+    """Return the times of the steps since the last call. For the thread of the scheduler that steps."""
     taken = StepPhases(_steps.draft_s, _steps.verify_s)
     _steps.draft_s = _steps.verify_s = 0.0
     return taken
@@ -82,7 +82,7 @@ def _timed_sample(sample_tokens: Any) -> Any:
 
 
 def _time_speculator(runner: Any) -> None:
-    """Time model runner V2's speculator, once; when it is first used, as others take its place before."""
+    """Time model runner V2's speculator. At its first use, as other patches take its place before that."""
     if hasattr(runner, _KEY):
         return
     setattr(runner, _KEY, True)
@@ -104,7 +104,7 @@ def _timed_draft(propose: Any) -> Any:
 
 
 def _marked(output: Any, times: StepPhases) -> Any:
-    """The output with the times on it; one that is still being computed gets them when it is there."""
+    """Put the times on an output; on one that is still being computed, when it is there. Return it."""
     if hasattr(output, "get_output"):
         get_output = output.get_output
         output.get_output = lambda: _marked(get_output(), times)

@@ -97,7 +97,7 @@ PATCHES = (
     Patch(
         name="cpu.kernel_binding",
         why="Every object of every module is searched for kernels, which takes 0.3 s, and fails at "
-        "llvmlite's, whose __dict__ is a C function: where numba was imported first no engine starts.",
+        "llvmlite's, whose `__dict__` is a C function: where numba was imported first no engine starts.",
         symbols=("vllm.triton_utils.dispatcher:_rebind_kernels",),
         processes=RANKS,
         until="vLLM's _rebind_kernels passes over objects without a dictionary",

@@ -1,12 +1,12 @@
-"""A stand-in for `torchvision`, so that models whose files import it can read and write text without it.
+"""A stand-in for `torchvision`, so that text models whose files import it run without it.
 
-vLLM's Qwen3.5 imports Qwen3-VL's image and video processors even for a model without vision, and those
-import torchvision. Its CPU build is not to be had beside this torch: the one that pip brings needs CUDA and
-takes transformers down with it. So, in processes of vLLM alone and only where there is no torchvision, its
-modules can be imported, with nothing in them. transformers is left knowing that there is none: its image
-processors go on without. (A stand-in package in site-packages would have it choose processors that fail.)
+vLLM's Qwen3.5 imports Qwen3-VL's image and video processors even for a model without vision, and those import
+torchvision. Its CPU build is not to be had beside this torch: the one that pip brings needs CUDA and takes
+transformers down with it. So, in processes of vLLM alone and only where there is no torchvision, its modules
+can be imported, with nothing in them. transformers is left knowing that there is none: its image processors
+go on without. (A stand-in package in site-packages would have it choose processors that fail.)
 
-Leans on: transformers.utils.is_torchvision_available, which remembers its first answer. Can go when vLLM's
+Leans on: transformers.utils.is_torchvision_available, which remembers its first answer. It can go when vLLM's
 Qwen3.5 (vllm.model_executor.models.qwen3_5) is importable without torchvision.
 """
 
@@ -43,7 +43,7 @@ def install() -> None:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Makes empty modules of these names, when no other finder knows them."""
+    """A finder and loader of empty modules, for these names that no other finder knows."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

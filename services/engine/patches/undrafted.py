@@ -1,8 +1,8 @@
-"""Some requests are written without drafts, beside others that draft, so that they get what they ask for.
+"""Decodes some requests without drafts, beside others with drafts, so that they get what they ask for.
 
-- A seed: verification draws random numbers for each draft, and how many drafts there are depends on who else
-  is in the batch. vLLM's seeds reproduce nothing under speculation. Without drafts a seed gives the same
-  answer as without speculation; who sends one asks for that, not for speed.
+- A seed: verification draws random numbers for each draft, and how many drafts there are depends on the other
+  requests of the batch. vLLM's seeds reproduce nothing under speculation. Without drafts a seed gives the
+  same output as without speculation: that is what it is sent for.
 - min_p and logit_bias: vLLM applies them to the token that follows the drafts, not to those that verify them,
   and so refuses them under speculation. Without drafts there is only that token.
 
@@ -30,7 +30,7 @@ from baton.services.engine.patches.signatures import PROPOSE_DRAFT_TOKEN_IDS
 
 
 def supported() -> bool:
-    """Whether single requests can go without drafts on this machine."""
+    """Return whether single requests can go without drafts on this machine."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
@@ -60,7 +60,7 @@ def _sparing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rows(sampling_metadata: Any) -> set[int]:
-    """Of the batch, those that go without drafts."""
+    """Return the batch's rows that go without drafts."""
     from vllm.v1.sample.logits_processor import LogitBiasLogitsProcessor, MinPLogitsProcessor
 
     rows = set(sampling_metadata.generators)

@@ -1,13 +1,13 @@
-"""`verifier: baton`: drafts are verified by baton.kernels.verify in place of vLLM's rejection samplers.
+"""Verifies drafts by baton.kernels.verify in place of vLLM's rejection samplers, with `verifier: baton`.
 
-Here is model runner V1, the only one on CPU; services/engine/patches/verify_v2.py is V2. vLLM applies what
-changes single logits (penalties, bad words, allowed tokens, biases, thinking budgets); where nothing does,
-the logits go into the kernel as the model wrote them. Temperature, min-p, top-k and top-p are the kernel's.
-All rows are sampled by it, the one behind the drafts too, which vLLM sampled separately.
+This is for model runner V1, the only one on CPU; verify_v2.py is for V2. vLLM applies what changes single
+logits (penalties, bad words, allowed tokens, biases, thinking budgets); where nothing does, the logits go
+into the kernel as the model made them. Temperature, min-p, top-k and top-p are the kernel's. All rows are
+sampled by it, the one behind the drafts too, which vLLM sampled separately.
 
-Some steps stay with vLLM, by its standard method, whose answers are distributed the same: with seeded
+Some steps stay with vLLM, by its standard method, whose outputs are distributed the same: with seeded
 requests (vLLM's generators give the same tokens with and without speculation beside them, and are to go on
-doing so), with log-probabilities of processed logits (they need what is never written here), with
+doing so), with log-probabilities of processed logits (they need what is never computed here), with
 log-probabilities of given tokens, and with logits processors that are not vLLM's own.
 
 Leans on: vllm.v1.worker.gpu_model_runner.GPUModelRunner (`__init__` makes rejection_sampler where it drafts,
@@ -31,9 +31,9 @@ from typing import Any
 import torch
 
 from baton.kernels.verify import Drafts, Method, Sampling, verify
-from baton.services.engine.patches.drafts_v1 import settings_of
 from baton.services.engine.patches.replace import replace
 from baton.services.engine.patches.signatures import INIT
+from baton.services.engine.rank_settings import settings_of
 from baton.services.errors import StartError
 
 _SEEDS = 1 << 62
@@ -51,7 +51,7 @@ def install() -> None:
 
 
 def method_of(vllm_config: Any) -> Method | None:
-    """How our kernel is to verify; None: vLLM does."""
+    """Return our kernel's method of verification; None where vLLM verifies."""
     spec = settings_of(vllm_config)
     return None if spec is None or spec.verifier != "baton" else spec.rejection_sample_method
 
@@ -68,7 +68,7 @@ def _seating(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def check_symbols() -> None:
-    """Raises StartError when vLLM is not as this module leans on it."""
+    """Check vLLM's symbols that this module leans on. Raises StartError when they differ."""
     from vllm.v1.sample.logits_processor import builtin
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.rejection_sampler import RejectionSampler
@@ -104,13 +104,14 @@ def check_symbols() -> None:
 
 
 def require(owner: Any, name: str, *parameters: str) -> None:
-    """Raises StartError unless that method takes these and no others."""
+    """Check that a method takes these parameters and no others. Raises StartError if not."""
     function = getattr(owner, name, None)
     if function is None or tuple(inspect.signature(function).parameters) != ("self", *parameters):
         raise other_vllm(f"{owner.__name__}.{name}({', '.join(parameters)})")
 
 
 def other_vllm(what: str) -> StartError:
+    """Return the error for a symbol that this vLLM does not have as we need it."""
     return StartError(
         f"verifier 'baton' leans on vLLM's {what}, which this vLLM does not have: install the vLLM version "
         "that this Baton is made for, or say verifier 'vllm'"
@@ -118,15 +119,14 @@ def other_vllm(what: str) -> StartError:
 
 
 class Verifier:
-    """Stands where a V1 model runner keeps its RejectionSampler, and keeps that one for what is left to
-    it."""
+    """Our verifier in the place of a V1 model runner's RejectionSampler, which it keeps for some steps."""
 
     def __init__(self, shipped: Any, method: Method) -> None:
         self.shipped = shipped
         self.method = method
 
     def __call__(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        """One step: metadata tells the drafts, logits [sum(drafts + 1), V] what the target says of them."""
+        """Verify one step's drafts, which are in `metadata`, by the target's logits [sum(drafts + 1), V]."""
         from vllm.v1.outputs import SamplerOutput
 
         if self.shipped.synthetic_mode or self._left_to_vllm(sampling_metadata):
@@ -165,7 +165,7 @@ class Verifier:
         )
 
     def _processed(self, metadata: Any, logits: torch.Tensor, sampling_metadata: Any) -> torch.Tensor:
-        """The logits after all that vLLM does to single ones: themselves where that is nothing."""
+        """Return the logits after all that vLLM does to single ones: themselves where that is nothing."""
         if not _changes_logits(sampling_metadata):
             return logits
         processed = logits.to(torch.float32, copy=True)
@@ -200,8 +200,7 @@ def _changes_logits(sampling_metadata: Any) -> bool:
 
 
 def _sampling(sampling_metadata: Any, requests: int, device: torch.device) -> Sampling:
-    """vLLM's settings of a batch, with new seeds: those of V1 are generators, and steps with any are
-    vLLM's."""
+    """Return vLLM's settings of a batch, with new seeds: V1 has generators, whose steps are left to it."""
     temperature = sampling_metadata.temperature
     if temperature is None:  # all are greedy
         temperature = torch.zeros(requests, device=device)

@@ -1,13 +1,13 @@
-"""`verifier: baton` on vLLM's model runner V2, the GPU's default; verify_v1.py is for V1.
+"""Verifies drafts by our kernel on vLLM's model runner V2, the GPU's default; verify_v1.py is for V1.
 
 V2's sampler keeps settings in arrays by slot, which the kernel reads as they are, and its seeds and positions
 are the kernel's. Its drafters keep logits, which the kernel takes: of a draft that was drawn no probabilities
-are written. V2 copies all logits to float32 as soon as one request has a temperature other than 1; here only
+are needed. V2 copies all logits to float32 as soon as one request has a temperature other than 1; here only
 where something changes single logits.
 
 Left to vLLM: watermarks, synthetic acceptance, log-probabilities of processed logits and sampling masks,
-which need what is never written here. None of this has run on a GPU: tests look whether the symbols are what
-they were.
+which need what is never computed here. None of this has run on a GPU: tests check that the symbols are the
+expected ones.
 
 Leans on: vllm.v1.worker.gpu.model_runner.GPUModelRunner (`load_model` makes `sampler` and
 `rejection_sampler`); vllm.v1.worker.gpu.spec_decode.rejection_sampler.RejectionSampler (`_verify` and its
@@ -54,7 +54,7 @@ def install() -> None:
 
 
 def check_symbols() -> None:
-    """Raises StartError when vLLM is not as this module leans on it."""
+    """Check vLLM's symbols that this module leans on. Raises StartError when they differ."""
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
@@ -75,8 +75,7 @@ def _seating(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def seat(shipped: Any, method: Method) -> None:
-    """Have this RejectionSampler verify with our kernel, where nothing is asked of it that the kernel has
-    not."""
+    """Have this RejectionSampler verify with our kernel, unless it does more than the kernel can."""
     from vllm.config.model import PROCESSED_LOGPROBS_MODES
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
@@ -140,8 +139,7 @@ def _verify(  # noqa: PLR0917 (as vLLM calls it)
 
 
 def _sampling(states: Any, slots: torch.Tensor, slots_np: Any) -> Sampling:
-    """A filter that no request has is left out, so that its kernels are not launched."""
-
+    # A filter that no request has is left out, so that its kernels are not launched.
     def where(one: Any, neutral: float) -> torch.Tensor | None:
         needed: torch.Tensor | None = one.gpu if bool(np.any(one.np[slots_np] != neutral)) else None
         return needed

@@ -1,4 +1,4 @@
-"""What of vLLM's arguments is refused before vLLM is imported."""
+"""Arguments of vLLM's that are refused before vLLM is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cores an engine gets."""
+"""The cores that an engine gets."""
 
 from __future__ import annotations
 

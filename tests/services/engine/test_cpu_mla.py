@@ -1,4 +1,4 @@
-"""MLA on CPUs with AMX and without. What the CPU says of itself is made up here: either kind may run this."""
+"""MLA on CPUs with AMX and without. The CPU's kind is made up here: either kind may run this."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model() -> Path:
 def amx(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        load_general_plugins()  # or the mend of it would take what is made up for the shipped one
+        load_general_plugins()  # or its patch would take what is made up for the shipped one
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: request.param)
     return bool(request.param)
 
@@ -59,7 +59,7 @@ def test_every_machine_serves_it_in_the_same_blocks(
 
 
 class Selection:
-    """Of vLLM's AttentionSelectorConfig, what a CPU looks at."""
+    """The part of vLLM's AttentionSelectorConfig that matters on a CPU."""
 
     use_mla, use_sparse = True, False
 

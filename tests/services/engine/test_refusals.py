@@ -1,4 +1,4 @@
-"""What is said of an error of vLLM's. tests/e2e/test_bad_start.py has the errors of vLLM itself."""
+"""Lines that an error of vLLM's becomes. tests/e2e/test_bad_start.py has the errors of vLLM itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's CPU back end: what is mended is wrong as shipped and right when mended; all beside it is right.
+"""vLLM's CPU back end: functions are wrong as shipped and right when patched; the others are right.
 
 Every kernel of speculation that has a CPU version of its own is compared with a plain reference, for ragged
 drafts: requests without a draft, with some, with the most, and with drafts that are padding (-1).
@@ -101,14 +101,14 @@ def mended(mend: Mend) -> Callable[..., Any]:
 
 
 def still_wrong(right: bool, mend: Mend) -> None:
-    assert not right, f"vLLM's own function is right now: this mend can go ({mend.until})"
+    assert not right, f"vLLM's own function is right now: this patch can go ({mend.until})"
 
 
 def cumulated(counts: list[int]) -> torch.Tensor:
     return torch.tensor(counts).cumsum(0).to(torch.int32)
 
 
-# The mends.
+# The patched functions.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
@@ -122,7 +122,7 @@ def test_expanding_a_figure_of_requests_to_their_tokens(dtype: torch.dtype) -> N
         return output
 
     assert result(mended(EXPAND)).tolist() == expected.tolist()
-    assert values[1] == 0, "the requests' own figures are not written"
+    assert values[1] == 0, "the requests' own figures stay"
     if dtype != torch.int64:
         still_wrong(result(shipped(EXPAND)).tolist() == expected.tolist(), EXPAND)
 
@@ -192,14 +192,14 @@ def test_groups_of_one_rank_share_a_thread() -> None:
         shipped(GLOO)(group, here, 0, 1, timedelta(seconds=5))
         groups.append(group)
     # A thread has its name a moment after it has begun.
-    eventually(lambda: polling() >= before + 3, 5, f"each has a thread: else this mend can go ({GLOO.until})")
+    eventually(lambda: polling() >= before + 3, 5, f"a thread each: else this patch can go ({GLOO.until})")
     figures = torch.ones(2)
     groups[0].allreduce([figures]).wait()
     assert figures.tolist() == [1, 1]
 
 
 def compiled(ask: Callable[[], Any]) -> tuple[Any, int]:
-    """What it returns, and how many functions torch.compile captured meanwhile.
+    """Return its result, and how many functions torch.compile captured meanwhile.
 
     They are run as captured: to have C++ made of them would take 15 s.
     """
@@ -278,7 +278,7 @@ def test_other_shapes_are_rotated_as_before(shape: tuple[int, ...]) -> None:
 def test_amx_is_used_where_the_kernel_permits_it(
     granted: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What this machine's CPU and kernel say is made up."""
+    """The machine's CPU and kernel are made up."""
     asked = 0
 
     def ask() -> bool:
@@ -324,11 +324,11 @@ def told(engine: Engine) -> dict[str, str]:
     return dict(engine.connector.facts)
 
 
-# What is not mended.
+# Functions that are not patched.
 
 
 def test_amx_keeps_kv_in_an_order_of_its_own() -> None:
-    """Of the same shape as other kernels': a handoff has to tell them apart."""
+    """Its shape is that of other kernels: a handoff has to tell them apart."""
     given = torch.arange(32 * 64, dtype=torch.float32).to(torch.bfloat16).view(32, 1, 64)
     caches = []
     for isa in ("vec", "amx"):
@@ -340,7 +340,7 @@ def test_amx_keeps_kv_in_an_order_of_its_own() -> None:
 
 
 def sampling(**given: Any) -> SamplingMetadata:
-    """Of len(COUNTS) requests at temperature 1, but for what is given."""
+    """Sample len(COUNTS) requests at temperature 1, but for what is given."""
     requests = len(COUNTS if given.get("temperature") is None else given["temperature"])
     one = torch.ones(requests)
     return SamplingMetadata(
@@ -392,7 +392,7 @@ def test_greedy_verification() -> None:
 
 
 def firsts(counts: list[int]) -> torch.Tensor:
-    """Of each request, which row of the logits its first token is sampled from."""
+    """Return, for each request, the row of the logits that its first token is sampled from."""
     return torch.tensor([0, *counts[:-1]]).cumsum(0) + torch.arange(len(counts))
 
 
@@ -403,7 +403,7 @@ def verified(
     metadata: SamplingMetadata,
     counts: list[int] = COUNTS,
 ) -> torch.Tensor:
-    """What one step of vLLM's sampler gives: [requests, WIDEST + 1]."""
+    """Return the tokens of one step of vLLM's sampler: [requests, WIDEST + 1]."""
     bonus = firsts(counts) + torch.tensor(counts)
     step = SpecDecodeMetadata(
         draft_token_ids=drafts,

@@ -1,4 +1,4 @@
-"""The length of drafts chosen step by step inside vLLM: the same answers as without drafts."""
+"""The length of drafts chosen step by step inside vLLM: the same output as without drafts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT, ANSWER = 4, 64
 
 
 def prompts() -> list[list[int]]:
-    """Some of which repeat themselves; the longest takes three steps to read."""
+    """Some of which repeat themselves; the longest is prefilled in three steps."""
     draw = random.Random(3)
     phrase = [draw.randrange(10, 500) for _ in range(9)]
     return [phrase * 5, [draw.randrange(10, 500) for _ in range(300)], phrase[:4] * 4] + [
@@ -74,7 +74,7 @@ def choose(engine: Engine) -> None:
 
 
 def threads(engine: Engine) -> int:
-    """Of one operator: two on one core wait for each other at the end of each."""
+    """Return the threads of one operator: two on one core wait for each other at the end of each."""
     del engine
     return torch.get_num_threads()
 
@@ -86,11 +86,11 @@ def follow(engine: Engine, limits: list[int], late_steps: int) -> None:
     engine.core.scheduler.dynamic_sd_lookup = Pattern(limits)
 
 
-def draft_for_writers(engine: Engine) -> None:
-    from baton.services.engine.patches.draft_length import ForWriters
+def draft_while_decoding(engine: Engine) -> None:
+    from baton.services.engine.patches.draft_length import WhileDecoding
 
     scheduler: Any = engine.core.scheduler
-    ForWriters(scheduler, scheduler.dynamic_sd_lookup, 0)
+    WhileDecoding(scheduler, scheduler.dynamic_sd_lookup, 0)
 
 
 def read_only(engine: Engine) -> None:
@@ -125,7 +125,7 @@ def hand_on_drafts(engine: Engine) -> None:
 
 
 def count_passes(engine: Engine) -> None:
-    """Of the draft model; under who puts its work by."""
+    """Count the draft model's passes, beneath the patch that defers them."""
     drafter: Any = engine.core.model_executor.driver_worker.worker.model_runner.drafter
     propose = drafter.propose
 
@@ -163,7 +163,7 @@ def tally(engine: Engine) -> tuple[Counter[int], Counter[str]]:
 
 def answered(engine: EngineProcess, name: str) -> list[list[int]]:
     engine.call(ask, name)
-    eventually(lambda: not engine.call(go_on), 120, "all is answered", every_s=0)
+    eventually(lambda: not engine.call(go_on), 120, "all is done", every_s=0)
     found: list[list[int]] = engine.call(answers, name)
     return found
 
@@ -194,7 +194,7 @@ def eagle(folders: tuple[Path, Path]) -> Iterator[EngineProcess]:
         yield engine
 
 
-def test_a_chosen_length_changes_no_answer(eagle: EngineProcess, plain: list[list[int]]) -> None:
+def test_a_chosen_length_changes_no_output(eagle: EngineProcess, plain: list[list[int]]) -> None:
     eagle.call(choose)
     for turn in range(3):
         assert answered(eagle, f"chosen {turn}") == plain
@@ -209,7 +209,7 @@ def test_who_only_reads_drafts_nothing(eagle: EngineProcess) -> None:
     eagle.call(count_accepted)
     eagle.call(count_passes)
     eagle.call(follow, [LIMIT], 16)
-    eagle.call(draft_for_writers)
+    eagle.call(draft_while_decoding)
     eagle.call(read_only)
     eventually(lambda: not eagle.call(go_on), 120, "all is read", every_s=0)
     _, found = eagle.call(tally)

@@ -1,4 +1,4 @@
-"""Our proposers in vLLM's model runner: the same answers as without, more of them in a step."""
+"""Our proposers in vLLM's model runner: the same output as without, more of it in a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT = 4
 
 @dataclass
 class Tally:
-    """What the scheduler verified."""
+    """Counts of what the scheduler verified."""
 
     steps: int = 0
     drafted: int = 0
@@ -32,7 +32,7 @@ class Tally:
 
 
 def prompts() -> dict[str, list[int]]:
-    """Repetitive and random ones; the longest takes three steps to read."""
+    """Repetitive and random ones; the longest is prefilled in three steps."""
     rng = random.Random(5)
     phrase = [rng.randrange(10, 500) for _ in range(12)]
     texts = {f"random-{size}": [rng.randrange(10, 500) for _ in range(size)] for size in (3, 40, 300)}
@@ -75,7 +75,7 @@ def observe(engine: Engine, cycle: int | None) -> None:
 
 
 def ask(engine: Engine, turn: int) -> None:
-    """All prompts, which arrive while others are being answered."""
+    """All prompts, which arrive while others are being decoded."""
     for name, prompt in prompts().items():
         engine.add(f"{name}-{turn}", prompt, ANSWER)
         for _ in range(3):
@@ -83,7 +83,7 @@ def ask(engine: Engine, turn: int) -> None:
 
 
 def go_on(engine: Engine) -> bool:
-    """Some steps: as many as a busy machine does within the time of a call. False: all is answered."""
+    """Some steps: as many as a busy machine does within the time of a call. False: all is done."""
     return all(engine.step() for _ in range(20))
 
 
@@ -92,12 +92,12 @@ def result(engine: Engine) -> tuple[dict[str, list[int]], Tally]:
 
 
 def ask_twice(options: Options, cycle: int | None = None) -> tuple[dict[str, list[int]], Tally]:
-    """The second time, the first answers are past answers."""
+    """The second time, the first outputs are past outputs."""
     with EngineProcess(options) as engine:
         engine.call(observe, cycle)
         for turn in range(2):
             engine.call(ask, turn)
-            eventually(lambda: not engine.call(go_on), 120, "all is answered", every_s=0)
+            eventually(lambda: not engine.call(go_on), 120, "all is done", every_s=0)
         return engine.call(result)
 
 
@@ -133,7 +133,7 @@ def alone(setup: Setup) -> Tally:
 
 @pytest.mark.parametrize("strategy", ["with_ngram", "with_suffix"])
 @pytest.mark.parametrize("cycle", [None, LIMIT])
-def test_a_hybrid_answers_the_same_in_fewer_steps(
+def test_a_hybrid_outputs_the_same_in_fewer_steps(
     setup: Setup, alone: Tally, strategy: str, cycle: int | None
 ) -> None:
     answered, tally = setup.run(

@@ -118,7 +118,7 @@ def test_a_long_match_takes_the_models_place(states: Any) -> None:
 
 
 def test_a_long_match_goes_on_by_itself(states: Any) -> None:
-    """What was written last behind its first tokens, in another place, does not take over."""
+    """A later text behind the same first tokens, elsewhere in the prompt, does not take over."""
     slots = fill(states, [[2, 3, 4, 5, 9, 9, 7, 1, 5, 9, 9, 8, 2, 3, 4, 5]])
     matching, _ = hybrid(states, [[70, 71]])
     assert propose(matching, states, slots) == [[9, 9, 7, 1, 5]]
@@ -268,7 +268,7 @@ def test_a_speculator_is_ours_where_matches_are_wanted(made: Callable[[Any], Any
     assert isinstance(made(config(method="ngram")).propose, Matching)
     assert not isinstance(made(config("default")).propose, Matching)
     reader = config("with_ngram")
-    reader.additional_config = {}  # a worker that only reads prompts
+    reader.additional_config = {}  # a rank that does not draft
     assert not isinstance(made(reader).propose, Matching)
 
 
@@ -285,7 +285,7 @@ def test_drafts_with_distributions_are_refused(
         made(config("with_ngram"))
 
 
-def test_the_texts_move_to_the_device(made: Callable[[Any], Any], states: Any) -> None:
+def test_the_sequences_move_to_the_device(made: Callable[[Any], Any], states: Any) -> None:
     before = states.all_token_ids
     made(config("default"))
     assert states.all_token_ids is before

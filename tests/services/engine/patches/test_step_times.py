@@ -1,4 +1,4 @@
-"""The seam for timing, on a stand-in of vLLM's classes: who is timed, and where the times arrive."""
+"""Timing, on a stand-in of vLLM's classes: which calls are timed, and where the times arrive."""
 
 from __future__ import annotations
 

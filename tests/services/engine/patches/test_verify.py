@@ -1,4 +1,4 @@
-"""Our verifier where vLLM's stands: in vLLM's own objects, and in engines that are served with it."""
+"""Our verifier in the place of vLLM's: in vLLM's own objects, and in engines that run with it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WAY = Way(0.8, top_k=5, top_p=0.9)
 
 @pytest.fixture(scope="module", autouse=True)
 def _as_in_a_worker() -> None:
-    """vLLM's sampler for CPU, which reads memory that nobody wrote as it is shipped."""
+    """Patch vLLM's sampler for CPU, which uses uninitialised memory as it is shipped."""
     table.install()
     with warnings.catch_warnings():  # it looks into every module there is, deprecated names included
         warnings.simplefilter("ignore")
@@ -105,7 +105,7 @@ def verifier(method: Any = "block") -> verify_v1.Verifier:
     ],
     ids=["plain", "penalties", "bad words", "allowed tokens", "log-probabilities", "one is sampled"],
 )
-def test_greedy_answers_are_vllms(more: dict[str, Any]) -> None:
+def test_greedy_output_is_vllms(more: dict[str, Any]) -> None:
     """And so are their log-probabilities."""
     drafts, logits = step()
     one = verifier()
