@@ -1,11 +1,12 @@
 # Everything sets itself up: the first run makes .venv (a minute), later ones start at once.
 BIN := .venv/bin
 READY := .venv/.ready
+DOCS_READY := .venv-docs/.ready
 CONFIG ?= deploy/laptop.yaml
 # Where it is set, as in many images, each start would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup up test pytest chaos lint format bench bench-spec table proto docs clean
+.PHONY: help setup up test pytest chaos lint format bench bench-spec table proto docs config-docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -25,12 +26,14 @@ pytest: $(READY)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: $(READY) ## Kill, hang and cut off parts under load, by a seeded plan (half an hour; ARGS="--list" shows plans)
-	@$(BIN)/python -m tests.chaos $(ARGS)
+	@$(BIN)/python -m harness.chaos $(ARGS)
 
-lint: $(READY) ## Ruff, mypy --strict, generated protocol up to date
+lint: $(READY) ## Ruff, mypy --strict, layers of imports, words, generated files up to date
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache --no-logo
+	@deploy/setup/words
 	@deploy/setup/proto --check
 	@$(BIN)/python deploy/setup/config-docs --check
 
@@ -51,9 +54,17 @@ table: $(READY) ## Measure every speculative method; writes docs/speculative-dec
 proto: $(READY) ## Generate the protocol's Python from protos/*.proto
 	@deploy/setup/proto
 
-docs: $(READY) ## Write docs/configuration.md anew
+docs: $(DOCS_READY) ## Build the site of docs/ in site/ (strict: a dead link fails)
+	@NO_MKDOCS_2_WARNING=true .venv-docs/bin/mkdocs build --strict
+
+$(DOCS_READY): docs/mkdocs/requirements.txt
+	@python3 -m venv .venv-docs
+	@.venv-docs/bin/pip install --quiet --disable-pip-version-check -r docs/mkdocs/requirements.txt
+	@touch $@
+
+config-docs: $(READY) ## Write docs/configuration.md anew
 	@$(BIN)/python deploy/setup/config-docs
 
 clean: ## Remove what set-up and tests made
-	rm -rf .venv .venv-tools .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
+	rm -rf .venv .venv-tools .venv-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from baton.services.engine.patches.continuation import VOCABULARY_KEY, WRITTEN_KEY
+from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
 
 START_S = 180.0
 MEASURE_S = 120.0
@@ -130,7 +130,7 @@ class _Engine:
         settings = Settings(**{"engine": engine, "worker": {"cpu": str(core)}})
         plan = EnginePlan(settings=settings, worker_id="bench", fingerprint="", needs_handoffs=False)
         self._engine = build_engine(plan, lambda: None)
-        self._chooser = draft_length.install(self._engine, plan)
+        self._chooser = draft_length.install(self._engine, settings.engine.speculative_config)
         # Where a drafter has KV, vLLM reads the last block of a cached prompt again, for its hidden states. A
         # handed-over prompt is not read again, and with a token written none of it is wanted.
         self._engine.scheduler.kv_cache_manager.coordinator.eagle_group_ids.clear()
@@ -173,7 +173,7 @@ class _Engine:
             temperature=0.0, max_tokens=MAX_ANSWER, stop_token_ids=[config.hf_config.eos_token_id]
         )
         if asked.written:
-            sampling.extra_args = {WRITTEN_KEY: len(asked.written), VOCABULARY_KEY: config.get_vocab_size()}
+            sampling.extra_args = {GENERATED_KEY: len(asked.written), VOCABULARY_KEY: config.get_vocab_size()}
         core = EngineCoreRequest(
             request_id=name,
             prompt_token_ids=asked.prompt,

@@ -1,6 +1,6 @@
 """What a handoff costs: one prompt's KV from a cache in one process into a cache in another, by transport.
 
-    python -m bench handoff [--tokens 900] [--rounds 40] [--transports shm grpc] [--formats auto int8]
+    python -m bench handoff [--tokens 100 900 3600] [--rounds 40] [--formats auto int8]
 
 No engine runs: two processes with caches of the model's shapes, random numbers, random blocks. A round saves
 (gather, digest, publish), pulls (move, digest, scatter) and compares every byte; one difference ends the run
@@ -11,6 +11,7 @@ Defaults are the shapes of an 80 M model: 12 layers, 4 KV heads of 64, bfloat16,
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import statistics
@@ -23,18 +24,19 @@ from multiprocessing.connection import Connection
 import numpy as np
 import torch
 
+from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.load.loader import Loader, LoadJob
 from baton.handoff.manifest import Puller, num_blocks, seal
 from baton.handoff.memory.arena import Arena
-from baton.handoff.memory.cache import HostBlockCache, block_cache
+from baton.handoff.memory.blocks import block_cache
+from baton.handoff.memory.host import HostBlockCache
 from baton.handoff.reports import ShardLoad, ShardSave
-from baton.handoff.save.saver import Origin, SaveJob, Saver
+from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
 from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES
 from baton.protos.handoff_pb2 import Manifest, Shard
-from baton.rpc import host_id
 from harness.stats import save
 
 MIB = 1 << 20
@@ -73,7 +75,9 @@ def source(connection: Connection, shape: Shape) -> None:
     cache = shape.cache(shape.tensors(1), shape.wire)
     staging = Staging(Arena(512 * MIB, cache.record_bytes), lease_s=60)
     service = HandoffService(staging, 0, "127.0.0.1:0", shape.chunk_mib * MIB)
-    saver = Saver(cache, staging, Origin(0, service.address, host_id(), shares_memory=True))
+    offering = transports.create(["shm", "grpc"])
+    chunk_bytes = shape.chunk_mib * MIB
+    saver = Saver(cache, staging, offering, rank=0, address=service.address, chunk_bytes=chunk_bytes)
     connection.send(None)
     while (asked := connection.recv()) is not None:
         request_id, block_ids = asked
@@ -92,9 +96,7 @@ class Bench:
         tensors = shape.tensors(2)
         self.cache = shape.cache(tensors, shape.wire)
         self.plain = shape.cache(tensors, AS_IS)  # the same blocks, byte by byte
-        self.puller = Puller(
-            "bench", 0, HASH, shape.block_size, self.cache.layers, wire_dtype=self.cache.wire_dtype
-        )
+        self.puller = Puller("bench", 0, HASH, shape.block_size, self.cache.layers, self.cache.wire_dtype)
         self.client = HandoffClient()
         self.random = np.random.default_rng(0)
         self.count = 0
@@ -141,16 +143,18 @@ class Bench:
         return tuple(blocks[: times * self.shape.blocks].tolist())
 
     def run(self, transport: str, rounds: int) -> dict[str, float | str]:
+        pulling = transports.create([transport])
         loader = Loader(
             self.cache,
             self.puller,
-            [transport],
+            pulling,
             self.client,
             pull_timeout_s=20,
             chunk_bytes=self.shape.chunk_mib * MIB,
         )
         results = [self.round(loader) for _ in range(rounds + 5)][5:]  # the first ones connect and map
         loader.close()
+        pulling[0].close()
         parts = {
             "save": [saved.save_ms for saved, _, _ in results],
             "wait": [load.costs.wait_ms for _, load, _ in results],
@@ -162,7 +166,6 @@ class Bench:
         }
         p95 = sorted(parts["total"])[int(0.95 * rounds)]
         return {
-            "transport": transport,
             "MB": round(results[0][1].bytes / 1e6, 1),
             **{f"{name}_ms": round(statistics.median(values), 2) for name, values in parts.items()},
             "total_p95_ms": round(p95, 2),
@@ -182,7 +185,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tokens", type=int, default=900)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[100, 900, 3600], help="of the prompt")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--heads", type=int, default=4)
@@ -190,35 +193,34 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--chunk-mib", type=int, default=4)
     parser.add_argument("--transports", nargs="+", default=["shm", "grpc"])
-    parser.add_argument("--formats", nargs="+", default=[AS_IS], choices=WIRE_DTYPES, help="of KV on its way")
+    parser.add_argument("--formats", nargs="+", default=list(WIRE_DTYPES), choices=WIRE_DTYPES)
     parser.add_argument("--busy", action="store_true", help="the pulling process computes meanwhile")
     given = parser.parse_args(arguments)
-    blocks = num_blocks(given.tokens, given.block_size)
     stop = threading.Event()
     busy = threading.Thread(target=burn, args=(stop,), daemon=True)
     if given.busy:
         busy.start()
-    results = {}
-    for wire in given.formats:
+    results: dict[int, dict[str, dict[str, float]]] = {tokens: {} for tokens in given.tokens}
+    for tokens, wire in itertools.product(given.tokens, given.formats):
         shape = Shape(
             given.layers,
             given.heads,
             given.head_dim,
             given.block_size,
-            8 * blocks + 1,
-            given.tokens,
+            8 * num_blocks(tokens, given.block_size) + 1,
+            tokens,
             given.chunk_mib,
             wire,
         )
         for transport, result in compare(shape, given.transports, given.rounds):
             name = transport if wire == AS_IS else f"{transport}, {wire}"
-            results[name] = result
-            print(json.dumps({"wire": wire} | result), flush=True)
-    save("handoff", {"tokens": given.tokens, "busy": given.busy, "transports": results})
+            results[tokens][name] = result
+            print(f"{tokens} tokens, {name}: {json.dumps(result)}", flush=True)
+    save("handoff", {"busy": given.busy, "tokens": results})
     stop.set()
 
 
-def compare(shape: Shape, transports: list[str], rounds: int) -> Iterator[tuple[str, dict[str, float | str]]]:
+def compare(shape: Shape, names: list[str], rounds: int) -> Iterator[tuple[str, dict[str, float | str]]]:
     """One transport after the other, with one source."""
     context = multiprocessing.get_context("spawn")
     connection, theirs = context.Pipe()
@@ -226,7 +228,7 @@ def compare(shape: Shape, transports: list[str], rounds: int) -> Iterator[tuple[
     process.start()
     connection.recv()
     bench = Bench(shape, connection)
-    for transport in transports:
+    for transport in names:
         yield transport, bench.run(transport, rounds)
     connection.send(None)
     process.join(timeout=10)

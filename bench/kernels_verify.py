@@ -208,10 +208,10 @@ def _vllm_on_cpu(step: Step) -> Callable[[], object] | None:
         from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     except ImportError:
         return None
-    from baton.services.engine.patches import cpu
+    from baton.services.engine.patches import table
 
     if not hasattr(RejectionSampler, "_baton_bench"):
-        cpu.install()
+        table.install()
         current_platform.import_kernels()
         current_platform.register_triton_kernel_overrides()
         RejectionSampler._baton_bench = True

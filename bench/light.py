@@ -1,4 +1,4 @@
-"""A client that costs little, as it shares two cores with what it measures: HTTP/1.1 by hand."""
+"""An HTTP/1.1 client written by hand: it shares two cores with what it measures, so it has to cost little."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TIMEOUT_S = 60.0
+IDLE_S = 1.0  # a connection unused for longer is not reused: servers close those after five seconds
 
 
 @dataclass
 class Reply:
-    """One answer. Times in seconds, `time.perf_counter`."""
+    """One response. Times are in seconds of `time.perf_counter`."""
 
     asked: float
     status: int = 0  # 0: the connection ended without one
     headers: bytes = b""
-    body: bytes = b""  # of an answer in one piece, or a stream's last event
-    arrivals: list[float] = field(default_factory=list)  # one an event that carries tokens
+    body: bytes = b""  # of a response in one piece; the last event of a stream
+    arrivals: list[float] = field(default_factory=list)  # one for each event that carries tokens
     done: float = 0.0
-    whole: bool = False  # it ended as it should
+    whole: bool = False  # neither cut off nor ended by an error
 
     @property
     def took(self) -> float:
@@ -32,19 +33,34 @@ class Reply:
         return [after - before for before, after in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
+@dataclass
+class _Connection:
+    """A connection, and since when it has been idle."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    since: float = 0.0
+
+    def stale(self) -> bool:
+        """Tell whether the server has closed it, or may be about to."""
+        return self.reader.at_eof() or time.perf_counter() - self.since > IDLE_S
+
+
 class Client:
-    """Connections to one server, reused; as many as there are requests at once."""
+    """A pool of connections to one server on loopback, one for each concurrent request."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[_Connection] = []
 
     async def post(self, path: str, body: dict[str, Any], *, leave_after: int | None = None) -> Reply:
-        """Send and read to the end; `leave_after` so many events, or at once (0), the client goes away.
+        """Send a request and return its whole reply.
 
-        Raises OSError when there is no connection to be had, TimeoutError.
+        With `leave_after`, disconnect after that many events (0: right after sending). Raises OSError when
+        connecting fails, and TimeoutError.
         """
-        reader, writer = self._idle.pop() if self._idle else await self._connect()
+        connection = self._reusable() or await self._connect()
+        reader, writer = connection.reader, connection.writer
         data = json.dumps(body).encode()
         reply = Reply(time.perf_counter())
         keep = False
@@ -61,22 +77,32 @@ class Client:
         finally:
             reply.done = time.perf_counter()
             if keep:
-                self._idle.append((reader, writer))
+                connection.since = reply.done
+                self._idle.append(connection)
             else:
                 writer.transport.abort()
         return reply
 
     async def close(self) -> None:
-        for _, writer in self._idle:
-            writer.close()
+        for connection in self._idle:
+            connection.writer.close()
         self._idle.clear()
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 22)
+    def _reusable(self) -> _Connection | None:
+        """Take the idle connection used last, if the server still has it open; discard those it closed."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.stale():
+                return connection
+            connection.writer.transport.abort()
+        return None
+
+    async def _connect(self) -> _Connection:
+        return _Connection(*await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 22))
 
 
 async def _read(reader: asyncio.StreamReader, reply: Reply, leave_after: int | None) -> bool:
-    """Whether the connection can be used again."""
+    """Read a response into `reply`; return whether the connection can be reused."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     reply.status, reply.headers = int(head[9:12]), head
     if b"content-length: " in head:
@@ -95,4 +121,4 @@ async def _read(reader: asyncio.StreamReader, reply: Reply, leave_after: int | N
         if leave_after is not None and len(reply.arrivals) >= leave_after:
             return False
     await reader.readexactly(2)
-    return True
+    return b"connection: close" not in head

@@ -51,7 +51,7 @@ async def serve_worker(scheduler_port: int, step_s: float) -> None:
 def serve_router(model: str, port: int, scheduler_port: int, profile: str, extra: dict[str, Any]) -> None:
     """The router, profiled if `profile` names a file."""
     from baton.services.config import load
-    from baton.services.router.http.app import run_router
+    from baton.services.router.app import run_router
 
     settings = load(
         {
@@ -65,7 +65,7 @@ def serve_router(model: str, port: int, scheduler_port: int, profile: str, extra
         return
     import cProfile
 
-    from baton.services.router.http.app import preload
+    from baton.services.router.app import preload
 
     preload()  # seconds of imports would hide the rest
     profiler = cProfile.Profile()

@@ -1,9 +1,9 @@
 """`python -m bench.speculation_table [NAME ...]`: all methods and architectures, aggregated or not.
 
-Starts each deployment for real, asks the same prompts greedily, and compares with the same fleet without
-speculation (time) and one engine without speculation (answers). Writes bench/results/speculation-table.json
-and, from it, the table in docs/speculative-decoding.md. `make table` runs all; with names, only these rows
-are measured anew. `--page` writes the page from the results that are there.
+Starts each deployment for real, sends the same prompts greedily, and compares the answers with those of one
+engine without speculation. Writes bench/results/speculation-table.json and, from it, the table in
+docs/speculative-decoding.md. `make table` runs all rows; with names, only these are measured anew. `--page`
+writes the page from the results that are there.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Measuring:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._plain: dict[tuple[str, str], Outcome] = {}
+        self._plain: dict[str, Outcome] = {}
         self._runs = 0
 
     def run(self, row: Row, fleet: str, engine: dict[str, Any], withhold: int = 0) -> Outcome:
@@ -153,11 +153,12 @@ class Measuring:
         with deployment(folder, FLEETS[fleet], engine, withhold) as one:
             return measure(one, row.prompts(), MAX_TOKENS)
 
-    def plain(self, row: Row, fleet: str) -> Outcome:
+    def plain(self, row: Row) -> Outcome:
+        """Return what one engine answers without speculation. Raises StartFailed."""
         engine = row.engine()
-        key = json.dumps(engine, sort_keys=True), fleet
+        key = json.dumps(engine, sort_keys=True)
         if key not in self._plain:
-            self._plain[key] = self.run(row, fleet, engine)
+            self._plain[key] = self.run(row, "aggregated", engine)
         return self._plain[key]
 
     def cell(self, row: Row, fleet: str) -> dict[str, Any]:
@@ -170,7 +171,7 @@ class Measuring:
                 return {"why": _HANDOFF, "tried": f"it is refused at start: {_without_paths(str(failed))}"}
             return {"why": "", "tried": "it started, against expectation"}
         try:
-            expected, plain = self.plain(row, "aggregated"), self.plain(row, fleet)
+            expected = self.plain(row)
             found = self.run(row, fleet, engine)
         except StartFailed as failed:
             return {"why": _without_paths(str(failed)), "tried": "started as the other rows are"}
@@ -184,8 +185,6 @@ class Measuring:
             "drafted": found.drafted,
             "accepted": found.accepted,
             "handoffs": found.handoffs,
-            "token_ms": round(found.token_ms, 3),
-            "plain_token_ms": round(plain.token_ms, 3),
         }
         if isinstance(row.model, Trained) and fleet == "1P1D":
             # The control: a drafter that does without the prompt's KV could not tell whether that came along.
@@ -254,9 +253,8 @@ def _show(cell: dict[str, Any], notes: list[str]) -> str:
         if note not in notes:
             notes.append(note)
         return f"no [{notes.index(note) + 1}]"
-    ratio = cell["token_ms"] / cell["plain_token_ms"]
     ties = f" ({cell['near_ties']} by a near-tie)" if cell["near_ties"] else ""
-    return f"{cell['equal']} of {cell['of']}{ties} · {per_draft(cell):.2f} · {ratio:.2f}"
+    return f"{cell['equal']} of {cell['of']}{ties} · {per_draft(cell):.2f}"
 
 
 def write_page(results: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""When two engines' KV means the same: a hash over all that gives the bytes their meaning.
+"""Whether two engines' KV means the same: a hash over everything that gives the bytes their meaning.
 
-Not in it, on purpose: the number of blocks, the batch's limits, and the number of drafted tokens.
+The number of blocks, the batch's limits and the number of drafted tokens are left out on purpose.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from baton.handoff.memory.cache import CacheLayer
+from baton.handoff.layers import CacheLayer
 
+# The form of manifests, offers and streams. It rises with each change that an older worker would misread:
+# workers of two forms have different hashes, so that no scheduler pairs them.
+PROTOCOL = 2
 _SHORT = 8  # hex digits of a digest that a person compares
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What decides the meaning of a rank's KV bytes."""
+    """Everything that decides the meaning of a rank's KV bytes."""
 
     vllm_version: str
     model: Mapping[str, Any]  # its configuration in Hugging Face's form
@@ -27,7 +30,7 @@ class Facts:
     cache_dtype: str
     quantization: str
     block_size: int
-    attention_kernels: str  # where they lay KV out each in a way of its own (CPUs); empty elsewhere
+    attention_kernels: str  # where each has a KV layout of its own (CPUs); empty elsewhere
     parallel_sizes: Mapping[str, int]  # how a model is split, by vLLM's name: whose heads, layers, tokens
     speculative_method: str  # empty without a drafter that keeps KV
     drafter: Mapping[str, Any]  # its configuration
@@ -38,8 +41,9 @@ class Facts:
 
 
 def in_words(facts: Facts) -> dict[str, str]:
-    """The same for people, what is absent left out. Two that differ here differ in their hash."""
+    """Return the facts for people, absent ones left out. Two that differ here differ in their hash."""
     words = {
+        "handoff protocol": str(PROTOCOL),
         "vLLM": facts.vllm_version,
         "model": facts.model_fingerprint[:_SHORT],
         "model's configuration": _digest(_essence(facts.model)),
@@ -64,15 +68,19 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_SHORT]
 
 
-# Of a Hugging Face configuration: where it came from, not what it says.
+# Keys of a Hugging Face configuration that say where it came from.
 _INCIDENTAL = frozenset(
     {"_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "_attn_implementation"}
 )
 
 
 def compatibility_hash(facts: Facts) -> str:
-    """Hex, 32 digits. KV passes only between ranks whose hashes are equal."""
-    content = asdict(facts) | {"model": _essence(facts.model), "drafter": _essence(facts.drafter)}
+    """Return 32 hex digits. KV passes only between ranks whose hashes are equal."""
+    content = asdict(facts) | {
+        "protocol": PROTOCOL,
+        "model": _essence(facts.model),
+        "drafter": _essence(facts.drafter),
+    }
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from baton.addresses import is_wildcard
 from baton.handoff.errors import HandoffError
-from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES
+from baton.kernels.kv_pack import WIRE_DTYPES
 
 MIB = 1 << 20
 MAX_PULL_S = 600.0  # a pull holds the source's KV, and a thread there, until its deadline
@@ -16,35 +16,39 @@ MAX_PULL_S = 600.0  # a pull holds the source's KV, and a thread there, until it
 
 @dataclass(frozen=True)
 class HandoffConfig:
-    """How this worker keeps, serves and pulls KV: the `handoff` section, and who the worker is."""
+    """How this worker keeps, serves and pulls KV: the settings' section `handoff`, and who the worker is.
+
+    The defaults are the settings' (services/config.py).
+    """
 
     worker_id: str
-    transports: tuple[str, ...] = ("shm", "grpc")  # best first
-    host: str = "127.0.0.1"  # address on which KV is served
-    port: int = 0  # of rank 0, the next ones of the others; 0: a free one each
+    transports: tuple[str, ...]  # best first
+    host: str  # address on which KV is served
+    port: int  # of rank 0, the next ones of the others; 0: a free one each
+    staging_mib: int | None  # a rank; None: see sizing.py
+    lease_s: float
+    pull_timeout_s: float
+    chunk_mib: int
+    kv_wire_dtype: str  # how KV travels; all workers of a deployment have the same
     advertise_host: str = ""  # under which others find it; `host` if empty
-    staging_mib: int | None = None  # a rank; None: see sizing.py
-    lease_s: float = 30.0
-    pull_timeout_s: float = 20.0
-    chunk_mib: int = 4
-    kv_wire_dtype: str = AS_IS  # how KV travels; all workers of a deployment the same
     model_fingerprint: str = ""  # of the weights: KV of other weights is never loaded
-    drafter_fingerprint: str = ""  # the same of a draft model with weights of its own
+    drafter_fingerprint: str = ""  # of the weights of a draft model that has its own
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> HandoffConfig:
-        """Raises HandoffError for a key that does not exist or a value that makes no sense."""
+        """Take over the values. Raises HandoffError for a key too many or too few, or a senseless value."""
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(extra) - set(known))
         if unknown:
             raise HandoffError(
                 f"kv_connector_extra_config: unknown {', '.join(unknown)}; allowed: {', '.join(known)}"
             )
-        if not extra.get("worker_id"):
-            raise HandoffError(
-                "kv_connector_extra_config: worker_id is missing; give the worker's unique name"
-            )
-        config = cls(**{**extra, "transports": tuple(extra.get("transports", cls.transports))})
+        needed = [field.name for field in fields(cls) if field.default is MISSING]
+        if missing := [name for name in needed if name not in extra]:
+            raise HandoffError(f"kv_connector_extra_config: {', '.join(missing)} missing")
+        if not extra["worker_id"]:
+            raise HandoffError("kv_connector_extra_config: worker_id is empty; give the worker's unique name")
+        config = cls(**{**extra, "transports": tuple(extra["transports"])})
         for name in ("staging_mib", "lease_s", "pull_timeout_s", "chunk_mib"):
             if (value := getattr(config, name)) is not None and value <= 0:
                 raise HandoffError(f"kv_connector_extra_config: {name} is {value}; above 0 is needed")
@@ -67,13 +71,14 @@ class HandoffConfig:
 
     @property
     def published_host(self) -> str:
-        """Under which others find the ranks' services."""
+        """The host under which others find the ranks' services."""
         return self.advertise_host or self.host
 
     def port_of(self, rank: int) -> int:
-        """On which the rank's service listens; 0: a free one."""
+        """Return the port on which the rank's service listens; 0: a free one."""
         return self.port and self.port + rank
 
     @property
     def chunk_bytes(self) -> int:
+        """Bytes moved at once."""
         return self.chunk_mib * MIB

@@ -1,51 +1,55 @@
 """Digests of KV records, so that equal bytes of two requests, attempts or places have different ones.
 
-Not against forgery (the network between workers is trusted), but against truncation, reuse of memory and
-mix-ups. A record's own digest is computed where it is packed, on a GPU too (kernels/kv_pack/README.md has the
-maths); to it the seed of the attempt is added, and the record's place in the prompt: KV that was saved for
-another, or for another part of the text, never passes, even with the digest that belongs to it.
+They protect against truncation, reuse of memory and mix-ups, not against forgery: the network between
+workers is trusted. A record's own digest is computed where the record is packed, on a GPU too (the maths is
+in kernels/kv_pack/README.md). To it the seed of the attempt is added, and the record's place in the prompt,
+so that KV saved for another request, or for another part of the text, never passes, even with its own
+digest.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from baton.handoff.errors import DigestMismatch
-from baton.handoff.memory.segments import Bytes
+from baton.handoff.records import Bytes, Digests
 from baton.kernels import kv_pack
-
-Digests = npt.NDArray[np.uint64]
 
 _STRIDE = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd, so that no two places are the same; modulo 2**64
 
 
 def seed(request_id: str, epoch: int) -> int:
-    """Of one attempt at one request; 64 bits, never 0."""
+    """Return the seed of one attempt at one request: 64 bits, never 0."""
     return int(xxhash.xxh3_64_intdigest(request_id.encode(), seed=epoch & 0xFFFF_FFFF_FFFF_FFFF)) or 1
 
 
 def of_message(serialized: bytes) -> int:
-    """Of a message in its wire form; 64 bits."""
+    """Return the digest of a message in its wire form: 64 bits."""
     return int(xxhash.xxh3_64_intdigest(serialized))
 
 
 def seeded(own: Digests, seed_value: int, first_block: int) -> Digests:
-    """Of consecutive records, from block `first_block` on, whose own digests these are. [n], modulo 2**64."""
+    """Return the digests of consecutive records, from block `first_block` on: [n], modulo 2**64.
+
+    own: their digests without a seed, [n].
+    """
     places = np.arange(first_block, first_block + len(own), dtype=np.uint64)
     return own + np.uint64(seed_value) + places * _STRIDE
 
 
 def of_records(records: Bytes, seed_value: int, first_block: int) -> Digests:
-    """records: [n, record_bytes] uint8 in host memory, each a whole number of 8-byte words."""
+    """Compute the digests of consecutive records: [n].
+
+    records: [n, record_bytes] uint8 in host memory, each a whole number of 8-byte words.
+    """
     own = np.empty(len(records), np.uint64)
     kv_pack.digest(records, own)
     return seeded(own, seed_value, first_block)
 
 
 def compare(what: str, first_block: int, came: Digests, saved: Digests) -> None:
-    """Raises DigestMismatch, which names the first block that differs."""
+    """Raise DigestMismatch, which names the first block that differs, unless all digests are equal."""
     wrong = came != saved
     if wrong.any():
         bad = int(wrong.argmax())

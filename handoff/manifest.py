@@ -1,4 +1,4 @@
-"""Manifests: sealed by whoever saves, checked by whoever pulls, before a byte moves."""
+"""Manifests: sealed by the saving side, and checked by the pulling side before a byte moves."""
 
 from __future__ import annotations
 
@@ -11,47 +11,46 @@ from google.protobuf.message import DecodeError
 from baton.facts import differences
 from baton.handoff import digests
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
-from baton.handoff.memory.cache import CacheLayer
-from baton.handoff.memory.views import Run
-from baton.kernels.kv_pack import AS_IS
+from baton.handoff.layers import CacheLayer
 from baton.protos.handoff_pb2 import Layer, Manifest, Shard
 
 
 @dataclass(frozen=True)
 class Puller:
-    """Who pulls: one rank, and what its KV is like."""
+    """One pulling rank, and the form of its KV."""
 
     worker_id: str
     rank: int
     compatibility_hash: str
     block_size: int
     layers: tuple[CacheLayer, ...]
-    facts: Mapping[str, str] = field(default_factory=dict)  # what the hash is made of, in words
-    wire_dtype: str = AS_IS
+    wire_dtype: str
+    facts: Mapping[str, str] = field(default_factory=dict)  # the hash's ingredients in words
 
     @property
     def record_bytes(self) -> int:
+        """Bytes of one block's record."""
         return sum(layer.record_bytes for layer in self.layers)
 
     @functools.cached_property
     def described_layers(self) -> list[Layer]:
-        """As a manifest has to describe them."""
+        """The layers as a manifest has to describe them."""
         return [layer.to_proto() for layer in self.layers]
 
 
 def num_blocks(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold so many tokens."""
+    """Return the number of blocks that hold so many tokens."""
     return -(-num_tokens // block_size)
 
 
 def seal(manifest: Manifest) -> Manifest:
-    """Write a digest of all the rest into it; the last change. Returns it."""
+    """Write a digest of all the rest into the manifest, as the last change. Returns it."""
     manifest.digest = _digest(manifest)
     return manifest
 
 
 def read(serialized: bytes) -> Manifest:
-    """Raises MalformedManifest for bytes that are none."""
+    """Parse a manifest. Raises MalformedManifest."""
     try:
         return Manifest.FromString(serialized)
     except DecodeError as error:
@@ -59,13 +58,13 @@ def read(serialized: bytes) -> Manifest:
 
 
 def is_of(manifest: Manifest, request_id: str, epoch: int) -> bool:
-    """Whole, and of this attempt: only then may it be acted on, be it to release what it names."""
+    """Return whether the manifest is whole and of this attempt. Only then may its shards even be released."""
     named = manifest.request_id, manifest.epoch
     return named == (request_id, epoch) and manifest.digest == _digest(manifest)
 
 
 def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Shard:
-    """The shard that this rank has to pull for attempt `epoch` at `request_id`.
+    """Return the shard that this rank has to pull for attempt `epoch` at `request_id`.
 
     Raises WrongRequest, StaleEpoch, CompatibilityMismatch, MalformedManifest.
     """
@@ -101,11 +100,6 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Sh
     return shard
 
 
-def places(shard: Shard) -> list[Run]:
-    """Of its records in shared memory, in the order of the blocks."""
-    return [(run.first, run.count) for run in shard.runs]
-
-
 def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str) -> None:
     blocks = num_blocks(manifest.num_tokens, puller.block_size)
     expected = {
@@ -113,10 +107,6 @@ def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str
         "block_size": (manifest.block_size, puller.block_size),
         "num_blocks": (manifest.num_blocks, blocks),
         "record_bytes": (shard.record_bytes, puller.record_bytes),
-        "blocks in shared memory": (
-            sum(run.count for run in shard.runs) if shard.segment else blocks,
-            blocks,
-        ),
         "layers": (len(manifest.layers), len(puller.layers)),
         "bytes of all layers": (sum(layer.record_bytes for layer in manifest.layers), puller.record_bytes),
     }
@@ -139,7 +129,7 @@ def _digest(manifest: Manifest) -> int:
 
 
 def _difference(manifest: Manifest, puller: Puller) -> str:
-    """In what they differ, for the reader of the error: in words, or the first layer that does."""
+    """Return how the two differ, for the reader of an error: in words, or the first layer that does."""
     words = differences(manifest.facts, puller.facts, ("there", "here"))
     return f"{words or 'model, drafter, vLLM, dtype or layout differ'}{_layers(manifest, puller)}"
 

@@ -1,4 +1,4 @@
-"""Chunk messages written and read without copying their records more often than gRPC itself does.
+"""The Handoff service's wire form: its names, and Chunk messages without needless copies of their records.
 
 The protobuf runtime copies a bytes field into the message, out of it and into the wire form; for 11 MB of
 KV each of these is a millisecond. The bytes on the wire are those of `handoff.Chunk` (a test compares
@@ -10,10 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from baton.handoff.memory.segments import Bytes
+from baton.handoff.records import Bytes, Digests
+
+SERVICE = "baton.handoff.v1.Handoff"
+PULL = "Pull"
+RELEASE = "Release"
+RENEW = "Renew"
+STAGED = "Staged"
+ERROR_KEY = "baton-error"  # trailing metadata: the name of the HandoffError
 
 _FIRST_BLOCK = 1 << 3 | 0  # field 1, varint
 _RECORDS = 2 << 3 | 2  # field 2, length-delimited
@@ -23,14 +29,18 @@ _NONE = np.empty(0, np.uint8)
 
 @dataclass(frozen=True)
 class RawChunk:
-    """Whole records, from block `first_block` on. records: [n * record_bytes] uint8; digests: [n] uint64."""
+    """Whole records, from block `first_block` on.
+
+    records: [n * record_bytes] uint8; digests: [n] uint64.
+    """
 
     first_block: int
     records: Bytes
-    digests: npt.NDArray[np.uint64]
+    digests: Digests
 
 
 def encode(chunk: RawChunk) -> bytes:
+    """Return the message's bytes, the records copied once."""
     digests = chunk.digests.tobytes()
     head = (
         bytes([_FIRST_BLOCK]) + _varint(chunk.first_block) + bytes([_RECORDS]) + _varint(chunk.records.size)
@@ -40,7 +50,7 @@ def encode(chunk: RawChunk) -> bytes:
 
 
 def decode(message: bytes) -> RawChunk:
-    """The records stay where they are in `message`. Raises DecodeError."""
+    """Return the chunk, whose records stay where they are in `message`. Raises DecodeError."""
     first_block, at = 0, 0
     found = {_RECORDS: _NONE, _DIGESTS: _NONE}
     while at < len(message):

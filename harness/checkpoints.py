@@ -21,14 +21,14 @@ CHAT_TEMPLATE = (
 def tiny_qwen2(
     folder: Path, *, layers: int = 2, hidden: int = 128, vocabulary: int = 512, seed: int = 0
 ) -> Path:
-    """A Qwen2 model of float32 weights in `folder`, which is made. Returns it."""
+    """Write a Qwen2 model with float32 weights into `folder`, which is created. Return the folder."""
     return _qwen2(
         folder, layers=layers, hidden=hidden, intermediate=2 * hidden, vocabulary=vocabulary, seed=seed
     )
 
 
 def qwen2_80m(folder: Path, *, seed: int = 0) -> Path:
-    """A Qwen2 model of 80 M bfloat16 weights in `folder`, which is made. Returns it."""
+    """Write a Qwen2 model with 80 M bfloat16 weights into `folder`, which is created. Return the folder."""
     return _qwen2(
         folder,
         layers=8,
@@ -111,7 +111,7 @@ def _qwen2(
 
 
 def byte_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Token n is byte n for n < 256; then the special tokens; the rest are words that no text becomes."""
+    """Write a tokenizer: token n is byte n for n < 256; then special tokens, then words no text becomes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=_byte_of)
@@ -134,7 +134,7 @@ def byte_tokenizer(folder: Path, vocabulary: int) -> None:
 
 
 def _byte_of(letter: str) -> int:
-    """The byte written as `letter`: printable ones as themselves, the others from U+0100 on, in order."""
+    """Return the byte shown as `letter`: printable ones as themselves, the others from U+0100 on, in order."""
     code = ord(letter)
     if code < 256:
         return code

@@ -1,4 +1,4 @@
-"""Every token position of every answer: the worker that writes it fails there, and the client sees nothing.
+"""Failures at every token position of every answer: its worker fails there, and the client sees nothing.
 
 In real processes: a router, a prefill and two decode workers with the demo model and its MTP drafts, each
 behind a cutter (harness/cutting.py). Each answer is asked for once whole, then once a position, and
@@ -43,7 +43,7 @@ MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
 @dataclass
 class Score:
-    """What became of one feature's answers."""
+    """How many answers of one feature were equal."""
 
     feature: str
     equal: int = 0
@@ -57,7 +57,7 @@ class Score:
 
 
 def thinking_model(folder: Path) -> Path:
-    """The demo model with tokens for thoughts: a full stop ends them, the template can skip them."""
+    """Write the demo model with tokens for thoughts: a full stop ends them, the template can skip them."""
     folder.mkdir(parents=True)
     source = Path(ENGINE["model"])
     for file in source.iterdir():
@@ -81,7 +81,7 @@ def thinking_model(folder: Path) -> Path:
 
 @dataclass
 class Site:
-    """The deployment, as its client sees it."""
+    """The deployment, as a client sees it."""
 
     url: str
     cutters: list[Cutter]
@@ -89,7 +89,7 @@ class Site:
 
 @contextmanager
 def site(folder: Path, speculation: dict[str, Any] | None = MTP, parser: str = "qwen3") -> Iterator[Site]:
-    """1P2D behind cutters, and a router."""
+    """Start 1P2D behind cutters, and a router."""
     model = thinking_model(folder / "model")
     # Nobody dies here, the machine may be busy; every prompt is the prefill worker's, whoever is idle.
     scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
@@ -137,10 +137,10 @@ def _router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> 
 
 
 class Asker:
-    """Asks whole and cut answers, and compares."""
+    """A client that requests whole and cut answers, and compares them."""
 
     def __init__(self, site: Site, client: httpx.AsyncClient, every: int = 1) -> None:
-        """Of an answer's positions every so many are tried, others for each feature."""
+        """Try one of `every` positions of an answer, different ones for each feature."""
         self._every = every
         self._site = site
         self._client = client
@@ -148,7 +148,7 @@ class Asker:
         self._plain: dict[int, str] = {}
 
     async def score(self, feature: Feature, numbers: Iterable[int]) -> Score:
-        """All positions of these answers."""
+        """Compare all positions of these answers."""
         score = Score(feature.name)
         await asyncio.gather(*(self._positions(feature, number, score) for number in numbers))
         return score
@@ -194,7 +194,7 @@ class Asker:
 
 
 async def scores(where: Site, features: Iterable[Feature], numbers: range) -> list[Score]:
-    """Feature by feature, printed as they come."""
+    """Compare the answers feature by feature, and print each score as it comes."""
     done = []
     async with httpx.AsyncClient(base_url=where.url, timeout=300) as client:
         asker = Asker(where, client)
@@ -206,7 +206,7 @@ async def scores(where: Site, features: Iterable[Feature], numbers: range) -> li
 
 
 def main() -> int:
-    """Print the table; the status is 0 when all are equal."""
+    """Print the table. Return 0 when all are equal."""
     parser = argparse.ArgumentParser(prog="python -m harness.continuation")
     parser.add_argument("--answers", type=int, default=ANSWERS, help="of each feature")
     parser.add_argument("--feature", action="append", help="by its name; all if none is given")

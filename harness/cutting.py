@@ -1,4 +1,4 @@
-"""A worker whose attempts end at a token of the test's choice.
+"""A proxy of a worker whose attempts fail at a token of the test's choice.
 
 A cutter stands between the router and one worker and passes everything on, in both directions. Where a
 request's id says so it ends the request's first attempt with `Failed`, as a worker's death would end it, but
@@ -39,7 +39,7 @@ _STREAMS = 8
 
 @dataclass
 class _Cut:
-    """One attempt that is to end early."""
+    """An attempt that is to end early."""
 
     at: int  # tokens of the answer
     epoch: int
@@ -48,7 +48,7 @@ class _Cut:
 
 
 class Cutter(rpc.WorkerServicer):
-    """Serves in a worker's place; `cuts` counts what it did, by the name that the client gave."""
+    """A service in a worker's place; `cuts` counts what it did, by the name that the client gave."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -57,9 +57,9 @@ class Cutter(rpc.WorkerServicer):
         self.cuts: Counter[str] = Counter()
 
     def stand_before(self, worker: str) -> None:
-        """Nobody may call before it is said for whom we stand; host:port."""
+        """Set the worker to pass calls on to, as host:port, before the first call."""
         self._channel = grpc.insecure_channel(worker, options=CHANNEL_OPTIONS)
-        self._stub = rpc.WorkerStub(self._channel)
+        self._stub = rpc.WorkerStub(self._channel)  # type: ignore[no-untyped-call]
 
     def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
         del context
@@ -70,7 +70,13 @@ class Cutter(rpc.WorkerServicer):
         up: queue.SimpleQueue[pb.RunRequest | None] = queue.SimpleQueue()
         down: queue.SimpleQueue[pb.RunReply | None] = queue.SimpleQueue()
         call = self._stub.Run(iter(up.get, None))
-        context.add_callback(lambda: (call.cancel(), up.put(None), down.put(None)))
+
+        def hang_up() -> None:
+            call.cancel()
+            up.put(None)
+            down.put(None)
+
+        context.add_callback(hang_up)
 
         def read_requests() -> None:
             try:
@@ -97,7 +103,7 @@ class Cutter(rpc.WorkerServicer):
         yield from iter(down.get, None)
 
     def _refused(self, start: pb.Start) -> pb.Failed | None:
-        """What is over before it began; notes what is to be over later."""
+        """Return the failure of an attempt that is to fail at once; note those that are to fail later."""
         wish = _WISH.search(start.request_id)
         if wish is None:
             return None
@@ -161,7 +167,7 @@ class Cutter(rpc.WorkerServicer):
 
 
 def _trim(output: Any, keep: int) -> None:
-    """What a client would have if the worker had died after `keep` of these tokens."""
+    """Cut the output to what a client gets when the worker dies after `keep` of these tokens."""
     del output.new_token_ids[keep:]
     output.finish_reason = output.stop_reason = None
     lists = output.new_logprobs
@@ -175,7 +181,7 @@ def _trim(output: Any, keep: int) -> None:
 
 @contextmanager
 def cutter() -> Iterator[Cutter]:
-    """A cutter that serves at its `address`."""
+    """Serve a cutter at its `address`."""
     one = Cutter()
     with ThreadPoolExecutor(_STREAMS) as pool:
         server = grpc.server(pool, options=SERVER_OPTIONS)

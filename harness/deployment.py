@@ -50,7 +50,7 @@ ENGINE: dict[str, Any] = {
 
 @dataclass
 class Process:
-    """One process of a deployment and all that it printed."""
+    """A process of a deployment, and everything that it printed."""
 
     name: str
     popen: subprocess.Popen[bytes] | Forked
@@ -65,7 +65,7 @@ class Process:
         self.popen.wait(CALL_S)
 
     def end(self, timeout_s: float = 30.0) -> int:
-        """SIGTERM, then its exit status; SIGKILL and an AssertionError when it does not end."""
+        """Terminate it and return its exit status. Kill it and raise AssertionError when it does not end."""
         self.popen.terminate()
         return self.wait(timeout_s)
 
@@ -82,7 +82,7 @@ class Process:
 
 @dataclass
 class Deployment:
-    """Processes on loopback ports of their own, with one configuration file."""
+    """Processes on loopback ports of their own, with one configuration file in common."""
 
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Deployment:
         return process
 
     def up(self, prefill: int = 1, decode: int = 1, mixed: int = 0) -> Deployment:
-        """`baton up` with this fleet, until it says that it is ready."""
+        """Start `baton up` with this fleet, and wait until it says that it is ready."""
         fleet = ["--prefill", str(prefill), "--decode", str(decode), "--mixed", str(mixed)]
         process = self.start("up", "up", *fleet, "--log-dir", str(self.folder / "logs"))
 
@@ -146,7 +146,7 @@ class Deployment:
         return self
 
     def status(self) -> dict[str, Any]:
-        """`baton status --json`, as a person would ask."""
+        """Return what `baton status --json` prints."""
         done = subprocess.run(
             [BATON, "status", "--json", "--scheduler", self.scheduler_address],
             capture_output=True,
@@ -158,12 +158,12 @@ class Deployment:
         return answer
 
     def describe(self, wait: bool = True) -> scheduler_pb2.Description:
-        """The same, asked directly: quick enough to measure by. `wait` for one that does not answer yet."""
+        """Return the same by a call, which is quick; `wait` for a scheduler that does not answer yet."""
         if self._scheduler is None:
             channel = self._clients.enter_context(
                 grpc.insecure_channel(self.scheduler_address, AT_ONCE_AGAIN)
             )
-            self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
+            self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
         request = scheduler_pb2.DescribeRequest()
         description: scheduler_pb2.Description = self._scheduler.Describe(
             request, timeout=5 * PATIENCE, wait_for_ready=wait
@@ -171,7 +171,7 @@ class Deployment:
         return description
 
     def workers(self, role: str) -> list[dict[str, Any]]:
-        """The status of the workers of one role that are ready; none while no scheduler answers."""
+        """Return the status of the ready workers of a role; none while no scheduler answers."""
         try:
             description = self.describe(wait=False)  # `baton status` imports for a second
         except grpc.RpcError:
@@ -185,29 +185,29 @@ class Deployment:
         ]
 
     def worker(self, role: str) -> dict[str, Any]:
-        """The status of one worker of a role: at once, unless the machine stands still."""
+        """Wait for a ready worker of a role, and return its status."""
         return eventually(lambda: self.workers(role), CALL_S, f"there is a {role} worker")[0]
 
     def worker_process(self, worker_id: str) -> psutil.Process:
-        """The process of a worker that `baton up` started: its id ends with it."""
+        """Return the process of a worker that `baton up` started: the worker's id ends with its number."""
         return psutil.Process(int(worker_id.rpartition(".")[2]))
 
     def scheduler_process(self) -> psutil.Process:
-        """The process that listens on the scheduler's port."""
+        """Return the process that listens on the scheduler's port."""
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == self.scheduler_port:
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (self.scheduler_port,):
                 return psutil.Process(connection.pid)
         raise AssertionError("no scheduler listens")
 
     def client(self, **options: Any) -> openai.OpenAI:
-        """Closed together with the deployment."""
+        """Return a client, which is closed together with the deployment."""
         options = {"timeout": CALL_S, "max_retries": 0, **options}
         return self._clients.enter_context(
             openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
         )
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
-        """To be closed by the test, in its own event loop."""
+        """Return a client, to be closed by the test in its own event loop."""
         options = {"timeout": CALL_S, "max_retries": 0, **options}
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
 
@@ -215,7 +215,7 @@ class Deployment:
         return status_of(f"{self.url}/health") == 200
 
     def close(self) -> None:
-        """End all, the newest first; what does not end in time is killed with its session."""
+        """End all processes, the newest first; one that does not end in time is killed with its session."""
         self._clients.close()
         for process in reversed(self.processes.values()):
             if process.popen.poll() is None:
@@ -250,7 +250,7 @@ def deployment(
     environment: Mapping[str, str] = MappingProxyType({}),
     **config: Any,
 ) -> Iterator[Deployment]:
-    """A deployment whose processes end with the block."""
+    """Make a deployment whose processes end with the block."""
     one = Deployment(folder, config=config, cold=cold, path=str(path or ""), environment=environment)
     try:
         yield one
@@ -262,7 +262,7 @@ def deployment(
 def stock_vllm(
     folder: Path, env: Mapping[str, str] | None = None, *, cold: bool = False, **engine: Any
 ) -> Iterator[tuple[str, Process]]:
-    """vLLM's own API server, without Baton, on the same model: the reference. Yields its URL.
+    """Start vLLM's own API server, without Baton, as the reference. Yields its URL and process.
 
     Forked, unless it is to start `cold`: its API server and its engine would import vLLM anew.
     """
@@ -308,7 +308,7 @@ def stock_vllm(
 
 
 def run_stock(arguments: list[str], environment: dict[str, str]) -> None:
-    """In the forked process: vLLM's command line as its module sees it."""
+    """Run vLLM's command line in the forked process."""
     os.environ.update(environment)
     zygote.fork_ranks()
     sys.argv = ["vllm", *arguments]
@@ -316,7 +316,7 @@ def run_stock(arguments: list[str], environment: dict[str, str]) -> None:
 
 
 def status_of(url: str) -> int:
-    """HTTP status of a GET, 0 when nobody answers."""
+    """Return the HTTP status of a GET, 0 when nobody answers."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return int(answer.status)
@@ -327,12 +327,12 @@ def status_of(url: str) -> int:
 
 
 def free_blocks(one: Deployment) -> dict[str, int]:
-    """Worker -> free KV blocks, as it said last."""
+    """Return each worker's free KV blocks, as it last said."""
     return {worker.identity.worker_id: worker.load.free_blocks for worker in one.describe().workers}
 
 
 def idle(one: Deployment) -> bool:
-    """Nothing runs, nothing is placed, nothing is pinned."""
+    """Tell whether nothing runs, nothing is placed and nothing is pinned."""
     description = one.describe()
     return not description.attempts and not any(
         worker.load.running or worker.load.waiting or worker.load.pinned_handoffs

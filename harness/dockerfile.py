@@ -1,4 +1,4 @@
-"""deploy/Dockerfile as it is written: its instructions, and what they say of every container of the image."""
+"""deploy/Dockerfile as it is written: its instructions, and what they mean for every container."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 
 @dataclass(frozen=True)
 class Instruction:
-    """`RUN pip install x`: a name and its text, lines joined."""
+    """An instruction like `RUN pip install x`: its name and its text, lines joined."""
 
     name: str
     text: str
 
 
 def instructions(path: Path = DOCKERFILE) -> list[Instruction]:
-    """In order; a line that ends in a backslash goes on in the next one."""
+    """Return the instructions in order; a line that ends in a backslash continues in the next one."""
     lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n", " ", "\n".join(lines))
     parts = [line.strip().partition(" ") for line in joined.splitlines() if line.strip()]
@@ -29,12 +29,12 @@ def instructions(path: Path = DOCKERFILE) -> list[Instruction]:
 
 
 def texts(name: str) -> list[str]:
-    """Of all instructions of one name."""
+    """Return the texts of all instructions of one name."""
     return [one.text for one in instructions() if one.name == name]
 
 
 def of_the_user() -> list[str]:
-    """The RUN lines after USER."""
+    """Return the RUN lines after USER."""
     every = instructions()
     first = [one.name for one in every].index("USER")
     return [one.text for one in every[first:] if one.name == "RUN"]
@@ -49,7 +49,7 @@ def user() -> str:
 
 
 def environment(path: str) -> dict[str, str]:
-    """What ENV sets; `path` is the base image's PATH."""
+    """Return the variables that ENV sets; `path` is the base image's PATH."""
     found: dict[str, str] = {}
     for text in texts("ENV"):
         for part in shlex.split(text):

@@ -1,4 +1,4 @@
-"""vLLM engines in processes of their own, driven step by step from a test.
+"""vLLM engines in processes of their own, which a test drives step by step.
 
 `with EngineProcess(options) as engine: engine.call(function, *arguments)` runs `function(Engine, *arguments)`
 in the child; the function must be importable, its arguments and result picklable.
@@ -21,14 +21,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from baton.handoff.params import load_params, save_params
 from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
+from baton.services.config import HandoffSettings
 from harness import zygote
 
 P = ParamSpec("P")
 T = TypeVar("T")
 BLOCK_SIZE = 32
-CLEAR = (
-    0.75  # of log-probability: three steps of bfloat16 where the checkpoints' best logits are, at 32 to 64
-)
+# Of log-probability: three steps of bfloat16 where the checkpoints' best logits are, at 32 to 64.
+CLEAR = 0.75
 START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: the machine may be busy with other engines
 _numbers = itertools.count()
 
@@ -56,7 +56,7 @@ class Answer:
 
 
 class Engine:
-    """Inside the child: one EngineCore and what it answered."""
+    """An EngineCore inside the child process, and its answers."""
 
     def __init__(self, options: Options) -> None:
         from vllm.config import KVTransferConfig
@@ -64,7 +64,8 @@ class Engine:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.abstract import Executor
 
-        extra = {"worker_id": options.worker_id, "transports": list(options.transports), "staging_mib": 64}
+        extra = HandoffSettings(host="127.0.0.1", staging_mib=64).model_dump(exclude={"enabled"})
+        extra |= {"worker_id": options.worker_id, "transports": list(options.transports)}
         arguments: dict[str, Any] = {
             "model": str(options.model),
             "skip_tokenizer_init": True,
@@ -126,7 +127,7 @@ class Engine:
         return answer
 
     def step(self) -> bool:
-        """One engine step, its outputs and reports added to the answers. False: the engine is idle."""
+        """Run an engine step and add its outputs and reports to the answers. False when the engine is idle."""
         if not self.core.scheduler.has_requests():
             return False
         outputs, executed = self.core.step_fn()
@@ -160,11 +161,11 @@ class Engine:
 
     @property
     def free_blocks(self) -> int:
-        return self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return int(self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
 
 def prefer(engine: Engine, name: str) -> None:
-    """Pull by this transport from now on (where scheduler's and rank's side are one process)."""
+    """Pull by this transport from now on (works where scheduler's and rank's side are one process)."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     transports = get_kv_transfer_group()._worker.loader.transports
@@ -172,14 +173,14 @@ def prefer(engine: Engine, name: str) -> None:
 
 
 def generate(engine: Engine, request_id: str, prompt: list[int], max_tokens: int) -> list[int]:
-    """Without a handoff."""
+    """Generate without a handoff."""
     answer = engine.add(request_id, prompt, max_tokens)
     engine.run()
     return answer.tokens
 
 
 def least_gaps(engine: Engine, prompts: dict[str, list[int]], max_tokens: int) -> dict[str, float]:
-    """By how much the best token of each answer leads the second, where it leads it least."""
+    """Return each answer's least lead of the best token over the second, in log-probability."""
     answers = {name: engine.add(name, prompt, max_tokens, logprobs=2) for name, prompt in prompts.items()}
     engine.run()
     assert all(len(answer.gaps) == max_tokens for answer in answers.values())
@@ -201,7 +202,7 @@ def decode(
 
 
 def serve(connection: Connection) -> None:
-    """In the forked process: the engine of the options that come first, then what it is asked."""
+    """Run an engine in the forked process: receive its options, then functions to call on it."""
     options: Options = connection.recv()
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -231,7 +232,7 @@ def serve(connection: Connection) -> None:
 
 
 def clear_prompt(engine: EngineProcess, draw: Callable[[], list[int]], max_tokens: int) -> list[int]:
-    """Of the prompts drawn, one whose answer leaves no doubt.
+    """Draw prompts until one has an answer without near-ties, and return it.
 
     On some CPUs (AMX) what else is in a step decides the order of its sums, and with it the last bit in
     bfloat16. At half of all prompts the two best tokens of a model of random weights are no further apart.
@@ -246,7 +247,7 @@ def clear_prompt(engine: EngineProcess, draw: Callable[[], list[int]], max_token
 
 
 class EngineProcess:
-    """A process with one engine, forked from the zygote."""
+    """A process with one engine, forked from the zygote; a context that ends it."""
 
     def __init__(self, options: Options) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-engine-")
@@ -271,7 +272,8 @@ class EngineProcess:
 
     def call(self, function: Callable[Concatenate[Engine, P], T], *arguments: P.args, **_: P.kwargs) -> T:
         self._connection.send((function, arguments))
-        return self._receive(CALL_S)
+        result: T = self._receive(CALL_S)
+        return result
 
     def _receive(self, timeout_s: float) -> Any:
         if not self._connection.poll(timeout_s):

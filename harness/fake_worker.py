@@ -144,7 +144,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     async def __aenter__(self) -> FakeWorker:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         return self

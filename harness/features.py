@@ -1,4 +1,4 @@
-"""What a client may ask for, and 20 answers of each kind: what must go on unchanged when a worker dies."""
+"""Features that a client may use, with 20 answers each: they must continue unchanged when a worker dies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Feature:
-    """One way to ask. `body` gets the answer's number and the text of the plain answer to the same prompt."""
+    """A feature. `body` gets the answer's number and the text of the plain answer to the same prompt."""
 
     name: str
     path: str
@@ -71,7 +71,7 @@ def _chat(**options: Any) -> Callable[[int, str], Body]:
 
 
 def _calling(*, stream: bool) -> Callable[[int, str], Body]:
-    """The model calls the tool by itself."""
+    """Make requests in which the model calls the tool by itself."""
 
     def body(number: int, plain: str) -> Body:
         question = (
@@ -84,13 +84,13 @@ def _calling(*, stream: bool) -> Callable[[int, str], Body]:
 
 
 def _prompt(number: int) -> list[int]:
-    """Lengths of 20 to 160 tokens, some with a beginning in common."""
+    """Return a prompt of 20 to 160 tokens; some begin alike."""
     chosen = [prompt for prompt in prompts() if 20 <= len(prompt) <= 160]
     return chosen[number % len(chosen)]
 
 
 def _stopping(*, stream: bool, keep: bool) -> Callable[[int, str], Body]:
-    """A stop string from the middle of what the model says anyway: it begins and ends inside tokens."""
+    """Make requests with a stop string from the middle of the plain answer, across tokens' borders."""
 
     def body(number: int, plain: str) -> Body:
         middle = len(plain) * 2 // 3
@@ -149,12 +149,12 @@ FEATURES = [
 
 
 def plain_body(number: int) -> Body:
-    """The completion whose text the stop strings are taken from."""
+    """Return the body of the completion from whose text the stop strings are taken."""
     return _complete()(number, "")
 
 
 def whole(status: int, text: str, streamed: bool) -> Any:
-    """An answer as plain data, without what differs from call to call. Raises AssertionError for an error."""
+    """Return an answer as data, without what differs from call to call. Raises AssertionError for an error."""
     assert status == 200, f"{status}: {text}"
     if not streamed:
         return _without(json.loads(text), ("id", "created", "system_fingerprint"))
@@ -171,7 +171,7 @@ def whole(status: int, text: str, streamed: bool) -> Any:
 
 
 def _gather(into: dict[str, Any], piece: dict[str, Any]) -> None:
-    """Add a chunk's choice, or a part of it, to what came before: text and lists grow."""
+    """Merge a chunk's choice, or a part of it, into what came before: text and lists grow."""
     for key, value in piece.items():
         if value is None or (key in {"id", "created"} and not isinstance(value, dict)):
             continue
@@ -196,7 +196,7 @@ def _without(data: Any, keys: tuple[str, ...]) -> Any:
 
 
 def difference(ours: Any, theirs: Any, where: str = "") -> str:
-    """Where two answers differ first; empty when they do not. Log-probabilities may in the fourth digit."""
+    """Return where two answers first differ, or "". Log-probabilities may differ in the fourth digit."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
         found = (difference(ours[key], theirs[key], f"{where}.{key}") for key in ours)
         return next(filter(None, found), "")

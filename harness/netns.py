@@ -1,4 +1,4 @@
-"""Hosts on one network, on one machine: Linux namespaces stand in for containers or for machines.
+"""Hosts on one network, on one machine: Linux namespaces stand in for containers or machines.
 
     with Network(tmp_path) as network:
         a = network.host("a")
@@ -63,7 +63,7 @@ mount -t tmpfs -o "size=${SHM_MIB}m,mode=1777" tmpfs /dev/shm
 
 
 def why_not() -> str:
-    """Why this machine cannot do it; empty if it can."""
+    """Return why this machine cannot make such networks; empty if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "unshare", "nsenter", "setpriv") if not shutil.which(tool)]
@@ -78,13 +78,13 @@ def why_not() -> str:
 
 @dataclass(frozen=True)
 class User:
-    """Whom a host's processes run as: root by default, else nobody in particular, who may read everything."""
+    """The user of a host's processes: root by default, else an unnamed one who may read everything."""
 
     number: int = 0
 
     @property
     def prefix(self) -> list[str]:
-        """In front of a command."""
+        """The command line's beginning that makes a command run as this user."""
         if not self.number:
             return list(DIE_WITH_PARENT)
         # To read a checkout that lies in root's home, this one capability; none of the others.
@@ -105,7 +105,7 @@ class User:
 
 @dataclass(eq=False)
 class Host:
-    """One host. Made by `Network.host`."""
+    """A host, made by `Network.host`."""
 
     name: str
     address: str
@@ -128,7 +128,7 @@ class Host:
 
     @property
     def text(self) -> str:
-        """All that its first process printed."""
+        """Everything that its first process printed."""
         return self.log.read_text(errors="replace")
 
     def start(
@@ -139,7 +139,7 @@ class Host:
         cwd: Path | None = None,
         out: IO[bytes] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a command there; it ends with the host at the latest."""
+        """Start a command on the host; it ends with the host at the latest."""
         popen = subprocess.Popen(self._enter(command, cwd), env=env, stdout=out, stderr=subprocess.STDOUT)
         self._started.append(popen)
         return popen
@@ -152,24 +152,24 @@ class Host:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command there to its end. Raises subprocess.TimeoutExpired."""
+        """Run a command on the host to its end. Raises subprocess.TimeoutExpired."""
         return subprocess.run(
             self._enter(command, cwd), env=env, capture_output=True, text=True, timeout=timeout_s, check=False
         )
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Sockets that this thread makes in the block are made on this host, and stay there."""
+        """Make the sockets that this thread opens in the block belong to this host."""
         with _network_of(self.pid):
             yield
 
     def terminate(self) -> None:
-        """SIGTERM to the first process."""
+        """Send SIGTERM to the first process."""
         if self.process.poll() is None and self.pid:
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to all that runs there."""
+        """Kill everything that runs on the host."""
         self.process.kill()
         self.process.wait(END_S)
         for popen in self._started:
@@ -182,10 +182,10 @@ class Host:
 
 
 class Network:
-    """A bridge and the hosts on it. Everything ends with the block."""
+    """A bridge and the hosts on it; everything ends with the block."""
 
     def __init__(self, folder: Path) -> None:
-        """Logs and the hosts' /etc/hosts lie in `folder`."""
+        """Keep logs and the hosts' /etc/hosts in `folder`."""
         self._folder = folder
         self._numbers = itertools.count(2)
         self._hosts_file = folder / "hosts"
@@ -222,7 +222,7 @@ class Network:
         shm_mib: int = 64,
         setup: str = "",
     ) -> Host:
-        """Start a host, whose first process is `command`; not waited for.
+        """Start a host whose first process is `command`, without waiting for it.
 
         `service` is a second name of it, which several hosts may have. `setup` is run by a shell, as root, in
         its mount namespace, before the first process.
@@ -266,7 +266,7 @@ class Network:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """The same as `Host.inside`, on the machine that has the bridge: 10.77.0.1."""
+        """Do as `Host.inside`, on the machine that has the bridge: 10.77.0.1."""
         if self._bridge is None:
             raise RuntimeError("the network is not entered")
         with _network_of(self._bridge.pid):
@@ -295,7 +295,7 @@ def _network_of(pid: int) -> Iterator[None]:
 
 
 def _is_first(pid: int) -> bool:
-    """Whether a process is number 1 of its pid namespace."""
+    """Tell whether a process is number 1 of its pid namespace."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("NSpid:"):
             return len(line.split()) > 2 and line.split()[-1] == "1"

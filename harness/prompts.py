@@ -82,7 +82,7 @@ def _tokens(module: str) -> list[int]:
 
 
 def prompts() -> list[list[int]]:
-    """One prompt a length; every third begins as others do, so that cached prefixes are met."""
+    """Return a prompt of each length; every third begins like others, so that cached prefixes are hit."""
     found = []
     for number, length in enumerate(LENGTHS):
         if number % 3 == 0:

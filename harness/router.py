@@ -90,7 +90,7 @@ class Cluster:
         # Pairs stay pairs: no idle decode worker prefills.
         settings = SchedulerSettings(address="127.0.0.1:0", placement_lease_s=2.0, idle_decode_tokens=0)
         self.server = await self._stack.enter_async_context(SchedulerServer(settings))
-        self.scheduler = SchedulerClient(self.server.address, router_id="r1")
+        self.scheduler = SchedulerClient(self.server.address, router_id="r1", policy=settings.policy)
         self._stack.push_async_callback(self.scheduler.close)
         self.members = Members(self.server.address)
         self._stack.push_async_callback(self.members.close)

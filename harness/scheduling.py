@@ -8,19 +8,17 @@ import socket
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits, claim
+from baton.scheduler.booking import claim
 from baton.scheduler.store import Store
-from baton.scheduler.types import Attempt, Claim, Need, Report, View
+from baton.scheduler.types import Attempt, Claim, FleetView, Need, PlacementLimits, RouterReport
+from baton.services.config import PolicySettings
 from harness.support import PATIENCE
 
 LEASE_S = 30.0  # nothing runs out while a test is on
-LIMITS = Limits(
-    max_queued_prompt_tokens=1_000, max_queue_factor=2.0, handoff_min_tokens=0, idle_decode_tokens=8_192
-)
 
 
 @dataclass
@@ -38,6 +36,10 @@ class Options:
     handoff_min_tokens: int = 0
     idle_decode_tokens: int = 8_192
     rebalance_after_s: float | None = None
+    policy: PolicySettings = field(default_factory=PolicySettings)
+
+
+LIMITS = Options()
 
 
 def capacity(**changes: object) -> pb.Capacity:
@@ -83,7 +85,9 @@ async def register(store: Store, worker_id: str, role: pb.Role = pb.ROLE_MIXED, 
     assert not refusal
 
 
-def claim_on(view: View, what: Need, decode: str, prefill: str = "", limits: Limits = LIMITS) -> Claim:
+def claim_on(
+    view: FleetView, what: Need, decode: str, prefill: str = "", limits: PlacementLimits = LIMITS
+) -> Claim:
     return claim(what, view.workers[prefill] if prefill else None, view.workers[decode], limits)
 
 
@@ -93,11 +97,11 @@ def report(
     finished: list[Attempt] | None = None,
     renewed: list[Attempt] | None = None,
     shared: list[tuple[Attempt, int]] | None = None,
-) -> Report:
+) -> RouterReport:
     def wire(attempt: Attempt) -> pb.Attempt:
         return pb.Attempt(request_id=attempt.request_id, epoch=attempt.epoch)
 
-    return Report(
+    return RouterReport(
         prefilled=tuple(prefilled or ()),
         finished=tuple(
             (one, pb.Finished(attempt=wire(one), outcome="stop", cost=pb.Cost(output_tokens=7)))

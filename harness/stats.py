@@ -1,4 +1,4 @@
-"""Medians and percentiles, and the machine on which they were taken."""
+"""Medians and percentiles, and results in files, with the machine on which they were taken."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
+from harness.support import ROOT
+
+RESULTS = ROOT / "bench" / "results"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of them lie; nan when there are none."""
+    """Return the value below which `share` (0 to 1) of the values lie; nan when there are none."""
     if not values:
         return float("nan")
     ordered = sorted(values)
@@ -24,17 +26,17 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """nan when there are none."""
+    """Return the median; nan when there are no values."""
     return statistics.median(values) if values else float("nan")
 
 
 def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Key by key over several runs."""
+    """Return the medians of several runs, key by key."""
     return {key: round(median([run[key] for run in runs]), 3) for key in runs[0]}
 
 
 def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
-    """Write NAME.json, into bench/results unless told otherwise, with what a reader needs to judge it."""
+    """Write a result and its machine into NAME.json, in bench/results by default. Return the file."""
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"

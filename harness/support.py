@@ -1,4 +1,4 @@
-"""What tests share: waiting with a deadline, free ports, real servers."""
+"""Waiting with a deadline, free ports, and a real Redis."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PATIENCE = 4
 CALL_S = 30.0 * PATIENCE  # of one request or command that a free machine answers in a second or two
 
 
-def eventually(look: Callable[[], T], timeout_s: float, what: str, every_s: float = 0.05) -> T:
-    """Call `look` until it returns something true; its value. AssertionError names `what` at the deadline.
+def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_s: float = 0.05) -> T:
+    """Call `look` until it returns something true, and return that.
 
     `timeout_s`: on a free machine; see PATIENCE.
     """
@@ -46,7 +46,7 @@ _ports = (_first_port + number % _PORTS_EACH for number in itertools.count(os.ge
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody uses now, and that nobody else is given before it is used."""
+    """Return a loopback TCP port that is free, and that no other process of pytest is given."""
     for port in itertools.islice(_ports, _PORTS_EACH):
         with socket.socket() as one, contextlib.suppress(OSError):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,7 +56,7 @@ def free_port() -> int:
 
 
 def listening(port: int) -> bool:
-    """Whether somebody accepts connections on this loopback port."""
+    """Tell whether somebody accepts connections on this loopback port."""
     with socket.socket() as client:
         client.settimeout(0.5)
         return client.connect_ex(("127.0.0.1", port)) == 0
@@ -64,7 +64,7 @@ def listening(port: int) -> bool:
 
 @contextlib.contextmanager
 def redis_server(port: int, password: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """A real redis-server on loopback, without persistence, ended at the end."""
+    """Run a real redis-server on loopback, without persistence, until the end of the block."""
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     process = subprocess.Popen(
         command + (["--requirepass", password] if password else []), stdout=subprocess.DEVNULL

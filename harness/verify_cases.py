@@ -1,8 +1,9 @@
-"""Jobs of random logits, ragged drafts and requests that are sampled each in its way."""
+"""Jobs for `verify`: random logits, ragged drafts, and requests with different sampling parameters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from baton.kernels.verify import Drafts, Job, Method, Sampling
 
 @dataclass(frozen=True)
 class Shape:
-    """What a job is made of. `filters`: letters of k (top-k), p (top-p), m (min-p)."""
+    """The shape of a job. `filters`: letters of k (top-k), p (top-p), m (min-p)."""
 
     requests: int = 3
     most: int = 3
@@ -25,7 +26,7 @@ class Shape:
     greedy: float = 0.2  # share of the requests
 
     def job(self, seed: int, device: str = "cpu") -> Job:
-        """Made anew from the seed each time; most drafts are likely ones, a few are placeholders."""
+        """Make the job anew from the seed; most drafts are likely ones, a few are placeholders."""
         make = torch.Generator().manual_seed(seed)
 
         def uniform(*shape: int) -> torch.Tensor:
@@ -73,18 +74,18 @@ class Shape:
 
 
 def moved(job: Job, device: str) -> Job:
-    """The same job on another device."""
+    """Return the same job on another device."""
 
     def there(one: object) -> object:
         return one.to(device) if isinstance(one, torch.Tensor) else one
 
-    def all_of(one: Drafts | Sampling) -> dict[str, object]:
+    def all_of(one: Drafts | Sampling) -> dict[str, Any]:
         return {name: there(getattr(one, name)) for name in one.__dataclass_fields__}
 
     return replace(
         job,
         logits=job.logits.to(device),
-        drafts=Drafts(**all_of(job.drafts)),  # type: ignore[arg-type]
-        sampling=Sampling(**all_of(job.sampling)),  # type: ignore[arg-type]
+        drafts=Drafts(**all_of(job.drafts)),
+        sampling=Sampling(**all_of(job.sampling)),
         positions=None if job.positions is None else job.positions.to(device),
     )

@@ -1,4 +1,4 @@
-"""Real workers for the tests: forked from the zygote, registered with a real scheduler."""
+"""Real workers, forked from the zygote and registered with a real scheduler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(eq=False)
 class Worker:
-    """One worker's process."""
+    """A worker's process."""
 
     name: str
     process: Forked
@@ -43,11 +43,11 @@ class Worker:
 
     @property
     def exitcode(self) -> int | None:
-        """Negative for a signal; None while it lives."""
+        """The exit code, negative for a signal; None while it lives."""
         return self.process.poll()
 
     def ended(self, timeout_s: float = 20.0) -> int:
-        """Wait for its end; the exit code."""
+        """Wait for its end, and return the exit code."""
         return eventually(lambda: _some(self.exitcode), timeout_s, f"{self.name} ends")[0]
 
     @property
@@ -56,7 +56,7 @@ class Worker:
 
     @property
     def error(self) -> str:
-        """The one line that it ended with."""
+        """The error line that it ended with."""
         lines = [line for line in self.text.splitlines() if line.startswith("baton: error: ")]
         assert len(lines) == 1, self.text
         return lines[0].removeprefix("baton: error: ")
@@ -74,7 +74,7 @@ class Worker:
             return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     def figure(self, name: str) -> float:
-        """The sum over labels of one figure of its metrics."""
+        """Return the sum over labels of one of its metrics."""
         with urllib.request.urlopen(self.metrics, timeout=5) as reply:
             lines = reply.read().decode().splitlines()
         found = [
@@ -88,7 +88,7 @@ def _some(code: int | None) -> list[int]:
 
 
 class Fleet:
-    """Starts workers. Made by `fleet`."""
+    """Workers of one scheduler, made by `fleet`."""
 
     def __init__(self, scheduler: str, model: Path, log_dir: Path) -> None:
         self.scheduler = scheduler
@@ -97,7 +97,7 @@ class Fleet:
         self.workers: list[Worker] = []
 
     def start(self, role: str, **changes: dict[str, Any]) -> Worker:
-        """Start a worker and do not wait for it. `changes` are settings, section by section."""
+        """Start a worker without waiting for it. `changes` are settings, section by section."""
         name = f"{role}-{next(_names)}"
         port, metrics_port = free_port(), free_port()
         settings: dict[str, Any] = {
@@ -136,7 +136,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _NONE) -> Iterator[Fleet]:
-    """A scheduler; it and all workers are gone at the end."""
+    """Start a scheduler, for workers that end with the block, as it does."""
     address = f"127.0.0.1:{free_port()}"
     chosen = {f"BATON_SCHEDULER__{name.upper()}": str(value) for name, value in scheduler_settings.items()}
     with (
@@ -157,7 +157,7 @@ def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _N
 
 
 def run(role: str, settings: dict[str, Any]) -> None:
-    """In the forked process: be a worker until its end."""
+    """Run a worker in the forked process until its end."""
     from baton.services.config import Settings
     from baton.services.worker.lifecycle import run_worker
 

@@ -1,4 +1,4 @@
-"""A process that imports vLLM once, and forks what tests start: each start takes seconds less.
+"""A process that imports vLLM once and forks what tests start, which saves seconds in each start.
 
 All processes of one run of pytest share it. `python -m harness.zygote FOLDER` listens on a socket there,
 reads commands as JSON lines and answers each with one line.
@@ -43,7 +43,7 @@ STOP_S = 20.0
 
 @dataclass
 class Forked:
-    """One forked process, in the terms of subprocess.Popen."""
+    """A forked process, in the terms of subprocess.Popen."""
 
     zygote: Zygote
     pid: int
@@ -52,17 +52,17 @@ class Forked:
 
     @property
     def text(self) -> str:
-        """All that it printed."""
+        """Everything that it printed."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it lives."""
+        """Return its exit code, negative for a signal; None while it lives."""
         if self.returncode is None:
             self.returncode = self.zygote.ended([self.pid]).get(self.pid)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Raises subprocess.TimeoutExpired."""
+        """Wait for its exit code. Raises subprocess.TimeoutExpired."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -82,38 +82,38 @@ class Forked:
 
 
 class Zygote:
-    """The process, as tests see it. Its methods block for milliseconds; any thread may call them."""
+    """The zygote, as tests see it. Its methods block for milliseconds; any thread may call them."""
 
     def __init__(self, folder: Path) -> None:
-        """Connect to the one that listens in the folder; start it if there is none."""
+        """Connect to the zygote that listens in the folder; start it if there is none."""
         folder.mkdir(exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            connected = _connected(folder)
-            if connected is None:
+            found = _connected(folder)
+            if found is None:
                 _launch(folder)
-                connected = eventually(lambda: _connected(folder), 20, "the zygote listens")
-        self._socket = connected
+                found = eventually(lambda: _connected(folder), 20, "the zygote listens")
+        self._socket = found
         self._socket.settimeout(ANSWER_S)
-        self._stream = connected.makefile("rw")
+        self._stream = found.makefile("rw")
         self._lock = threading.Lock()
 
     def start(self, name: str, call: str, log_dir: Path, /, **arguments: Any) -> Forked:
-        """Fork a process that calls `module:function`. To its log, NAME.log, all lives of it are appended."""
+        """Fork a process that calls `module:function`. All processes of a name append to NAME.log."""
         command = {"start": name, "call": call, "arguments": arguments, "log_dir": str(log_dir)}
         answer = self._ask(command)
         return Forked(self, answer["pid"], Path(answer["log"]))
 
     def baton(self, name: str, arguments: list[str], log_dir: Path, path: str = "") -> Forked:
-        """Fork a process that runs `baton ARGUMENT ...`; `path`: a folder of packages beside ours."""
+        """Fork a process that runs `baton ARGUMENT ...`. `path`: a folder of further packages."""
         return self.start(name, "harness.zygote:run_baton", log_dir, arguments=arguments, path=path)
 
     def ended(self, pids: list[int]) -> dict[int, int]:
-        """Exit codes of those that have ended, negative for a signal."""
+        """Return the exit codes of those that have ended, negative for a signal."""
         return {int(pid): code for pid, code in self._ask({"ended": pids})["ended"].items()}
 
     def close(self) -> None:
-        """Nothing that it forked for this connection outlives this."""
+        """End everything that was forked for this connection."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             self._stream.read()  # until it has ended them all
@@ -131,7 +131,7 @@ class Zygote:
 
 @functools.cache
 def shared() -> Zygote:
-    """The one of this run of pytest, or of this process. The first call starts it."""
+    """Return the zygote of this run of pytest, or of this process. The first call starts it."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
     made = Zygote(Path(tempfile.gettempdir()) / f"baton-zygote-{run}")
     atexit.register(made.close)
@@ -149,7 +149,7 @@ def _connected(folder: Path) -> socket.socket | None:
 
 
 def _launch(folder: Path) -> None:
-    """Start it as nobody's child, in a session of its own: it ends by itself, and Ctrl-C is pytest's."""
+    """Start it as nobody's child, in its own session: it ends by itself, and Ctrl-C reaches only pytest."""
     subprocess.run(
         ["setsid", "--fork", PYTHON, "-m", "harness.zygote", str(folder)],
         stdin=subprocess.DEVNULL,
@@ -163,7 +163,7 @@ def _launch(folder: Path) -> None:
 
 
 def connected(name: str, call: str, folder: Path) -> tuple[Forked, Connection]:
-    """Fork a process that calls `module:function` with a connection; this end of it."""
+    """Fork a process that calls `module:function` with a connection. Return it and our end of that."""
     address = str(folder / "connection")
     process = shared().start(name, "harness.zygote:run_connected", folder, call=call, address=address)
 
@@ -177,13 +177,13 @@ def connected(name: str, call: str, folder: Path) -> tuple[Forked, Connection]:
 
 
 def run_connected(call: str, address: str) -> None:
-    """In the forked process: accept one connection and hand it to `module:function`."""
+    """Accept a connection in the forked process, and pass it to `module:function`."""
     with Listener(address) as listener, listener.accept() as connection:
         _function(call)(connection)
 
 
 def fork_ranks() -> None:
-    """In a forked process: vLLM forks its engine and ranks, too. On a CPU each would import vLLM anew."""
+    """Let vLLM fork its engine and ranks in a forked process: on a CPU each would import vLLM anew."""
     from vllm.v1.engine import utils
     from vllm.v1.executor import multiproc_executor
 
@@ -192,7 +192,7 @@ def fork_ranks() -> None:
 
 
 def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
-    """SIGTERM to all, SIGKILL to those that are still there at the deadline."""
+    """Send SIGTERM to all, and SIGKILL to those that are still there at the deadline."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + timeout_s
@@ -203,7 +203,7 @@ def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
 
 
 def run_baton(arguments: list[str], path: str = "") -> None:
-    """In the forked process: the command line as the entry point sees it."""
+    """Run Baton's command line in the forked process, as the entry point does."""
     from baton.services.cli.main import main
 
     if path:  # as PYTHONPATH would have put it
@@ -214,7 +214,7 @@ def run_baton(arguments: list[str], path: str = "") -> None:
 
 
 class _Client:
-    """One connection and what was forked for it."""
+    """A connection, and the processes forked for it."""
 
     def __init__(self, connection: socket.socket) -> None:
         from baton.services.fleet import processes
@@ -225,7 +225,7 @@ class _Client:
         self._children: dict[int, processes.Child] = {}
 
     def answer(self) -> bool:
-        """One command. False: it was the last."""
+        """Carry out one command. False: it was the last."""
         line = self._stream.readline()  # a client sends a line whole and waits for its answer
         if not line:
             return False
@@ -242,7 +242,7 @@ class _Client:
         return True
 
     def close(self) -> None:
-        """End what was forked for it."""
+        """End what was forked for this connection."""
         self._processes.stop_all(list(self._children.values()), STOP_S / 2)
         self._connection.shutdown(socket.SHUT_RDWR)  # forked processes have a copy of it: a close is no end
         self._stream.close()
@@ -253,7 +253,7 @@ class _Client:
 
 
 def _serve(folder: Path) -> None:
-    """Until the last connection has ended."""
+    """Serve until the last connection has ended."""
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
         listener.bind(str(folder / "socket"))
         listener.listen()  # those that ask wait while this imports
@@ -275,7 +275,7 @@ def _serve(folder: Path) -> None:
 
 
 def _preload() -> None:
-    from baton.services.router.http import app
+    from baton.services.router import app
     from baton.services.worker import lifecycle
 
     with warnings.catch_warnings():

@@ -79,7 +79,7 @@ class HandoffServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Staged(self, request, context):
-        """What waits to be pulled: for a worker's own load reports, and before it exits.
+        """Tell how much waits to be pulled: for a worker's own load reports, and before it exits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import usable_blocks
-from baton.scheduler.types import View, WorkerRecord
+from baton.scheduler.types import FleetView, WorkerRecord
 
 HIGH_READ = 2.0  # steps' worth of unread prompts on every prefill worker
 HIGH_WRITE = 0.9  # of the batches, or of the KV caches
@@ -71,7 +71,7 @@ class Balance:
         """From one change to the next."""
         return PAUSE * self._after_s
 
-    def look(self, view: View) -> Flip | None:
+    def look(self, view: FleetView) -> Flip | None:
         """Who should change, if it is time. Called about twice a second."""
         readers, writers = (_side(view, role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE))
         for short, other in ((readers, writers), (writers, readers)):
@@ -91,7 +91,7 @@ class Balance:
         return None
 
 
-def _side(view: View, role: pb.Role) -> _Side:
+def _side(view: FleetView, role: pb.Role) -> _Side:
     # Who hands nothing over cannot change sides.
     able = [one for one in view.workers.values() if one.placeable and one.capacity.compatibility_hash]
     return _Side(role, [one for one in able if one.role == role])

@@ -14,34 +14,15 @@ Three quantities are booked, each released as soon as it is free again:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.types import Booking, Claim, Need, SchedulerOptions, WorkerRecord
+from baton.scheduler.types import Booking, Claim, Need, PlacementLimits, WorkerRecord
 
 ANSWER_TOKENS_BOOKED = 256  # tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How full workers may get."""
-
-    max_queued_prompt_tokens: int
-    max_queue_factor: float
-    handoff_min_tokens: int
-    idle_decode_tokens: int
-
-    @classmethod
-    def of(cls, options: SchedulerOptions) -> Limits:
-        return cls(
-            max_queued_prompt_tokens=options.max_queued_prompt_tokens,
-            max_queue_factor=options.max_queue_factor,
-            handoff_min_tokens=options.handoff_min_tokens,
-            idle_decode_tokens=options.idle_decode_tokens,
-        )
-
-    def max_requests(self, capacity: pb.Capacity) -> int:
-        return max(1, int(capacity.max_num_seqs * self.max_queue_factor))
+def max_requests(capacity: pb.Capacity, limits: PlacementLimits) -> int:
+    """Return how many requests a decode worker may hold, running and waiting; at least 1."""
+    return max(1, int(capacity.max_num_seqs * limits.max_queue_factor))
 
 
 def usable_blocks(capacity: pb.Capacity) -> int:
@@ -70,20 +51,20 @@ def could_write(need: Need, worker: WorkerRecord) -> bool:
     return need.prompt_tokens < capacity.max_model_len and _blocks(slots, capacity) <= usable_blocks(capacity)
 
 
-def may_read(need: Need, worker: WorkerRecord, limits: Limits) -> bool:
+def may_read(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> bool:
     """There is room for the prompt now."""
     queued = worker.reserved.prompt_tokens
     return queued == 0 or queued + need.prompt_tokens <= limits.max_queued_prompt_tokens
 
 
-def may_write(need: Need, worker: WorkerRecord, limits: Limits) -> bool:
+def may_write(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> bool:
     """There is room for the answer now."""
     capacity = worker.capacity
-    room_in_batch = worker.reserved.requests < limits.max_requests(capacity)
+    room_in_batch = worker.reserved.requests < max_requests(capacity, limits)
     return room_in_batch and worker.reserved.blocks + blocks_for(need, capacity) <= usable_blocks(capacity)
 
 
-def may_help(need: Need, worker: WorkerRecord, queued: int, limits: Limits) -> bool:
+def may_help(need: Need, worker: WorkerRecord, queued: int, limits: PlacementLimits) -> bool:
     """A decode worker may read this prompt though a prefill worker, with `queued` prompt tokens, could.
 
     It decodes nothing by what is booked, or ran nothing at its last heartbeat (what was booked since then are
@@ -96,17 +77,17 @@ def may_help(need: Need, worker: WorkerRecord, queued: int, limits: Limits) -> b
     return idle and own < queued and own + need.prompt_tokens <= limits.idle_decode_tokens
 
 
-def reading_bound(worker: WorkerRecord, limits: Limits) -> str:
+def reading_bound(worker: WorkerRecord, limits: PlacementLimits) -> str:
     """What keeps a prompt out, for people: how full it is, and the key that bounds it."""
     queued = worker.reserved.prompt_tokens
     return f"{queued} of {limits.max_queued_prompt_tokens} prompt tokens: scheduler.max_queued_prompt_tokens"
 
 
-def writing_bound(need: Need, worker: WorkerRecord, limits: Limits) -> str:
+def writing_bound(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> str:
     """What keeps an answer out, likewise."""
     reserved, capacity = worker.reserved, worker.capacity
-    if reserved.requests >= limits.max_requests(capacity):
-        most = limits.max_requests(capacity)
+    if reserved.requests >= max_requests(capacity, limits):
+        most = max_requests(capacity, limits)
         return f"{reserved.requests} of {most} requests: engine.max_num_seqs, scheduler.max_queue_factor"
     blocks = f"{reserved.blocks} of {usable_blocks(capacity)} KV blocks"
     return f"{blocks}, {blocks_for(need, capacity)} more are needed: engine.kv_cache_gib"
@@ -118,7 +99,7 @@ def waits_for_slot(worker: WorkerRecord) -> bool:
     return reserved.requests >= worker.capacity.max_num_seqs or reserved.prompt_tokens > 0
 
 
-def claim(need: Need, prefill: WorkerRecord | None, decode: WorkerRecord, limits: Limits) -> Claim:
+def claim(need: Need, prefill: WorkerRecord | None, decode: WorkerRecord, limits: PlacementLimits) -> Claim:
     """What to book for `need` on these workers. They must have passed `could_read` and `could_write`."""
     booking = Booking(
         attempt=need.attempt,
@@ -131,7 +112,7 @@ def claim(need: Need, prefill: WorkerRecord | None, decode: WorkerRecord, limits
     return Claim(
         booking,
         max_prompt_tokens=limits.max_queued_prompt_tokens,
-        max_requests=limits.max_requests(decode.capacity),
+        max_requests=max_requests(decode.capacity, limits),
         max_blocks=usable_blocks(decode.capacity),
     )
 

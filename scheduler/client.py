@@ -19,10 +19,10 @@ from baton.protos import scheduler_pb2 as pb
 from baton.rpc import CALL_TIMEOUT_S
 from baton.scheduler.endpoints import Endpoints
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable, StaleWorker
-from baton.scheduler.policy import NoChoice, PolicyConfig
+from baton.scheduler.policy import NoChoice
 from baton.scheduler.reporter import Reporter
 from baton.scheduler.standby import Standby
-from baton.scheduler.types import Attempt, Booking, Known, Need, worker_to_wire
+from baton.scheduler.types import Attempt, Booking, Known, Need, PolicyOptions, worker_to_wire
 
 PLACE_TIMEOUT_S = 3.0  # a client waits for this one; the scheduler itself gives up on its store after 0.9 s
 SNAPSHOT_TIMEOUT_S = 1.0
@@ -48,10 +48,11 @@ class SchedulerClient:
     All calls raise SchedulerUnavailable when nobody answers in time, and Refused for a malformed call.
     """
 
-    def __init__(self, address: str, *, router_id: str = "", policy: PolicyConfig | None = None) -> None:
+    def __init__(self, address: str, *, router_id: str = "", policy: PolicyOptions | None = None) -> None:
         """`address`: host:port, or several with commas between: the first that answers is asked.
 
-        `policy` is that of `place_alone`. Raises BadPolicy at the first snapshot.
+        `policy` is that of `place_alone`; without one nothing is placed alone. The first snapshot raises
+        BadPolicy.
         """
         self.address = address
         self._router_id = router_id

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import ListenFailed
-from baton.scheduler.types import View
+from baton.scheduler.types import FleetView
 
 _PLACE_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # s
 
@@ -72,7 +72,7 @@ class Metrics:
     def rejected(self, code: pb.Rejection.Code) -> None:
         self.rejections.labels(short_name(pb.Rejection.Code.Name(code), "CODE_")).inc()
 
-    def seen(self, view: View) -> None:
+    def seen(self, view: FleetView) -> None:
         """Set the gauges from a fresh view."""
         self.live_attempts.set(view.live_attempts)
         self.workers.clear()

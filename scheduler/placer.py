@@ -14,10 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits, claim, waits_for_slot
+from baton.scheduler.booking import claim, waits_for_slot
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.store import Store
-from baton.scheduler.types import Booking, Need, ReserveOutcome, ReserveResult, View, WorkerRecord
+from baton.scheduler.types import (
+    Booking,
+    FleetView,
+    Need,
+    PlacementLimits,
+    ReserveOutcome,
+    ReserveResult,
+    WorkerRecord,
+)
 
 VIEW_AGE_S = 0.02  # s; a view older than this is read again before anything is chosen on it
 MAX_TRIES = 4  # bookings tried for one placement
@@ -39,7 +47,7 @@ class Placer:
         self,
         store: Store,
         policy: Policy,
-        limits: Limits,
+        limits: PlacementLimits,
         lease_s: float,
         on_expired: Callable[[int], None],
     ) -> None:
@@ -49,7 +57,7 @@ class Placer:
         self._limits = limits
         self._lease_s = lease_s
         self._on_expired = on_expired
-        self._view: View | None = None
+        self._view: FleetView | None = None
         self._read_at = 0.0  # time.monotonic() at which reading `_view` began
         self._reading = asyncio.Lock()
 
@@ -80,7 +88,7 @@ class Placer:
             pb.Rejection.CODE_FULL, f"others were faster {MAX_TRIES} times: too many requests at once"
         )
 
-    async def view(self, oldest: float) -> View:
+    async def view(self, oldest: float) -> FleetView:
         """A view read no earlier than `oldest` (time.monotonic()). Callers that wait share one reading."""
         if self._view is not None and self._read_at >= oldest:
             return self._view

@@ -24,12 +24,11 @@ from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import SERVER_OPTIONS
 from baton.scheduler import tasks
 from baton.scheduler.balance import Balance
-from baton.scheduler.booking import Limits
 from baton.scheduler.errors import ListenFailed
 from baton.scheduler.flip import set_role
 from baton.scheduler.metrics import Metrics, MetricsServer
 from baton.scheduler.placer import Placer
-from baton.scheduler.policy import Policy, PolicyConfig
+from baton.scheduler.policy import Policy
 from baton.scheduler.servicer import SchedulerServicer
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import open_store
@@ -55,15 +54,13 @@ class SchedulerServer:
     stands in for it, and is written back.
     """
 
-    def __init__(
-        self, options: SchedulerOptions, policy: PolicyConfig | None = None, *, store_password: str = ""
-    ) -> None:
-        limits = Limits.of(options)
+    def __init__(self, options: SchedulerOptions, *, store_password: str = "") -> None:
         self.metrics = Metrics()
         self.address = options.address  # with the port that was taken, once entered
         self._store = open_store(options.store, options.topic, store_password)
         expired = self.metrics.leases_expired.inc
-        self._placer = Placer(self._store, Policy(limits, policy), limits, options.placement_lease_s, expired)
+        policy = Policy(options, options.policy)
+        self._placer = Placer(self._store, policy, options, options.placement_lease_s, expired)
         self._settling = Settling(options.worker_lease_s)
         self._servicer = SchedulerServicer(options, self._store, self._placer, self._settling, self.metrics)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -138,7 +135,6 @@ async def serve(
     settings: SchedulerOptions,
     *,
     store_password: str = "",
-    policy: PolicyConfig | None = None,
     metrics_port: int | None = None,
     on_started: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
@@ -151,7 +147,7 @@ async def serve(
     """
     if stop is None:
         stop = _stop_on_signals()
-    async with SchedulerServer(settings, policy, store_password=store_password) as server:
+    async with SchedulerServer(settings, store_password=store_password) as server:
         with contextlib.ExitStack() as stack:
             if metrics_port is not None:
                 host, _ = addresses.split(settings.address)

@@ -22,11 +22,11 @@ from baton.scheduler.placer import Placed, Placer
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import (
+    FleetView,
     Need,
-    Report,
     Reserved,
+    RouterReport,
     SchedulerOptions,
-    View,
     WorkerRecord,
     attempt_from_wire,
     attempt_to_wire,
@@ -89,7 +89,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportReply:
         try:
-            report = Report.from_wire(request)
+            report = RouterReport.from_wire(request)
         except ValueError as error:
             await _refuse(context, str(error))
         result = await self._store.report(report, self._options.placement_lease_s)
@@ -270,7 +270,7 @@ def _problem_of(request: pb.RegisterRequest) -> str:
     return ""
 
 
-def _meant(asked: str, view: View) -> WorkerRecord | str:
+def _meant(asked: str, view: FleetView) -> WorkerRecord | str:
     """The one worker whose id is, or alone begins with, `asked`; else why there is none, in one line."""
     known = sorted(view.workers)
     matches = [asked] if asked in view.workers else [key for key in known if key.startswith(asked)]

@@ -18,9 +18,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits, claim, waits_for_slot
-from baton.scheduler.policy import NoChoice, Policy, PolicyConfig
-from baton.scheduler.types import Booking, Known, Need, Reserved, View, WorkerRecord, held
+from baton.scheduler.booking import claim, waits_for_slot
+from baton.scheduler.policy import NoChoice, Policy
+from baton.scheduler.types import (
+    Booking,
+    FleetView,
+    Known,
+    Need,
+    PlacementLimits,
+    PolicyOptions,
+    Reserved,
+    WorkerRecord,
+    held,
+    same_limits,
+)
 
 KEPT_S = 600.0  # s; the longest absence of a scheduler that an operator may sleep through
 
@@ -45,11 +56,11 @@ class Standby:
     """The last snapshot, and placements from it. Used in one event loop."""
 
     def __init__(
-        self, policy: PolicyConfig | None = None, clock: Callable[[], float] = time.monotonic
+        self, policy: PolicyOptions | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._config = policy
+        self._options = policy
         self._clock = clock
-        self._limits: Limits | None = None
+        self._limits: PlacementLimits | None = None
         self._policy: Policy | None = None
         self._seen: dict[str, _Seen] = {}  # by worker id
         self.lease_s = 0.0  # of a placement
@@ -61,15 +72,9 @@ class Standby:
         before = {key: value for key, value in self._seen.items() if key not in snapshot.left}
         self._seen = {**before, **seen} if snapshot.settling else seen
         self.lease_s = snapshot.placement_lease_s
-        limits = Limits(
-            max_queued_prompt_tokens=snapshot.max_queued_prompt_tokens,
-            max_queue_factor=snapshot.max_queue_factor,
-            handoff_min_tokens=snapshot.handoff_min_tokens,
-            idle_decode_tokens=snapshot.idle_decode_tokens,
-        )
-        if limits != self._limits:
-            self._limits = limits
-            self._policy = Policy(limits, self._config)
+        if self._options and not (self._limits and same_limits(snapshot, self._limits)):
+            self._limits = snapshot
+            self._policy = Policy(snapshot, self._options)
 
     @property
     def workers(self) -> list[pb.WorkerStatus]:
@@ -91,7 +96,7 @@ class Standby:
         workers = self._workers(mine)
         if self._policy is None or self._limits is None or not workers:
             return None
-        view = View(workers, live_attempts=0, expired=0)
+        view = FleetView(workers, live_attempts=0, expired=0)
         choice = self._policy.choose(view, need)
         if isinstance(choice, NoChoice):
             return choice

@@ -2,7 +2,7 @@
 
 Wire messages (`baton.protos.scheduler_pb2`) stay what they are where the scheduler only carries them: a
 worker's identity and load, an attempt's cost. What it reasons about is here: who needs what (`Need`), who is
-there (`WorkerRecord`, `View`), what is to be booked (`Claim`) and what is (`Booking`), what came of it, and
+there (`WorkerRecord`, `FleetView`), what is to be booked (`Claim`) and what is (`Booking`), what came of it, and
 all of it together (`Known`, `State`), as it passes from one store to another.
 """
 
@@ -18,8 +18,31 @@ from baton.protos import scheduler_pb2 as pb
 MAX_EPOCH = 2**31  # Lua's numbers are doubles; nobody gets near it
 
 
-class SchedulerOptions(Protocol):
-    """What the scheduler reads of its settings; `SchedulerSettings` of the configuration tree is one."""
+class PlacementLimits(Protocol):
+    """How full workers may get. The scheduler's settings say so, and to routers its snapshots."""
+
+    max_queued_prompt_tokens: int
+    max_queue_factor: float
+    handoff_min_tokens: int
+    idle_decode_tokens: int
+
+
+def same_limits(one: PlacementLimits, other: PlacementLimits) -> bool:
+    """Return whether all limits of both are equal."""
+    return all(getattr(one, name) == getattr(other, name) for name in PlacementLimits.__annotations__)
+
+
+class PolicyOptions(Protocol):
+    """The parts of a placement policy, by name; `PolicySettings` of the configuration tree is one."""
+
+    filters: list[str]  # asked in this order
+    pair_filters: list[str]
+    scorers: dict[str, float]  # name -> weight above 0; scores are averaged by weight
+    picker: str
+
+
+class SchedulerOptions(PlacementLimits, Protocol):
+    """The scheduler's settings; `SchedulerSettings` of the configuration tree is one."""
 
     address: str  # host:port
     store: str  # memory, redis:// or rediss://
@@ -27,11 +50,11 @@ class SchedulerOptions(Protocol):
     heartbeat_s: float
     worker_lease_s: float
     placement_lease_s: float
-    max_queued_prompt_tokens: int
-    max_queue_factor: float
-    handoff_min_tokens: int
-    idle_decode_tokens: int
     rebalance_after_s: float | None
+
+    @property
+    def policy(self) -> PolicyOptions:
+        """The parts of the policy that places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +155,7 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class FleetView:
     """All workers alive at one moment, with what is booked on them."""
 
     workers: dict[str, WorkerRecord]
@@ -220,7 +243,7 @@ class ReserveResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RouterReport:
     """What happened to attempts since the last report; applied in the order of the fields."""
 
     placed: tuple[Known, ...] = ()  # by the router itself, or told again
@@ -230,7 +253,7 @@ class Report:
     shared: tuple[tuple[Attempt, int], ...] = ()  # with the KV blocks that are left of the booking
 
     @classmethod
-    def from_wire(cls, request: pb.ReportRequest) -> Report:
+    def from_wire(cls, request: pb.ReportRequest) -> RouterReport:
         """Raises ValueError for an event without request id or epoch."""
         return cls(
             placed=tuple(known_from_wire(booking, request.router_id) for booking in request.placed),

@@ -50,7 +50,6 @@ REVEAL = {"secrets": True}  # the context of a dump that shall hold them, for an
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 RoleName = Literal["prefill", "decode", "mixed"]
-TransportName = Literal["shm", "grpc"]
 
 
 def _address(value: str) -> str:
@@ -68,6 +67,23 @@ def _address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+
+
+def _transport(value: str) -> str:
+    """Refuse a name under which neither Baton nor an installed package offers a handoff transport."""
+    # Only where a configuration names transports: what they are made of takes as long to import as all of
+    # this.
+    from baton.handoff.errors import HandoffError
+    from baton.handoff.transports import REGISTRY
+
+    try:
+        REGISTRY.check([value])
+    except HandoffError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+TransportName = Annotated[str, AfterValidator(_transport)]
 
 
 class _Section(BaseModel):
@@ -243,7 +259,8 @@ class HandoffSettings(_Section):
     transports: list[TransportName] = Field(
         ["shm", "grpc"],
         min_length=1,
-        description="Offered by a worker, best first; both ends choose a common one.",
+        description="Offered by a worker, best first; both ends choose a common one. Other packages may add "
+        "some (docs/adding-a-transport.md).",
     )
     host: str = Field(
         "",

@@ -43,3 +43,11 @@ def one_line(error: BaseException) -> str:
     else:
         text = str(error)
     return " ".join(text.split())
+
+
+def describe(error: BaseException) -> str:
+    """Return one line of at most 600 characters; with the class where it is not one of ours."""
+    text = one_line(error)[:600]
+    if isinstance(error, BatonError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

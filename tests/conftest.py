@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from harness.support import PATIENCE
@@ -38,6 +39,10 @@ SHARING_LAST = (
     "speculation",
 )
 
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 # What tests import, vLLM among it, is looked through no more: neither now nor in each later collection.
 gc.disable()

@@ -1,4 +1,4 @@
-"""A rank's loads: pulled, checked and put into the engine's cache on threads of their own.
+"""A rank's loads: pulled, checked and written into the engine's cache on threads of their own.
 
 The blocks of a load belong to its request and to nobody in the running batch, so the engine's steps go on
 meanwhile. Every job submitted is reported exactly once, however it ends: the engine holds the blocks until
@@ -10,23 +10,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from baton.handoff import digests, manifest, transports
+from baton.handoff import digests, manifest
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, MalformedManifest, TransportFailed
 from baton.handoff.manifest import Puller
 from baton.handoff.memory.cache import BlockCache, Landing
 from baton.handoff.memory.streams import Mark
+from baton.handoff.records import Records
 from baton.handoff.reports import Costs, Problem, ShardLoad
-from baton.handoff.transports.base import Cancellation, Pull, Records, Transport
+from baton.handoff.transports import choose
+from baton.handoff.transports.base import Cancellation, Pull, Transport
 from baton.protos.handoff_pb2 import Manifest, Shard
 
 logger = logging.getLogger(__name__)
 
-# Pulls at once. More share the same memory bus and the engine's cores, and end later all together.
+# Pulls at once. More of them share the same memory bus and the engine's cores, so that all end later.
 _THREADS = 2
 
 Key = tuple[str, int]  # request id, epoch
@@ -34,7 +36,7 @@ Key = tuple[str, int]  # request id, epoch
 
 @dataclass(frozen=True)
 class LoadJob:
-    """Pull the manifest's blocks from `first_block` on into these cache blocks."""
+    """An order to pull the manifest's blocks from `first_block` on into these cache blocks."""
 
     request_id: str
     epoch: int
@@ -45,15 +47,16 @@ class LoadJob:
 
     @property
     def key(self) -> Key:
+        """Request id and epoch."""
         return self.request_id, self.epoch
 
 
 @dataclass
 class _Progress:
-    """What a load has come to; its times are in seconds."""
+    """How far a load has come; its times are in seconds."""
 
     job: LoadJob
-    after: Mark | None  # the engine's work that was queued before the blocks were the load's
+    after: Mark | None  # the engine's work that was queued before the blocks became the load's
     cancellation: Cancellation = field(default_factory=Cancellation)
     transport: str = ""
     bytes: int = 0
@@ -71,25 +74,26 @@ class _Progress:
 
 
 class Loader:
-    """`submit`, `cancel` and `take_finished` are called on the engine's thread and return at once.
+    """The loads of one rank: queued, running and finished.
 
-    The queue is as long as there are requests for whose blocks the engine found room, and never longer.
+    `submit`, `cancel` and `take_finished` are called on the engine's thread and return at once. The queue is
+    never longer than the number of requests for whose blocks the engine found room.
     """
 
     def __init__(
         self,
         cache: BlockCache,
         puller: Puller,
-        transport_names: Iterable[str],
+        transports: Sequence[Transport],
         client: HandoffClient,
         *,
         pull_timeout_s: float,
         chunk_bytes: int,
     ) -> None:
-        """Raises HandoffError for an unknown transport."""
+        """transports: best first; they are closed by whoever made them, after the loader."""
         self._cache = cache
         self._puller = puller
-        self.transports: list[Transport] = transports.create(transport_names)
+        self.transports = list(transports)
         self._client = client
         self._pull_timeout_s = pull_timeout_s
         self._chunk_bytes = chunk_bytes
@@ -99,33 +103,31 @@ class Loader:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-pull")
 
     def submit(self, job: LoadJob) -> None:
-        """Queue a load; its deadline runs from its pull's begin."""
+        """Queue a load; its deadline runs from the beginning of its pull."""
         progress = _Progress(job, self._cache.mark())
         with self._lock:
             self._running[job.key] = progress
         self._pool.submit(self._run, progress)
 
     def cancel(self, keys: Iterable[Key]) -> None:
-        """Their requests ended: stop pulling. Each is still reported, once nothing writes its blocks."""
+        """Stop pulling for requests that ended. Each is still reported, once nothing writes its blocks."""
         with self._lock:
             wanted = [self._running[key] for key in keys if key in self._running]
         for progress in wanted:
             progress.cancellation.set()
 
     def take_finished(self) -> list[ShardLoad]:
-        """Loads that ended since the last call; nothing touches their blocks from now on."""
+        """Return the loads that ended since the last call; nothing touches their blocks from now on."""
         with self._lock:
             finished, self._finished = self._finished, []
         return finished
 
     def close(self) -> None:
-        """Cancel all and wait for the threads. Idempotent."""
+        """Cancel all loads and wait for the threads. Idempotent."""
         with self._lock:
             wanted = list(self._running)
         self.cancel(wanted)
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for transport in self.transports:
-            transport.close()
 
     def _run(self, progress: _Progress) -> None:
         job = progress.job
@@ -148,12 +150,12 @@ class Loader:
             self._running.pop(job.key, None)
             self._finished.append(progress.report(self._puller.rank, problem))
         if described is not None:
-            self._release(job, described, shard, problem)  # only now, off the request's way
+            self._release(job, described, shard, problem)  # now: the request waits for nothing here
 
     def _release(
         self, job: LoadJob, described: Manifest, shard: Shard | None, problem: Problem | None
     ) -> None:
-        """Give up what this attempt has pulled, or wants no more on any rank; never another attempt's."""
+        """Release what this attempt has pulled, all ranks' shards if it failed; never another attempt's."""
         if not manifest.is_of(described, job.request_id, job.epoch):
             return
         if problem is None and shard is not None:
@@ -169,12 +171,13 @@ class Loader:
                 f"request {job.request_id!r}: blocks {job.first_block} to {stop} are needed;"
                 f" the source has {num_blocks}"
             )
-        transport = transports.choose(self.transports, shard)
+        transport = choose(self.transports, shard)
         progress.transport = transport.name
         pull = Pull(
             request_id=job.request_id,
             epoch=job.epoch,
             shard=shard,
+            saved_blocks=num_blocks,
             first_block=job.first_block,
             num_blocks=len(job.block_ids),
             deadline=time.monotonic() + self._pull_timeout_s,

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 from baton.handoff.errors import HandoffError, StagingFull
 from baton.handoff.memory import segments
-from baton.handoff.memory.segments import PAGE, Bytes, Segment
+from baton.handoff.memory.segments import PAGE, Segment
 from baton.handoff.memory.views import Run, View, bytes_for, records_at, slots_in
+from baton.handoff.records import Bytes
 
 logger = logging.getLogger(__name__)
 

@@ -28,12 +28,12 @@ import numpy as np
 import torch
 
 from baton.handoff import digests
-from baton.handoff.digests import Digests
+from baton.handoff.layers import CacheLayer
 from baton.handoff.memory import streams
-from baton.handoff.memory.cache import BlockCache, CacheLayer, Landing, pieces, wanted
-from baton.handoff.memory.segments import Bytes
+from baton.handoff.memory.cache import BlockCache, Landing, pieces, wanted
+from baton.handoff.memory.fill import Fill
 from baton.handoff.memory.streams import Mark
-from baton.handoff.save.staging import Fill
+from baton.handoff.records import Bytes, Digests
 from baton.kernels import kv_pack
 from baton.kernels.kv_pack import KVTable
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from baton.handoff.memory.segments import Bytes
+from baton.handoff.records import Bytes
 
 logger = logging.getLogger(__name__)
 

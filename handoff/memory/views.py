@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from baton.handoff.digests import Digests
 from baton.handoff.errors import SaveFailed
-from baton.handoff.memory.segments import PAGE, Bytes
+from baton.handoff.memory.segments import PAGE
+from baton.handoff.records import Bytes, Digests
 
 HEADER_BYTES = 32
 _WORDS = HEADER_BYTES // 8

@@ -2,72 +2,79 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.handoff.errors import HandoffError
 from baton.handoff.memory.cache import BlockCache
-from baton.handoff.memory.views import joined
 from baton.handoff.reports import Problem, ShardSave
 from baton.handoff.save.staging import Entry, Staging
-from baton.protos.handoff_pb2 import Run, Shard
+from baton.handoff.transports.base import SavedShard, Transport
+from baton.protos.handoff_pb2 import Shard
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SaveJob:
-    """Keep these blocks, in this order, for whoever pulls attempt `epoch` at the request."""
+    """An order to keep these blocks, in this order, for whoever pulls attempt `epoch` at the request."""
 
     request_id: str
     epoch: int
     block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where this rank's shards are to be found."""
-
-    rank: int
-    address: str
-    host: str
-    shares_memory: bool  # whether the segment's name is given away
-
-
 class Saver:
     """Called on the engine's thread, after the step that wrote the blocks: they may be reused on return."""
 
-    def __init__(self, cache: BlockCache, staging: Staging, origin: Origin) -> None:
+    def __init__(
+        self,
+        cache: BlockCache,
+        staging: Staging,
+        transports: Sequence[Transport],
+        *,
+        rank: int,
+        address: str,
+        chunk_bytes: int,
+    ) -> None:
+        """address: host:port of this rank's Handoff service; chunk_bytes: of records read at once."""
         self._cache = cache
         self._staging = staging
-        self._origin = origin
+        self._transports = transports
+        self._rank = rank
+        self._address = address
+        self._chunk_bytes = chunk_bytes
 
     def save(self, job: SaveJob) -> ShardSave:
-        """Never raises HandoffError: a save that fails is a problem to report, not the end of a step."""
+        """Save the job's blocks and offer them over each transport.
+
+        Never raises HandoffError: a save that fails is a problem to report, not the end of a step.
+        """
         start = time.monotonic()
         try:
             entry = self._stage(job)
         except HandoffError as error:
-            return ShardSave(job.request_id, job.epoch, self._origin.rank, problem=Problem.of(error))
-        end = time.monotonic()
+            return ShardSave(job.request_id, job.epoch, self._rank, problem=Problem.of(error))
         shard = Shard(
-            rank=self._origin.rank,
-            address=self._origin.address,
-            host=self._origin.host,
-            segment=entry.place.segment if self._origin.shares_memory else "",
-            offset=entry.place.offset,
+            rank=self._rank,
+            address=self._address,
             record_bytes=entry.record_bytes,
-            runs=[Run(first=first, count=count) for first, count in joined(entry.place.runs)],
+            offers=self._offers(entry),
         )
+        end = time.monotonic()
         return ShardSave(
             job.request_id,
             job.epoch,
-            self._origin.rank,
+            self._rank,
             shard=shard.SerializeToString(),
             saved_at_s=end,
             save_ms=(end - start) * 1e3,
         )
 
     def _stage(self, job: SaveJob) -> Entry:
-        """From here on it can be pulled, though the last of it may still be on its way from the device."""
+        """Stage and publish: from here on it can be pulled, though the last of it may still be arriving."""
         entry = self._staging.reserve(job.request_id, job.epoch, len(job.block_ids))
         try:
             self._cache.fill(job.block_ids, self._staging.filling(entry))
@@ -76,3 +83,26 @@ class Saver:
             raise
         self._staging.publish(entry)
         return entry
+
+    def _offers(self, entry: Entry) -> dict[str, bytes]:
+        """Ask each transport what it offers of this save, by name."""
+        saved = SavedShard(
+            request_id=entry.request_id,
+            epoch=entry.epoch,
+            rank=self._rank,
+            num_blocks=entry.num_blocks,
+            place=entry.place,
+            read=lambda: self._staging.read(*entry.key, None, self._chunk_bytes),
+        )
+        offers = {}
+        for transport in self._transports:
+            try:
+                offer = transport.offer(saved)
+            except Exception:  # another package's: the other transports carry the KV all the same
+                logger.exception(
+                    "transport %r offers nothing of request %r", transport.name, saved.request_id
+                )
+                continue
+            if offer is not None:
+                offers[transport.name] = offer
+        return offers

@@ -1,4 +1,4 @@
-"""A rank's Handoff service: serves what its staging holds, takes releases and renewals."""
+"""A rank's Handoff service: it serves what staging holds, and takes releases and renewals."""
 
 from __future__ import annotations
 
@@ -12,21 +12,16 @@ import grpc
 from baton import addresses
 from baton.handoff import wire
 from baton.handoff.config import MAX_PULL_S
-from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, PullTimeout, StaleEpoch
+from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, PullTimeout
 from baton.handoff.save.staging import Staging
+from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, RENEW, SERVICE, STAGED
 from baton.protos import handoff_pb2 as pb
 from baton.rpc import SERVER_OPTIONS
 
 logger = logging.getLogger(__name__)
 
-SERVICE = "baton.handoff.v1.Handoff"
-PULL = "Pull"
-RELEASE = "Release"
-RENEW = "Renew"
-STAGED = "Staged"
-ERROR_KEY = "baton-error"  # trailing metadata: the name of the HandoffError
 _THREADS = 8
-_MAX_CALLS = 128  # running and queued; beyond it a call is refused at once
+_MAX_CALLS = 128  # running and queued; further calls are refused at once
 
 
 class HandoffService:
@@ -35,10 +30,10 @@ class HandoffService:
     def __init__(
         self, staging: Staging, rank: int, listen: str, chunk_bytes: int, advertise: str = ""
     ) -> None:
-        """Listens on `listen` (host:port; port 0 takes a free one) at once.
+        """Listen on `listen` (host:port; port 0 takes a free one) at once.
 
-        `advertise` is the host under which others find it; that of `listen` if empty. Raises HandoffError
-        when it cannot listen.
+        advertise: the host under which others find the service; that of `listen` if empty. Raises
+        HandoffError when the service cannot listen.
         """
         self._staging = staging
         self._rank = rank
@@ -59,7 +54,7 @@ class HandoffService:
         self._server.start()
 
     def close(self, grace_s: float = 1.0) -> None:
-        """Stop: running pulls have `grace_s` to end. Idempotent."""
+        """Stop; pulls under way have `grace_s` to end. Idempotent."""
         self._server.stop(grace_s).wait(grace_s + 1)
 
     def _handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -95,20 +90,12 @@ class HandoffService:
             if left_s > MAX_PULL_S:
                 raise PullTimeout(f"a pull needs a deadline within {MAX_PULL_S:g} s; it has {left_s:g} s")
             if request.rank != self._rank:
-                raise MalformedManifest(f"rank {request.rank} was asked of the service of rank {self._rank}")
-            with self._staging.opened(request.request_id, request.epoch) as entry:
-                first, stop = request.first_block, request.first_block + request.num_blocks
-                if not 0 < request.num_blocks <= entry.num_blocks - first:
-                    raise MalformedManifest(
-                        f"blocks {first} to {stop} of request {request.request_id!r} were asked;"
-                        f" {entry.num_blocks} are here"
-                    )
-                step = max(1, self._chunk_bytes // entry.record_bytes)
-                for at, last in entry.view.pieces(first, stop, step):
-                    what = f"KV of request {request.request_id!r}"
-                    entry.view.wait(at, last, what, lambda: _check(context))
-                    records = entry.view.records(at, last)
-                    yield wire.RawChunk(at, records.reshape(-1), entry.view.digests(at, last))
+                raise MalformedManifest(f"this service is rank {self._rank}'s; rank {request.rank} is wanted")
+            blocks = request.first_block, request.num_blocks
+            for records in self._staging.read(
+                request.request_id, request.epoch, blocks, self._chunk_bytes, lambda: _check(context)
+            ):
+                yield wire.RawChunk(records.first_block, records.data.reshape(-1), records.digests)
         except HandoffError as error:
             _fail(context, error)
 
@@ -136,7 +123,7 @@ class HandoffService:
 
 
 def _check(context: grpc.ServicerContext) -> None:
-    """Raises PullCancelled when nobody waits any more."""
+    """Raise PullCancelled when nobody waits any more."""
     if not context.is_active():
         raise PullCancelled("the pull was given up")
 
@@ -144,5 +131,5 @@ def _check(context: grpc.ServicerContext) -> None:
 def _fail(context: grpc.ServicerContext, error: HandoffError) -> None:
     """End the call with the error; its name goes beside the text, so that the caller can raise the same."""
     context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
-    stale = isinstance(error, StaleEpoch | MalformedManifest)
-    context.abort(grpc.StatusCode.FAILED_PRECONDITION if stale else grpc.StatusCode.NOT_FOUND, str(error))
+    wrong = isinstance(error, MalformedManifest)
+    context.abort(grpc.StatusCode.FAILED_PRECONDITION if wrong else grpc.StatusCode.NOT_FOUND, str(error))

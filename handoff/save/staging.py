@@ -1,10 +1,9 @@
 """Saved KV on its way: kept in shared memory under a lease until pulled, given up, or out of time.
 
-A life: `reserve`, `filling` (by a `Fill`, at once or while the lease runs), `publish` (the lease begins),
-then `opened` by pulls, its lease renewed for as long as somebody wants it, and one end: `release` or expiry.
-Every method may be called from any thread; a
-thread of its own ends leases, so they run out with an idle engine as well. How it all lies in memory:
-views.py.
+An entry's life: `reserve`; `filling` (by a `Fill`, at once or while the lease runs); `publish`, which
+begins the lease; then pulls `read` it, and renewals keep the lease for as long as somebody wants the KV;
+one end, `release` or expiry. Any thread may call any method. A thread of its own ends leases, so that they
+run out with an idle engine as well. memory/views.py describes how it all lies in memory.
 """
 
 from __future__ import annotations
@@ -17,18 +16,19 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from baton.handoff import digests
-from baton.handoff.digests import Digests
-from baton.handoff.errors import HandoffError, LeaseExpired, StaleEpoch, UnknownHandoff
+from baton.handoff.errors import HandoffError, LeaseExpired, MalformedManifest, UnknownHandoff
 from baton.handoff.memory.arena import Arena, Place
+from baton.handoff.memory.fill import Fill
 from baton.handoff.memory.views import View
+from baton.handoff.records import Records
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 4096  # ended entries whose fate is still told by name
+_REMEMBERED = 4096  # ended entries of which a late pull still learns how they ended
 Key = tuple[str, int]  # request id, epoch
 
 
@@ -41,65 +41,38 @@ class Entry:
     place: Place = field(repr=False)
     num_blocks: int
     expires_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
-    readers: int = 0  # and its Fill
+    readers: int = 0  # pulls under way, and the entry's Fill
     ended: bool = False
 
     @property
     def key(self) -> Key:
+        """Request id and epoch."""
         return self.request_id, self.epoch
 
     @property
     def record_bytes(self) -> int:
+        """Bytes of one block's record."""
         return self.place.record_bytes
 
     @functools.cached_property
     def view(self) -> View:
+        """The entry's headers and records."""
         return self.place.view()
 
 
-class Fill:
-    """How an entry gets its records, in order; from one thread at a time, `close` last and once.
-
-    Until then the entry's memory stays, even if its lease ends.
-    """
-
-    def __init__(self, staging: Staging, entry: Entry) -> None:
-        self._staging = staging
-        self._entry = entry
-        self._seed = digests.seed(*entry.key)
-        self.view = entry.view  # whose records are to be written
-        self.whole = 0
-
-    def add(self, own: Digests) -> None:
-        """The next len(own) records are written. own: their digests without a seed."""
-        self.view.arrived(self.whole, digests.seeded(own, self._seed, self.whole))
-        self.whole += len(own)
-
-    def close(self) -> None:
-        """No more comes. Readers of an entry that is not whole are told."""
-        if self.whole < self._entry.num_blocks:
-            self.view.fail()
-        self._staging.filled(self._entry)
-
-
-@dataclass
-class StagingCounters:
-    """Since the start."""
-
-    published: int = 0
-    released: int = 0
-    expired: int = 0
+def _nothing(*_: object) -> None:
+    """Ignore what one is told."""
 
 
 class Staging:
     """What one rank has saved. Bounded by its arena."""
 
-    def __init__(self, arena: Arena, lease_s: float) -> None:
+    def __init__(self, arena: Arena, lease_s: float, ended: Callable[[str, int], None] = _nothing) -> None:
+        """ended: called with the request id and epoch of each published entry that ends, holding no lock."""
         self.lease_s = lease_s
-        self.counters = StagingCounters()
         self._arena = arena
+        self._on_end = ended
         self._entries: dict[Key, Entry] = {}
-        self._epochs: dict[str, int] = {}  # request id: its one epoch in _entries
         self._fates: OrderedDict[Key, type[HandoffError]] = OrderedDict()
         self._deadlines: list[tuple[float, int, Entry]] = []  # heap
         self._order = itertools.count()
@@ -109,7 +82,7 @@ class Staging:
         self._reaper.start()
 
     def reserve(self, request_id: str, epoch: int, num_blocks: int) -> Entry:
-        """Room for a save, not yet visible to anybody. Raises StagingFull."""
+        """Return room for a save, visible to nobody yet. Raises StagingFull."""
         entry = Entry(request_id, epoch, self._arena.allocate(num_blocks), num_blocks)
         entry.view.expect()
         return entry
@@ -118,31 +91,14 @@ class Staging:
         """Begin to write a reserved entry's records."""
         with self._changed:
             entry.readers += 1
-        return Fill(self, entry)
-
-    def filled(self, entry: Entry) -> None:
-        """Nobody writes it any more. Called by its Fill."""
-        with self._changed:
-            entry.readers -= 1
-            self._free_if_done(entry)
+        return Fill(entry.view, digests.seed(*entry.key), lambda: self._left(entry))
 
     def publish(self, entry: Entry) -> None:
-        """The records are there, or on their way: begin the lease. An older epoch of the request ends here.
-
-        Raises StaleEpoch, and frees the entry, when a later epoch of the request is here already.
-        """
+        """Begin the lease of an entry whose records are there or on their way."""
         with self._changed:
-            known = self._epochs.get(entry.request_id)
-            if known is not None and known > entry.epoch:
-                self._abandon(entry)
-                raise StaleEpoch(f"save of {_what(*entry.key)}: epoch {known} of that request is saved here")
-            if known is not None:
-                self._end(self._entries[entry.request_id, known], StaleEpoch)
             entry.view.sign(digests.seed(*entry.key))
             entry.expires_at = time.monotonic() + self.lease_s
             self._entries[entry.key] = entry
-            self._epochs[entry.request_id] = entry.epoch
-            self.counters.published += 1
             heapq.heappush(self._deadlines, (entry.expires_at, next(self._order), entry))
             self._changed.notify()
 
@@ -153,9 +109,9 @@ class Staging:
 
     @contextlib.contextmanager
     def opened(self, request_id: str, epoch: int) -> Iterator[Entry]:
-        """Read an entry; its memory is not used again before the block ends, even if its lease does.
+        """Hold an entry: its memory is not reused before the block ends, even if its lease does.
 
-        Raises UnknownHandoff, LeaseExpired, StaleEpoch.
+        Raises UnknownHandoff, LeaseExpired.
         """
         with self._changed:
             entry = self._entries.get((request_id, epoch))
@@ -165,22 +121,46 @@ class Staging:
         try:
             yield entry
         finally:
-            with self._changed:
-                entry.readers -= 1
-                self._free_if_done(entry)
+            self._left(entry)
+
+    def read(
+        self,
+        request_id: str,
+        epoch: int,
+        blocks: tuple[int, int] | None,
+        chunk_bytes: int,
+        check: Callable[[], None] = _nothing,
+    ) -> Iterator[Records]:
+        """Yield an entry's records in order, chunk by chunk, each as soon as it is whole.
+
+        blocks: the first, and how many; None: all. check: called while a chunk is waited for, and may raise.
+        The entry is held until the iteration ends. Raises UnknownHandoff, LeaseExpired, MalformedManifest for
+        blocks that it does not have, SaveFailed.
+        """
+        with self.opened(request_id, epoch) as entry:
+            first, count = blocks or (0, entry.num_blocks)
+            if not 0 < count <= entry.num_blocks - first:
+                raise MalformedManifest(
+                    f"blocks {first} to {first + count} of request {request_id!r} are wanted;"
+                    f" {entry.num_blocks} are here"
+                )
+            view, what = entry.view, f"KV of request {request_id!r}"
+            for at, stop in view.pieces(first, first + count, max(1, chunk_bytes // entry.record_bytes)):
+                view.wait(at, stop, what, check)
+                yield Records(at, view.records(at, stop), view.digests(at, stop))
 
     def release(self, request_id: str, epoch: int) -> bool:
-        """End a lease. False: it had ended before, or never begun."""
+        """End a lease. Returns False for one that had ended before, or never begun."""
         with self._changed:
             entry = self._entries.get((request_id, epoch))
             if entry is None:
                 return False
-            self.counters.released += 1
             self._end(entry, UnknownHandoff)
-            return True
+        self._on_end(request_id, epoch)
+        return True
 
     def renew(self, keys: Iterable[Key]) -> list[Key]:
-        """Begin these leases anew. Returns what is here no more."""
+        """Begin these leases anew. Returns the keys of entries that are gone."""
         with self._changed:
             expires_at, gone = time.monotonic() + self.lease_s, []
             for key in keys:
@@ -203,11 +183,11 @@ class Staging:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of these blocks."""
+        """Bytes of KV for which there would be room if nothing were saved."""
         return self._arena.slots * self._arena.record_bytes
 
     def held(self) -> tuple[int, int]:
-        """Saved prompts under a lease, and their bytes."""
+        """Return the number of saved prompts under a lease, and their bytes."""
         with self._changed:
             entries = list(self._entries.values())
         return len(entries), sum(entry.num_blocks * entry.record_bytes for entry in entries)
@@ -216,15 +196,23 @@ class Staging:
         """End every lease and remove the memory. Idempotent."""
         with self._changed:
             self._closed = True
-            for entry in list(self._entries.values()):
+            ended = list(self._entries.values())
+            for entry in ended:
                 self._end(entry, UnknownHandoff)
             self._changed.notify()
+        for entry in ended:
+            self._on_end(*entry.key)
         self._reaper.join(timeout=5)
         self._arena.close()
 
+    def _left(self, entry: Entry) -> None:
+        """Note that a reader, or the Fill, is through with an entry."""
+        with self._changed:
+            entry.readers -= 1
+            self._free_if_done(entry)
+
     def _end(self, entry: Entry, fate: type[HandoffError]) -> None:
         del self._entries[entry.key]
-        del self._epochs[entry.request_id]
         self._fates[entry.key] = fate
         while len(self._fates) > _REMEMBERED:
             self._fates.popitem(last=False)
@@ -240,28 +228,35 @@ class Staging:
             self._arena.free(entry.place)
 
     def _fate(self, request_id: str, epoch: int) -> HandoffError:
-        what = _what(request_id, epoch)
-        known = self._epochs.get(request_id)
-        if known is not None:
-            return StaleEpoch(f"{what}: here it is epoch {known}")
-        fate = self._fates.get((request_id, epoch))
+        what, fate = _what(request_id, epoch), self._fates.get((request_id, epoch))
         if fate is LeaseExpired:
             return LeaseExpired(f"{what}: nobody pulled it within its lease of {self.lease_s:g} s")
         return UnknownHandoff(f"{what}: {'was released here' if fate else 'was never saved here'}")
 
     def _reap(self) -> None:
-        with self._changed:
-            while not self._closed:
-                now = time.monotonic()
-                while self._deadlines and (self._deadlines[0][2].ended or self._deadlines[0][0] <= now):
-                    entry = heapq.heappop(self._deadlines)[2]
-                    if not entry.ended and entry.expires_at > now:  # renewed
-                        heapq.heappush(self._deadlines, (entry.expires_at, next(self._order), entry))
-                    elif not entry.ended:
-                        logger.info("the lease of %s ran out unpulled", _what(*entry.key))
-                        self.counters.expired += 1
-                        self._end(entry, LeaseExpired)
-                self._changed.wait(self._deadlines[0][0] - now if self._deadlines else None)
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                expired = self._expire(time.monotonic())
+                if not expired:
+                    next_s = self._deadlines[0][0] - time.monotonic() if self._deadlines else None
+                    self._changed.wait(next_s)
+            for entry in expired:
+                logger.info("the lease of %s ran out unpulled", _what(*entry.key))
+                self._on_end(*entry.key)
+
+    def _expire(self, now: float) -> list[Entry]:
+        """End the leases that have run out; returns their entries."""
+        expired = []
+        while self._deadlines and (self._deadlines[0][2].ended or self._deadlines[0][0] <= now):
+            entry = heapq.heappop(self._deadlines)[2]
+            if not entry.ended and entry.expires_at > now:  # renewed
+                heapq.heappush(self._deadlines, (entry.expires_at, next(self._order), entry))
+            elif not entry.ended:
+                self._end(entry, LeaseExpired)
+                expired.append(entry)
+        return expired
 
 
 def _what(request_id: str, epoch: int) -> str:

@@ -1,51 +1,47 @@
-"""Transports by name, imported when first asked for."""
+"""Transports by name: Baton's own, and those that other packages add (docs/adding-a-transport.md)."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Sequence
 
 from baton.handoff.errors import HandoffError, NoCommonTransport
 from baton.handoff.transports.base import Transport
 from baton.protos.handoff_pb2 import Shard
+from baton.registry import Registry
 
-_REGISTRY: dict[str, tuple[str, str]] = {}
+REGISTRY: Registry[type[Transport]] = Registry(
+    "handoff transport",
+    Transport,
+    {
+        "shm": "baton.handoff.transports.shm:Shm",
+        "grpc": "baton.handoff.transports.grpc:Grpc",
+    },
+    group="baton.handoff_transports",
+    error=HandoffError,
+)
 
 
-def register(name: str, module: str, cls: str) -> None:
-    """Offer a transport under a name. Raises HandoffError for a name that is taken."""
-    if name in _REGISTRY:
-        raise HandoffError(f"transport {name!r} is registered already, as {'.'.join(_REGISTRY[name])}")
-    _REGISTRY[name] = (module, cls)
-
-
-def names() -> list[str]:
-    return list(_REGISTRY)
-
-
-def create(wanted: Iterable[str]) -> list[Transport]:
-    """The transports of those names, in that order. Raises HandoffError for an unknown one."""
+def create(names: Iterable[str]) -> list[Transport]:
+    """Make the transports of those names, in that order. Raises HandoffError for one that cannot be had."""
     made: list[Transport] = []
-    for name in wanted:
-        if name not in _REGISTRY:
-            raise HandoffError(f"unknown transport {name!r}; registered: {', '.join(_REGISTRY)}")
-        module, cls = _REGISTRY[name]
-        made.append(getattr(importlib.import_module(module), cls)())
+    for name in names:
+        transport = REGISTRY.load(name)()
+        if transport.name != name:
+            raise HandoffError(
+                f"handoff transport {name!r} calls itself {transport.name!r}: its package is wrong"
+            )
+        made.append(transport)
     return made
 
 
 def choose(transports: Sequence[Transport], shard: Shard) -> Transport:
-    """The first that reaches the shard. Raises NoCommonTransport."""
+    """Return the first that reaches the shard. Raises NoCommonTransport."""
     for transport in transports:
         if transport.reaches(shard):
             return transport
     here = ", ".join(transport.name for transport in transports)
     raise NoCommonTransport(
-        f"rank {shard.rank} of the source at {shard.address or 'no address'} (host {shard.host}, segment"
-        f" {shard.segment or 'none'}) offers none of this worker's transports: {here}"
+        f"rank {shard.rank} of the source at {shard.address or 'no address'} offers"
+        f" {', '.join(sorted(shard.offers)) or 'nothing'}; none of this worker's transports reaches it: "
+        f"{here}"
     )
-
-
-register("shm", "baton.handoff.transports.shm", "SharedMemory")
-register("grpc", "baton.handoff.transports.grpc", "Grpc")
-register("mock", "baton.handoff.transports.mock", "Mock")

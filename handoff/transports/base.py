@@ -1,4 +1,7 @@
-"""What a transport is: it brings records from where a shard lies into this process' reach."""
+"""The interface of a transport: it brings records from where they were saved into a puller's process.
+
+docs/adding-a-transport.md is the page for authors of one.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from baton.handoff.digests import Digests
 from baton.handoff.errors import PullCancelled, PullTimeout
-from baton.handoff.memory.segments import Bytes
+from baton.handoff.memory.arena import Place
+from baton.handoff.records import Records
 from baton.protos.handoff_pb2 import Shard
 
 
 class Cancellation:
-    """Set once, from any thread; tells whoever is blocked in a pull."""
+    """A flag that any thread sets once; it stops a pull that is blocked."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,9 +28,11 @@ class Cancellation:
 
     @property
     def is_set(self) -> bool:
+        """Whether the pull was cancelled."""
         return self._set
 
     def set(self) -> None:
+        """Cancel the pull: run the callbacks, each once."""
         with self._lock:
             self._set = True
             callbacks, self._callbacks = self._callbacks, []
@@ -35,7 +40,7 @@ class Cancellation:
             callback()
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Run `callback` when set; at once if it is."""
+        """Run `callback` when the pull is cancelled; at once if it is."""
         with self._lock:
             if not self._set:
                 self._callbacks.append(callback)
@@ -44,12 +49,32 @@ class Cancellation:
 
 
 @dataclass(frozen=True)
+class SavedShard:
+    """One rank's save under its lease: what a transport can offer to pullers."""
+
+    request_id: str
+    epoch: int
+    rank: int
+    num_blocks: int
+    place: Place  # in this host's shared memory; it stays as it is until `Transport.withdraw`
+    read: Callable[
+        [], Iterator[Records]
+    ]  # all records in order, each chunk when it is whole; raises SourceError
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of one block's record."""
+        return self.place.record_bytes
+
+
+@dataclass(frozen=True)
 class Pull:
-    """One rank's wish: `num_blocks` records of its shard from `first_block` on."""
+    """One rank's order: `num_blocks` records of its shard from `first_block` on."""
 
     request_id: str
     epoch: int
     shard: Shard
+    saved_blocks: int  # all that the shard has
     first_block: int
     num_blocks: int
     deadline: float  # CLOCK_MONOTONIC, seconds
@@ -58,58 +83,60 @@ class Pull:
 
     @property
     def what(self) -> str:
-        """For errors' texts: the thing pulled and where it lies."""
+        """The pulled KV and where it lies, for the texts of errors."""
         shard = self.shard
         return f"KV of request {self.request_id!r}, epoch {self.epoch}, rank {shard.rank} at {shard.address}"
 
     @property
     def record_bytes(self) -> int:
+        """Bytes of one block's record."""
         return self.shard.record_bytes
 
     @property
     def records_a_chunk(self) -> int:
+        """Whole records that fit into a chunk, one at least."""
         return max(1, self.chunk_bytes // self.record_bytes)
 
     def check_time(self) -> None:
-        """Raises PullCancelled or PullTimeout."""
+        """Raise PullCancelled or PullTimeout when the pull is to end now."""
         if self.cancellation.is_set:
             raise PullCancelled(f"{self.what}: the request was aborted while it was pulled")
         if time.monotonic() >= self.deadline:
             raise PullTimeout(f"{self.what}: not here within the pull's deadline")
 
 
-@dataclass(frozen=True)
-class Records:
-    """A chunk from `first_block` on. data: [n, record_bytes] uint8, valid until the next is asked for.
-
-    digests: [n], as the source computed them; they have come the same way as the data.
-    """
-
-    first_block: int
-    data: Bytes
-    digests: Digests
-
-
 class Transport(ABC):
-    """Called from several threads at once; made once a rank.
+    """Both ends of one way to move records; made without arguments, once a rank, called from several threads.
 
-    Registered by name in `transports/__init__.py`. A source names what it offers in its shard; the puller
-    takes the first of its own list that `reaches` it.
+    The saving rank `offer`s each save; the offers of all its transports travel in `Shard.offers`, by name.
+    The pulling rank takes the first of its own transports that `reaches` the shard, and `pull`s.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # the one under which it is registered
+
+    @abstractmethod
+    def offer(self, saved: SavedShard) -> bytes | None:
+        """Return what a puller needs to find this save, in any form of the transport's own; None: no offer.
+
+        Called on the engine's thread, which waits. Records may still be arriving, so copy on a thread of your
+        own.
+        """
+
+    def withdraw(self, request_id: str, epoch: int) -> None:  # noqa: B027 (most keep nothing of their own)
+        """Let go of what `offer` keeps: the lease ended, by a release or unpulled. Called for each save."""
 
     @abstractmethod
     def reaches(self, shard: Shard) -> bool:
-        """Whether the shard offers this transport to a puller here. Does not connect."""
+        """Return whether the shard's offer is within reach of this process. Does not connect."""
 
     @abstractmethod
     def pull(self, pull: Pull) -> Iterator[Records]:
-        """The records, in order. The consumer copies a chunk out before it asks for the next.
+        """Yield the wanted records in order, with the digests that were saved with them.
 
-        When asked for the next (or for the end), the transport makes sure that the memory it lent held still.
-        Raises TransportError or SourceError and their kinds; checks `pull.check_time` between chunks.
+        The consumer copies a chunk out before it asks for the next one. When asked for the next (or for the
+        end), the transport makes sure that the memory it lent was not changed meanwhile. Calls
+        `pull.check_time` between chunks. Raises TransportError or SourceError, or one of their kinds.
         """
 
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """Let go of connections and mappings. Idempotent."""
+        """Let go of connections, mappings and threads. Idempotent."""

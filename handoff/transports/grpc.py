@@ -1,4 +1,4 @@
-"""gRPC: records streamed by the source's Handoff service, in few large messages."""
+"""gRPC: the source's Handoff service streams records, in few large messages."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ import grpc
 from baton.handoff import wire
 from baton.handoff.channels import Channels
 from baton.handoff.errors import HandoffError, PullTimeout, TransportFailed, named
-from baton.handoff.save.service import ERROR_KEY, PULL, SERVICE
-from baton.handoff.transports.base import Pull, Records, Transport
+from baton.handoff.records import Records
+from baton.handoff.transports.base import Pull, SavedShard, Transport
+from baton.handoff.wire import ERROR_KEY, PULL, SERVICE
 from baton.protos.handoff_pb2 import PullRequest, Shard
 
 
 class Grpc(Transport):
-    """Reaches every source that has an address."""
+    """Streams from the source's Handoff service, which every rank runs at its shards' address."""
 
     name: ClassVar[str] = "grpc"
 
     def __init__(self) -> None:
         self._channels = Channels()
 
+    def offer(self, saved: SavedShard) -> bytes:
+        del saved
+        return b""  # the shard's address says all
+
     def reaches(self, shard: Shard) -> bool:
-        return bool(shard.address)
+        return self.name in shard.offers and bool(shard.address)
 
     def pull(self, pull: Pull) -> Iterator[Records]:
         start = self._channels.to(pull.shard.address).unary_stream(
@@ -74,7 +79,7 @@ class Grpc(Transport):
 
     @staticmethod
     def _translate(pull: Pull, error: grpc.RpcError) -> HandoffError:
-        """The source's own error, by its name; otherwise what became of the call."""
+        """Return the source's own error, by its name; otherwise one for how the call ended."""
         pull.check_time()
         trailing: Any = error.trailing_metadata() or ()
         for key, value in trailing:

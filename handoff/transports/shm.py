@@ -1,4 +1,4 @@
-"""Shared memory: on one host the records are read where the source keeps them, without asking it."""
+"""Shared memory: on one host the puller reads records where the source keeps them, without asking it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import ClassVar
 
+from google.protobuf.message import DecodeError
+
 from baton.handoff import digests
-from baton.handoff.errors import LeaseExpired, TransportFailed
-from baton.handoff.manifest import places
+from baton.handoff.errors import LeaseExpired, MalformedManifest, TransportFailed
 from baton.handoff.memory import segments
-from baton.handoff.memory.segments import Bytes
-from baton.handoff.memory.views import View, are_inside
-from baton.handoff.transports.base import Pull, Records, Transport
-from baton.protos.handoff_pb2 import Shard
+from baton.handoff.memory.views import View, are_inside, joined
+from baton.handoff.records import Bytes, Records
+from baton.handoff.transports.base import Pull, SavedShard, Transport
+from baton.protos.handoff_pb2 import Run, Shard, SharedMemoryOffer
 from baton.rpc import host_id
 
 
-class SharedMemory(Transport):
-    """Reads a segment of the source. The tickets of the records tell whether they held still."""
+class Shm(Transport):
+    """Offers the records' place, and reads it. Their tickets tell whether they were left alone."""
 
     name: ClassVar[str] = "shm"
 
@@ -28,20 +29,29 @@ class SharedMemory(Transport):
         self._attached: OrderedDict[str, Bytes] = OrderedDict()
         self._lock = threading.Lock()
 
+    def offer(self, saved: SavedShard) -> bytes:
+        return SharedMemoryOffer(
+            host=self._host,
+            segment=saved.place.segment,
+            offset=saved.place.offset,
+            runs=[Run(first=first, count=count) for first, count in joined(saved.place.runs)],
+        ).SerializeToString()
+
     def reaches(self, shard: Shard) -> bool:
-        return bool(shard.segment) and shard.host == self._host
+        return self.name in shard.offers and offer_of(shard).host == self._host
 
     def pull(self, pull: Pull) -> Iterator[Records]:
-        shard = pull.shard
-        segment = self._attach(pull)
-        ticket = digests.seed(pull.request_id, pull.epoch)
-        stop = pull.first_block + pull.num_blocks
-        runs = places(shard)
-        if not are_inside(runs, segment, shard.offset, pull.record_bytes):
+        offer = offer_of(pull.shard)
+        runs = [(run.first, run.count) for run in offer.runs]
+        if (there := sum(count for _, count in runs)) != pull.saved_blocks:
+            raise MalformedManifest(f"{pull.what}: {there} slots for {pull.saved_blocks} blocks")
+        segment = self._attach(pull, offer.segment)
+        if not are_inside(runs, segment, offer.offset, pull.record_bytes):
             raise TransportFailed(
-                f"{pull.what}: its slots, from {shard.offset} on, do not lie in segment {shard.segment}"
+                f"{pull.what}: its slots, from {offer.offset} on, do not lie in segment {offer.segment}"
             )
-        view = View(segment, shard.offset, pull.record_bytes, runs)
+        view = View(segment, offer.offset, pull.record_bytes, runs)
+        ticket, stop = digests.seed(pull.request_id, pull.epoch), pull.first_block + pull.num_blocks
         if stop > view.num_blocks:
             raise TransportFailed(f"{pull.what}: {stop} records are needed, {view.num_blocks} are there")
         self._check_ticket(pull, view, ticket, pull.first_block, stop)  # before anything is loaded
@@ -68,8 +78,7 @@ class SharedMemory(Transport):
                 " it was released or its lease ran out"
             )
 
-    def _attach(self, pull: Pull) -> Bytes:
-        name = pull.shard.segment
+    def _attach(self, pull: Pull, name: str) -> Bytes:
         with self._lock:
             if name not in self._attached:
                 # A new name means a new segment or a new source: let go of those whose owners are gone.
@@ -80,3 +89,11 @@ class SharedMemory(Transport):
                 except (OSError, ValueError) as error:
                     raise TransportFailed(f"{pull.what}: segment {name} cannot be mapped: {error}") from None
             return self._attached[name]
+
+
+def offer_of(shard: Shard) -> SharedMemoryOffer:
+    """Parse a shard's offer. Raises MalformedManifest."""
+    try:
+        return SharedMemoryOffer.FromString(shard.offers[Shm.name])
+    except DecodeError as error:
+        raise MalformedManifest(f"rank {shard.rank} at {shard.address}: its offer of shm: {error}") from None

@@ -234,6 +234,7 @@ class SchedulerSide:
             shards=[Shard.FromString(part.shard) for part in done if part.problem is None],
             lease_s=self._config.lease_s,
             saved_at_s=max(part.saved_at_s for part in done),
+            host=self._host,
             save_ms=max(part.save_ms for part in done),
         )
         return seal(manifest)
@@ -246,8 +247,7 @@ class SchedulerSide:
             return
         del self._loading[key]
         done, manifest = load.done, load.manifest
-        same_host = any(shard.host == self._host for shard in manifest.shards)
-        start = manifest.saved_at_s if same_host else load.arrived_s
+        start = manifest.saved_at_s if manifest.host == self._host else load.arrived_s
         self._loaded.append(
             Loaded(
                 *key,

@@ -24,14 +24,15 @@ from baton.handoff.load.loader import Loader
 from baton.handoff.manifest import Puller, num_blocks
 from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
-from baton.handoff.memory.cache import BlockCache, block_cache
+from baton.handoff.memory.blocks import block_cache
+from baton.handoff.memory.cache import BlockCache
 from baton.handoff.save import sizing
-from baton.handoff.save.saver import Origin, Saver
+from baton.handoff.save.saver import Saver
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
+from baton.handoff.transports import create
 from baton.handoff.vllm import facts
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
-from baton.rpc import host_id
 
 logger = logging.getLogger(__name__)
 
@@ -62,15 +63,20 @@ class WorkerSide:
         self._layers = tuple(layer.to_proto().SerializeToString() for layer in cache.layers)
         self._rank = rank
         self._client = HandoffClient()
+        self._transports = create(config.transports)
         segments.remove_stale()
         longest = num_blocks(vllm_config.model_config.max_model_len, found.block_size)
         self.staging = self._make_staging(config, cache, kv_cache_config.num_blocks, longest)
         listen = join(config.host, config.port_of(rank))
         self._service = HandoffService(self.staging, rank, listen, config.chunk_bytes, config.published_host)
-        self._origin = Origin(
-            rank, self._service.address, host_id(), shares_memory="shm" in config.transports
+        self._saver = Saver(
+            cache,
+            self.staging,
+            self._transports,
+            rank=rank,
+            address=self._service.address,
+            chunk_bytes=config.chunk_bytes,
         )
-        self._saver = Saver(cache, self.staging, self._origin)
         self.loader = self._make_loader(config, cache, found.block_size)
         self._results = StepResults()
         self._told_room = (0, 0)
@@ -78,15 +84,23 @@ class WorkerSide:
             self.close
         )  # segments have names: they would outlive a process that forgot to shut down
 
-    @staticmethod
-    def _make_staging(config: HandoffConfig, cache: BlockCache, blocks: int, longest: int) -> Staging:
-        """blocks: of the cache, and of the longest prompt."""
+    def _make_staging(self, config: HandoffConfig, cache: BlockCache, blocks: int, longest: int) -> Staging:
+        """blocks: of the cache; longest: blocks of the longest prompt."""
         if config.staging_mib is None:
             room = sizing.room(cache.record_bytes, blocks, longest, sizing.free_bytes())
         else:
             room = sizing.Room(config.staging_mib * MIB, "handoff.staging_mib")
         logger.info("staging: %s", room)
-        return Staging(Arena(room.bytes, cache.record_bytes, pin=cache.pin), config.lease_s)
+        arena = Arena(room.bytes, cache.record_bytes, pin=cache.pin)
+        return Staging(arena, config.lease_s, self._withdraw)
+
+    def _withdraw(self, request_id: str, epoch: int) -> None:
+        """Tell the transports that a save is over; on threads of staging's."""
+        for transport in self._transports:
+            try:
+                transport.withdraw(request_id, epoch)
+            except Exception:  # another package's: it ends neither the thread nor the other transports
+                logger.exception("transport %r did not withdraw request %r", transport.name, request_id)
 
     def _make_loader(self, config: HandoffConfig, cache: BlockCache, block_size: int) -> Loader:
         puller = Puller(
@@ -101,7 +115,7 @@ class WorkerSide:
         return Loader(
             cache,
             puller,
-            config.transports,
+            self._transports,
             self._client,
             pull_timeout_s=config.pull_timeout_s,
             chunk_bytes=config.chunk_bytes,
@@ -149,4 +163,6 @@ class WorkerSide:
         self._service.close()
         self._cache.close()
         self.staging.close()
+        for transport in self._transports:
+            transport.close()
         self._client.close()

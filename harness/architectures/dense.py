@@ -46,7 +46,7 @@ def _config(architecture: str, model_type: str, layers: int, **more: Any) -> dic
 
 
 def qwen2(folder: Path, *, layers: int = 6, gain: float = 0.9) -> None:
-    """A target deep enough for the three layers that EAGLE-3 looks at."""
+    """Write a target deep enough for the three layers that EAGLE-3 reads."""
     weights = _trunk(0, layers, gain, bias=True)
     weights.save(folder, _config("Qwen2ForCausalLM", "qwen2", layers))
 
@@ -57,7 +57,7 @@ def qwen3(folder: Path, *, layers: int = 4, gain: float = 1.1) -> None:
 
 
 def mimo(folder: Path, *, layers: int = 4, gain: float = 1.1) -> None:
-    """A Qwen2 trunk and one MTP layer, whose entry takes the target's state first."""
+    """Write a Qwen2 trunk and one MTP layer, whose input projection takes the target's state first."""
     weights = _trunk(2, layers, gain, bias=True)
     prefix = "model.mtp_layers.0"
     _layer(weights, prefix, DRAFTER, bias=True)
@@ -67,13 +67,13 @@ def mimo(folder: Path, *, layers: int = 4, gain: float = 1.1) -> None:
 
 
 def small_qwen2(folder: Path) -> None:
-    """A draft model: a target of one thin layer."""
+    """Write a draft model: a target of one thin layer."""
     weights = _trunk(3, 1, DRAFTER, bias=True)
     weights.save(folder, _config("Qwen2ForCausalLM", "qwen2", 1))
 
 
 def eagle(folder: Path) -> None:
-    """One Llama layer over [embedding, state]; the target's head."""
+    """Write one Llama layer over [embedding, state], with the target's head."""
     weights = Weights(4)
     _layer(weights, "layers.0", DRAFTER)
     del weights.tensors["layers.0.input_layernorm.weight"]
@@ -83,7 +83,7 @@ def eagle(folder: Path) -> None:
 
 
 def eagle3(folder: Path) -> None:
-    """One Llama layer whose attention reads [embedding, state], the state made of three layers' states.
+    """Write one Llama layer that attends over [embedding, state], the state made of three layers' states.
 
     What carries the last token is the attention: each token looks for its own kind and copies it.
     """
@@ -111,7 +111,7 @@ def eagle3(folder: Path) -> None:
 
 
 def medusa(folder: Path, *, heads: int = 2) -> None:
-    """Heads on the target's last state: the n-th knows who comes n places after the next."""
+    """Write heads on the target's last state: the n-th predicts the token n places after the next."""
     weights = Weights(6)
     for number in range(heads):
         weights.add(f"blocks.{number}.layers.0", HIDDEN, HIDDEN, gain=0.2)

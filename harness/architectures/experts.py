@@ -35,7 +35,7 @@ def _target(seed: int, layer: Callable[[Weights, str, float, bool], None]) -> We
 
 
 def _mtp_layer(weights: Weights, layer: Callable[[Weights, str, float, bool], None]) -> None:
-    """As GLM and DeepSeek name it: one layer more, with embedding and head of its own."""
+    """Add an MTP layer as GLM and DeepSeek name it: one layer more, with its own embedding and head."""
     prefix = f"model.layers.{LAYERS}"
     layer(weights, prefix, DRAFTER, False)
     weights.norms(prefix, "enorm", "hnorm", "shared_head.norm")
@@ -105,7 +105,7 @@ def _deepseek_layer(weights: Weights, prefix: str, gain: float, dense: bool) -> 
 
 
 def deepseek_v3(folder: Path) -> None:
-    """Attention over latents (MLA), and rotary embeddings of the plain kind."""
+    """Write a model with attention over latents (MLA) and plain rotary embeddings."""
     weights = _target(11, _deepseek_layer)
     _mtp_layer(weights, _deepseek_layer)
     config = common(

@@ -1,4 +1,4 @@
-"""The language that every tiny model here speaks: who follows whom, and how text of it looks.
+"""The language of all tiny models here: which token follows which, and texts in it.
 
 A trained draft model agrees with its target often but not always. Random weights never agree. So all models
 share one table: each of the 95 printable characters has a successor. Their embeddings are orthogonal, and
@@ -20,14 +20,14 @@ SHARPNESS = 30.0  # logit of a token whose predecessor is all that the hidden st
 
 
 def successors() -> dict[int, int]:
-    """Of each character the one that follows: one cycle through all."""
+    """Map each character to its successor: one cycle through all."""
     cycle = list(CHARACTERS)
     random.Random(0).shuffle(cycle)
     return {token: cycle[(place + 1) % len(cycle)] for place, token in enumerate(cycle)}
 
 
 def embedding(hidden: int = HIDDEN) -> torch.Tensor:
-    """[VOCABULARY, hidden], rows of length sqrt(hidden); those of characters are orthogonal."""
+    """Return [VOCABULARY, hidden]: rows of length sqrt(hidden); those of characters are orthogonal."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(VOCABULARY, hidden, generator=generator)
     characters = torch.linalg.qr(torch.randn(hidden, hidden, generator=generator)).Q[: len(CHARACTERS)]
@@ -37,7 +37,7 @@ def embedding(hidden: int = HIDDEN) -> torch.Tensor:
 
 
 def head(hidden: int = HIDDEN, steps: int = 1) -> torch.Tensor:
-    """[VOCABULARY, hidden]: of a hidden state near a character, most for the one `steps` places on.
+    """Return [VOCABULARY, hidden]: a state near a character favours the one `steps` places on.
 
     Tokens that are no characters get 0: they are never the best, and next to never sampled.
     """
@@ -51,7 +51,7 @@ def head(hidden: int = HIDDEN, steps: int = 1) -> torch.Tensor:
 
 
 def prompt(number: int, length: int = 40) -> list[int]:
-    """Token ids of the text of this number: it follows the table half of the time."""
+    """Return the token ids of a text; half of its tokens follow the table."""
     follows, chance = successors(), random.Random(number)
     text = [chance.choice(CHARACTERS)]
     for _ in range(chance.randint(length // 2, 3 * length // 2) - 1):
@@ -60,5 +60,5 @@ def prompt(number: int, length: int = 40) -> list[int]:
 
 
 def prompts(count: int) -> list[list[int]]:
-    """The first texts, 20 to 60 tokens long."""
+    """Return the first `count` texts, 20 to 60 tokens each."""
     return [prompt(number) for number in range(count)]

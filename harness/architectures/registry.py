@@ -1,4 +1,4 @@
-"""Every way of drafting with a tiny model of the architecture that has it: made in a second, by name.
+"""Every way of drafting, by name, each with a tiny model of an architecture that has it, made in a second.
 
     one = ARCHITECTURES["mtp-mimo"]
     folder = one.checkpoint()                    # made once, then kept until the code that makes it changes
@@ -28,7 +28,7 @@ CACHE = ROOT / ".pytest_cache" / "architectures"
 
 @dataclass(frozen=True)
 class Architecture:
-    """A target, its drafter where that has a folder of its own, and what an engine must be told."""
+    """A target, its drafter where that has its own folder, and the engine's arguments."""
 
     name: str
     model: Callable[[Path], None]  # writes the target's checkpoint
@@ -41,7 +41,7 @@ class Architecture:
     texts: tuple[int, ...] = tuple(range(100))  # numbers of the texts to ask with
 
     def build(self, folder: Path) -> None:
-        """Write the checkpoint, or both, into `folder`, which is made."""
+        """Write the target, and the drafter if there is one, into `folder`, which is created."""
         self.model(folder / "target")
         if self.drafter is not None:
             self.drafter(folder / "drafter")
@@ -50,17 +50,17 @@ class Architecture:
         return folder / "target"
 
     def speculative(self, folder: Path) -> dict[str, Any]:
-        """What --speculative-config takes."""
+        """Return the value of --speculative-config."""
         return self.spec | ({"model": str(folder / "drafter")} if self.drafter is not None else {})
 
     def prompts(self, count: int) -> list[list[int]]:
-        """Token ids, 20 to 60 a prompt. Raises ValueError for more than there are."""
+        """Return prompts of 20 to 60 token ids. Raises ValueError for more than there are."""
         if count > len(self.texts):
             raise ValueError(f"{self.name} has {len(self.texts)} prompts, not {count}")
         return [language.prompt(number) for number in self.texts[:count]]
 
     def checkpoint(self) -> Path:
-        """The folder, built when it is not there yet. Processes may ask at the same time."""
+        """Return the folder, building it where it is missing; several processes may do so at once."""
         folder = CACHE / _version() / self.name
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -74,8 +74,8 @@ class Architecture:
 
 
 def _version() -> str:
-    """Of all code that has a say in the checkpoints."""
-    sources = [*sorted(Path(__file__).parent.glob("*.py")), ROOT / "tests" / "checkpoints.py"]
+    """Return a digest of all code that makes the checkpoints."""
+    sources = [*sorted(Path(__file__).parent.glob("*.py")), ROOT / "harness" / "checkpoints.py"]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
 

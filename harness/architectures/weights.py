@@ -14,14 +14,14 @@ from harness.checkpoints import byte_tokenizer
 
 
 class Weights:
-    """Named tensors. `add` draws random ones from one seeded generator, in the order of its calls."""
+    """Named tensors; `add` draws random ones from one seeded generator, in the order of its calls."""
 
     def __init__(self, seed: int) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._generator = torch.Generator().manual_seed(seed)
 
     def add(self, name: str, *shape: int, gain: float = 1.0) -> None:
-        """`name`.weight: a projection that gives a vector of unit entries one of `gain`-sized entries."""
+        """Add `name`.weight, a projection that scales a vector of unit entries by about `gain`."""
         spread = gain / shape[-1] ** 0.5
         self.tensors[f"{name}.weight"] = torch.randn(*shape, generator=self._generator) * spread
 
@@ -39,7 +39,7 @@ class Weights:
             self.norm(f"{prefix}.{name}", value=value)
 
     def mlp(self, prefix: str, inner: int, gain: float, hidden: int = language.HIDDEN) -> None:
-        """A gated MLP that adds `gain` times a vector of unit entries, more or less."""
+        """Add a gated MLP whose output has entries of about `gain`."""
         self.add(f"{prefix}.gate_proj", inner, hidden, gain=2.0)
         self.add(f"{prefix}.up_proj", inner, hidden)
         self.add(f"{prefix}.down_proj", hidden, inner, gain=gain)
@@ -56,7 +56,7 @@ class Weights:
         hidden: int = language.HIDDEN,
         query_parts: int = 1,
     ) -> None:
-        """Attention with keys and queries wide enough to choose, that adds some `gain` times unit entries."""
+        """Add attention that is sharp enough to select, with an output of entries of about `gain`."""
         for name, size in (("q_proj", query_parts * heads), ("k_proj", key_heads), ("v_proj", key_heads)):
             self.add(f"{prefix}.{name}", size * head_dim, hidden, gain=1.0 if name == "v_proj" else 1.5)
             if bias:
@@ -64,7 +64,7 @@ class Weights:
         self.add(f"{prefix}.o_proj", hidden, heads * head_dim, gain=gain)
 
     def save(self, folder: Path, config: dict[str, Any], dtype: str = "float32") -> None:
-        """config.json, model.safetensors and the byte-level tokenizer in `folder`, which is made."""
+        """Write config.json, model.safetensors and the byte-level tokenizer into `folder`, a new one."""
         folder.mkdir(parents=True)
         kind = getattr(torch, dtype)
         tensors = {
@@ -77,14 +77,14 @@ class Weights:
 
 
 def mixer(embedded: float, hidden: float, embedded_first: bool = True) -> torch.Tensor:
-    """[HIDDEN, 2 * HIDDEN]: a drafter's entry, which adds up embedding and target's state."""
+    """Return [HIDDEN, 2 * HIDDEN]: a drafter's input projection, which adds embedding and target's state."""
     unit = torch.eye(language.HIDDEN)
     parts = [embedded * unit, hidden * unit]
     return torch.cat(parts if embedded_first else parts[::-1], dim=1)
 
 
 def common(**more: Any) -> dict[str, Any]:
-    """What the config.json of every checkpoint here says."""
+    """Return what the config.json of every checkpoint here contains, and `more`."""
     return {
         "hidden_size": language.HIDDEN,
         "vocab_size": language.VOCABULARY,

@@ -1,9 +1,9 @@
-"""`python -m tests.chaos`: break a deployment under load by a seeded plan, and tell what its clients saw.
+"""`python -m harness.chaos`: break a deployment under load by a seeded plan, and report what clients saw.
 
-    python -m tests.chaos                                  all plans, 27 minutes of faults
-    python -m tests.chaos --plan workers-2p2d --seed 7     one of them; --plan may be given several times
-    python -m tests.chaos --list                           plans and faults
-    python -m tests.chaos report [FILE]                    write the table of docs/reliability.md
+    python -m harness.chaos                                  all plans, 27 minutes of faults
+    python -m harness.chaos --plan workers-2p2d --seed 7     one of them; --plan may be given several times
+    python -m harness.chaos --list                           plans and faults
+    python -m harness.chaos report [FILE]                    write the table of docs/reliability.md
 
 The exit status is 1 when a request failed, a token was wrong, a placement was one too many, or something was
 still held two lease times after the load.
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.chaos",
+        prog="python -m harness.chaos",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""What is asked, and the right answers: taken before anything fails, and kept on disk for the next run."""
+"""The questions and the right answers: recorded before anything fails, and kept on disk for the next run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton-
 
 @dataclass(frozen=True)
 class Case:
-    """One question. Greedy, so an answer is the beginning of every longer one."""
+    """One question. It is greedy, so an answer is a prefix of every longer one."""
 
     prompt: tuple[int, ...]
     tokens: int  # of the answer, exactly
@@ -35,7 +35,7 @@ class Case:
     salt: str = ""  # not empty: the prompt's cached blocks are not used
 
     def body(self) -> dict[str, Any]:
-        """As OpenAI's completions take it."""
+        """Return the body of a request to OpenAI's completions."""
         return {
             "model": MODEL_NAME,
             "prompt": list(self.prompt),
@@ -49,14 +49,14 @@ class Case:
 
 
 class Questions:
-    """Prompts with their longest answers."""
+    """The prompts with their longest answers."""
 
     def __init__(self, known: dict[tuple[int, ...], list[int]]) -> None:
         self._prompts = list(known)
         self._known = known
 
     def draw(self, random: random.Random) -> Case:
-        """One in four asks for what may be cached; one in four is no stream."""
+        """Draw a case: one in four has a prompt that may be cached, and one in four is not streamed."""
         prompt = random.choice(self._prompts)
         most = min(MOST, len(self._known[prompt]))
         salt = f"{random.getrandbits(64):x}" if random.random() < 0.75 else ""
@@ -67,13 +67,13 @@ class Questions:
 
 
 def asked(every: int) -> list[tuple[int, ...]]:
-    """Every so many-th prompt of all lengths."""
+    """Return a sample of the prompts of all lengths."""
     chosen = [tuple(prompt) for prompt in texts.prompts() if SHORTEST <= len(prompt) <= LONGEST]
     return chosen[::-every]
 
 
 async def questions(url: str, every: int) -> Questions:
-    """Prompts with their answers; what is not known yet is asked at `url`, where nothing may fail now."""
+    """Return prompts with answers; unknown ones are requested at `url`, where nothing may fail now."""
     prompts = asked(every)
     file = CACHE / f"{_digest(prompts)}.json"
     if file.exists():

@@ -1,4 +1,4 @@
-"""Corrupts KV that waits to be pulled: one bit of a saved handoff, in the shared memory of its owner."""
+"""Corruption of KV that waits to be pulled: one bit of a saved handoff, in its owner's shared memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK_SIZE = 32  # tokens, on a CPU
 
 
 def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) -> int:
-    """Flip a bit in each whole save of a worker that is not in `seen`, and note it there; how many.
+    """Flip a bit in each complete save of a worker that is not in `seen`; note it there. Return how many.
 
     A save is found by its header and known by its first digest, so that its bytes are hit only after they
     were digested: what is broken before that no reader could notice.
@@ -52,7 +52,7 @@ def _is_save(view: View, ticket: int) -> bool:
 
 @cache
 def record_bytes() -> int:
-    """Of one block of the deployed model, its drafter's layer included."""
+    """Return the bytes of one block of the deployed model, its drafter's layer included."""
     config = json.loads((Path(ENGINE["model"]) / "config.json").read_text())
     layers = config["num_hidden_layers"] + config["num_nextn_predict_layers"]
     head = config["hidden_size"] // config["num_attention_heads"]

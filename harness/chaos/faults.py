@@ -20,7 +20,6 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from harness.chaos.corruption import corrupt, record_bytes
 from harness.chaos.load import Answer, Load
-from harness.chaos.parts import WORKER_KINDS
 from harness.chaos.site import Part, Site
 from harness.scheduling import RedisServer
 
@@ -36,7 +35,7 @@ pinned or in mid-pull; its later tokens come."""
 
 @dataclass
 class Act:
-    """One fault while it happens, with all that it may use."""
+    """A fault while it happens, and everything that it may use."""
 
     site: Site
     load: Load | None  # None: nobody asks for answers
@@ -52,7 +51,7 @@ class Act:
         await asyncio.sleep(self.hold_s)
 
     async def moment(self, victim: Part) -> None:
-        """Return at the stage that is wanted, at the latest after MOMENT_S; count who is at which stage."""
+        """Wait for the wanted stage, for MOMENT_S at most; count which requests are at which stage."""
         deadline = time.monotonic() + MOMENT_S
 
         def mine(answer: Answer) -> bool:
@@ -77,21 +76,21 @@ class Act:
         self.count(victim)
 
     def workers(self, answer: Answer) -> tuple[str, str]:
-        """Who reads and who writes it, as the scheduler told last; empty names when it has not."""
+        """Return a request's prefill and decode worker, as the scheduler last said, else empty names."""
         for request_id, pair in self.site.live.items():
             if answer.request_id in request_id:
                 return pair
         return "", ""
 
     def unread(self, victim: Part) -> int:
-        """Requests that it is to read, or reads."""
+        """Return the requests that a worker is to prefill or prefills."""
         return sum(
             not answer.tokens and self.workers(answer)[0] == victim.worker_id
             for answer in self.answers.running.values()
         )
 
     def count(self, victim: Part) -> None:
-        """Who is hit, and where it stands. What is queued and what is read is told apart by age alone."""
+        """Count the requests that are hit, by stage. Queued and prefilling are told apart by age alone."""
         if self.load is None:
             return
         reading = 0
@@ -196,37 +195,37 @@ async def _end_well(act: Act, victim: Part) -> None:
 
 @fault(QUEUE, PREFILL, HANDOFF)
 async def kill_prefill(act: Act) -> None:
-    """SIGKILL of a prefill worker."""
+    """Kill a prefill worker."""
     await _kill(act, "prefill")
 
 
 @fault(QUEUE, PREFILL, HANDOFF, hold_s=LONG)
 async def hang_prefill(act: Act) -> None:
-    """SIGSTOP of a prefill worker for longer than its lease."""
+    """Stop a prefill worker for longer than its lease."""
     await _hang(act, "prefill")
 
 
 @fault(HANDOFF, STREAM)
 async def kill_decode(act: Act) -> None:
-    """SIGKILL of a decode worker."""
+    """Kill a decode worker."""
     await _kill(act, "decode")
 
 
 @fault(HANDOFF, STREAM, hold_s=LONG)
 async def hang_decode(act: Act) -> None:
-    """SIGSTOP of a decode worker for longer than its lease."""
+    """Stop a decode worker for longer than its lease."""
     await _hang(act, "decode")
 
 
 @fault(hold_s=SHORT)
 async def pause_worker(act: Act) -> None:
-    """SIGSTOP of any worker for less than its lease."""
+    """Stop any worker for less than its lease."""
     await _hang(act, "prefill", "decode")
 
 
 @fault(HANDOFF)
 async def kill_pair(act: Act) -> None:
-    """SIGKILL of a prefill and a decode worker at once."""
+    """Kill a prefill and a decode worker at once."""
     reader, writer = act.pick("prefill"), act.pick("decode")
     await act.moment(reader)
     reader.kill()
@@ -237,19 +236,19 @@ async def kill_pair(act: Act) -> None:
 
 @fault()
 async def drain_prefill(act: Act) -> None:
-    """SIGTERM of a prefill worker, and another one."""
+    """Terminate a prefill worker, and start another one."""
     await _drain(act, "prefill")
 
 
 @fault()
 async def drain_decode(act: Act) -> None:
-    """SIGTERM of a decode worker, and another one."""
+    """Terminate a decode worker, and start another one."""
     await _drain(act, "decode")
 
 
 @fault()
 async def rolling_restart(act: Act) -> None:
-    """SIGTERM of all workers, one after the other, each replaced before the next."""
+    """Terminate all workers, one after the other, each replaced before the next."""
     for victim in list(act.site.workers):
         act.count(victim)
         victim.drain()
@@ -260,7 +259,7 @@ async def rolling_restart(act: Act) -> None:
 
 @fault(hold_s=SHORT)
 async def operator_drain(act: Act) -> None:
-    """`baton drain` of a worker: its next life takes nothing until `baton undrain`."""
+    """Run `baton drain` on a worker: started again it takes nothing until `baton undrain`."""
     victim = act.pick("prefill", "decode")
     await act.moment(victim)
     async with SchedulerClient(act.site.scheduler_address) as operator:
@@ -280,7 +279,7 @@ async def operator_drain(act: Act) -> None:
 
 
 async def _takes_nothing(act: Act, victim: Part) -> None:
-    """For as long as the fault holds."""
+    """Check for the time of the fault that a worker takes nothing."""
     until = time.monotonic() + act.hold_s
     while time.monotonic() < until:
         one = act.site.status(victim)
@@ -291,12 +290,12 @@ async def _takes_nothing(act: Act, victim: Part) -> None:
         await asyncio.sleep(0.02)
 
 
-ROLES = {kind: pb.Role.Value(f"ROLE_{kind.upper()}") for kind in WORKER_KINDS}
+ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "mixed": pb.ROLE_MIXED}
 
 
 @fault(hold_s=(0.0, 0.5))
 async def flip_role(act: Act) -> None:
-    """`baton role`: a worker gets another role while it works. The next flip starts from there."""
+    """Run `baton role` on a worker at work. The next flip starts from its new role."""
     victim = act.pick(*ROLES)
     told = act.site.description
     has = {one.identity.worker_id: one.identity.role for one in told.workers} if told is not None else {}
@@ -314,7 +313,7 @@ async def flip_role(act: Act) -> None:
 
 @fault(hold_s=(4.0, 8.0))
 async def corrupt_handoffs(act: Act) -> None:
-    """Flip a bit in each save of a prefill worker that waits to be pulled, as soon as it is whole."""
+    """Flip a bit in each save of a prefill worker that waits to be pulled, as soon as it is complete."""
     until = time.monotonic() + act.hold_s
     seen: set[int] = set()
     size = record_bytes()
@@ -329,19 +328,19 @@ async def corrupt_handoffs(act: Act) -> None:
 
 @fault(hold_s=LONG)
 async def drop_network(act: Act) -> None:
-    """Nothing gets to a worker or back for longer than its lease; no connection is closed."""
+    """Drop all traffic of a worker for longer than its lease, with its connections open."""
     await _disturb(act, drop=True)
 
 
 @fault(hold_s=SHORT)
 async def interrupt_network(act: Act) -> None:
-    """The same, for less than its lease."""
+    """Drop all traffic of a worker for less than its lease, with its connections open."""
     await _disturb(act, drop=True)
 
 
 @fault(hold_s=LONG)
 async def delay_network(act: Act) -> None:
-    """All that a worker hears and says is 200 ms late."""
+    """Delay all traffic of a worker by 200 ms."""
     await _disturb(act, drop=False)
 
 
@@ -366,25 +365,25 @@ async def _disturb(act: Act, *, drop: bool) -> None:
 
 @fault()
 async def kill_scheduler(act: Act) -> None:
-    """SIGKILL of a scheduler, and another one at once."""
+    """Kill a scheduler, and start another one at once."""
     await _kill(act, "scheduler")
 
 
 @fault(hold_s=LONG)
 async def lose_scheduler(act: Act) -> None:
-    """SIGKILL of a scheduler, and another one only later."""
+    """Kill a scheduler, and start another one only later."""
     await _kill(act, "scheduler")
 
 
 @fault(hold_s=LONG)
 async def hang_scheduler(act: Act) -> None:
-    """SIGSTOP of a scheduler for longer than workers' leases."""
+    """Stop a scheduler for longer than workers' leases."""
     await _hang(act, "scheduler")
 
 
 @fault(hold_s=LONG)
 async def lose_schedulers(act: Act) -> None:
-    """SIGKILL of all schedulers at once, and others only later: routers place alone."""
+    """Kill all schedulers at once, and start others only later: routers place alone."""
     lost = act.site.of("scheduler")
     for scheduler in lost:
         scheduler.kill()
@@ -395,13 +394,13 @@ async def lose_schedulers(act: Act) -> None:
 
 @fault()
 async def drain_scheduler(act: Act) -> None:
-    """SIGTERM of a scheduler, and another one."""
+    """Terminate a scheduler, and start another one."""
     await _drain(act, "scheduler")
 
 
 @fault(hold_s=LONG)
 async def kill_scheduler_and_decode(act: Act) -> None:
-    """SIGKILL of a scheduler; a decode worker follows while nobody can be asked."""
+    """Kill a scheduler, then a decode worker while no scheduler answers."""
     scheduler, victim = act.pick("scheduler"), act.pick("decode")
     scheduler.kill()
     await act.moment(victim)
@@ -416,7 +415,7 @@ async def kill_scheduler_and_decode(act: Act) -> None:
 
 @fault(hold_s=LONG)
 async def kill_redis(act: Act) -> None:
-    """SIGKILL of Redis, which comes back with what it had written."""
+    """Kill Redis, which comes back with what it had written to disk."""
     await act.moment(act.pick("scheduler"))
     act.redis.stop()
     await act.hold()
@@ -425,7 +424,7 @@ async def kill_redis(act: Act) -> None:
 
 @fault(hold_s=LONG)
 async def empty_redis(act: Act) -> None:
-    """SIGKILL of Redis, which comes back empty."""
+    """Kill Redis, which comes back empty."""
     await act.moment(act.pick("scheduler"))
     act.redis.stop()
     shutil.rmtree(act.redis.folder / "appendonlydir", ignore_errors=True)
@@ -435,7 +434,7 @@ async def empty_redis(act: Act) -> None:
 
 @fault(hold_s=LONG)
 async def hang_redis(act: Act) -> None:
-    """SIGSTOP of Redis."""
+    """Stop Redis."""
     await act.moment(act.pick("scheduler"))
     act.redis.hang()
     try:
@@ -446,7 +445,7 @@ async def hang_redis(act: Act) -> None:
 
 @fault(hold_s=LONG)
 async def slow_redis(act: Act) -> None:
-    """Redis stands still again and again for 0.3 s."""
+    """Stop Redis for 0.3 s again and again."""
     until = time.monotonic() + act.hold_s
     while time.monotonic() < until:
         act.redis.hang()
@@ -457,7 +456,7 @@ async def slow_redis(act: Act) -> None:
 
 @fault(hold_s=LONG)
 async def fill_redis(act: Act) -> None:
-    """Redis has no memory left: it refuses writes."""
+    """Leave Redis no memory: it refuses writes."""
     async with Redis.from_url(act.redis.url) as admin:
         await admin.config_set("maxmemory", "1")
         await act.hold()
@@ -466,7 +465,7 @@ async def fill_redis(act: Act) -> None:
 
 @fault(hold_s=LONG)
 async def change_password(act: Act) -> None:
-    """Redis has another password for a while, and closes all connections."""
+    """Change the password of Redis for a while, and close all its connections."""
     async with Redis.from_url(act.redis.url) as admin:
         await admin.config_set("requirepass", "another")
         await admin.client_kill_filter(_type="normal", skipme=True)
@@ -476,7 +475,7 @@ async def change_password(act: Act) -> None:
 
 @fault(hold_s=LONG)
 async def kill_redis_and_scheduler(act: Act) -> None:
-    """SIGKILL of both at once; Redis is back first."""
+    """Kill Redis and a scheduler at once; Redis is back first."""
     scheduler = act.pick("scheduler")
     await act.moment(scheduler)
     act.redis.stop()
@@ -488,7 +487,7 @@ async def kill_redis_and_scheduler(act: Act) -> None:
 
 @fault(hold_s=LONG)
 async def start_scheduler_without_redis(act: Act) -> None:
-    """SIGKILL of both at once; the scheduler is back first, and Redis comes back empty."""
+    """Kill Redis and a scheduler at once; the scheduler is back first, and Redis comes back empty."""
     scheduler = act.pick("scheduler")
     await act.moment(scheduler)
     act.redis.stop()
@@ -504,17 +503,17 @@ async def start_scheduler_without_redis(act: Act) -> None:
 
 @fault(hold_s=(0.5, 2.0))
 async def kill_router(act: Act) -> None:
-    """SIGKILL of one of several routers: its own connections break, the others' do not."""
+    """Kill one of several routers: its own connections break, the others' do not."""
     await _kill(act, "router")
 
 
 @fault()
 async def drain_router(act: Act) -> None:
-    """SIGTERM of one of several routers: it ends its streams, others take what comes."""
+    """Terminate one of several routers: it ends its streams, and the others take new requests."""
     await _drain(act, "router")
 
 
 @fault(hold_s=(2.0, 14.0))
 async def hang_router(act: Act) -> None:
-    """SIGSTOP of one of several routers, also for longer than workers and scheduler wait for it."""
+    """Stop one of several routers, also for longer than workers and schedulers wait for it."""
     await _hang(act, "router")

@@ -1,4 +1,4 @@
-"""A bounded load of checked answers: so many clients, each with one request at a time."""
+"""A bounded load with checked answers: clients that each have one request at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ END_S = 150.0  # until the last answers are there
 
 
 class Fate(Enum):
-    """What became of a request."""
+    """The outcome of a request."""
 
     RIGHT = "right"
     WRONG = "wrong"  # a token that an undisturbed run does not send
@@ -32,7 +32,7 @@ class Fate(Enum):
 
 @dataclass(eq=False)
 class Answer:
-    """One request, while it runs and after. Times: time.monotonic, seconds."""
+    """A request, while it runs and afterwards. Times are in seconds of time.monotonic."""
 
     request_id: str
     case: Case
@@ -47,7 +47,7 @@ class Answer:
     router_lost: bool = False
 
     def pauses(self) -> list[tuple[float, float]]:
-        """(start, end) of each wait of the client's; none for what is no stream."""
+        """Return (start, end) of each wait of a stream's client; none for a response in one piece."""
         if not self.case.stream:
             return []
         times = [self.asked, *self.arrivals, self.ended]
@@ -55,7 +55,7 @@ class Answer:
 
 
 def judge(answer: Answer, expected: list[int]) -> tuple[Fate, str]:
-    """What became of it, and for all but the right ones how."""
+    """Judge a request: its fate and, unless it is right, the reason."""
     got = answer.tokens
     for at, (one, right) in enumerate(zip(got, expected, strict=False)):
         if one != right:
@@ -73,7 +73,7 @@ def judge(answer: Answer, expected: list[int]) -> tuple[Fate, str]:
 
 
 class Load:
-    """The clients. `running` and `over` may be read at any time."""
+    """The clients; `running` and `over` may be read at any time."""
 
     def __init__(self, site: Site, questions: Questions, clients: int, seed: str) -> None:
         self.site = site
@@ -118,7 +118,7 @@ class Load:
         return f"{len(self.over)} answers, {len(self.running)} under way, {self.tokens} tokens"
 
     async def event(self, wanted: Callable[[Answer], bool], within_s: float) -> Answer | None:
-        """The next answer of which that is true just after tokens of it came; None after so long."""
+        """Wait for an answer that meets `wanted` just after tokens of it came; None at the deadline."""
         coming: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         entry = (wanted, coming)
         self._waiting.append(entry)
@@ -143,7 +143,7 @@ class Load:
             count += 1
 
     def _router(self, turn: int) -> Part:
-        """As a balancer chooses that asks for their health: none that has started and is not ready yet."""
+        """Choose a router as a balancer with health checks does: none that is not ready yet."""
         ready = [one for one in self.site.routers if not (one.wanted and one.away)] or self.site.routers
         return ready[turn % len(ready)]
 
@@ -182,7 +182,7 @@ class Load:
         self.over.append(answer)
 
     async def _try(self, answer: Answer) -> float | None:
-        """Ask once. After how many seconds to ask again; None when that was it."""
+        """Send the request once. Return the seconds until the next attempt, None where there is none."""
         if self._http is None:
             raise RuntimeError("the load has not begun")
         headers = {"X-Request-Id": answer.request_id}

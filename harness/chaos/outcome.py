@@ -1,4 +1,4 @@
-"""What a plan came to: the figures, and whether they are good enough."""
+"""The outcome of a plan: its figures, and whether they are good enough."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Span = tuple[float, float]  # from, to; time.monotonic, seconds
 
 @dataclass
 class Leaks:
-    """What is still held when it should not be."""
+    """Resources that are still held and should not be."""
 
     blocks: int = 0  # of the KV caches, not free again
     attempts: int = 0  # live at the scheduler
@@ -39,7 +39,7 @@ class Leaks:
 
 
 def leaks(told: pb.Description) -> Leaks:
-    """What an idle deployment would not hold. Blocks that stay cached count as free, as they are."""
+    """Return what an idle deployment would not hold. Cached blocks count as free."""
     found = Leaks(attempts=len(told.attempts))
     for one in told.workers:
         usable = one.identity.capacity.num_blocks - 1  # the engine keeps one as a null
@@ -53,7 +53,7 @@ def leaks(told: pb.Description) -> Leaks:
 
 @dataclass
 class Outcome:
-    """All figures of one run of a plan. Times in seconds."""
+    """The figures of one run of a plan. Times are in seconds."""
 
     plan: str
     seed: int
@@ -88,7 +88,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Nothing failed, wrong, leaked, crashed; all was mended. The pause is told, not judged."""
+        """Whether nothing failed, was wrong, leaked or crashed, and all was mended; pauses are not judged."""
         return not (
             self.failed
             or self.wrong
@@ -101,7 +101,7 @@ class Outcome:
     def add(
         self, answers: Sequence[Answer], expected: Sequence[list[int]], uncovered: Sequence[Span]
     ) -> None:
-        """Judge the answers. uncovered: when no worker was there. A router that hangs sends nothing."""
+        """Judge the answers. `uncovered`: times without a worker; a router that hangs sends nothing."""
         longest: list[float] = []
         for answer, right in zip(answers, expected, strict=True):
             fate, how = judge(answer, right)
@@ -169,7 +169,7 @@ class Outcome:
 
 
 def covered_s(pause: Span, uncovered: Sequence[Span]) -> float:
-    """How much of it lies where somebody could serve."""
+    """Return how much of a pause lies in times in which some worker could serve."""
     start, end = pause
     return (end - start) - sum(max(0.0, min(end, to) - max(start, since)) for since, to in uncovered)
 

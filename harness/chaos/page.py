@@ -1,4 +1,4 @@
-"""The figures of a run as a file, and as the tables of docs/reliability.md."""
+"""The figures of a run, as a file and as the tables of docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def save(file: Path, outcomes: Sequence[Outcome | Placed]) -> None:
-    """All plans of a run so far, and the machine."""
+    """Save all plans of a run so far, and the machine."""
     plans = [one.as_json() for one in outcomes if isinstance(one, Outcome)]
     placements = [one.as_json() for one in outcomes if isinstance(one, Placed)]
     stats.save(file.stem, {"plans": plans, "placements": placements}, file.parent)
 
 
 def write(file: Path, page: Path = PAGE) -> Path:
-    """Put the tables of a run between the marks of the page. Raises ValueError where there are none."""
+    """Put the tables of a run between the markers of the page. Raises ValueError where they are missing."""
     text = page.read_text()
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
@@ -37,7 +37,7 @@ def write(file: Path, page: Path = PAGE) -> Path:
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Markdown: a table of the plans, one of those that only place, and what was done and hit in all."""
+    """Return Markdown: a table of the plans, one of each placing plan, and the faults and what they hit."""
     machine, plans, placements = result["machine"], result["plans"], result.get("placements", [])
     minutes = sum(one["seconds"] for one in [*plans, *placements]) / 60
     faults = _sum([*plans, *placements], "faults")
@@ -80,7 +80,7 @@ def _row(plan: dict[str, Any]) -> list[Any]:
 
 
 def _placements(one: dict[str, Any]) -> str:
-    """A table of its own, with a title."""
+    """Return the table of a placing plan, with its title."""
     left = one["left"]
     rows = [
         ["requests, attempts placed", f"{one['requests']}, {one['placed']}"],

@@ -9,19 +9,19 @@ WORKER_KINDS = ("prefill", "decode", "mixed")
 
 
 def run(kind: str, settings: dict[str, Any]) -> None:
-    """Be a scheduler, a router or a worker until the end."""
+    """Run a scheduler, a router or a worker until it ends."""
     from baton.services.config import load
 
     loaded = load(settings)
     if loaded.worker.worker_id:
         loaded.worker.worker_id += f".{os.getpid()}"  # as `baton up` does: its lives share a name
     if kind == "scheduler":
-        from baton.services.cli.scheduler import run_scheduler
+        from baton.services.fleet.scheduler import run_scheduler
 
         run_scheduler(loaded)
     elif kind == "router":
         from baton.services.leave import leave
-        from baton.services.router.http.app import run_router
+        from baton.services.router.app import run_router
 
         run_router(loaded)
         leave(0)

@@ -1,4 +1,4 @@
-"""What a load of placements came to: the figures, and whether they are good enough."""
+"""The outcome of a load of placements: its figures, and whether they are good enough."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits, usable_blocks
-from baton.scheduler.types import Booking, Reserved
+from baton.scheduler.booking import max_requests, usable_blocks
+from baton.scheduler.types import Booking, PlacementLimits, Reserved
 from harness.chaos.outcome import Span, counts
 from harness.stats import percentile
 
@@ -17,16 +17,16 @@ TOLD = 5  # messages that are kept of each kind
 
 
 class Books:
-    """What the live attempts hold of each worker, as their routers know: never more than is booked.
+    """What live attempts hold at each worker, as their routers know: never more than is booked.
 
     A worker on which a router placed alone may be fuller: routers do not see each other's bookings then, and
     each of them may fill the room that all of them saw.
     """
 
-    def __init__(self, capacity: pb.Capacity, limits: Limits, routers: int) -> None:
-        """All workers are alike."""
+    def __init__(self, capacity: pb.Capacity, limits: PlacementLimits, routers: int) -> None:
+        """Start with no bookings; all workers have the same capacity."""
         self._most = Reserved(
-            limits.max_queued_prompt_tokens, limits.max_requests(capacity), usable_blocks(capacity)
+            limits.max_queued_prompt_tokens, max_requests(capacity, limits), usable_blocks(capacity)
         )
         self._routers = routers
         self._held: dict[str, Reserved] = {}
@@ -54,7 +54,7 @@ class Books:
             self._held[worker_id].take(before)
 
     def end(self, booking: Booking, *, alone: bool) -> None:
-        """Of one whose prompt was read."""
+        """End an attempt whose prompt was prefilled."""
         for worker_id in booking.worker_ids:
             self._held[worker_id].take(booking.share(worker_id, read=True))
             self._alone[worker_id] -= alone
@@ -70,7 +70,7 @@ class Books:
 
 @dataclass
 class Latency:
-    """Of placements, ms."""
+    """The latency of placements, in milliseconds."""
 
     count: int = 0
     p50_ms: float = 0.0
@@ -90,7 +90,7 @@ class Latency:
 
 @dataclass
 class Left:
-    """What schedulers still hold, in the sum of them all."""
+    """What all schedulers together still hold."""
 
     attempts: int = 0  # live
     requests: int = 0  # reserved on workers
@@ -119,7 +119,7 @@ class Left:
 
 @dataclass
 class Placed:
-    """All figures of one run of a plan of placements."""
+    """The figures of one run of a placing plan."""
 
     plan: str
     seed: int
@@ -153,12 +153,12 @@ class Placed:
 
     @property
     def good(self) -> bool:
-        """All were placed or refused as full, once, within bounds; nothing is left. Times are told."""
+        """Whether all were placed or refused as full, once, within bounds; times are not judged."""
         bad = self.failed or self.twice or self.beyond or self.left.any or self.crashes or self.unhealed
         return self.placed > 0 and not bad
 
     def add(self, placements: Iterable[tuple[float, float]], disturbed: Sequence[Span]) -> None:
-        """Each of them from when to when, in the times of the faults or beside them."""
+        """Add the latencies of placements, apart for those during faults and those between."""
         calm, other = list[float](), list[float]()
         for began, ended in placements:
             met = any(began < to and since < ended for since, to in disturbed)

@@ -14,13 +14,13 @@ from collections.abc import AsyncIterator
 from prometheus_client import CollectorRegistry
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits, blocks_for, usable_blocks
+from baton.scheduler.booking import blocks_for, usable_blocks
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.tasks import spawn, stop
 from baton.scheduler.types import Booking, Need
-from baton.services.config import SchedulerSettings
+from baton.services.config import PolicySettings, SchedulerSettings
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.cluster import ClusterView
 from baton.services.router.errors import NotAdmitted, Why
@@ -50,7 +50,7 @@ END_S = 60.0  # until the last requests are over
 
 @contextlib.asynccontextmanager
 async def registered(site: Site) -> AsyncIterator[None]:
-    """Workers that are ready, each with a connection of its own."""
+    """Register workers that are ready, each with its own connection."""
     async with contextlib.AsyncExitStack() as stack:
         for number in range(WORKERS):
             role = pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE
@@ -70,25 +70,24 @@ async def registered(site: Site) -> AsyncIterator[None]:
 
 
 class _Router:
-    """What a router places with."""
+    """A router's part in placing."""
 
     def __init__(self, address: str, name: str, lease_s: float) -> None:
         self.name = name
-        self.client = SchedulerClient(address, router_id=name)
+        self.client = SchedulerClient(address, router_id=name, policy=PolicySettings())
         self.placements = Placements(self.client, RouterMetrics(CollectorRegistry()))
         self.view = ClusterView(self.client, lease_s)
 
 
 class Placing:
-    """Requests at an even rate, whatever becomes of the earlier ones. It tells `told` what it sees."""
+    """Requests at an even rate, whatever happens to earlier ones; `told` collects what is seen."""
 
     def __init__(self, site: Site, told: Placed, seed: str) -> None:
         self.over: list[tuple[float, float]] = []  # placements: asked for, there; time.monotonic
         self._site = site
         self._told = told
         self._draw = random.Random(seed)
-        limits = Limits.of(SchedulerSettings())
-        self._books = Books(CAPACITY, limits, told.routers)
+        self._books = Books(CAPACITY, SchedulerSettings(), told.routers)
         self._pairs: dict[tuple[str, int], tuple[str, str]] = {}  # attempt -> its prefill and decode worker
         self._open: set[asyncio.Task[None]] = set()
         self._routers: list[_Router] = []
@@ -111,7 +110,7 @@ class Placing:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Ask for nothing more, and wait for the end of all."""
+        """Send no more requests, and wait for the end of all."""
         if self._asking is not None:
             await stop(self._asking)
         if self._open:
@@ -163,7 +162,7 @@ class Placing:
         await self._attempt(router, state, "stop")
 
     async def _attempt(self, router: _Router, state: RequestState, outcome: str) -> Placement | None:
-        """From its placement to its end; None when it was not placed."""
+        """Run an attempt from its placement to its end; None when it was not placed."""
         placement = await self._place(router, state)
         if placement is None:
             return None
@@ -199,7 +198,7 @@ class Placing:
         return placement
 
     async def _once_more(self, router: _Router, state: RequestState, placement: Placement) -> None:
-        """The same epoch again, as a call that was delivered twice: it must not be placed."""
+        """Place the same epoch again, like a call delivered twice: it must not be placed."""
         self._told.late += 1
         with contextlib.suppress(NoCapacity, SchedulerUnavailable):
             again = await router.client.place(
@@ -216,7 +215,7 @@ class Placing:
         return f", {time.monotonic() - self._told.began_at:.1f} s after the start"
 
     async def _watch(self) -> None:
-        """Compare what schedulers believe with what the routers were told."""
+        """Compare what schedulers have booked with what the routers were told."""
         while True:
             for told in await self._site.describe_each():
                 for live in told.attempts if told is not None else ():

@@ -1,4 +1,4 @@
-"""The plans: which deployment, which faults, how long; and the seeded deck that says what comes when."""
+"""The plans: which deployment, which faults, how long; and the seeded order of the faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NETWORK = ("drop-network", "interrupt-network", "delay-network")
 
 @dataclass(frozen=True)
 class Event:
-    """One fault to come."""
+    """A fault to come."""
 
     number: int
     fault: str
@@ -36,7 +36,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """A deployment and what it has to bear."""
+    """A deployment and the faults that it has to bear."""
 
     name: str
     shape: Shape
@@ -51,7 +51,7 @@ class Plan:
     every: int = 2  # so many-th of the prompts is asked: each needs its long answer from before
 
     def events(self, seed: int) -> Iterator[Event]:
-        """Without an end, unless `once`: round by round each fault at each of its stages, in random order."""
+        """Yield events without end, unless `once`: each round has all faults at all stages, shuffled."""
         draw = random.Random(f"{seed} {self.name}")
         numbers = itertools.count(1)
         while True:
@@ -76,7 +76,7 @@ PLANS: dict[str, Plan] = {}
 
 
 def plan(one: Plan) -> None:
-    """Raises ValueError for a name that is taken, or a fault that does not exist."""
+    """Register a plan. Raises ValueError for a name that is taken, or a fault that does not exist."""
     if one.name in PLANS:
         raise ValueError(f"there is a plan {one.name} already")
     if unknown := [name for name in one.faults if name not in FAULTS]:

@@ -13,7 +13,7 @@ _PIECE = 1 << 16  # bytes read at once
 
 
 class Proxy:
-    """Listens on `port` of loopback and passes on to `target`, which may change with the worker's lives."""
+    """A proxy from loopback's `port` to `target`, which may change when the worker starts again."""
 
     def __init__(self) -> None:
         self.target = 0  # port; 0: nobody is there yet
@@ -29,7 +29,7 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def drop(self) -> None:
-        """Nothing gets through any more, in neither direction, until `mend`."""
+        """Let nothing through in either direction until `mend`."""
         self._open.clear()
 
     def mend(self) -> None:
@@ -66,7 +66,7 @@ class Proxy:
                     await asyncio.gather(*ways, return_exceptions=True)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """In order; a delay is added to each piece, and does not add up."""
+        """Pass data on in order; the delay is added to each piece and does not accumulate."""
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=256)
 

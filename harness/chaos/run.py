@@ -1,4 +1,4 @@
-"""Runs one plan: starts the deployment, drives the load, breaks and mends, and looks at what is left."""
+"""One run of a plan: start the deployment, drive the load, break and mend, and check what is left."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 
 async def run(plan: Plan, seed: int, seconds: float, folder: Path, say: Say) -> Outcome | Placed:
-    """Break a deployment of its own. What goes wrong in it is told by the outcome."""
+    """Break a deployment made for this run. Its problems are part of the outcome."""
     site = Site(plan.shape, folder)
     return await (_place if plan.rate else _ask)(site, plan, seed, seconds, say)
 
@@ -68,7 +68,7 @@ async def _place(site: Site, plan: Plan, seed: int, seconds: float, say: Say) ->
 
 
 async def _asked(site: Site, plan: Plan, seed: int, seconds: float, outcome: Outcome, say: Say) -> None:
-    """Raises AssertionError when the deployment does not start, or cannot be asked at the end."""
+    """Run a plan with requests. Raises AssertionError if the deployment does not start or end well."""
     shape = site.shape
     async with site:
         say(f"{plan.name}: {shape.name} serves")
@@ -85,7 +85,7 @@ async def _asked(site: Site, plan: Plan, seed: int, seconds: float, outcome: Out
 
 
 async def _placed(site: Site, plan: Plan, seed: int, seconds: float, outcome: Placed, say: Say) -> None:
-    """Raises AssertionError when the schedulers do not start."""
+    """Run a placing plan. Raises AssertionError when the schedulers do not start."""
     async with site, placing.registered(site):
         say(f"{plan.name}: {outcome.schedulers} schedulers know {outcome.workers} workers")
         async with Placing(site, outcome, f"{seed} {plan.name}") as load:
@@ -100,7 +100,7 @@ async def _placed(site: Site, plan: Plan, seed: int, seconds: float, outcome: Pl
 
 @dataclass
 class _Broken:
-    """What was done."""
+    """The faults that were done."""
 
     census: Counter[str] = field(default_factory=Counter)
     spans: list[Span] = field(default_factory=list)  # of the faults, each until all was whole again
@@ -115,7 +115,7 @@ async def _break(
     outcome: Outcome | Placed,
     say: Say,
 ) -> _Broken:
-    """One fault after the other, for so long."""
+    """Do one fault after the other, for so many seconds."""
     broken = _Broken()
     began = outcome.began_at = time.monotonic()
     faults: Counter[str] = Counter()
@@ -166,7 +166,7 @@ async def _idle(site: Site) -> None:
 
 
 async def _left(site: Site, deadline: float) -> Leaks:
-    """What is held at the deadline (time.monotonic); nothing as soon as nothing is."""
+    """Return what is held at the deadline (time.monotonic), or nothing as soon as nothing is."""
     found = Leaks()
     while True:
         told = await site.describe()

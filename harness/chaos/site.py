@@ -40,7 +40,7 @@ CALL_S = 1.0  # deadline of one look
 
 @dataclass(frozen=True)
 class Shape:
-    """What is deployed, and how."""
+    """The shape of a deployment."""
 
     prefill: int = 1
     decode: int = 1
@@ -64,13 +64,13 @@ class Shape:
 
     @property
     def lease_limit_s(self) -> float:
-        """No lease is longer."""
+        """The longest lease, in seconds."""
         return max(self.lease_s, self.hold_lease_s)
 
 
 @dataclass(eq=False)
 class Part:
-    """One process that should run, through all its lives."""
+    """A process that should run, through all its restarts."""
 
     name: str
     kind: str
@@ -86,7 +86,7 @@ class Part:
 
     @property
     def worker_id(self) -> str:
-        """Of this life; see harness/chaos/parts.py."""
+        """The worker id of the running process; see harness/chaos/parts.py."""
         return f"{self.name}.{self.pid}"
 
     @property
@@ -94,7 +94,7 @@ class Part:
         return self.kind in WORKER_KINDS
 
     def start(self) -> None:
-        """A new life. `Site.whole` tells when it serves."""
+        """Start the process; `Site.whole` waits until it serves."""
         settings = self.settings
         if self.is_worker:
             port = free_port()
@@ -132,17 +132,17 @@ class Part:
         return self.hung_since > 0.0
 
     def drain(self) -> None:
-        """Ask it to end. `ended` waits until it has."""
+        """Ask the process to end; `ended` waits for it."""
         self.leave()
         self.signal(signal.SIGTERM)
 
     def leave(self) -> None:
-        """Expect its end: that is no crash."""
+        """Note that the process's end is expected, and is no crash."""
         self.gone()
         self.wanted = False
 
     async def ended(self, within_s: float = END_S) -> int:
-        """Its exit code, negative for a signal. AssertionError, and SIGKILL, when it does not end in time."""
+        """Wait for its exit code, negative for a signal. Kill it and raise AssertionError when it is late."""
         deadline = time.monotonic() + within_s
         while (code := zygote.shared().ended([self.pid]).get(self.pid)) is None:
             if time.monotonic() > deadline:
@@ -152,7 +152,7 @@ class Part:
         return code
 
     async def restart(self) -> None:
-        """After its end: the next life."""
+        """Start the process again after its end."""
         await self.ended()
         self.start()
         self.site.restarts[self.kind] += 1
@@ -166,7 +166,7 @@ class Part:
 
 
 class Site:
-    """The deployment. Use as an asynchronous context; all that it started is gone afterwards."""
+    """The deployment, an asynchronous context: everything that it started ends with it."""
 
     def __init__(self, shape: Shape, folder: Path) -> None:
         self.shape = shape
@@ -206,14 +206,14 @@ class Site:
 
     @property
     def scheduler_address(self) -> str:
-        """As clients take it: one, or several with commas between."""
+        """The scheduler's address for clients: one, or several separated by commas."""
         return ",".join(self._addresses)
 
     def url(self, router: Part) -> str:
         return f"http://127.0.0.1:{router.settings['router']['port']}"
 
     def note_cover(self) -> None:
-        """Call when a part goes away or is back: keeps the times in which nobody can serve."""
+        """Note that a part has gone or come back: keeps the times in which no worker can serve."""
         now = time.monotonic()
         covered = any(not part.away for part in self.workers)
         if covered and self._uncovered_since:
@@ -223,7 +223,7 @@ class Site:
             self._uncovered_since = now
 
     def uncovered_until(self, now: float) -> list[tuple[float, float]]:
-        """The same times, the one that lasts included."""
+        """Return the times in which no worker could serve, the one that still lasts included."""
         return self.uncovered + ([(self._uncovered_since, now)] if self._uncovered_since else [])
 
     # -- life
@@ -282,7 +282,7 @@ class Site:
         for address in addresses:
             channel = grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)])
             self._channels.append(channel)
-            self._stubs.append(scheduler_pb2_grpc.SchedulerStub(channel))
+            self._stubs.append(scheduler_pb2_grpc.SchedulerStub(channel))  # type: ignore[no-untyped-call]
         for part in self.parts:
             part.start()
         self._watching = asyncio.create_task(self._watch(), name="watch the site")
@@ -312,7 +312,7 @@ class Site:
             self.redis.stop()
 
     async def mend(self) -> None:
-        """Put right what a fault left behind that came to no good end."""
+        """Repair what a fault left behind that failed."""
         for part in self.parts:
             if part.hung:
                 part.wake()
@@ -327,7 +327,7 @@ class Site:
             await asyncio.to_thread(self.redis.start)
 
     def segments_left(self) -> list[str]:
-        """Shared memory of this site's processes; after `close` there must be none."""
+        """Return the shared memory of this site's processes; after `close` there must be none."""
         ours = {str(pid) for pid in self.pids}
         return [
             path.name for path in segments.DIRECTORY.glob("baton-kv-*") if path.name.split("-")[2] in ours
@@ -336,7 +336,7 @@ class Site:
     # -- what is known
 
     async def describe(self) -> pb.Description | None:
-        """What the first scheduler that answers says; None when none does."""
+        """Return the description by the first scheduler that answers; None when none does."""
         for stub in self._stubs:
             with contextlib.suppress(grpc.RpcError):
                 told: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
@@ -344,7 +344,7 @@ class Site:
         return None
 
     async def describe_each(self) -> list[pb.Description | None]:
-        """What each scheduler says; None for one that does not answer."""
+        """Return each scheduler's description; None for one that does not answer."""
         asked = (stub.Describe(pb.DescribeRequest(), timeout=CALL_S) for stub in self._stubs)
         told = await asyncio.gather(*asked, return_exceptions=True)
         for one in told:
@@ -353,7 +353,7 @@ class Site:
         return [one if isinstance(one, pb.Description) else None for one in told]
 
     async def whole(self, within_s: float) -> float:
-        """Wait until each part serves and the store is in use; how long that took, seconds.
+        """Wait until each part serves and the store is in use. Return the seconds that took.
 
         Raises AssertionError with what is missing.
         """
@@ -365,12 +365,12 @@ class Site:
         return time.monotonic() - began
 
     def status(self, worker: Part) -> pb.WorkerStatus | None:
-        """The worker's life of now, as a scheduler described it last; None where it is not known."""
+        """Return the running worker as a scheduler described it last; None where it is not known."""
         known = self.description.workers if self.description is not None else []
         return next((one for one in known if one.identity.worker_id == worker.worker_id), None)
 
     async def held(self, worker: Part) -> None:
-        """Wait until it has loaded its engine and is drained. AssertionError when that does not come true."""
+        """Wait until a worker has loaded its engine and is drained. Raises AssertionError if it never is."""
         deadline = time.monotonic() + START_S
         while not ((one := self.status(worker)) and one.drained and one.identity.HasField("capacity")):
             if time.monotonic() > deadline:
@@ -419,7 +419,7 @@ class Site:
             return False
 
     async def metrics(self) -> dict[str, float]:
-        """Of all routers together: name with labels -> value. Of those that have ended: nothing."""
+        """Return the sums of all running routers' metrics: name with labels -> value."""
         found: dict[str, float] = {}
         for router in self.routers:
             if self._http is None:
@@ -433,7 +433,7 @@ class Site:
         return found
 
     async def _watch(self) -> None:
-        """Keep what the scheduler says; restart what crashed. For a task of its own."""
+        """Keep the scheduler's description, and restart what crashed, for ever: run as a task."""
         while True:
             told = await self.describe()
             if told is not None:

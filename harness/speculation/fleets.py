@@ -1,11 +1,9 @@
-"""Deployments of tiny models, forked in seconds from a process that has imported vLLM, and what they did."""
+"""Deployments of tiny models, forked in seconds from a process that has imported vLLM; their outcomes."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import statistics
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +29,7 @@ class StartFailed(Exception):
 
 @dataclass(frozen=True)
 class Fleet:
-    """Workers of each role."""
+    """The number of workers of each role."""
 
     prefill: int = 0
     decode: int = 0
@@ -43,11 +41,10 @@ FLEETS = {"aggregated": Fleet(mixed=1), "1P1D": Fleet(1, 1), "2P2D": Fleet(2, 2)
 
 @dataclass
 class Outcome:
-    """What a deployment answered, and what its workers counted meanwhile."""
+    """A deployment's answers, and what its workers counted meanwhile."""
 
     answers: list[list[int]]  # token ids of each prompt's greedy answer, one request at a time
     together: list[list[int]]  # the same prompts again, several at a time
-    token_ms: float  # median over the requests: time a token after the first, one request at a time
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -65,7 +62,7 @@ class Deployment:
     metrics: list[str] = field(default_factory=list)  # of each worker
 
     def count(self, name: str) -> int:
-        """The sum of a counter over all workers and labels."""
+        """Return the sum of a counter over all workers and labels."""
         total = 0.0
         for address in self.metrics:
             for family in text_string_to_metric_families(httpx.get(address, timeout=10).text):
@@ -81,7 +78,7 @@ def deployment(
     withhold: int = 0,
     handoff: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Deployment]:
-    """Ready inside the block; of the last `withhold` layers no KV is handed over. Raises StartFailed."""
+    """Start a deployment and wait until it is ready; no KV of the last `withhold` layers is handed over."""
     port, scheduler = free_port(), free_port()
     settings = {
         "engine": {"served_model_name": MODEL_NAME, **engine},
@@ -122,7 +119,7 @@ def _metrics(folder: Path) -> list[str]:
 
 
 def measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -> Outcome:
-    """Ask every prompt, first one at a time (timed, counted), then four at a time."""
+    """Send every prompt, first one at a time, with counts, then four at a time."""
     return asyncio.run(_measure(deployment, prompts, max_tokens))
 
 
@@ -133,21 +130,20 @@ async def _measure(deployment: Deployment, prompts: list[list[int]], max_tokens:
     async with client:
         await _answer(client, prompts[0], 4)  # what is done once is done before
         before = _counts(deployment)
-        timed = [await _answer(client, prompt, max_tokens) for prompt in prompts]
+        answers = [await _answer(client, prompt, max_tokens) for prompt in prompts]
         after = _counts(deployment)
         slots = asyncio.Semaphore(4)
 
         async def one(prompt: list[int]) -> list[int]:
             async with slots:
-                return (await _answer(client, prompt, max_tokens))[0]
+                return await _answer(client, prompt, max_tokens)
 
         together = list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
         gaps = [await _gaps(client, prompt, max_tokens) for prompt in prompts] if not after["drafts"] else []
     counted = {name: after[name] - before[name] for name in after}
     return Outcome(
-        answers=[tokens for tokens, _ in timed],
+        answers=answers,
         together=together,
-        token_ms=statistics.median(token_ms for _, token_ms in timed),
         gaps=gaps,
         **counted,
     )
@@ -164,7 +160,7 @@ def _counts(deployment: Deployment) -> dict[str, int]:
 
 
 async def _gaps(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) -> list[float]:
-    """How much better each token of the greedy answer is than the second best, in log-probability."""
+    """Return the lead of each token of the greedy answer over the second best, in log-probability."""
     done = await client.completions.create(
         model=MODEL_NAME,
         prompt=prompt,
@@ -178,26 +174,13 @@ async def _gaps(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) 
     return [one[-1] - one[-2] if len(one) > 1 else 0.0 for one in best]
 
 
-async def _answer(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) -> tuple[list[int], float]:
-    """Token ids, and milliseconds a token after the first."""
-    tokens: list[int] = []
-    first = last = 0.0
-    begun = 0
-    stream = await client.completions.create(
+async def _answer(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) -> list[int]:
+    """Return the token ids of a greedy answer of `max_tokens`."""
+    done = await client.completions.create(
         model=MODEL_NAME,
         prompt=prompt,
         max_tokens=max_tokens,
         temperature=0,
-        stream=True,
         extra_body={"return_token_ids": True, "ignore_eos": True},
     )
-    async for chunk in stream:
-        new = (chunk.choices[0].model_extra or {}).get("token_ids") if chunk.choices else None
-        if not new:
-            continue
-        last = time.perf_counter()
-        if not tokens:
-            first, begun = last, len(new)
-        tokens.extend(new)
-    after = max(len(tokens) - begun, 1)
-    return tokens, (last - first) / after * 1e3
+    return list((done.choices[0].model_extra or {})["token_ids"])

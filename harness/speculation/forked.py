@@ -1,17 +1,18 @@
-"""A whole deployment, run by a forked process as by `baton up`. See harness/zygote.py."""
+"""A whole deployment, run by a forked process as by `baton up`; see harness/zygote.py."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from baton.handoff.memory.cache import Bytes, HostBlockCache
+from baton.handoff.memory.host import HostBlockCache
+from baton.handoff.records import Bytes
 from baton.services.config import Settings
 from baton.services.fleet import devices, supervisor
 
 
 def run(fleet: dict[str, int], settings: dict[str, Any], logs: str, withhold: int) -> None:
-    """Serve until a signal; of the last `withhold` layers no KV is handed over."""
+    """Serve until a signal; no KV of the last `withhold` layers is handed over."""
     # One core a worker, aggregated or not: figures of different fleets compare, and on a machine with other
     # work two threads that wait for each other crawl.
     devices.assign = _one_core_each
@@ -26,7 +27,7 @@ def _one_core_each(workers: int, gpus_each: int) -> list[devices.Devices]:
 
 
 class _Log:
-    """The supervisor's Report: what a reader of the log waits for."""
+    """The supervisor's observer: what a reader of the log waits for."""
 
     def begun(self, log_dir: object) -> None:
         del log_dir
@@ -46,7 +47,7 @@ class _Log:
 
 
 def _withhold(layers: int) -> None:
-    """Load zeros as the last layers' KV, the drafter's: as if a handoff did not carry it."""
+    """Load zeros as the KV of the last layers, the drafter's, as if a handoff did not carry it."""
     if not layers:
         return
     scatter = HostBlockCache.scatter

@@ -1,4 +1,4 @@
-"""Answers sampled by an engine of its own process, and what they should be distributed as.
+"""Answers sampled by an engine in a process of its own, and the distribution that they should have.
 
 The expected distribution is not another sample: a plain forward pass gives the probability of every
 continuation of three tokens, filtered by temperature, top-k and top-p as they are defined.
@@ -32,7 +32,7 @@ LEAST = 0.0025  # probability of an answer that is counted on its own; the other
 
 @dataclass(frozen=True)
 class Way:
-    """How to sample."""
+    """Sampling parameters."""
 
     temperature: float
     top_k: int = 0
@@ -41,7 +41,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one engine answered: of each way how often each continuation, and its drafts."""
+    """An engine's answers: how often each continuation came, for each way to sample, and the drafts."""
 
     answers: dict[Way, Counter[tuple[int, ...]]]
     drafted: int
@@ -50,7 +50,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Order:
-    """What an engine is to do."""
+    """An order to an engine."""
 
     model: Path
     prompt: tuple[int, ...]
@@ -64,7 +64,7 @@ class Order:
 
 
 class Engine:
-    """A process with one vLLM engine, forked from the zygote, carrying out an order."""
+    """A process with one vLLM engine, forked from the zygote, that carries out an order."""
 
     def __init__(self, order: Order) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-sampling-")
@@ -74,7 +74,7 @@ class Engine:
         self._connection.send(order)
 
     def result(self) -> Sample:
-        """Wait for it. Raises TimeoutError, or RuntimeError with the child's traceback."""
+        """Wait for the sample. Raises TimeoutError, or RuntimeError with the child's traceback."""
         try:
             if not self._connection.poll(DEADLINE_S):
                 raise TimeoutError(f"no sample within {DEADLINE_S} s")
@@ -89,7 +89,7 @@ class Engine:
 
 
 def serve(connection: Connection) -> None:
-    """In the forked process: carry out the order that comes."""
+    """Carry out the order that comes, in the forked process."""
     order: Order = connection.recv()
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -152,7 +152,7 @@ def _carry_out(order: Order) -> Sample:
 
 
 def _speculation(order: Order) -> dict[str, Any]:
-    """What a worker tells vLLM."""
+    """Return the speculative config that a worker gives vLLM."""
     if order.speculative is None:
         return {}
     spec = SpeculativeSettings(**order.speculative)
@@ -168,7 +168,7 @@ def _speculation(order: Order) -> dict[str, Any]:
 
 
 def _unmend() -> None:
-    """Put vLLM's shipped function of the sampler back (services/engine/patches/cpu.py)."""
+    """Restore vLLM's own function of the sampler, which services/engine/patches/cpu/ replaces."""
     from vllm.utils import cpu_triton_utils
 
     cpu_triton_utils._expand_kernel_impl = cpu_triton_utils._expand_kernel_impl.__wrapped__
@@ -178,7 +178,7 @@ Logits = Callable[[torch.Tensor], torch.Tensor]  # of token ids [N, T], those of
 
 
 def expected(logits: Logits, prompt: tuple[int, ...], way: Way) -> dict[tuple[int, ...], float]:
-    """The probability of every beginning of an answer, up to LENGTH tokens, that is LEAST or more."""
+    """Return the probability of every beginning of an answer, up to LENGTH tokens, that is LEAST or more."""
     found: dict[tuple[int, ...], float] = {}
     rows, chances = torch.tensor([prompt]), torch.ones(1)
     for _ in range(LENGTH):
@@ -191,7 +191,7 @@ def expected(logits: Logits, prompt: tuple[int, ...], way: Way) -> dict[tuple[in
 
 
 def filtered(logits: torch.Tensor, way: Way) -> torch.Tensor:
-    """[N, V] probabilities: the top-k tokens, of these the fewest that hold top-p, shared out anew."""
+    """Filter [N, V] probabilities: the top-k tokens, of these the fewest that hold top-p, normalised anew."""
     probabilities = (logits.double() / way.temperature).softmax(-1)
     ordered, order = probabilities.sort(-1, descending=True)
     if way.top_k:
@@ -212,7 +212,7 @@ class Fit:
 
     @property
     def chance(self) -> float:
-        """How likely a sample of the right distribution fits as badly as this."""
+        """The probability that a sample of the right distribution fits as badly as this."""
         halves = torch.tensor([self.freedom / 2, self.chi_square / 2], dtype=torch.float64)
         return float(torch.special.gammaincc(halves[0], halves[1]))
 
@@ -224,7 +224,7 @@ class Fit:
 
 
 def fit(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float], length: int) -> Fit:
-    """Compare the answers' first `length` tokens with what `expected` says."""
+    """Compare the answers' first `length` tokens with the probabilities that `expected` gives."""
     total = found.total()
     observed: Counter[tuple[int, ...]] = Counter()
     for answer, count in found.items():
@@ -239,7 +239,7 @@ def fit(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float], l
 
 
 def reference(model: Path) -> Logits:
-    """The logits of a target without drafter, by transformers."""
+    """Load a target without drafter in transformers. Return a function that computes its logits."""
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -253,7 +253,7 @@ def reference(model: Path) -> Logits:
 
 
 def prompt(start: int, length: int = 12) -> tuple[int, ...]:
-    """A short text of the table's that repeats itself, for n-grams to be found."""
+    """Return a short text of the language that repeats itself, so that n-grams match."""
     follows = language.successors()
     text = [start]
     while len(text) < length:

@@ -14,6 +14,8 @@
 When no way is open, the rejection is the most hopeful one: FULL before TOO_LARGE before NO_WORKERS.
 """
 
+# mypy: disable-error-code="type-abstract"
+
 from __future__ import annotations
 
 import random
@@ -21,17 +23,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits, may_help
-from baton.scheduler.policy.base import Filter, Scorer, Side
-from baton.scheduler.policy.registry import FILTERS, PAIR_FILTERS, PICKERS, SCORERS, PolicyConfig
-from baton.scheduler.types import Need, View, WorkerRecord
+from baton.scheduler.booking import may_help
+from baton.scheduler.policy.base import Filter, PairFilter, Picker, Scorer, Side
+from baton.scheduler.policy.registry import load
+from baton.scheduler.types import FleetView, Need, PlacementLimits, PolicyOptions, WorkerRecord
 
 _HOPE = {pb.Rejection.CODE_NO_WORKERS: 0, pb.Rejection.CODE_TOO_LARGE: 1, pb.Rejection.CODE_FULL: 2}
-_WORK = {Side.READ: "read the prompt", Side.WRITE: "write the answer", Side.BOTH: "take the request"}
+_WORK = {Side.PREFILL: "prefill", Side.DECODE: "decode", Side.BOTH: "take the request"}
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WorkerChoice:
     """The workers chosen; `prefill` is None where `decode` does it all."""
 
     prefill: WorkerRecord | None
@@ -67,28 +69,27 @@ class _Kept:
 class Policy:
     """Filters, scorers and a picker, put together. Not shared between threads."""
 
-    def __init__(self, limits: Limits, config: PolicyConfig | None = None) -> None:
-        """Raises BadPolicy for a name that is not registered."""
-        config = config or PolicyConfig()
+    def __init__(
+        self, limits: PlacementLimits, options: PolicyOptions, rng: random.Random | None = None
+    ) -> None:
+        """Load the parts that `options` name; the picker draws from `rng`. Raises BadPolicy."""
         self._limits = limits
-        self._filters: list[Filter] = [FILTERS.load(name)(limits) for name in config.filters]
-        self._pair_filters = [PAIR_FILTERS.load(name)() for name in config.pair_filters]
-        self._scorers: list[tuple[Scorer, float]] = [
-            (SCORERS.load(name)(limits), weight) for name, weight in config.scorers.items()
-        ]
-        self._picker = PICKERS.load(config.picker)()
-        self._rng = random.Random(config.seed)  # noqa: S311 (no secret)
+        self._filters = [load(name, Filter)(limits) for name in options.filters]
+        self._pair_filters = [load(name, PairFilter)(limits) for name in options.pair_filters]
+        self._scorers = [(load(name, Scorer)(limits), weight) for name, weight in options.scorers.items()]
+        self._picker = load(options.picker, Picker)(limits)
+        self._rng = rng or random.Random()  # noqa: S311 (no secret)
 
-    def choose(self, view: View, need: Need) -> Choice | NoChoice:
+    def choose(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
         """Who shall take `need`, or why nobody can. Changes nothing."""
         prefill = [worker for worker in view.workers.values() if worker.role == pb.ROLE_PREFILL]
         decode = [worker for worker in view.workers.values() if worker.role == pb.ROLE_DECODE]
         mixed = [worker for worker in view.workers.values() if worker.role == pb.ROLE_MIXED]
         if need.prompt_tokens < self._limits.handoff_min_tokens:
             return self._alone([*decode, *mixed], need)
-        readers, writers = self._keep(prefill, need, Side.READ), self._keep(decode, need, Side.WRITE)
+        readers, writers = self._keep(prefill, need, Side.PREFILL), self._keep(decode, need, Side.DECODE)
         choice = self._alone(decode, need) if readers.lost else self._pair(readers, writers, need)
-        if isinstance(choice, Choice) and choice.prefill:
+        if isinstance(choice, WorkerChoice) and choice.prefill:
             choice = self._helped(choice, choice.prefill.reserved.prompt_tokens, writers, need)
         if isinstance(choice, NoChoice):
             choice = self._or_else(choice, mixed, need)
@@ -96,31 +97,33 @@ class Policy:
             choice = self._or_else(choice, prefill, need)
         return choice
 
-    def _or_else(self, refusal: NoChoice, workers: Iterable[WorkerRecord], need: Need) -> Choice | NoChoice:
+    def _or_else(
+        self, refusal: NoChoice, workers: Iterable[WorkerRecord], need: Need
+    ) -> WorkerChoice | NoChoice:
         choice = self._alone(workers, need)
-        return choice if isinstance(choice, Choice) else max(refusal, choice, key=NoChoice.hope)
+        return choice if isinstance(choice, WorkerChoice) else max(refusal, choice, key=NoChoice.hope)
 
-    def _alone(self, workers: Iterable[WorkerRecord], need: Need) -> Choice | NoChoice:
+    def _alone(self, workers: Iterable[WorkerRecord], need: Need) -> WorkerChoice | NoChoice:
         kept = self._keep(workers, need, Side.BOTH)
-        return kept.why or Choice(None, self._pick(kept.workers, need, Side.BOTH))
+        return kept.why or WorkerChoice(None, self._pick(kept.workers, need, Side.BOTH))
 
-    def _helped(self, choice: Choice, queued: int, writers: _Kept, need: Need) -> Choice:
+    def _helped(self, choice: WorkerChoice, queued: int, writers: _Kept, need: Need) -> WorkerChoice:
         """An idle decode worker alone where its own queue is below `queued` prompt tokens, else `choice`."""
         limits = self._limits
         idle = [one for one in writers.workers if may_help(need, one, queued, limits)] if queued else []
         alone = self._alone(idle, need)
-        return alone if isinstance(alone, Choice) else choice
+        return alone if isinstance(alone, WorkerChoice) else choice
 
-    def _pair(self, readers: _Kept, writers: _Kept, need: Need) -> Choice | NoChoice:
+    def _pair(self, readers: _Kept, writers: _Kept, need: Need) -> WorkerChoice | NoChoice:
         failures = [side.why for side in (writers, readers) if side.why]
         if failures:
             return min(failures, key=NoChoice.hope)  # both sides are needed
         left = writers.workers
         while left:
-            writer = self._pick(left, need, Side.WRITE)
+            writer = self._pick(left, need, Side.DECODE)
             partners = [reader for reader in readers.workers if self._compatible(reader, writer)]
             if partners:
-                return Choice(self._pick(partners, need, Side.READ), writer)
+                return WorkerChoice(self._pick(partners, need, Side.PREFILL), writer)
             left = [worker for worker in left if worker is not writer]
         return NoChoice(pb.Rejection.CODE_NO_WORKERS, self._explain(readers.workers[0], writers.workers[0]))
 

@@ -41,23 +41,23 @@ class Fits(Filter):
     reason: ClassVar[str] = "the prompt is longer than the model's limit or the KV cache"
 
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        reads = Side.READ not in side or could_read(need, worker)
-        return reads and (Side.WRITE not in side or could_write(need, worker))
+        reads = Side.PREFILL not in side or could_read(need, worker)
+        return reads and (Side.DECODE not in side or could_write(need, worker))
 
 
-class Room(Filter):
+class HasRoom(Filter):
     """The request fits into what is not booked. A rejection names the bound and its key."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_FULL
     reason: ClassVar[str] = "all are full"
 
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        reads = Side.READ not in side or may_read(need, worker, self.limits)
-        return reads and (Side.WRITE not in side or may_write(need, worker, self.limits))
+        reads = Side.PREFILL not in side or may_read(need, worker, self.limits)
+        return reads and (Side.DECODE not in side or may_write(need, worker, self.limits))
 
     def why(self, workers: Sequence[WorkerRecord], need: Need, side: Side) -> str:
         first = workers[0]
-        if Side.READ in side and not may_read(need, first, self.limits):
+        if Side.PREFILL in side and not may_read(need, first, self.limits):
             bound = reading_bound(first, self.limits)
         else:
             bound = writing_bound(need, first, self.limits)

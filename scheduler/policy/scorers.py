@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from baton.scheduler.booking import blocks_for, usable_blocks
+from baton.scheduler.booking import blocks_for, max_requests, usable_blocks
 from baton.scheduler.policy.base import Scorer, Side
 from baton.scheduler.types import Need, WorkerRecord
 
@@ -19,7 +19,7 @@ class QueuedPromptTokens(Scorer):
     After Splitwise (Patel et al., 2024), section IV.
     """
 
-    side: ClassVar[Side] = Side.READ
+    side: ClassVar[Side] = Side.PREFILL
 
     def score(self, worker: WorkerRecord, need: Need) -> float:
         del need
@@ -29,7 +29,7 @@ class QueuedPromptTokens(Scorer):
 class StagingRoom(Scorer):
     """Most room for saved KV: where little is left, a prompt waits before it is read."""
 
-    side: ClassVar[Side] = Side.READ
+    side: ClassVar[Side] = Side.PREFILL
 
     def score(self, worker: WorkerRecord, need: Need) -> float:
         del need
@@ -40,19 +40,19 @@ class StagingRoom(Scorer):
 class RunningRequests(Scorer):
     """Fewest requests in the batch and before it: a step's time grows with the batch."""
 
-    side: ClassVar[Side] = Side.WRITE
+    side: ClassVar[Side] = Side.DECODE
 
     def score(self, worker: WorkerRecord, need: Need) -> float:
         del need
         seen = worker.load.running + worker.load.waiting if worker.load else 0
         requests = max(worker.reserved.requests, seen)
-        return _share_left(requests, self.limits.max_requests(worker.capacity))
+        return _share_left(requests, max_requests(worker.capacity, self.limits))
 
 
 class FreeBlocks(Scorer):
     """Most KV blocks left once this request, with its look-ahead slots, is in."""
 
-    side: ClassVar[Side] = Side.WRITE
+    side: ClassVar[Side] = Side.DECODE
 
     def score(self, worker: WorkerRecord, need: Need) -> float:
         usable = usable_blocks(worker.capacity)

@@ -17,14 +17,14 @@ from abc import ABC, abstractmethod
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import (
     Claim,
+    FleetView,
     Heard,
     History,
-    Report,
     ReportResult,
     Reserved,
     ReserveResult,
+    RouterReport,
     State,
-    View,
     held,
 )
 
@@ -42,7 +42,7 @@ class Store(ABC):
     problem: str = ""  # why it works without the database that it is named after; empty while it has that
 
     @abstractmethod
-    async def view(self) -> View:
+    async def view(self) -> FleetView:
         """All workers alive and what is booked on them. Sweeps first. Called up to some 50 times a second."""
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def report(self, report: Report, lease_s: float) -> ReportResult:
+    async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
         """Apply what routers tell. Events with an older epoch, or of an attempt that is gone, change nothing.
 
         Placed books what runs already, whatever the limits say. Prefilled releases the prompt's tokens (and

@@ -18,16 +18,16 @@ from baton.scheduler.types import (
     Booking,
     Claim,
     Deployment,
+    FleetView,
     Heard,
     History,
     Known,
-    Report,
     ReportResult,
     Reserved,
     ReserveOutcome,
     ReserveResult,
+    RouterReport,
     State,
-    View,
     WorkerRecord,
     attempt_to_wire,
     drained_of,
@@ -62,12 +62,12 @@ class MemoryStore(Store):
         self._turns: dict[str, float] = {}
         self._handoffs: deque[tuple[pb.PastHandoff, float]] = deque(maxlen=HANDOFFS_KEPT)
 
-    async def view(self) -> View:
+    async def view(self) -> FleetView:
         now = self._clock()
         expired = self._sweep(now)
         workers = {key: self._record(worker, now) for key, worker in self._workers.items()}
         drained = drained_of(self._drains)
-        return View(workers, len(self._ledger.live), expired, self.generation, drained)
+        return FleetView(workers, len(self._ledger.live), expired, self.generation, drained)
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         now = self._clock()
@@ -92,7 +92,7 @@ class MemoryStore(Store):
         self._ledger.book(booking, now + lease_s)
         return ReserveResult(ReserveOutcome.BOOKED, expired=expired)
 
-    async def report(self, report: Report, lease_s: float) -> ReportResult:
+    async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
         now = self._clock()
         result = ReportResult()
         for known in report.placed:

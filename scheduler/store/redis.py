@@ -39,16 +39,16 @@ from baton.scheduler.types import (
     Attempt,
     Claim,
     Deployment,
+    FleetView,
     Heard,
     History,
     Known,
-    Report,
     ReportResult,
     Reserved,
     ReserveOutcome,
     ReserveResult,
+    RouterReport,
     State,
-    View,
     drained_of,
     name_of,
 )
@@ -99,7 +99,7 @@ class RedisStore(Store):
         self._roster = b""
         self._identities: dict[str, pb.WorkerIdentity] = {}
 
-    async def view(self) -> View:
+    async def view(self) -> FleetView:
         asked = self._roster
         reply = await self._run("view", asked)
         now, expired, live, roster, identities, states, loads, leases, drains, *rest = reply
@@ -110,7 +110,7 @@ class RedisStore(Store):
         counted = [dict(wire.pairs(counters)) for counters in booked]  # in the order of `Reserved`'s fields
         for key, worker in workers.items():
             worker.reserved = Reserved(*(int(counters.get(key, 0)) for counters in counted))
-        return View(workers, live, expired, generation.decode(), drained)
+        return FleetView(workers, live, expired, generation.decode(), drained)
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         booking = claim.booking
@@ -131,7 +131,7 @@ class RedisStore(Store):
         )
         return ReserveResult(ReserveOutcome(outcome.decode()), detail.decode(), expired)
 
-    async def report(self, report: Report, lease_s: float) -> ReportResult:
+    async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
         events: list[tuple[str, Attempt, bytes]] = [
             *(("placed", known.attempt, wire.attempt(known)) for known in report.placed),
             *(("prefilled", attempt, b"") for attempt in report.prefilled),

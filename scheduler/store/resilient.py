@@ -24,19 +24,19 @@ from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.store.base import Store
 from baton.scheduler.types import (
     Claim,
+    FleetView,
     Heard,
     History,
     Known,
-    Report,
     ReportResult,
     Reserved,
     ReserveOutcome,
     ReserveResult,
+    RouterReport,
     State,
-    View,
 )
 
-QUICK_S = 0.25  # s; a store that needs longer for one answer is not back
+QUICK_S = 0.25  # s; a store that needs longer for a small write is not back
 
 T = TypeVar("T")
 
@@ -68,18 +68,18 @@ class ResilientStore(Store):
 
     async def tend(self) -> None:
         try:
-            began = time.monotonic()
+            if self.problem:
+                await self._come_back()
+                return
             state = await self._shared.export(self._revision)
             self._check(state.generation)
             if not self.problem:
                 await self._follow(state)
-                await self._shared.merge(State())  # nothing, but it is a write: a full one still reads
-            elif time.monotonic() - began < QUICK_S:
-                await self._write_back()
+                await self._shared.merge(State())  # nothing, but it is a write: a full store still reads
         except StoreUnavailable as error:
             self._lose(error)
 
-    async def view(self) -> View:
+    async def view(self) -> FleetView:
         view = await self._ask(self._shared.view)
         if view is not None:
             self._check(view.generation)
@@ -94,7 +94,7 @@ class ResilientStore(Store):
             await self._memory.merge(State(requests=(known,)))
         return result
 
-    async def report(self, report: Report, lease_s: float) -> ReportResult:
+    async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
         result = await self._ask(lambda: self._shared.report(report, lease_s))
         mine = await self._memory.report(report, lease_s)
         return mine if result is None else result
@@ -162,6 +162,17 @@ class ResilientStore(Store):
         except StoreUnavailable as error:
             self._lose(error)
             return None
+
+    async def _come_back(self) -> None:
+        """Return to the shared store if it is well, which the time of one small write tells.
+
+        The time of an export does not: it grows with what other schedulers did meanwhile. Bulk calls go in
+        pieces, each with a deadline of its own. Raises StoreUnavailable when the store is still away.
+        """
+        began = time.monotonic()
+        await self._shared.merge(State())
+        if time.monotonic() - began < QUICK_S:
+            await self._write_back()
 
     async def _write_back(self) -> None:
         """Raises StoreUnavailable when it could not be finished: memory goes on deciding."""

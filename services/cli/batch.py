@@ -1,4 +1,4 @@
-"""`baton batch`."""
+"""The command `baton batch`."""
 
 from __future__ import annotations
 
@@ -21,31 +21,35 @@ BAD_INPUT = 2  # exit status
 def batch(
     settings: Settings,
     *,
-    requests: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Requests, in OpenAI's batch format.")],
-    answers: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Where the answers go.")],
+    requests: Annotated[
+        Path, typer.Argument(metavar="IN.jsonl", help="File of requests, in OpenAI's batch format.")
+    ],
+    answers: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="File for the results.")],
     url: Annotated[
-        str, typer.Option(help="A deployment that runs already; else one is started.", metavar="URL")
+        str, typer.Option(help="A running deployment to use; without it one is started.", metavar="URL")
     ] = "",
-    api_key: Annotated[str, typer.Option(help="Of that deployment. [default: the configured one]")] = "",
+    api_key: Annotated[str, typer.Option(help="API key for --url. [default: the configured one]")] = "",
     api_key_file: Annotated[
-        str, typer.Option(help="File with that key, in its first line.", metavar="FILE")
+        str, typer.Option(help="File with the API key in its first line.", metavar="FILE")
     ] = "",
-    prefill: Annotated[int, typer.Option(help="Prefill workers.", min=0)] = 0,
-    decode: Annotated[int, typer.Option(help="Decode workers.", min=0)] = 0,
+    prefill: Annotated[int, typer.Option(help="Number of prefill workers.", min=0)] = 0,
+    decode: Annotated[int, typer.Option(help="Number of decode workers.", min=0)] = 0,
     mixed: Annotated[
         int | None,
-        typer.Option(help="Workers that do both. [default: 1 unless --prefill or --decode]", min=0),
+        typer.Option(
+            help="Number of mixed workers, which do both. [default: 1 unless --prefill or --decode]", min=0
+        ),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(help="Requests under way at a time. [default: what the workers batch]", min=1),
+        typer.Option(help="Most requests in flight. [default: as many as the workers batch]", min=1),
     ] = None,
-    log_dir: Annotated[str, typer.Option(help="Where each process's log goes.", metavar="FOLDER")] = "",
+    log_dir: Annotated[str, typer.Option(help="Folder for the processes' logs.", metavar="FOLDER")] = "",
 ) -> None:
-    """Answer a file of requests: OpenAI's batch format in and out.
+    """Run a file of requests: OpenAI's batch format in and out.
 
-    Started again after it was stopped, it goes on where it was. Exit status: 0, 1 if requests failed, 2 if
-    the file of requests is wrong, 130 if interrupted.
+    The same command resumes an interrupted batch. Exit status: 0, 1 if requests failed, 2 if the file of
+    requests is invalid, 130 if interrupted.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, from the first import on
     from baton.services.offline import batch as offline
@@ -54,7 +58,7 @@ def batch(
     from baton.services.offline.pipeline import default_concurrency, fleet_of
 
     if url and (prefill or decode or mixed):
-        raise ConfigError("--url names a deployment that runs: leave out --prefill, --decode and --mixed")
+        raise ConfigError("--url names a running deployment: leave out --prefill, --decode and --mixed")
     if url and not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url}: give it as http://HOST:PORT")
     try:
@@ -77,9 +81,9 @@ def batch(
 
 
 def _key(given: str, file: str, settings: Settings) -> str:
-    """The flag's, the file's, or the configuration's; empty where there is none."""
+    """Return the key of the flag, the file or the configuration, "" for none."""
     if given and file:
-        raise ConfigError("--api-key and --api-key-file are too much: leave one out")
+        raise ConfigError("--api-key and --api-key-file exclude each other: leave one out")
     if file:
         return credentials.keys_in("--api-key-file", file)[0]
     return given or next(iter(credentials.api_keys(settings.router)), "")

@@ -1,4 +1,4 @@
-"""The command `baton`, as it is installed: Ctrl-C while it is being imported ends it without a traceback."""
+"""The installed command `baton`. Ctrl-C during its imports ends it without a traceback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def main() -> None:
-    """Run the command line (services/cli/main.py), whose import takes a second on a busy machine."""
+    """Run the command line (main.py), whose import takes a second on a busy machine."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from baton.services.cli.main import main as run
 

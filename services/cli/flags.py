@@ -1,6 +1,6 @@
 """Command-line flags made from the configuration tree: one source for flag, environment, YAML key and help.
 
-A flag's name is its key with dashes; keys that mean nothing without their section carry it as a prefix.
+A flag is its key with dashes, with the section as a prefix where the key alone would mean nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from baton.services.config import ENV_PREFIX, OFF, SECRET, Settings, load, section_of
 from baton.services.errors import ConfigError
 
-# (section, key) -> flag, where the key alone would be unclear or is not the field's usual word.
+# (section, key) -> flag, where the key alone would be unclear.
 _NAMES = {
     ("scheduler", "address"): "--scheduler",
     ("scheduler", "metrics_port"): "--scheduler-metrics-port",
@@ -31,22 +31,21 @@ _PREFIXED = {"handoff"}
 
 ConfigFlag = Annotated[
     str | None,
-    typer.Option("--config", "-c", metavar="FILE", help="YAML file with the same keys, section by section."),
+    typer.Option("--config", "-c", metavar="FILE", help="YAML file of the same keys, by section."),
 ]
 
 
 def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a typer command the flags of `names`; it receives the loaded `settings` instead.
+    """Decorate a typer command: it gets the flags of `names` and is called with the loaded `settings`.
 
-    A name is `engine` for a whole section, `scheduler.address` for one key.
-
-    The command's other parameters stay its own. Wrong values end the command with one line and status 2.
+    A name is a whole section (`engine`) or one key (`scheduler.address`). The command keeps its other
+    parameters. Invalid values raise ConfigError, or end the command with status 2 where typer refuses them.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         keys = [pair for name in names for pair in _keys(name)]
         flags = [_parameter(section, key) for section, key in keys]
-        # Evaluated, as typer finds no help in an annotation that is still a string.
+        # eval_str: typer finds no help in an annotation that is still a string.
         parameters = inspect.signature(command, eval_str=True).parameters.values()
         own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.name != "settings"]
 
@@ -71,13 +70,13 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def flag_name(section: str, key: str) -> str:
-    """The flag of a key: `--max-model-len` for engine.max_model_len."""
+    """Return the flag of a key: `--max-model-len` for engine.max_model_len."""
     dashed = key.replace("_", "-")
     return _NAMES.get((section, key)) or (f"--{section}-{dashed}" if section in _PREFIXED else f"--{dashed}")
 
 
 def secret_flags() -> set[str]:
-    """Whose values are not to be seen by others."""
+    """Return the flags whose values others must not see."""
     return {flag_name(section, key) for section, key in SECRET}
 
 
@@ -89,7 +88,7 @@ def _section(section: str) -> type[BaseModel]:
 
 
 def _keys(name: str) -> list[tuple[str, str]]:
-    """`engine` or `scheduler.address` as (section, key)."""
+    """Return the (section, key) pairs of `engine` or `scheduler.address`."""
     section, _, key = name.partition(".")
     return [(section, one) for one in ([key] if key else _section(section).model_fields)]
 
@@ -131,13 +130,13 @@ def _heading(section: str) -> str:
 
 
 def _flag_type(annotation: Any) -> type:
-    """The type that typer parses; pydantic checks the rest and explains better."""
+    """Return the type that typer parses; pydantic checks the rest, with better messages."""
     leaves = _leaves(annotation)
     return next((kind for kind in (bool, int, float) if leaves == {kind}), str)
 
 
 def _leaves(annotation: Any) -> set[Any]:
-    """The types in `X | None` and `Annotated[X, ...]`; a list or dict is a leaf of its own."""
+    """Return the types in `X | None` and `Annotated[X, ...]`; a list or dict is one leaf."""
     origin = get_origin(annotation)
     if origin in (list, dict, Literal):
         return {origin}
@@ -174,7 +173,7 @@ def _parse_json(section: str, key: str, value: str, optional: bool) -> Any:
     except json.JSONDecodeError as error:
         shown = "the value" if (section, key) in SECRET else f"value {value!r}"
         raise ConfigError(f"{flag_name(section, key)}: {shown} is not valid JSON: {error}") from None
-    # Two dicts would be merged with the file's, key by key: a method with the leftovers of another one.
+    # A dict would be merged with the file's key by key: one method with leftover keys of another.
     return MappingProxyType(parsed) if optional and isinstance(parsed, dict) else parsed
 
 

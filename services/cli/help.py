@@ -1,4 +1,4 @@
-"""The help of a command: its own arguments and options first, then those of the configuration by section."""
+"""A command's help: its own arguments and options first, then the configuration's by section."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typer.core import TyperArgument, TyperCommand
 
 
 class SectionedCommand(TyperCommand):
-    """Shows an option's `rich_help_panel` as a heading, without rich's tables, which cut long names."""
+    """A command whose help has `rich_help_panel` as headings, without rich's tables, which cut long names."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}

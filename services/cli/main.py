@@ -1,4 +1,4 @@
-"""`baton`: the one command. Each sub-command is a process of a cluster, or a question to a running one."""
+"""The command `baton`: each sub-command runs a process of a deployment, or queries a running one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from baton.services.leave import leave
 app = typer.Typer(
     name="baton",
     help="Serve large language models with prefill and decode on separate workers.\n\n"
-    "`baton up` runs everything on this machine; the other commands are its parts, one process each. "
+    "`baton up` runs a whole deployment on this machine; other commands run one process of it each. "
     "Every flag can also be set in the environment (BATON_SECTION__KEY) or in a YAML file (--config).",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # its tables cut long flag names short
+    rich_markup_mode=None,  # rich's tables truncate long flag names
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
@@ -42,16 +42,17 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _all_commands(
     version: Annotated[
-        bool, typer.Option("--version", help="Print it, and vLLM's.", callback=_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print Baton's and vLLM's versions.", callback=_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     del version
 
 
-WorkerId = Annotated[
-    str, typer.Argument(metavar="WORKER", help="The worker's id, or a beginning of it that is unique.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+WorkerId = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id, or a unique prefix of it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command(cls=SectionedCommand)
@@ -59,15 +60,17 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 def up(
     settings: Settings,
     prefill: Annotated[
-        int | None, typer.Option(help="Prefill workers. [default: 1 unless --mixed]", min=0)
+        int | None, typer.Option(help="Number of prefill workers. [default: 1 unless --mixed]", min=0)
     ] = None,
     decode: Annotated[
-        int | None, typer.Option(help="Decode workers. [default: 1 unless --mixed]", min=0)
+        int | None, typer.Option(help="Number of decode workers. [default: 1 unless --mixed]", min=0)
     ] = None,
-    mixed: Annotated[int, typer.Option(help="Workers that do both: the aggregated mode.", min=0)] = 0,
-    log_dir: Annotated[str, typer.Option(help="Where each process's log goes.", metavar="FOLDER")] = "",
+    mixed: Annotated[
+        int, typer.Option(help="Number of mixed workers, which do both: the aggregated mode.", min=0)
+    ] = 0,
+    log_dir: Annotated[str, typer.Option(help="Folder for the processes' logs.", metavar="FOLDER")] = "",
 ) -> None:
-    """Run everything on this machine: scheduler, workers, router. Ctrl-C ends it all."""
+    """Run a deployment on this machine: scheduler, workers, router. Ctrl-C ends it."""
     from baton.services.cli.up import run_up
     from baton.services.fleet.supervisor import Fleet
 
@@ -86,8 +89,8 @@ app.command(cls=SectionedCommand)(batch)
 @app.command(cls=SectionedCommand)
 @with_settings("engine", "router", "scheduler")
 def router(settings: Settings) -> None:
-    """Run a router: OpenAI's HTTP API in, tokens out. Needs no GPU and no weights."""
-    from baton.services.router.http.app import run_router
+    """Run a router: serve OpenAI's HTTP API. Needs no GPU and no weights."""
+    from baton.services.router.app import run_router
 
     run_router(settings)
     leave(0)
@@ -96,8 +99,8 @@ def router(settings: Settings) -> None:
 @app.command(cls=SectionedCommand)
 @with_settings("scheduler")
 def scheduler(settings: Settings) -> None:
-    """Run a scheduler: knows the workers, places every request."""
-    from baton.services.cli.scheduler import run_scheduler
+    """Run a scheduler: track the workers and place every request."""
+    from baton.services.fleet.scheduler import run_scheduler
 
     run_scheduler(settings)
 
@@ -105,14 +108,14 @@ def scheduler(settings: Settings) -> None:
 @app.command(cls=SectionedCommand)
 @with_settings("engine", "worker", "scheduler", "handoff")
 def prefill(settings: Settings) -> None:
-    """Run a prefill worker: reads prompts, hands their KV cache over."""
+    """Run a prefill worker: prefill prompts and hand their KV cache over."""
     _run_worker(settings, "prefill")
 
 
 @app.command(cls=SectionedCommand)
 @with_settings("engine", "worker", "scheduler", "handoff")
 def decode(settings: Settings) -> None:
-    """Run a decode worker: pulls the KV cache, writes the answers."""
+    """Run a decode worker: load that KV cache and generate the output."""
     _run_worker(settings, "decode")
 
 
@@ -128,9 +131,7 @@ def mixed(settings: Settings) -> None:
 def status(
     settings: Settings,
     json: Json = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second, until Ctrl-C.")] = False,
 ) -> None:
     """Show the workers, their load and the last requests."""
     from baton.services.cli.status import run_status
@@ -144,9 +145,9 @@ def drain(
     settings: Settings,
     worker: WorkerId,
 ) -> None:
-    """Ask a worker to finish what it has, take nothing new, and exit.
+    """Drain a worker: it takes no new requests, finishes those it has, and exits.
 
-    Started again under its name it takes nothing either, until `baton undrain`.
+    A worker restarted under the same name stays drained until `baton undrain`.
     """
     from baton.services.cli.status import run_drain
 
@@ -158,7 +159,7 @@ def drain(
 def undrain(
     settings: Settings,
     worker: Annotated[
-        str, typer.Argument(metavar="WORKER", help="Its name or id, or a beginning of it that is unique.")
+        str, typer.Argument(metavar="WORKER", help="Its name or id, or a unique prefix of either.")
     ],
 ) -> None:
     """Let a drained worker take requests again."""
@@ -174,9 +175,9 @@ def role(
     worker: WorkerId,
     to: Annotated[str, typer.Argument(metavar="ROLE", help="prefill, decode or mixed.")],
 ) -> None:
-    """Give a worker another role without a restart.
+    """Change a worker's role without a restart.
 
-    What it runs goes on to its end; what is placed on it from now on is of the new role.
+    Running requests finish in the old role; requests placed from now on use the new one.
     """
     from baton.services.cli.status import run_role
 
@@ -192,18 +193,18 @@ def _run_worker(settings: Settings, role: str) -> None:
 
 
 def main() -> None:
-    """The entry point: an expected error is one line on stderr and status 1, never a traceback."""
+    """Run the command line; an expected error is one line on stderr and status 1, never a traceback."""
     hide_secrets(sys.argv[1:])
-    # A script's shell starts what is behind `&` with SIGINT ignored, and Python would leave it at that.
+    # A script's shell starts background commands (`&`) with SIGINT ignored, and Python would keep that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # gRPC's core prints lines of C++ beside the errors that it raises. It reads this when it is imported.
+    # gRPC's C++ core prints its own lines beside the errors that it raises. Read when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         app()
     except BatonError as error:
         print(f"baton: error: {error}", file=sys.stderr)
-        leave(1)  # a library's last words would hide the line
+        leave(1)  # at once: what libraries print at exit would bury the line
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -1,4 +1,4 @@
-"""`baton status`, `drain`, `undrain` and `role`: what an operator asks the scheduler."""
+"""The operator's commands to a running scheduler: `baton status`, `drain`, `undrain` and `role`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.table import Table
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.types import name_of
-from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
+from baton.services.cli.tables import UNLIMITED, TableColumn, fitted, needed
 from baton.services.errors import ServiceError
 
 WATCH_S = 1.0
@@ -33,7 +33,7 @@ def run_status(address: str, *, as_json: bool, watch: bool) -> None:
     elif not watch:
         _print(address)
     elif _can_be_painted_over():
-        # All of it, also where it is higher than the terminal.
+        # "visible": tables that are taller than the terminal are printed whole.
         with Live(auto_refresh=False, vertical_overflow="visible") as live:
             while True:
                 live.update(render(_describe(address), live.console.width), refresh=True)
@@ -45,21 +45,21 @@ def run_status(address: str, *, as_json: bool, watch: bool) -> None:
 
 
 def _print(address: str) -> None:
-    # A pipe has no width: nothing is left out there.
+    # A pipe has no width: every column is printed.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-    # As wide as it comes: an id that is longer than the terminal is wrapped by it, not cut by us.
+    # Unlimited: the terminal wraps an id longer than its width, we never cut it.
     Console(width=UNLIMITED, highlight=False).print(render(_describe(address), width))
     sys.stdout.flush()
 
 
 def _can_be_painted_over() -> bool:
-    """Whether the output is a terminal with a cursor: not a pipe, a file, or TERM=dumb."""
+    """Return whether the output is a terminal with a cursor: not a pipe, a file, or TERM=dumb."""
     console = Console()
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def run_drain(address: str, worker: str) -> None:
-    """Ask one worker to drain. Raises ServiceError when no single worker is meant."""
+    """Drain one worker. Raises ServiceError unless exactly one worker matches."""
 
     async def ask() -> pb.DrainReply:
         client = SchedulerClient(address)
@@ -72,13 +72,13 @@ def run_drain(address: str, worker: str) -> None:
     if not reply.worker_id:
         raise ServiceError(reply.problem)
     print(
-        f"{reply.worker_id} drains: it takes nothing new and exits when it has finished; "
-        "started again it takes nothing until `baton undrain`"
+        f"{reply.worker_id} is draining: it takes no new requests and exits when it has finished; "
+        "restarted, it stays drained until `baton undrain`"
     )
 
 
 def run_undrain(address: str, worker: str) -> None:
-    """Let one drained worker take requests again. Raises ServiceError when no single one is meant."""
+    """Let one drained worker take requests again. Raises ServiceError unless exactly one matches."""
 
     async def ask() -> pb.UndrainReply:
         async with SchedulerClient(address) as client:
@@ -87,11 +87,11 @@ def run_undrain(address: str, worker: str) -> None:
     reply = asyncio.run(ask())
     if not reply.name:
         raise ServiceError(reply.problem)
-    print(f"{reply.name} takes requests again, as soon as it is there")
+    print(f"{reply.name} takes requests again as soon as it is ready")
 
 
 def run_role(address: str, worker: str, to: str) -> None:
-    """Give one worker another role. Raises ServiceError when it does not take it."""
+    """Change one worker's role. Raises ServiceError when the scheduler or the worker refuses."""
 
     async def ask() -> pb.SetRoleReply:
         async with SchedulerClient(address) as client:
@@ -100,11 +100,11 @@ def run_role(address: str, worker: str, to: str) -> None:
     reply = asyncio.run(ask())
     if not reply.worker_id:
         raise ServiceError(reply.problem)
-    print(f"{reply.worker_id} is a {to} worker now; what it runs goes on to its end")
+    print(f"{reply.worker_id} is a {to} worker now; its running requests finish as they were placed")
 
 
 def render(description: pb.Description, width: int) -> Group:
-    """The tables for a terminal of `width` columns: workers, speculation, last requests."""
+    """Lay out the tables for a terminal of `width` columns: workers, speculation, last requests."""
     in_flight = len(description.attempts)
     models = sorted({worker.identity.model for worker in description.workers})
     head = (
@@ -112,10 +112,10 @@ def render(description: pb.Description, width: int) -> Group:
         f"{in_flight} requests in flight\n"
     )
     if description.store_problem:
-        head += f"THE STORE IS AWAY, going on from memory: {description.store_problem}\n"
+        head += f"THE STORE IS UNREACHABLE, serving from memory: {description.store_problem}\n"
     there = {name_of(worker.identity) for worker in description.workers}
     if missing := [name for name in description.drained if name not in there]:
-        head += f"drained, and not there: {', '.join(missing)}\n"
+        head += f"drained and not running: {', '.join(missing)}\n"
     tables = [fitted("workers", _WORKERS, description.workers, width)]
     drafting = [worker for worker in description.workers if worker.load.HasField("drafting")]
     if drafting:
@@ -136,7 +136,7 @@ def _describe(address: str) -> pb.Description:
 
 
 def _requests(past: Sequence[pb.PastHandoff], width: int) -> Table:
-    """Both ids beside each other; one above the other where the terminal is too narrow for that."""
+    """Lay out the requests: both worker ids side by side, or stacked where the terminal is too narrow."""
     beside = fitted("last requests", [_PREFILL_WORKER, _DECODE_WORKER, *_REQUESTS], past, width)
     if needed(beside) <= width:
         return beside
@@ -147,60 +147,60 @@ def _lower(name: str, prefix: str) -> str:
     return name.removeprefix(prefix).lower()
 
 
-_WORKERS: list[Column[pb.WorkerStatus]] = [
-    Column("worker", lambda w: w.identity.worker_id),
-    Column("role", lambda w: _lower(pb.Role.Name(w.identity.role), "ROLE_")),
-    Column(
+_WORKERS: list[TableColumn[pb.WorkerStatus]] = [
+    TableColumn("worker", lambda w: w.identity.worker_id),
+    TableColumn("role", lambda w: _lower(pb.Role.Name(w.identity.role), "ROLE_")),
+    TableColumn(
         "state", lambda w: "drained" if w.drained else _lower(pb.WorkerState.Name(w.state), "WORKER_STATE_")
     ),
-    Column("running", lambda w: str(w.load.running), number=True, rank=6),
-    Column("waiting", lambda w: str(w.load.waiting), number=True, rank=5),
-    Column(
+    TableColumn("running", lambda w: str(w.load.running), number=True, rank=6),
+    TableColumn("waiting", lambda w: str(w.load.waiting), number=True, rank=5),
+    TableColumn(
         "free\nblocks",
         lambda w: f"{w.load.free_blocks}/{w.identity.capacity.num_blocks}",
         number=True,
         rank=4,
     ),
-    Column("pinned\nMiB", lambda w: f"{w.load.pinned_bytes / 2**20:.1f}", number=True, rank=2),
-    Column("queued\ntokens", lambda w: str(w.reserved_prompt_tokens), number=True, rank=3),
-    Column("placed", lambda w: str(w.reserved_requests), number=True, rank=1),
-    Column("heartbeat\ns ago", lambda w: f"{w.heartbeat_age_s:.1f}", number=True, rank=2),
+    TableColumn("pinned\nMiB", lambda w: f"{w.load.pinned_bytes / 2**20:.1f}", number=True, rank=2),
+    TableColumn("queued\ntokens", lambda w: str(w.reserved_prompt_tokens), number=True, rank=3),
+    TableColumn("placed", lambda w: str(w.reserved_requests), number=True, rank=1),
+    TableColumn("heartbeat\ns ago", lambda w: f"{w.heartbeat_age_s:.1f}", number=True, rank=2),
 ]
-_SPECULATION: list[Column[pb.WorkerStatus]] = [
-    Column("worker", lambda w: w.identity.worker_id),
-    Column("method", lambda w: w.identity.capacity.speculative_method, rank=4),
-    Column("alarm", lambda w: "ACCEPTED TOO SELDOM" if w.load.drafting.alarm else "-"),
-    Column("draft\nlength", lambda w: str(w.load.drafting.draft_length), number=True, rank=1),
-    Column("drafts\nlast min", lambda w: str(w.load.drafting.drafts), number=True, rank=1),
-    Column(
+_SPECULATION: list[TableColumn[pb.WorkerStatus]] = [
+    TableColumn("worker", lambda w: w.identity.worker_id),
+    TableColumn("method", lambda w: w.identity.capacity.speculative_method, rank=4),
+    TableColumn("alarm", lambda w: "LOW ACCEPTANCE" if w.load.drafting.alarm else "-"),
+    TableColumn("draft\nlength", lambda w: str(w.load.drafting.draft_length), number=True, rank=1),
+    TableColumn("drafts\nlast min", lambda w: str(w.load.drafting.drafts), number=True, rank=1),
+    TableColumn(
         "first position\naccepted",
         lambda w: f"{w.load.drafting.first_acceptance:.0%}" if w.load.drafting.drafts else "-",
         number=True,
         rank=3,
     ),
-    Column(
+    TableColumn(
         "accepted\nlength",
         lambda w: f"{w.load.drafting.mean_accepted_length:.2f}" if w.load.drafting.drafts else "-",
         number=True,
         rank=2,
     ),
 ]
-_PREFILL_WORKER: Column[pb.PastHandoff] = Column(
+_PREFILL_WORKER: TableColumn[pb.PastHandoff] = TableColumn(
     "prefill worker", lambda past: past.prefill_worker_id or past.decode_worker_id
 )
-_DECODE_WORKER: Column[pb.PastHandoff] = Column("decode worker", lambda past: past.decode_worker_id)
-_BOTH_WORKERS: Column[pb.PastHandoff] = Column(
+_DECODE_WORKER: TableColumn[pb.PastHandoff] = TableColumn("decode worker", lambda past: past.decode_worker_id)
+_BOTH_WORKERS: TableColumn[pb.PastHandoff] = TableColumn(
     "prefill worker\ndecode worker",
     lambda past: f"{past.prefill_worker_id or past.decode_worker_id}\n{past.decode_worker_id}",
 )
-_REQUESTS: list[Column[pb.PastHandoff]] = [
-    Column("outcome", lambda past: past.outcome),
-    Column("transport", lambda past: past.cost.transport or "-", rank=1),
-    Column("prompt\ntokens", lambda past: str(past.cost.prompt_tokens), number=True, rank=5),
-    Column("output\ntokens", lambda past: str(past.cost.output_tokens), number=True, rank=6),
-    Column("KV\nMiB", lambda past: f"{past.cost.handoff_bytes / 2**20:.1f}", number=True, rank=2),
-    Column("prefill\nms", lambda past: f"{past.cost.prefill_ms:.1f}", number=True, rank=4),
-    Column("handoff\nms", lambda past: f"{past.cost.handoff_ms:.1f}", number=True, rank=3),
-    Column("decode\nms", lambda past: f"{past.cost.decode_ms:.0f}", number=True, rank=4),
-    Column("ended\ns ago", lambda past: f"{past.age_s:.0f}", number=True, rank=3),
+_REQUESTS: list[TableColumn[pb.PastHandoff]] = [
+    TableColumn("outcome", lambda past: past.outcome),
+    TableColumn("transport", lambda past: past.cost.transport or "-", rank=1),
+    TableColumn("prompt\ntokens", lambda past: str(past.cost.prompt_tokens), number=True, rank=5),
+    TableColumn("output\ntokens", lambda past: str(past.cost.output_tokens), number=True, rank=6),
+    TableColumn("KV\nMiB", lambda past: f"{past.cost.handoff_bytes / 2**20:.1f}", number=True, rank=2),
+    TableColumn("prefill\nms", lambda past: f"{past.cost.prefill_ms:.1f}", number=True, rank=4),
+    TableColumn("handoff\nms", lambda past: f"{past.cost.handoff_ms:.1f}", number=True, rank=3),
+    TableColumn("decode\nms", lambda past: f"{past.cost.decode_ms:.0f}", number=True, rank=4),
+    TableColumn("ended\ns ago", lambda past: f"{past.age_s:.0f}", number=True, rank=3),
 ]

@@ -1,4 +1,4 @@
-"""Tables that fit a terminal: columns are left out, the least important first; no cell is ever cut."""
+"""Tables that fit a terminal: columns are dropped, the least important first; no cell is ever cut."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MEASURING = Console(width=UNLIMITED, file=io.StringIO())
 
 
 @dataclass(frozen=True)
-class Column(Generic[Row]):
-    """`rank`: 0 is never left out; of the others the lowest is the first to go."""
+class TableColumn(Generic[Row]):
+    """One column of a table. Rank 0 is never dropped; of the others the lowest goes first."""
 
     title: str
     cell: Callable[[Row], str]
@@ -27,8 +27,8 @@ class Column(Generic[Row]):
     rank: int = 0
 
 
-def fitted(title: str, columns: Iterable[Column[Row]], rows: Iterable[Row], width: int) -> Table:
-    """A table of at most `width` terminal columns, or of the columns that may not be left out."""
+def fitted(title: str, columns: Iterable[TableColumn[Row]], rows: Iterable[Row], width: int) -> Table:
+    """Return a table of at most `width` terminal columns, or one of only the columns of rank 0."""
     left, rows = list(columns), list(rows)
     while True:
         table = _table(title, left, rows)
@@ -39,11 +39,11 @@ def fitted(title: str, columns: Iterable[Column[Row]], rows: Iterable[Row], widt
 
 
 def needed(table: Table) -> int:
-    """The terminal columns in which no cell of it is cut."""
+    """Return the width, in terminal columns, at which no cell of `table` is cut."""
     return Measurement.get(_MEASURING, _MEASURING.options, table).maximum
 
 
-def _table(title: str, columns: list[Column[Row]], rows: list[Row]) -> Table:
+def _table(title: str, columns: list[TableColumn[Row]], rows: list[Row]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for column in columns:
         table.add_column(

@@ -1,8 +1,8 @@
-"""What `ps` shows of our processes: their names, and no secret of the command line.
+"""The title under which `ps` shows a command: without the secrets of its command line.
 
-Everybody on a machine can read the arguments of all of its processes; forked ones carry their parent's.
-Until the interpreter has come as far as `hide_secrets`, a moment after the start, they are there: a secret
-that nobody may see at all belongs into a file or the environment.
+Everybody on a machine can read the arguments of all its processes, and a forked process inherits those of its
+parent. The arguments stay visible for a moment, until `hide_secrets` runs: a secret that must never be seen
+belongs in a file or in the environment.
 """
 
 from __future__ import annotations
@@ -16,14 +16,9 @@ from baton.services.cli.flags import secret_flags
 HIDDEN = "***"
 
 
-def name_process(name: str) -> None:
-    """`baton decode-0` for the part of that name."""
-    setproctitle.setproctitle(f"baton {name}")
-
-
 def hide_secrets(arguments: Iterable[str]) -> None:
-    """Be called as the command is, but for what is a secret of its `arguments`."""
-    name_process(" ".join(_shown(arguments)))
+    """Give this process its command line as its title, with asterisks in place of secret values."""
+    setproctitle.setproctitle(" ".join(["baton", *_shown(arguments)]))
 
 
 def _shown(arguments: Iterable[str]) -> Iterable[str]:

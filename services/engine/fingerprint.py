@@ -1,4 +1,4 @@
-"""Which model this is, told from its files: the same on every worker of a deployment."""
+"""The identity of a model, from its files: the same on every worker of a deployment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.services.errors import one_line
 
 logger = logging.getLogger(__name__)
 
-_SAMPLES = 16  # places in each weight file that are looked at
+_SAMPLES = 16  # places in each weight file that are hashed
 _SAMPLE_BYTES = 4096
 _HEADER_LIMIT = 100 << 20  # bytes: the most that safetensors allows
 
@@ -20,14 +20,14 @@ _HEADER_LIMIT = 100 << 20  # bytes: the most that safetensors allows
 def model_fingerprint(
     model: str, *, revision: str | None = None, download_dir: str | None = None, hf_token: Any = None
 ) -> str:
-    """Hex of a hash over what the model's files are; the options are vLLM's, for a model from a hub.
+    """Return a hash in hex that identifies the model's files; the options are vLLM's, for one from a hub.
 
-    Of a folder: the configuration, the weight files' headers and sizes, and samples of the weights. Quick
-    (milliseconds, whatever the model's size), so it tells fine-tunes apart only where a sample differs: 16
-    places of 4 KiB a file.
-    Of a name at Hugging Face's hub: the commit that it stands for, which decides every byte. The hub is
-    asked, as by vLLM; offline, or where it does not answer, the cache says it. Elsewhere, and where nobody
-    knows the commit, the name and the revision: the log says so.
+    For a folder it covers the configuration, the weight files' headers and sizes, and samples of the weights.
+    It is quick (milliseconds, whatever the model's size), so it tells fine-tunes apart only where a sample
+    differs: 16 places of 4 KiB a file.
+    For a name at Hugging Face's hub it covers the commit that the name stands for, which decides every byte.
+    The hub is asked, as vLLM does; offline, or where it does not answer, the cache is. Elsewhere, and where
+    the commit is not known, it covers the name and the revision, and the log says so.
     Raises OSError when a file cannot be read.
     """
     digest = hashlib.sha256()

@@ -1,8 +1,8 @@
 """One EngineCore and the thread that steps it.
 
 The thread loads the engine, takes messages between steps, steps while there is work and blocks while there
-is none. What a step brought goes to the asyncio loop in one call. The engine belongs to the thread; what
-others call is `submit`, `abort` and `stop`, from any thread, and what is marked so.
+is none. The results of a step go to the asyncio loop in one call. The engine belongs to the thread: other
+threads call `submit`, `abort` and `stop`, and what is marked as theirs.
 
 Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort_requests, model_executor,
 batch_queue, scheduler, structured_output_manager.grammar_init, request_block_hasher), its scheduler
@@ -31,14 +31,14 @@ from baton.handoff.reports import Loaded, Saved, Staged
 from baton.services.decode.acceptance import DraftCounts
 from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of
 from baton.services.engine.counts import Counts
+from baton.services.engine.errors import EngineFailed
 from baton.services.engine.patches import draft_length, step_times
-from baton.services.worker.errors import EngineFailed
 
 logger = logging.getLogger(__name__)
 
-# Seconds. While KV is on its way and nothing else is to do, the engine is asked whether it came: at first
-# this often, then after every twentieth part of the wait so far, as each question takes Python a tenth of
-# a millisecond from the pull. A message ends the wait at once.
+# Seconds. While KV is on its way and nothing else is to do, the engine is polled for it: at first this often,
+# then after every twentieth part of the wait so far, as each poll takes a tenth of a millisecond of Python
+# from the pull. A message ends the wait at once.
 _POLL_S = 0.0005
 _POLL_GROWTH = 1.05
 _POLL_MOST_S = 0.005
@@ -47,17 +47,17 @@ _STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """Taken after a step, or when work came."""
+    """Load of the engine, taken after a step, or when work came."""
 
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
-    deferred: int = 0  # of `waiting`: for something else than room, as for KV on its way
+    deferred: int = 0  # of `waiting`: those that wait for something else than room, as for KV on its way
 
 
 @dataclass
-class Step:
-    """What one engine step brought: outputs by client index, the connector's reports, the load."""
+class EngineStep:
+    """The results of one engine step: outputs by client index, the connector's reports, the load."""
 
     outputs: dict[int, Any] = field(default_factory=dict)  # of EngineCoreOutputs
     saved: tuple[Saved, ...] = ()
@@ -65,34 +65,36 @@ class Step:
     load: EngineLoad = EngineLoad()
     seconds: float = 0.0
     executed: bool = False
-    times: step_times.StepTimes = field(default_factory=step_times.StepTimes)  # parts of `seconds`
+    times: step_times.StepPhases = field(default_factory=step_times.StepPhases)  # parts of `seconds`
     counts: Counts = field(default_factory=Counts)  # in this step
-    shared: dict[str, int] = field(default_factory=dict)  # blocks of answers that began, held by others too
+    shared: dict[str, int] = field(
+        default_factory=dict
+    )  # by request that began to decode: its KV blocks that others hold too
     draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
 
     @property
     def matters(self) -> bool:
-        """It brought something: a step that only waited for KV did not."""
+        """Whether it brought something: a step that only waited for KV did not."""
         return bool(
             self.executed or self.saved or self.loaded or any(o.outputs for o in self.outputs.values())
         )
 
 
 class Listener(Protocol):
-    """Who hears of the engine; called in the loop's thread."""
+    """Callbacks for what the engine does; called in the loop's thread."""
 
-    def on_step(self, step: Step) -> None:
-        """After every step that brought something or changed the load."""
+    def on_step(self, step: EngineStep) -> None:
+        """Take a step that brought something or changed the load."""
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
-        """The engine does not take this request; it holds nothing of it."""
+        """Take note that the engine refuses this request; it holds nothing of it."""
 
     def on_failure(self, error: BaseException) -> None:
-        """Once, when the engine broke; nothing comes after it."""
+        """Take note, once, that the engine broke; nothing comes after it."""
 
 
 class EngineHost:
-    """Owns the engine's thread. One a process."""
+    """The engine and its thread. One a process."""
 
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
@@ -108,7 +110,7 @@ class EngineHost:
         self._load = EngineLoad()
         self._block_share = 1.0  # EngineInfo's
         self._step_began = 0.0  # time.monotonic; 0 between steps
-        self._unseen: set[str] = set()  # requests of which no step brought an output
+        self._unseen: set[str] = set()  # requests without an output so far
 
     async def load(self, listener: Listener) -> EngineInfo:
         """Start the thread and load the engine. Raises StartError or ConfigError when it cannot."""
@@ -122,11 +124,11 @@ class EngineHost:
         self._messages.put(lambda: self._add(request))
 
     def abort(self, internal_ids: list[str]) -> None:
-        """End requests without a word; unknown ones are ignored."""
+        """End requests without any output; unknown ones are ignored."""
         self._messages.put(lambda: self._abort(internal_ids))
 
     def stop(self) -> bool:
-        """Let the step under way end, shut the engine down. False when it did not within 10 s."""
+        """Let the step under way end and shut the engine down. Return whether it did within 10 s."""
         if self._thread.ident is None:
             return True
         self._messages.put(None)
@@ -135,11 +137,11 @@ class EngineHost:
 
     @property
     def step_s(self) -> float:
-        """For how long the step under way has lasted; 0 between steps. From any thread."""
+        """Seconds since the step under way began; 0 between steps. From any thread."""
         began = self._step_began
         return time.monotonic() - began if began else 0.0
 
-    # What may be read from another thread: it does not change while the engine runs.
+    # For other threads: none of this changes while the engine runs.
 
     def begin_grammar(self, request: Any) -> None:
         """Start the compilation of a request's grammar, for which the engine waits. From another thread.
@@ -150,21 +152,21 @@ class EngineHost:
 
     @property
     def block_hasher(self) -> Any:
-        """How a request's blocks are named in the prefix cache; None without one."""
+        """The function that hashes a request's blocks for the prefix cache; None without one."""
         return self._engine.request_block_hasher
 
     @property
     def compatibility_hash(self) -> str:
-        """Hex; KV passes only between equal ones. Empty without handoffs."""
+        """The hash of all that KV depends on, in hex; it passes between equal ones. Empty without handoffs."""
         return str(self._connector.compatibility_hash) if self._connector is not None else ""
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the hash is made of, in words."""
+        """The facts that the hash is made of, in words."""
         return dict(self._connector.facts) if self._connector is not None else {}
 
     def staged(self, timeout_s: float) -> Staged | None:
-        """What waits to be pulled; None when a rank does not answer in time.
+        """Return what waits to be pulled; None when a rank does not answer in time.
 
         Waits for the ranks, so not in the loop's thread.
         """
@@ -181,7 +183,9 @@ class EngineHost:
         try:
             self._engine = build_engine(self._plan, lambda: self._messages.put(_rank_lost))
             self._connector = self._engine.scheduler.get_kv_connector()
-            self._draft_length = draft_length.install(self._engine, self._plan)
+            self._draft_length = draft_length.install(
+                self._engine, self._plan.settings.engine.speculative_config
+            )
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
             return
@@ -214,7 +218,7 @@ class EngineHost:
                 poll_s = _POLL_S if executed else min(poll_s * _POLL_GROWTH, _POLL_MOST_S)
 
     def _take(self, block: bool, timeout: float | None) -> bool:
-        """Run the messages that are there; wait for the first one if asked. False: stop."""
+        """Run the messages that are there; wait for the first one with `block`. Return whether to go on."""
         try:
             message = self._messages.get(block, timeout)
             while True:
@@ -229,7 +233,7 @@ class EngineHost:
         try:
             self._engine.add_request(request)
         except Exception as error:
-            # It would be one on every worker: it must not take them with it, one after the other.
+            # Every worker would raise it: the request must not take them down, one after the other.
             logger.exception("the engine refuses request %s", request.request_id)
             self._engine.abort_requests([request.request_id])  # it may have come halfway in
             refusal = error
@@ -246,7 +250,7 @@ class EngineHost:
         outputs, executed = engine.step_fn()
         engine.post_step(executed)
         self._step_began = 0.0
-        step = Step(outputs=outputs or {}, executed=executed, seconds=time.monotonic() - began)
+        step = EngineStep(outputs=outputs or {}, executed=executed, seconds=time.monotonic() - began)
         step.times = step_times.take()
         _take_stats(step)
         if self._draft_length is not None:
@@ -264,8 +268,8 @@ class EngineHost:
             self._tell(lambda listener: listener.on_step(step))
         return bool(executed)
 
-    def _shared(self, step: Step) -> dict[str, int]:
-        """Of the answers that began in this step and go on: KV blocks that other requests hold as well."""
+    def _shared(self, step: EngineStep) -> dict[str, int]:
+        """Return the KV blocks, held by others too, of each request that began to decode in this step."""
         found = {}
         for outputs in step.outputs.values() if self._unseen else ():
             for output in outputs.outputs:
@@ -285,8 +289,8 @@ class EngineHost:
         loop.call_soon_threadsafe(what, listener)
 
 
-def _take_stats(step: Step) -> None:
-    """Note what concerns this worker; vLLM hangs the statistics on one of the outputs."""
+def _take_stats(step: EngineStep) -> None:
+    """Add the statistics, which vLLM hangs on one of the outputs, to the step's counts."""
     for outputs in step.outputs.values():
         stats = outputs.scheduler_stats
         if stats is None:

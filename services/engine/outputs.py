@@ -1,4 +1,4 @@
-"""What an engine's output means to the router that sent the request.
+"""An engine's output as the router that sent the request gets it.
 
 Leans on: vllm.v1.engine.{EngineCoreOutputs, EngineCoreOutput, FinishReason}: outputs are changed in place, as
 nobody else holds them; vllm.v1.request.Request.spec_decode_metrics (histogram[j]: steps in which j drafted
@@ -15,59 +15,62 @@ from vllm.v1.engine import FinishReason
 from baton.handoff import reports
 from baton.protos import worker_pb2
 from baton.services.engine import requests, wire
-from baton.services.worker.attempts import Attempt
+from baton.services.engine.requests import Prepared
 
 
 def encode(outputs: Any, kept: Sequence[Any]) -> bytes:
-    """The outputs that go to one router, as bytes."""
+    """Return the outputs that go to one router, as bytes."""
     outputs.outputs = list(kept)
     outputs.scheduler_stats = None  # this worker's own business
     outputs.finished_requests = None
     return wire.encode_outputs(outputs)
 
 
-def readdress(output: Any, attempt: Attempt) -> bool:
-    """Give an output the router's name for its request. True when the request ended with it."""
-    output.request_id = attempt.request_id
+def readdress(output: Any, prepared: Prepared) -> bool:
+    """Give an output the router's name for its request. Return whether the request ended with it."""
+    output.request_id = prepared.request_id
     output.kv_transfer_params = None
     output.ec_transfer_params = None
     # Any output may be the last one that the router gets: this worker may die, and a stop string, which the
     # router's front end finds, ends a request too. 0.6 us an output, both sides together.
-    output.spec_decode_metrics = attempt.prepared.request.spec_decode_metrics
+    output.spec_decode_metrics = prepared.request.spec_decode_metrics
     return output.finish_reason is not None
 
 
-def drafts_of(attempt: Attempt) -> tuple[int, int]:
-    """Drafts verified for the attempt so far, and those of which the first token was accepted."""
-    metrics = attempt.prepared.request.spec_decode_metrics if attempt.prepared is not None else None
+def drafts_of(prepared: Prepared | None) -> tuple[int, int]:
+    """Return how many drafts of a request were verified so far, and of how many the first token was accepted.
+
+    Both are 0 for one that was never prepared.
+    """
+    metrics = prepared.request.spec_decode_metrics if prepared is not None else None
     if metrics is None:
         return 0, 0
     return sum(metrics.histogram), sum(metrics.histogram[1:])
 
 
 def is_error(output: Any) -> bool:
-    """The engine gave the request up: its KV did not come, or its grammar failed."""
+    """Return whether the engine gave the request up: its KV did not come, or its grammar failed."""
     return bool(output.finish_reason == FinishReason.ERROR)
 
 
 def end_of_prefill(
-    output: Any, attempt: Attempt, saved: reports.Saved | None, max_model_len: int
+    output: Any, prepared: Prepared, saved: reports.Saved | None, max_model_len: int
 ) -> worker_pb2.Saved | None:
-    """The last output of a prefill: what to say of its KV; None when nobody will want it.
+    """Make what the router is to know of the KV with the last output of a prefill; None: nobody will want it.
 
     A prefill is cut after one token. Where the cut alone ended it, the output is made one of a request that
     goes on; where the token really ended it (a stop, the client's max_tokens), the output stays as it is,
     and gets the reason that an uncut run would have given.
     """
-    if output.finish_reason != FinishReason.LENGTH or not attempt.prepared.saves:
+    if output.finish_reason != FinishReason.LENGTH or not prepared.saves:
         return None
-    if requests.really_ended(attempt.prepared, max_model_len):
-        output.finish_reason, output.stop_reason = requests.finish_of(attempt.prepared.request)
+    if requests.really_ended(prepared, max_model_len):
+        output.finish_reason, output.stop_reason = requests.finish_of(prepared.request)
         return None
     output.finish_reason = None
     output.stop_reason = None
     output.spec_decode_metrics = None
-    message = worker_pb2.Saved(request_id=attempt.request_id, epoch=attempt.epoch)
+    message = worker_pb2.Saved(request_id=prepared.request_id, epoch=prepared.epoch)
     if saved is not None and saved.manifest is not None:
         message.manifest.CopyFrom(saved.manifest)
     else:
@@ -75,11 +78,11 @@ def end_of_prefill(
     return message
 
 
-def admitted(attempt: Attempt, loaded: reports.Loaded) -> worker_pb2.Admitted:
-    """A handoff's end at this worker, and what it cost."""
+def admitted(prepared: Prepared, loaded: reports.Loaded) -> worker_pb2.Admitted:
+    """Make the message that a handoff was loaded at this worker, and what it cost."""
     return worker_pb2.Admitted(
-        request_id=attempt.request_id,
-        epoch=attempt.epoch,
+        request_id=prepared.request_id,
+        epoch=prepared.epoch,
         transport=loaded.transport,
         bytes=loaded.bytes,
         blocks_pulled=loaded.blocks,

@@ -1,4 +1,4 @@
-"""What vLLM says when it does not start, in the words of our configuration.
+"""vLLM's reasons for not starting, in the words of our configuration.
 
 Leans on: that vLLM's configuration classes are pydantic's (a refusal is a ValidationError around the reason),
 and on the wording of the refusals in `_SAYINGS`; one that vLLM words anew is passed on as it is, with the
@@ -36,7 +36,7 @@ _NAMES = {
 }
 _NAME = re.compile(rf"`?(?<![\w.])(?:--)?(?P<name>{'|'.join(map(re.escape, _NAMES))})(?![\w-])`?")
 
-# What people meet most often, said from their side.
+# The most frequent refusals, from the user's side.
 _SAYINGS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
     (
         re.compile(
@@ -44,7 +44,7 @@ _SAYINGS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
             r"\(max_position_embeddings=(?P<most>\d+)"
         ),
         lambda m: (
-            f"engine.max_model_len (value {m['asked']}): the model reads at most {m['most']} tokens; "
+            f"engine.max_model_len (value {m['asked']}): the model takes at most {m['most']} tokens; "
             "give --max-model-len no more, or leave it out"
         ),
     ),
@@ -102,9 +102,9 @@ _LINKS = re.compile(r"\s*(See|For further information,? (visit|see)) `?https?://
 
 
 def reason(error: BaseException, extra: Collection[str] = ()) -> str:
-    """One line of at most 600 characters: what is wrong and, where vLLM tells, what to do.
+    """Return one line of at most 600 characters: what is wrong and, where vLLM tells, what to do.
 
-    `extra` are the arguments that came from `engine.extra`: they are called so.
+    `extra` are the arguments that came from `engine.extra`: they are named as such.
     """
     if isinstance(error, BatonError):
         return str(error)

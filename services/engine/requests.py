@@ -1,4 +1,4 @@
-"""From a router's Start to vLLM's Request, and what its end means.
+"""vLLM's Request from a router's Start, and the meaning of its end.
 
 Nothing that a client can write steers the engine's transfers: `SamplingParams.extra_args` is cleaned of every
 key that vLLM or we give a meaning, and ours are put in their place.
@@ -24,19 +24,25 @@ from vllm.v1.request import Request
 from baton.handoff.params import load_params, save_params
 from baton.protos.worker_pb2 import PHASE_PREFILL, Failed, Start
 from baton.services.engine import wire
-from baton.services.engine.patches.continuation import VOCABULARY_KEY, WRITTEN_KEY
+from baton.services.engine.errors import RequestRefused
+from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
 from baton.services.prefill import fair_share
-from baton.services.worker.errors import RequestRefused
 
-# Keys of extra_args that mean something to vLLM or to us, so none may come from outside.
-_RESERVED = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode", WRITTEN_KEY, VOCABULARY_KEY)
+# Keys of extra_args with a meaning for vLLM or for us: none may come from outside.
+_RESERVED = (
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "kv_cache_report_mode",
+    GENERATED_KEY,
+    VOCABULARY_KEY,
+)
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the engine can take, known once it is loaded."""
+class EngineLimits:
+    """The most that a loaded engine can take."""
 
-    max_model_len: int  # tokens, prompt and answer together
+    max_model_len: int  # tokens, prompt and output together
     vocabulary: int  # width of the logits
     block_hasher: Callable[[Request], list[Any]] | None
     drafts_always: bool = False  # the engine drafts, and cannot leave single requests out
@@ -46,52 +52,52 @@ class Limits:
 class Prepared:
     """A request as the engine gets it. `max_tokens` is the client's; the request's own may be cut."""
 
+    request_id: str  # the router's; `request` has the engine's
+    epoch: int
     request: Request
     max_tokens: int
-    saves: bool  # its KV is wanted elsewhere when the prompt has been read
+    saves: bool  # its KV is wanted elsewhere after the prefill
 
 
-def prepare(start: Start, internal_id: str, client_index: int, limits: Limits) -> Prepared:
+def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLimits) -> Prepared:
     """Build the engine's request for one phase of one attempt.
 
-    The tokens written so far become output: penalties, min_tokens and max_tokens count them. A PREFILL is
+    The tokens generated so far become output: penalties, min_tokens and max_tokens count them. A PREFILL is
     cut to one token more by the request's own max_tokens, so that SamplingParams still says what the
     client asked for. Raises RequestRefused(INVALID) for what cannot be run here.
     """
     core = _decode(start)
-    written = list(start.output_token_ids)
-    _check(core, written, limits)
+    generated = list(start.output_token_ids)
+    _check(core, generated, limits)
     core.request_id = internal_id
     core.client_index = client_index
     core.current_wave = 0
     params = core.sampling_params
     params.extra_args = _clean(params.extra_args)
-    if written:
-        _mark_written(params, len(written), limits.vocabulary)
+    if generated:
+        _mark_generated(params, len(generated), limits.vocabulary)
     request = Request.from_engine_core_request(core, limits.block_hasher)
-    reads = len(core.prompt_token_ids) if start.phase == PHASE_PREFILL else 0
-    # Whatever a client asked for: among those that only write, who came first is first.
-    request.priority = fair_share.priority(time.monotonic(), reads, handed_over=start.HasField("manifest"))
-    if written:
-        request.append_output_token_ids(written)
-        request.prefill_stats = (
-            None  # told when its first token was; a prefix hit beyond the prompt kills vLLM
-        )
+    prefills = len(core.prompt_token_ids) if start.phase == PHASE_PREFILL else 0
+    # Whatever a client asked for: requests that only decode keep the order in which they came.
+    request.priority = fair_share.priority(time.monotonic(), prefills, handed_over=start.HasField("manifest"))
+    if generated:
+        request.append_output_token_ids(generated)
+        request.prefill_stats = None  # sent with its first token; a prefix hit beyond the prompt kills vLLM
     max_tokens = request.max_tokens
-    saves = start.phase == PHASE_PREFILL and max_tokens > len(written) + 1
+    saves = start.phase == PHASE_PREFILL and max_tokens > len(generated) + 1
     if start.phase == PHASE_PREFILL:
-        request.max_tokens = len(written) + 1
+        request.max_tokens = len(generated) + 1
     if saves:
         request.kv_transfer_params = save_params(start.epoch)
     elif start.HasField("manifest"):
         request.kv_transfer_params = load_params(start.epoch, start.manifest)
-    return Prepared(request, max_tokens, saves)
+    return Prepared(start.request_id, start.epoch, request, max_tokens, saves)
 
 
 def really_ended(prepared: Prepared, max_model_len: int) -> bool:
-    """After a PREFILL was cut at its one token: would it have ended there anyway?
+    """Return whether a PREFILL, which was cut at its one token, would have ended there anyway.
 
-    vLLM's own check, asked again with the client's max_tokens. True leaves the reason in the request.
+    vLLM's own check runs again with the client's max_tokens. True leaves the reason in the request.
     """
     request = prepared.request
     request.max_tokens = prepared.max_tokens
@@ -99,7 +105,7 @@ def really_ended(prepared: Prepared, max_model_len: int) -> bool:
 
 
 def finish_of(request: Request) -> tuple[FinishReason | None, int | str | None]:
-    """Finish and stop reason of an ended request."""
+    """Return the finish and stop reason of an ended request."""
     return request.get_finished_reason(), request.stop_reason
 
 
@@ -110,7 +116,7 @@ def _decode(start: Start) -> EngineCoreRequest:
         raise _invalid(str(error)) from None
 
 
-def _check(core: EngineCoreRequest, written: Sequence[int], limits: Limits) -> None:
+def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimits) -> None:
     if core.sampling_params is None or core.sampling_params.max_tokens is None:
         raise _invalid(
             "only text generation with a max_tokens is served; this request has no sampling parameters"
@@ -121,20 +127,20 @@ def _check(core: EngineCoreRequest, written: Sequence[int], limits: Limits) -> N
         raise _invalid("images, audio and video are not served: only text is")
     if core.resumable or core.lora_request is not None:
         raise _invalid("streaming input and LoRA adapters are not served")
-    if len(core.prompt_token_ids) + len(written) >= limits.max_model_len:
+    if len(core.prompt_token_ids) + len(generated) >= limits.max_model_len:
         raise _invalid(
-            f"prompt and answer so far take {len(core.prompt_token_ids)} + {len(written)} tokens; "
-            f"this model's limit of {limits.max_model_len} leaves none to write"
+            f"prompt and output so far take {len(core.prompt_token_ids)} + {len(generated)} tokens; "
+            f"this model's limit of {limits.max_model_len} leaves none to generate"
         )
-    if len(written) >= core.sampling_params.max_tokens:
+    if len(generated) >= core.sampling_params.max_tokens:
         raise _invalid(
-            f"the answer is complete: {len(written)} tokens are written, max_tokens is "
+            f"the output is complete: it has {len(generated)} tokens, max_tokens is "
             f"{core.sampling_params.max_tokens}"
         )
     params = core.sampling_params
     if limits.drafts_always and (params.min_p or params.logit_bias):
         raise _invalid("min_p and logit_bias cannot be combined with speculative decoding on this platform")
-    highest = max(*core.prompt_token_ids, *written, 0)
+    highest = max(*core.prompt_token_ids, *generated, 0)
     if highest >= limits.vocabulary:
         raise _invalid(f"token id {highest} is outside the model's vocabulary of {limits.vocabulary}")
 
@@ -143,10 +149,10 @@ def _clean(extra: dict[str, Any] | None) -> dict[str, Any] | None:
     return {key: value for key, value in extra.items() if key not in _RESERVED} if extra else None
 
 
-def _mark_written(params: Any, count: int, vocabulary: int) -> None:
-    params.extra_args = {**(params.extra_args or {}), WRITTEN_KEY: count, VOCABULARY_KEY: vocabulary}
+def _mark_generated(params: Any, count: int, vocabulary: int) -> None:
+    params.extra_args = {**(params.extra_args or {}), GENERATED_KEY: count, VOCABULARY_KEY: vocabulary}
     if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
-        # Sent with the first token. Without them the prefix cache and a handoff may be read again.
+        # Sent with the first token. Without them the prefix cache and a handoff may be used again.
         params.prompt_logprobs = None
         params.prompt_logprob_token_ids = None
         params.skip_reading_prefix_cache = False

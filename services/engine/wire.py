@@ -21,7 +21,7 @@ _ALWAYS_INLINE = 1 << 62  # bytes: above any array, so none leaves the frame
 
 
 class _Codecs(threading.local):
-    """vLLM's coders keep a message's buffers in the object while they work: one set a thread."""
+    """One set of coders a thread: vLLM's keep a message's buffers in the object while they work."""
 
     def __init__(self) -> None:
         self.encoder = MsgpackEncoder(size_threshold=_ALWAYS_INLINE)
@@ -33,22 +33,22 @@ _codecs = _Codecs()
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:
-    """One request as one frame. Any thread."""
+    """Encode one request as one frame. Any thread."""
     return _encode(request)
 
 
 def decode_request(data: bytes) -> EngineCoreRequest:
-    """The request in `data`. Any thread. Raises ValueError when `data` is not one."""
+    """Decode the request in `data`. Any thread. Raises ValueError when `data` is not one."""
     return _decode(_codecs.request, data, "EngineCoreRequest")
 
 
 def encode_outputs(outputs: EngineCoreOutputs) -> bytes:
-    """What one step brought, as one frame. Any thread."""
+    """Encode the outputs of one step as one frame. Any thread."""
     return _encode(outputs)
 
 
 def decode_outputs(data: bytes) -> EngineCoreOutputs:
-    """The outputs in `data`. Any thread. Raises ValueError when `data` holds none."""
+    """Decode the outputs in `data`. Any thread. Raises ValueError when `data` holds none."""
     return _decode(_codecs.outputs, data, "EngineCoreOutputs")
 
 

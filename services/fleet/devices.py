@@ -1,4 +1,4 @@
-"""Which cores or GPUs each worker of `baton up` gets."""
+"""Assignment of the machine's cores or GPUs to the workers of `baton up`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from baton.services.errors import StartError
 
 @dataclass(frozen=True)
 class Devices:
-    """`cpu` as vLLM's thread binding takes it (`0` or `0-3`), or environment that shows a worker its GPUs."""
+    """One worker's share of the machine: cores or GPUs."""
 
-    cpu: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
+    cpu: str = ""  # as vLLM's thread binding takes them: `0`, `0-3` or `0,2`
+    environment: dict[str, str] = field(default_factory=dict)  # shows the worker its GPUs
 
 
 def assign(workers: int, gpus_each: int) -> list[Devices]:
-    """One entry a worker. On a CPU the cores are split evenly; with more workers than cores they share."""
+    """Return one share per worker: cores split evenly, shared where workers outnumber them, or whole GPUs.
+
+    Raises StartError where there are too few GPUs.
+    """
     return _cpus(workers) if _cpu_build() else _gpus(workers, gpus_each)
 
 
@@ -45,7 +48,7 @@ def _gpus(workers: int, each: int) -> list[Devices]:
     if workers * each > len(gpus):
         raise StartError(
             f"{workers} workers of {each} GPU(s) need {workers * each} GPUs, {len(gpus)} are visible: "
-            "start fewer workers, or show more in CUDA_VISIBLE_DEVICES"
+            "start fewer workers, or list more GPUs in CUDA_VISIBLE_DEVICES"
         )
     return [
         Devices(environment={"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * each : (i + 1) * each])})
@@ -54,5 +57,5 @@ def _gpus(workers: int, each: int) -> list[Devices]:
 
 
 def _gpu_count() -> int:
-    """Counted without CUDA: a process that initialised it cannot fork workers that use it."""
+    """Count the GPUs without CUDA: a process that initialised CUDA cannot fork workers that use it."""
     return len([name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()])

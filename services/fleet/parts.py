@@ -1,7 +1,7 @@
-"""The processes of a deployment: started, restarted when they die, given up when they cannot live, ended.
+"""The processes of a deployment: started, restarted when they die, given up when they keep dying, stopped.
 
-A part that dies is started again, at once the first time, then later and later. One that dies too often is
-given up: told in one line, and done without where the rest can serve.
+A part that dies is restarted, at once the first time, then after ever longer pauses. One that dies too often
+is given up, with one line that says so; the others go on where they can serve without it.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from baton.services.fleet.processes import Child
 from baton.services.fleet.watch import Seen
 
 STOP_TIMEOUT_S = 15.0
-WATCHER_STOP_S = 1.0  # it holds nothing
+WATCHER_STOP_S = 1.0  # it has nothing to finish
 
-Say = Callable[[str, str], None]  # a part's name, what became of it
+Say = Callable[[str, str], None]  # a part's name, what happened to it
 
 
-class Kind(Enum):
-    """What a part is, in the order in which parts are ended."""
+class PartKind(Enum):
+    """The kinds of parts, in the order in which they are stopped."""
 
-    WATCHER = "watcher"  # first: it would take the others' end for news
-    ROUTER = "router"  # then no new work comes
-    WORKER = "worker"  # one covers for another, of either side
+    WATCHER = "watcher"  # first: it would report the end of the others
+    ROUTER = "router"  # no new requests come from here on
+    WORKER = "worker"  # of any role: workers can replace each other
     SCHEDULER = "scheduler"  # last: the others report to it
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a part may die, and how long it is left alone before it is started again."""
+    """Limits of restarting: how many deaths within a window, and the pause before each restart."""
 
-    restarts: int = 3  # within `window_s`: one that dies more often needs a person
-    window_s: float = 600.0  # of what is longer ago nothing counts any more
-    backoff_s: float = 1.0  # before the second restart; the first one does not wait
+    restarts: int = 3  # within `window_s`; a part that dies more often needs a person
+    window_s: float = 600.0  # older deaths do not count
+    backoff_s: float = 1.0  # before the second restart; the first is immediate
     growth: float = 4.0
 
     def before_restart_s(self, number: int) -> float:
-        """Seconds before restart `number` of a window, the first being 1."""
+        """Return the pause, in seconds, before restart `number` of a window, counted from 1."""
         return 0.0 if number == 1 else self.backoff_s * self.growth ** (number - 2)
 
     @property
@@ -52,51 +52,51 @@ class Patience:
 
 @dataclass
 class Part:
-    """One process that must run, and how to start it again."""
+    """One process that must run, with what restarts it."""
 
     name: str
-    kind: Kind
+    kind: PartKind
     run: Callable[[], None]
-    child: Child | None = None  # the last one
+    child: Child | None = None  # the latest one
     ready: bool = False
-    proven: bool = False  # it was ready once: if it dies it is worth another start
+    proven: bool = False  # it was ready once: worth a restart if it dies
     given_up: bool = False
-    restart_at: float | None = None  # time.monotonic, seconds; it is dead until then
+    restart_at: float | None = None  # time.monotonic, seconds; dead until then
     deaths: list[float] = field(default_factory=list)  # time.monotonic, within the window
 
     @property
     def runs(self) -> bool:
-        """As far as anybody has looked: it may have died a moment ago."""
+        """Whether it runs, as of the last check: it may have died since."""
         return self.child is not None and self.restart_at is None and not self.given_up
 
     @property
     def known_as(self) -> str:
-        """The name by which others know this life of it: a worker's has its process id."""
+        """The name by which other parts know the present process: a worker's has its process id."""
         number = self.child.process.pid if self.child else None
-        return f"{self.name}.{number}" if self.kind is Kind.WORKER else self.name
+        return f"{self.name}.{number}" if self.kind is PartKind.WORKER else self.name
 
 
 @dataclass
 class Parts:
-    """All of a deployment. Methods return at once, but for `stop`."""
+    """All parts of a deployment. No method but `stop` blocks."""
 
     log_dir: Path
     say: Say
     patience: Patience = field(default_factory=Patience)
     members: list[Part] = field(default_factory=list)
 
-    def add(self, name: str, kind: Kind, run: Callable[[], None]) -> Part:
-        """Start it, and keep it running from now on."""
-        # Who would tell that the watcher is ready?
-        part = Part(name, kind, run, ready=kind is Kind.WATCHER, proven=kind is Kind.WATCHER)
+    def add(self, name: str, kind: PartKind, run: Callable[[], None]) -> Part:
+        """Start a part, and restart it whenever it dies."""
+        # Nobody watches the watcher: it counts as ready from the start.
+        part = Part(name, kind, run, ready=kind is PartKind.WATCHER, proven=kind is PartKind.WATCHER)
         self.members.append(part)
         self._start(part)
         return part
 
     def reap(self) -> None:
-        """Start again what died after it was ready, when its time has come.
+        """Notice parts that died, and restart those whose pause is over.
 
-        Raises StartError when one died that never was ready, or when nothing can serve any more.
+        Raises StartError when a part died before it was ever ready, or when those left cannot serve.
         """
         now = time.monotonic()
         for part in self.members:
@@ -107,7 +107,7 @@ class Parts:
                 self._died(part, part.child, now)
 
     def note(self, seen: Seen) -> None:
-        """Somebody saw a part ready."""
+        """Mark the part that was seen ready, unless it was restarted since."""
         for part in self.members:
             child = part.child
             if child is None or part.ready or part.known_as != seen.name or seen.at < child.started_at:
@@ -117,33 +117,33 @@ class Parts:
 
     @property
     def serve(self) -> bool:
-        """Whether there may be streams that run."""
-        return any(part.proven for part in self.members if part.kind is Kind.ROUTER)
+        """Whether a router was ever ready, so that streams may be running."""
+        return any(part.proven for part in self.members if part.kind is PartKind.ROUTER)
 
     @property
     def waiting_for(self) -> list[str]:
-        """Those that are not ready and may still be."""
+        """Names of the parts that are not ready yet and not given up."""
         return [part.name for part in self.members if not part.ready and not part.given_up]
 
     @property
     def sentinels(self) -> list[int]:
-        """What becomes readable when one of those that run dies."""
+        """Descriptors that become readable when a running part dies."""
         return [part.child.process.sentinel for part in self.members if part.child and part.runs]
 
     @property
     def next_start_s(self) -> float | None:
-        """Seconds until `reap` has one to start; None: only a death is news."""
+        """Seconds until `reap` has a part to restart; None if no restart is due."""
         due = [part.restart_at for part in self.members if part.restart_at is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def stop(self, drain_s: float) -> None:
-        """End all; the router has `drain_s` more, for the streams that run."""
-        for kind in Kind:
+        """Stop all parts, kind by kind; the router has `drain_s` seconds more, for running streams."""
+        for kind in PartKind:
             group = [part.child for part in self.members if part.kind is kind and part.child]
-            timeout_s = WATCHER_STOP_S if kind is Kind.WATCHER else STOP_TIMEOUT_S
-            timeout_s += drain_s if kind is Kind.ROUTER else 0.0
+            timeout_s = WATCHER_STOP_S if kind is PartKind.WATCHER else STOP_TIMEOUT_S
+            timeout_s += drain_s if kind is PartKind.ROUTER else 0.0
             for child in processes.stop_all(group, timeout_s):
-                self.say(child.name, f"did not end within {timeout_s:.0f} s: killed")
+                self.say(child.name, f"did not exit within {timeout_s:.0f} s: killed")
 
     def _start(self, part: Part) -> None:
         part.child = processes.spawn(part.name, part.run, self.log_dir)
@@ -151,12 +151,12 @@ class Parts:
     def _died(self, part: Part, child: Child, now: float) -> None:
         if not part.proven:
             raise StartError(f"{part.name} could not start: {child.last_error()} (log: {child.log})")
-        if child.left and part.ready and part.kind is Kind.WORKER:
-            part.ready = False  # it was drained: the next one waits until it is undrained
-            self.say(part.name, "ended as it was told; started again")
+        if child.left and part.ready and part.kind is PartKind.WORKER:
+            part.ready = False  # it was drained: its successor waits until it is undrained
+            self.say(part.name, "exited after a drain; restarted")
             self._start(part)
             return
-        part.ready = part.kind is Kind.WATCHER
+        part.ready = part.kind is PartKind.WATCHER
         part.deaths = [at for at in part.deaths if at > now - self.patience.window_s] + [now]
         number, most = len(part.deaths), self.patience.restarts
         if number > most:
@@ -172,21 +172,23 @@ class Parts:
         )
 
     def _do_without(self, part: Part, child: Child) -> None:
-        """Say what that means; raises StartError where it means the end."""
+        """Say that a part was given up. Raises StartError where the others cannot serve without it."""
         died = f"died {len(part.deaths)} times within {self.patience.window}"
         last = f"{child.last_error()} (log: {child.log})"
         if problem := self._cannot_serve():
             raise StartError(f"{part.name} {died}, and {problem}: {last}")
-        left = "what becomes ready is told no more" if part.kind is Kind.WATCHER else "the rest serves on"
+        left = (
+            "readiness is no longer reported" if part.kind is PartKind.WATCHER else "the others go on serving"
+        )
         self.say(part.name, f"{died} ({child.how_it_ended()}): given up, {left}: {last}")
 
     def _cannot_serve(self) -> str:
-        """Why, without what is given up; empty where the rest can."""
-        if all(part.given_up for part in self.members if part.kind is Kind.WORKER):
+        """Return why the parts not given up cannot serve; "" where they can."""
+        if all(part.given_up for part in self.members if part.kind is PartKind.WORKER):
             return "no worker is left"
         gone = {part.kind for part in self.members if part.given_up}
-        if gone & {Kind.ROUTER, Kind.SCHEDULER}:
+        if gone & {PartKind.ROUTER, PartKind.SCHEDULER}:
             return "nothing can serve without it"
-        if Kind.WATCHER in gone and not all(part.proven for part in self.members):
-            return "nobody can tell how far the others are"
+        if PartKind.WATCHER in gone and not all(part.proven for part in self.members):
+            return "nothing can tell when the others are ready"
         return ""

@@ -1,4 +1,4 @@
-"""Child processes of a supervisor: forked, logged to a file, ended with a deadline, never left behind."""
+"""Child processes of a supervisor: forked, logged to a file, stopped within a deadline, never left behind."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+import setproctitle
+
 from baton.errors import BatonError
-from baton.services.cli.title import name_process
 
 PR_SET_PDEATHSIG = 1
 _fork = multiprocessing.get_context("fork")
@@ -23,14 +24,12 @@ _fork = multiprocessing.get_context("fork")
 
 @dataclass
 class Child:
-    """One process of the fleet. `name` is for people; its log holds all that it prints, and that earlier
-    lives of it printed before.
-    """
+    """One forked process. Its log file holds all that it and its predecessors of the same name printed."""
 
     name: str
     process: ForkProcess
     log: Path
-    log_from: int  # bytes: where this life begins
+    log_from: int  # bytes; the offset at which this process's own output begins
     started_at: float  # time.monotonic, seconds
 
     @property
@@ -39,16 +38,16 @@ class Child:
 
     @property
     def left(self) -> bool:
-        """It ended in order: somebody told it to."""
+        """Whether it exited in good order, because it was drained."""
         return self.process.exitcode == 0
 
     def how_it_ended(self) -> str:
-        """`status 1` or `signal SIGKILL`."""
+        """Return the end of a process that has ended: `status 1` or `signal SIGKILL`."""
         code = self.process.exitcode or 0
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
 
     def last_error(self) -> str:
-        """Its own error line if it printed one, else the log's last line."""
+        """Return the last error line that it printed, else its last line."""
         printed = self.log.read_bytes()[self.log_from :].decode(errors="replace")
         lines = [line for line in printed.splitlines() if line.strip()]
         own = [line for line in lines if line.startswith("baton: error: ")]
@@ -56,9 +55,9 @@ class Child:
 
 
 def spawn(name: str, target: Callable[[], None], log_dir: Path) -> Child:
-    """Fork and run `target` in the child. What is imported here is imported there already."""
+    """Fork a child that runs `target`; it inherits all modules imported here."""
     log = log_dir / f"{name}.log"
-    with log.open("ab") as file:  # made here: a child that is killed at once has one, too
+    with log.open("ab") as file:  # created here, for a child that is killed at once
         log_from = file.tell()
     process = _fork.Process(
         target=_child_main, args=(name, target, log, os.getpid()), name=name, daemon=False
@@ -68,7 +67,7 @@ def spawn(name: str, target: Callable[[], None], log_dir: Path) -> Child:
 
 
 def stop_all(children: Sequence[Child], timeout_s: float) -> list[Child]:
-    """SIGTERM to all, SIGKILL to those that are still there after `timeout_s`; returns the latter."""
+    """Send SIGTERM to all, SIGKILL to those still alive after `timeout_s`; return the latter."""
     for child in children:
         if child.alive:
             child.process.terminate()
@@ -83,16 +82,16 @@ def stop_all(children: Sequence[Child], timeout_s: float) -> list[Child]:
 
 
 def _child_main(name: str, target: Callable[[], None], log: Path, parent: int) -> None:
-    name_process(name)
-    # Its own group: Ctrl-C in the terminal reaches the parent alone, which ends the children in order.
+    setproctitle.setproctitle(f"baton {name}")
+    # A process group of its own: Ctrl-C in the terminal reaches the parent alone, which stops its children.
     os.setpgid(0, 0)
-    # SIGKILL, as nobody is left who would wait for a drain.
+    # SIGKILL, as without the parent nobody waits for a drain.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Appended to: what a part said before it died matters most after its restart.
+    # Appended: what a part printed before it died matters most after its restart.
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -102,6 +101,6 @@ def _child_main(name: str, target: Callable[[], None], log: Path, parent: int) -
     except BatonError as error:
         print(f"baton: error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    except Exception:  # noqa: BLE001 (the last word of a process: into its log, whatever it is)
+    except Exception:  # noqa: BLE001 (whatever ends a process belongs in its log)
         traceback.print_exc()
         sys.exit(1)

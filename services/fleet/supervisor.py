@@ -1,11 +1,11 @@
-"""Runs a whole deployment on one machine: starts the parts, keeps them running (parts.py), ends them all.
+"""The supervisor of a deployment on one machine: it starts the parts, keeps them running and stops them all.
 
-Used by `baton up` (services/cli/up.py), which tells a person, and by offline use
-(services/offline/supervised.py), which tells the Python process that asked for it.
+`baton up` (services/cli/up.py) runs it in a terminal, offline use (services/offline/supervised.py) for another
+Python process.
 
 vLLM is imported once and every engine process is forked from here: an import takes 6 to 11 s on a laptop
-core, a fork nothing. For that this process stays free of threads, gRPC and CUDA (a small watcher process
-asks the others how far they are).
+core, a fork next to nothing. Therefore this process stays free of threads, gRPC and CUDA; a small watcher
+process (watch.py) finds out which parts are ready.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ from pathlib import Path
 from typing import Protocol
 
 from baton import addresses
-from baton.services import credentials, logs
+from baton.services import credentials, logs, roles
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, engine_args
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import devices
-from baton.services.fleet.parts import Kind, Parts, Say
+from baton.services.fleet.parts import PartKind, Parts, Say
 from baton.services.fleet.watch import watch
 from baton.services.leave import leave, on_signals
 from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
-from baton.services.worker import roles
 
-READY_TIMEOUT_S = 600.0  # a large model loads for minutes; a small one is there in ten seconds
+READY_TIMEOUT_S = 600.0  # a large model loads for minutes, a small one for ten seconds
 STILL_WAITING_S = 10.0
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """How many workers of each role."""
+    """The number of workers of each role."""
 
     prefill: int
     decode: int
@@ -55,15 +54,15 @@ class Fleet:
 
     @property
     def hands_over(self) -> bool:
-        """Whether anybody's KV could be wanted elsewhere: those that do both need nobody."""
+        """Whether any worker could need another's KV: mixed workers alone do not."""
         return bool(self.prefill or self.decode)
 
     def check(self) -> None:
-        """Raises ConfigError when no request could ever be answered."""
+        """Raise ConfigError when these workers could not serve a request."""
         if self.mixed == 0 and (self.prefill == 0 or self.decode == 0):
             raise ConfigError(
-                f"--prefill {self.prefill} --decode {self.decode} --mixed {self.mixed}: nobody could serve; "
-                "start at least one of each role, or --mixed 1"
+                f"--prefill {self.prefill} --decode {self.decode} --mixed {self.mixed} cannot serve: "
+                "start at least one prefill and one decode worker, or --mixed 1"
             )
 
     def __str__(self) -> str:
@@ -71,27 +70,27 @@ class Fleet:
         return " + ".join(f"{count} {role}" for role, count in counts if count)
 
 
-class Report(Protocol):
-    """Whom a supervisor tells what happens. Called in its process, in the order of the methods."""
+class Observer(Protocol):
+    """Receiver of a deployment's events, called in the supervisor's process in the order of the methods."""
 
     def begun(self, log_dir: Path) -> None:
-        """All was checked; processes are started now."""
+        """Note that the checks passed and processes are being started."""
 
     def step(self, since_start_s: float, name: str, text: str) -> None:
-        """Part `name` has come one step further, or has died and is started again or given up."""
+        """Note that part `name` came one step further, or that it died and is restarted or given up."""
 
     def ready(self) -> None:
-        """Everything answers. Called once."""
+        """Note that every part is ready. Called once."""
 
     def ending(self, drain_s: float) -> None:
-        """The processes are asked to end; streams that run have so many seconds, 0 where there are none."""
+        """Note that the processes are being stopped; running streams have `drain_s` seconds."""
 
     def ended(self) -> None:
-        """No process is left."""
+        """Note that no process is left."""
 
 
 def _check(settings: Settings, fleet: Fleet) -> None:
-    """What can be said before a process is started. Raises ConfigError and StartError."""
+    """Check what can be checked before a process is started. Raises ConfigError and StartError."""
     fleet.check()
     for role in fleet.roles:
         roles.check(roles.role(role), settings)
@@ -103,12 +102,12 @@ def _check(settings: Settings, fleet: Fleet) -> None:
 
 
 def supervise(
-    settings: Settings, fleet: Fleet, log_dir: str, report: Report, owner: int | None = None
+    settings: Settings, fleet: Fleet, log_dir: str, observer: Observer, owner: int | None = None
 ) -> None:
-    """Start everything, wait, end everything. Returns when SIGINT or SIGTERM came, or the owner is gone.
+    """Run a deployment until SIGINT, SIGTERM or the owner's death; return when all of it is stopped.
 
-    `owner` is a pidfd of a process: its death ends the deployment as a signal does. `log_dir` is made if it
-    is not there; a new one is made where it is empty.
+    `owner` is a pidfd: the death of its process ends the deployment as a signal does. `log_dir` is created if
+    it does not exist; "" stands for a new temporary folder.
     Raises ConfigError and StartError with one line that says what to do; no process is left then either.
     """
     _check(settings, fleet)
@@ -119,14 +118,14 @@ def supervise(
     began = time.monotonic()
 
     def say(name: str, text: str) -> None:
-        report.step(time.monotonic() - began, name, text)
+        observer.step(time.monotonic() - began, name, text)
 
     parts = Parts(folder, say)
     stops: list[socket.socket | int] = [_wake_on_signals(), *([] if owner is None else [owner])]
-    report.begun(folder)
-    # One pipe for all lives of the watcher: what it sends is small enough to come whole or not at all.
+    observer.begun(folder)
+    # One pipe for the watcher and its successors: its messages are small enough to be written atomically.
     ours, theirs = Pipe(duplex=False)
-    peers = settings.model_copy(deep=True)  # of who dials the scheduler, which may listen on all addresses
+    peers = settings.model_copy(deep=True)  # for the scheduler's clients: it may listen on all addresses
     peers.scheduler.address = addresses.from_here(settings.scheduler.address)
     if peers.handoff.enabled is None:
         peers.handoff.enabled = fleet.hands_over
@@ -134,49 +133,49 @@ def supervise(
 
     def end() -> None:
         drain_s = settings.router.drain_timeout_s if parts.serve else 0.0
-        report.ending(drain_s)
+        observer.ending(drain_s)
         parts.stop(drain_s)
 
     try:
-        parts.add("watcher", Kind.WATCHER, lambda: watch(peers.scheduler.address, health, theirs))
-        parts.add("scheduler", Kind.SCHEDULER, lambda: _run_scheduler(settings))
+        parts.add("watcher", PartKind.WATCHER, lambda: watch(peers.scheduler.address, health, theirs))
+        parts.add("scheduler", PartKind.SCHEDULER, lambda: _run_scheduler(settings))
         if not Path(settings.engine.model).exists():
-            say("model", "no folder of this name is here: Hugging Face is asked for it")
-        say("engine", "loading the code; longest the first time")
-        with _left_on_signals(stops, end, report.ended):
+            say("model", "there is no such folder: it is fetched from Hugging Face")
+        say("engine", "importing vLLM; the first time takes longest")
+        with _left_on_signals(stops, end, observer.ended):
             _preload(settings)
-            # What vLLM would refuse, before anybody loads a model.
+            # Arguments that vLLM refuses are refused here, before a model is loaded.
             engine_args(settings.engine)
             frontend_namespace(settings.engine, settings.router)
-        say("engine", "code loaded")
+        say("engine", "vLLM imported")
         _start_engines(parts, peers, fleet, placed)
         say("processes", "started; the engines load the model")
         _until_ready(parts, say, ours, stops)
-        report.ready()
+        observer.ready()
         while True:
             _wait(parts, ours, stops)
     except _Stopped:
         pass
     finally:
         end()
-    report.ended()
+    observer.ended()
 
 
 class _Stopped(Exception):
-    """A signal asked us to end, or the owner is gone."""
+    """A signal came, or the owner is gone."""
 
 
 def _start_engines(parts: Parts, peers: Settings, fleet: Fleet, placed: list[devices.Devices]) -> None:
     for number, (role, where) in enumerate(zip(fleet.roles, placed, strict=True)):
         name = f"{role}-{fleet.roles[:number].count(role)}"
-        parts.add(name, Kind.WORKER, _worker(peers, name, role, where))
-    parts.add("router", Kind.ROUTER, lambda: _run_router(peers))
+        parts.add(name, PartKind.WORKER, _worker(peers, name, role, where))
+    parts.add("router", PartKind.ROUTER, lambda: _run_router(peers))
 
 
 def _preload(settings: Settings) -> None:
-    # What vLLM has to say of this machine it says again in each log.
+    # Without the libraries' warnings: vLLM repeats those about this machine in each engine's log.
     logs.configure(settings.log_format, "up")
-    from baton.services.router.http import app
+    from baton.services.router import app
     from baton.services.worker import lifecycle
 
     lifecycle.preload()
@@ -198,13 +197,13 @@ def _worker(settings: Settings, name: str, role: str, where: devices.Devices) ->
 
 
 def _run_scheduler(settings: Settings) -> None:
-    from baton.services.cli.scheduler import run_scheduler
+    from baton.services.fleet.scheduler import run_scheduler
 
     run_scheduler(settings)
 
 
 def _run_router(settings: Settings) -> None:
-    from baton.services.router.http.app import run_router
+    from baton.services.router.app import run_router
 
     logs.keep_warnings()
     run_router(settings)
@@ -215,10 +214,10 @@ def _run_router(settings: Settings) -> None:
 def _left_on_signals(
     stops: list[socket.socket | int], end: Callable[[], None], ended: Callable[[], None]
 ) -> Iterator[None]:
-    """While nobody looks at `stops`, and nothing is forked, a signal's handler itself ends everything."""
+    """Let a signal's handler stop everything itself, while `stops` is not polled and nothing is forked."""
 
     def end_at_once() -> None:
-        for one in usual:  # a second one kills us, and the children with us
+        for one in usual:  # a second signal kills this process, and its children with it
             signal.signal(one, signal.SIG_DFL)
         end()
         ended()
@@ -226,7 +225,7 @@ def _left_on_signals(
 
     usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     on_signals(end_at_once)
-    if wait(stops, timeout=0):  # it came before
+    if wait(stops, timeout=0):  # a signal came before
         raise _Stopped
     yield
     for number, handler in usual.items():
@@ -253,7 +252,7 @@ def _until_ready(parts: Parts, say: Say, events: Connection, stops: list[socket.
 def _wait(
     parts: Parts, events: Connection, stops: list[socket.socket | int], at_most_s: float | None = None
 ) -> None:
-    """Until there is news, and see to it. Raises _Stopped, and StartError when nothing can serve."""
+    """Wait for one event and handle it. Raises _Stopped, and StartError when nothing can serve."""
     limits = [seconds for seconds in (at_most_s, parts.next_start_s) if seconds is not None]
     readable = wait([*stops, events, *parts.sentinels], timeout=min(limits, default=None))
     if any(stop in readable for stop in stops):
@@ -264,7 +263,7 @@ def _wait(
 
 
 def _wake_on_signals() -> socket.socket:
-    """A socket that becomes readable when SIGINT or SIGTERM came; a second one kills us and the children."""
+    """Return a socket that SIGINT or SIGTERM makes readable; a second signal kills this process."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
 
@@ -287,7 +286,7 @@ def _scheduler_address(settings: Settings) -> tuple[str, int]:
 
 def _check_port(key: str, host: str, port: int) -> None:
     if port == 0:
-        raise ConfigError(f"{key}: port 0 is not allowed here, as the parts must find each other; choose one")
+        raise ConfigError(f"{key}: port 0 is not allowed here, as other parts must know the port; choose one")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.create_server((host, port), family=family):
@@ -296,10 +295,10 @@ def _check_port(key: str, host: str, port: int) -> None:
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
             where = key.replace("router.port", "router.host")
             raise StartError(f"{where}: cannot listen on {host}: this machine has no such address") from None
-        # Not its own text, which repeats the address as a tuple.
+        # The error's own text would repeat the address as a tuple.
         raise StartError(
             f"{key}: cannot listen on {addresses.join(host, port)}: {os.strerror(error.errno or 0)}; "
-            "choose another port or end who uses it"
+            "choose another port or stop the process that uses it"
         ) from None
 
 

@@ -1,6 +1,6 @@
-"""Tells `baton up` how far its parts are: a small process that asks the scheduler and the router.
+"""The watcher: a small process that polls the scheduler and the router and reports which parts are ready.
 
-A process of its own, as gRPC runs threads, and the parent must be able to fork workers at any time.
+It is a process of its own because gRPC runs threads, and the supervisor must be able to fork at any time.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 
 POLL_S = 0.1
-CALM_POLL_S = 1.0  # once all is up: only a restart is news then
+CALM_POLL_S = 1.0  # once the router is ready: only restarts are left to report
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Something is ready. `name`: scheduler, router, or the worker's id; `detail` for people."""
+    """One part that was seen ready."""
 
-    name: str
-    detail: str
-    at: float  # time.monotonic, before it was looked at; one clock for all processes of a machine
+    name: str  # scheduler, router, or a worker's id
+    detail: str  # for people
+    at: float  # time.monotonic, before the poll; one clock for all processes of a machine
 
 
 def watch(scheduler: str, health_url: str, events: Connection) -> None:
-    """Report all that is ready, at each look anew: a part that was gone for less than a look is another one.
+    """Send every ready part to `events`, in full at each poll, until this process is stopped.
 
-    Runs until it is ended.
+    In full, because a part may have been replaced between two polls.
     """
     asyncio.run(_watch(scheduler, health_url, events))
 
@@ -53,7 +53,7 @@ async def _look(client: SchedulerClient, health_url: str) -> list[Seen]:
         description = await client.describe()
     except SchedulerError:
         return []
-    away = description.store_problem and f", AWAY, going on from memory: {description.store_problem}"
+    away = description.store_problem and f", UNREACHABLE, serving from memory: {description.store_problem}"
     found = [Seen("scheduler", f"store {description.store}{away}", at)]
     for worker in description.workers:
         capacity = worker.identity.capacity

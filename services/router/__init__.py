@@ -12,6 +12,6 @@
                                    pool.py, stream.py: a gRPC stream to each worker
 
 A request passes its relay once per phase; its tokens go from the stream to the leg and on to the front end.
-`http/app.py` puts the parts together and serves; `cluster.py` watches the workers for /health and the model's
+`app.py` puts the parts together and serves; `cluster.py` watches the workers for /health and the model's
 limits; `metrics.py` counts; `prefix.py` hashes prompts for the scheduler.
 """

@@ -15,7 +15,7 @@ from typing import Any
 
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Failed, Phase
-from baton.services.worker.errors import RequestRefused
+from baton.services.engine.errors import RequestRefused
 
 # Ended requests whose last epoch is remembered: for so long (s), as the scheduler does, and at most so many.
 # What is late by more was stopped by its own deadline.
@@ -27,7 +27,7 @@ RENEWED_S = 600.0
 
 
 @dataclass
-class Attempt:
+class RunningAttempt:
     """One phase of one attempt at a request, from its Start to its end here."""
 
     request_id: str
@@ -36,7 +36,7 @@ class Attempt:
     session: int  # number of the router's stream; vLLM's client index
     loads: bool  # it waits for KV from another worker
     arrived_s: float = field(default_factory=time.monotonic)
-    prepared: Any = None  # vllm_requests.Prepared, once it is built
+    prepared: Any = None  # requests.Prepared of services/engine, once it is built
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -74,15 +74,15 @@ class Attempts:
     """All attempts of this worker."""
 
     def __init__(self) -> None:
-        self._live: dict[str, Attempt] = {}  # by internal id
-        self._of_request: dict[str, Attempt] = {}
+        self._live: dict[str, RunningAttempt] = {}  # by internal id
+        self._of_request: dict[str, RunningAttempt] = {}
         self._ended: OrderedDict[str, tuple[float, tuple[int, int]]] = OrderedDict()  # until when, mark
         self._saved: dict[str, SavedHandoff] = {}  # by request id
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def begin(self, attempt: Attempt) -> Attempt | None:
+    def begin(self, attempt: RunningAttempt) -> RunningAttempt | None:
         """Make it live; returns the older attempt that it replaces, which is live no more.
 
         Raises RequestRefused(STALE) when the same or a later one was seen.
@@ -101,30 +101,30 @@ class Attempts:
         self._of_request[attempt.request_id] = attempt
         return older
 
-    def live(self, engine_id: str) -> Attempt | None:
+    def live(self, engine_id: str) -> RunningAttempt | None:
         """The attempt behind an engine's request id; None when it was aborted or replaced."""
         return self._live.get(engine_id)
 
-    def is_live(self, attempt: Attempt) -> bool:
+    def is_live(self, attempt: RunningAttempt) -> bool:
         return self._live.get(attempt.internal_id) is attempt
 
-    def of_request(self, request_id: str) -> Attempt | None:
+    def of_request(self, request_id: str) -> RunningAttempt | None:
         return self._of_request.get(request_id)
 
-    def all(self) -> list[Attempt]:
+    def all(self) -> list[RunningAttempt]:
         return list(self._live.values())
 
-    def of_session(self, session: int) -> list[Attempt]:
+    def of_session(self, session: int) -> list[RunningAttempt]:
         return [attempt for attempt in self._live.values() if attempt.session == session]
 
-    def end(self, attempt: Attempt) -> None:
+    def end(self, attempt: RunningAttempt) -> None:
         """It is over here; what the engine still says of it goes nowhere."""
         self._live.pop(attempt.internal_id, None)
         if self._of_request.get(attempt.request_id) is attempt:
             del self._of_request[attempt.request_id]
             self._remember(attempt)
 
-    def _remember(self, ended: Attempt) -> None:
+    def _remember(self, ended: RunningAttempt) -> None:
         now = time.monotonic()
         self._ended[ended.request_id] = (now + KEEP_S, ended.mark)
         self._ended.move_to_end(ended.request_id)
@@ -134,7 +134,7 @@ class Attempts:
                 break
             self._ended.popitem(last=False)
 
-    def saved(self, attempt: Attempt, manifest: Manifest) -> None:
+    def saved(self, attempt: RunningAttempt, manifest: Manifest) -> None:
         """Remember a handoff for as long as its lease, so that its router's end can release it."""
         self.forget_expired()
         until_s = time.monotonic() + manifest.lease_s

@@ -18,13 +18,14 @@ from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, RunRepl
 from baton.services.engine import outputs, requests
 from baton.services.engine.build import EngineInfo
 from baton.services.engine.counts import Counts
-from baton.services.engine.host import EngineHost, EngineLoad, Step
-from baton.services.engine.requests import Limits, Prepared
-from baton.services.worker.attempts import Attempt, Attempts
+from baton.services.engine.errors import RequestRefused
+from baton.services.engine.host import EngineHost, EngineLoad, EngineStep
+from baton.services.engine.requests import EngineLimits, Prepared
+from baton.services.errors import describe
+from baton.services.roles import Role
+from baton.services.worker.attempts import Attempts, RunningAttempt
 from baton.services.worker.drafting import Drafting
-from baton.services.worker.errors import RequestRefused, describe
 from baton.services.worker.metrics import WorkerMetrics
-from baton.services.worker.roles import Role
 from baton.services.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Dispatcher:
         self._sessions: dict[int, Session] = {}
         self._next_session = 1  # 0 is vLLM's client index for what belongs to nobody
         self._handoffs = HandoffClient()
-        self._limits: requests.Limits | None = None
+        self._limits: EngineLimits | None = None
         self._max_model_len = 0
         self._closed_because = "this worker's engine is still loading"
         self._grammars: set[asyncio.Task[None]] = set()
@@ -65,7 +66,7 @@ class Dispatcher:
     def open(self, info: EngineInfo) -> None:
         """The engine is loaded: take requests from now on."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
-        self._limits = requests.Limits(
+        self._limits = EngineLimits(
             info.max_model_len, info.vocabulary, self._host.block_hasher, info.drafts_always
         )
         self._max_model_len = info.max_model_len
@@ -151,7 +152,7 @@ class Dispatcher:
 
     def start(self, session: Session, start: Start) -> None:
         """Begin a phase of an attempt; a refusal goes back as Failed."""
-        attempt = Attempt(
+        attempt = RunningAttempt(
             start.request_id, start.epoch, start.phase, session.number, loads=start.HasField("manifest")
         )
         try:
@@ -176,7 +177,7 @@ class Dispatcher:
         if engine_ids:
             self._host.abort(engine_ids)
 
-    def _admit(self, attempt: Attempt, start: Start) -> None:
+    def _admit(self, attempt: RunningAttempt, start: Start) -> None:
         if self._closed_because or self._limits is None:
             raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
         if start.phase not in _PHASES:
@@ -199,7 +200,7 @@ class Dispatcher:
         else:
             self._host.submit(prepared.request)
 
-    def _prepare(self, attempt: Attempt, start: Start, limits: Limits) -> Prepared:
+    def _prepare(self, attempt: RunningAttempt, start: Start, limits: EngineLimits) -> Prepared:
         try:
             return requests.prepare(start, attempt.internal_id, attempt.session, limits)
         except RequestRefused:
@@ -209,7 +210,7 @@ class Dispatcher:
             logger.exception("request %s cannot be built", start.request_id)
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
 
-    async def _submit_with_grammar(self, attempt: Attempt) -> None:
+    async def _submit_with_grammar(self, attempt: RunningAttempt) -> None:
         request = attempt.prepared.request
         try:
             await asyncio.to_thread(self._host.begin_grammar, request)
@@ -228,15 +229,15 @@ class Dispatcher:
         self._grammars.add(task)
         task.add_done_callback(self._grammars.discard)
 
-    # What the engine does (vllm_host.Listener).
+    # What the engine does (Listener of services/engine/host.py).
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: EngineStep) -> None:
         """Sort a step's outputs and reports by router, one reply each."""
         self.load = step.load
         self.counts.add(step.counts)
         self._metrics.on_step(step)
         drafts = step.counts.drafts
-        if self._drafting is not None and step.executed and (self._role.writes or drafts.drafts):
+        if self._drafting is not None and step.executed and (self._role.decodes or drafts.drafts):
             self._drafting.on_step(drafts, step.draft_length)
         replies: dict[int, RunReply] = {}
         for loaded in step.loaded:
@@ -266,7 +267,7 @@ class Dispatcher:
         reply = _reply(replies, attempt.session)
         attempt.loads = False
         if loaded.problem is None:
-            reply.admitted.append(outputs.admitted(attempt, loaded))
+            reply.admitted.append(outputs.admitted(attempt.prepared, loaded))
         else:
             # The engine ends it with an error of its own, which finds the attempt gone.
             self._attempts.end(attempt)
@@ -293,9 +294,9 @@ class Dispatcher:
             _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_HANDOFF, message))
             return False
         saved = saves.get(output.request_id)
-        if not outputs.readdress(output, attempt):
+        if not outputs.readdress(output, attempt.prepared):
             return True
-        told = outputs.end_of_prefill(output, attempt, saved, self._max_model_len)
+        told = outputs.end_of_prefill(output, attempt.prepared, saved, self._max_model_len)
         if told is not None:
             _reply(replies, attempt.session).saved.append(told)
             if told.HasField("manifest"):
@@ -323,16 +324,16 @@ class Dispatcher:
         if not self.failed.done():
             self.failed.set_result(error)
 
-    def _fail(self, attempt: Attempt, code: Failed.Code, message: str) -> None:
+    def _fail(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
         session = self._sessions.get(attempt.session)
         if session is not None:
             session.send(RunReply(failed=[_failed(attempt, code, message)]))
 
-    def _end(self, attempt: Attempt) -> None:
+    def _end(self, attempt: RunningAttempt) -> None:
         """It ran, and is over."""
         self._attempts.end(attempt)
         if self._drafting is not None:
-            self._drafting.on_request(*outputs.drafts_of(attempt))
+            self._drafting.on_request(*outputs.drafts_of(attempt.prepared))
 
     def _release(self, manifest: Manifest | None) -> None:
         if manifest is not None:
@@ -343,5 +344,5 @@ def _reply(replies: dict[int, RunReply], session: int) -> RunReply:
     return replies.setdefault(session, RunReply())
 
 
-def _failed(attempt: Attempt, code: Failed.Code, message: str) -> Failed:
+def _failed(attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:
     return Failed(request_id=attempt.request_id, epoch=attempt.epoch, code=code, message=message)

@@ -11,16 +11,15 @@ import os
 import socket
 import sys
 
-from baton.services import logs
+from baton.services import logs, roles
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, check_version, from_hub
+from baton.services.engine.errors import EngineFailed
 from baton.services.engine.fingerprint import model_fingerprint
 from baton.services.errors import StartError
 from baton.services.imports import import_all
 from baton.services.leave import leave
-from baton.services.worker import roles
-from baton.services.worker.errors import EngineFailed
 
 logger = logging.getLogger(__name__)
 

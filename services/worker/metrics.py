@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from baton.handoff.reports import Loaded, Staged
 from baton.protos.worker_pb2 import Failed, Saved
-from baton.services.engine.host import Step
+from baton.services.engine.host import EngineStep
 from baton.services.errors import StartError
 
 _UNKNOWN = float("nan")
@@ -87,7 +87,7 @@ class WorkerMetrics:
         """Of the engine's KV cache that requests can have, known once it is loaded."""
         self._num_blocks = num_blocks
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: EngineStep) -> None:
         """After each step that brought something."""
         self._running.set(step.load.running)
         self._waiting.set(step.load.waiting)

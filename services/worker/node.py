@@ -24,13 +24,13 @@ from baton.rpc import SERVER_OPTIONS, host_id
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.session import WorkerSession
+from baton.services import roles
 from baton.services.config import Settings
 from baton.services.engine.args import VLLM_VERSION, served_model_name
-from baton.services.errors import PeerRefused, StartError
-from baton.services.worker import roles
+from baton.services.engine.errors import EngineFailed
+from baton.services.errors import PeerRefused, StartError, describe
+from baton.services.roles import Role
 from baton.services.worker.advertise import advertised
-from baton.services.worker.errors import EngineFailed, describe
-from baton.services.worker.roles import Role
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and a worker that is refused should know before
     from baton.services.engine.build import EngineInfo
@@ -344,7 +344,7 @@ class Node:
             pinned_handoffs=self._staged.handoffs,
             pinned_bytes=self._staged.bytes,
             staging_bytes=self._staged.capacity,
-            drafting=self._drafting.report() if self._drafting is not None and self._role.writes else None,
+            drafting=self._drafting.report() if self._drafting is not None and self._role.decodes else None,
         )
 
     def _on_heartbeat(self, reply: scheduler_pb2.HeartbeatReply) -> None:

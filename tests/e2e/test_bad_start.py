@@ -121,7 +121,7 @@ def test_engine_arguments_that_a_router_refuses(tmp_path: Path, engine: dict[str
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--max-model-len", "999999"], "engine.max_model_len (value 999999): the model reads at most 2048"),
+        (["--max-model-len", "999999"], "engine.max_model_len (value 999999): the model takes at most 2048"),
         (
             ["--kv-cache-gib", "0.001"],
             "raise engine.kv_cache_gib (--kv-cache-gib), or lower engine.max_model",
@@ -296,7 +296,7 @@ def test_another_vllm_installed_is_refused(tmp_path: Path, command: str) -> None
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ('{"method": "mpt"}', "there is no method 'mpt'; did you mean 'mtp'?"),
+        ('{"method": "mpt"}', "there is no speculative method 'mpt'; did you mean 'mtp'?"),
         ('{"method": "mtp"}', "has no MTP layers"),
         ('{"method": "eagle3", "model": "/nowhere"}', "'/nowhere'): this folder does not exist"),
         ('{"method": "ngram"', "--speculative-config: value"),

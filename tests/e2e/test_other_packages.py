@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,8 @@ import openai
 import pytest
 
 from harness.deployment import MODEL_NAME, deployment
-from harness.support import CALL_S, PATIENCE, PYTHON, ROOT
+from harness.packages import install
+from harness.support import CALL_S, PATIENCE, ROOT
 
 PACKAGE = ROOT / "tests" / "plugins" / "baton-copy"
 SPEC = {"method": "copy", "num_speculative_tokens": 4, "parameters": {"most": 3}}
@@ -26,13 +25,7 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which pip installed the package, with its entry point."""
-    source = tmp_path_factory.mktemp("source") / "package"  # setuptools builds where the source lies
-    shutil.copytree(PACKAGE, source)
-    folder = tmp_path_factory.mktemp("site")
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
-    command = [str(PYTHON), "-m", "pip", "install", *options, "--target", str(folder), str(source)]
-    subprocess.run(command, check=True, timeout=CALL_S)
-    return folder
+    return install(PACKAGE, tmp_path_factory.mktemp("package"))
 
 
 def answers(url: str, **baton: object) -> tuple[list[list[int]], list[Any]]:
@@ -67,4 +60,4 @@ def test_without_the_package_the_name_is_refused(tmp_path: Path) -> None:
     with deployment(tmp_path, engine={"speculative_config": SPEC}) as one:
         process = one.start("up", "up")
         assert process.wait(30 * PATIENCE) != 0
-        assert "there is no method 'copy'" in process.text
+        assert "there is no speculative method 'copy'" in process.text

@@ -139,7 +139,7 @@ def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio: Deployment) 
     trio.client().completions.create(model=MODEL_NAME, prompt="class Lamp:", max_tokens=4)
     eventually(lambda: trio.describe().handoffs[0].prefill_worker_id == again, 10, "it has read a prompt")
     log = trio.processes["up"].text
-    assert "prefill-0    ended as it was told; started again" in log
+    assert "prefill-0    exited after a drain; restarted" in log
     assert "died" not in log
 
 

@@ -134,4 +134,4 @@ def test_a_drafter_whose_state_was_dropped_raises_the_alarm(
         told = warnings(one)
         assert len(told) == 1
         assert "the mtp drafter does too little" in told[0]
-        assert "ACCEPTED TOO SELDOM" in status(one)
+        assert "LOW ACCEPTANCE" in status(one)

@@ -72,7 +72,7 @@ def test_no_process_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
 def test_ctrl_c_while_engines_load(tmp_path: Path) -> None:
     with deployment(tmp_path / "early") as one:
         process = one.start("up", "up", "--log-dir", str(tmp_path / "logs"))
-        eventually(lambda: "code loaded" in process.text, 60, "it has begun")
+        eventually(lambda: "vLLM imported" in process.text, 60, "it has begun")
         all_of_it = family(process.popen.pid)
         process.popen.send_signal(signal.SIGINT)
         assert process.wait(30 * PATIENCE) == 0
@@ -101,7 +101,7 @@ def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: sign
         assert process.wait(30 * PATIENCE) == 0, process.text
         took = time.monotonic() - began
         eventually(lambda: gone(all_of_it), 10, "all have ended")
-    assert "code loaded" not in process.text
+    assert "vLLM imported" not in process.text
     assert "nanobind" not in process.text
     assert "Traceback" not in process.text
     assert took < 5 * PATIENCE  # 0.5 s on a quiet machine
@@ -176,7 +176,9 @@ def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
                 killed_pid = killed.pid
                 killed.kill()
             if name == "decode-0":
-                eventually(lambda: said("decode-0", "given up, the rest serves on"), 20, "it is given up")
+                eventually(
+                    lambda: said("decode-0", "given up, the others go on serving"), 20, "it is given up"
+                )
                 answer = one.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=8)
                 assert answer.choices[0].text
         assert process.wait(60 * PATIENCE) == 1

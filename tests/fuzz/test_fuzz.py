@@ -22,7 +22,7 @@ from tests.fuzz.surface import UNAVAILABLE, operations, requests, send
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))  # an operation
 LIMIT_S = 60 + 2 * EXAMPLES
 SETTINGS = settings(
-    deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False
+    database=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False
 )
 
 

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from baton.handoff import transports
 from baton.handoff.manifest import Puller, seal
 from baton.handoff.memory.arena import Arena
-from baton.handoff.memory.cache import BlockCache, HostBlockCache, block_cache
-from baton.handoff.memory.segments import Bytes
-from baton.handoff.save.saver import Origin, SaveJob, Saver
+from baton.handoff.memory.blocks import block_cache
+from baton.handoff.memory.cache import BlockCache
+from baton.handoff.memory.host import HostBlockCache
+from baton.handoff.records import Bytes
+from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
+from baton.handoff.transports.base import Transport
 from baton.protos.handoff_pb2 import Manifest, Shard
-from baton.rpc import host_id
 
 MIB = 1 << 20
 BLOCK_SIZE = 32
@@ -63,6 +66,7 @@ class Source:
     staging: Staging
     service: HandoffService
     saver: Saver
+    transports: list[Transport]
 
     def save(self, request_id: str, num_tokens: int, block_ids: Sequence[int], epoch: int = 1) -> Manifest:
         saved = self.saver.save(SaveJob(request_id, epoch, tuple(block_ids)))
@@ -87,6 +91,8 @@ class Source:
         self.service.close(grace_s=0)
         self.cache.close()
         self.staging.close()
+        for transport in self.transports:
+            transport.close()
 
 
 def source(
@@ -94,7 +100,9 @@ def source(
 ) -> Source:
     staging = Staging(Arena(staging_bytes, cache.record_bytes), lease_s)
     service = HandoffService(staging, 0, "127.0.0.1:0", chunk_bytes)
-    return Source(cache, staging, service, Saver(cache, staging, Origin(0, service.address, host_id(), True)))
+    offering = transports.create(["shm", "grpc"])
+    saver = Saver(cache, staging, offering, rank=0, address=service.address, chunk_bytes=chunk_bytes)
+    return Source(cache, staging, service, saver, offering)
 
 
 def puller(cache: BlockCache) -> Puller:

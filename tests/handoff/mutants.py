@@ -17,11 +17,13 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from baton.handoff import digests, wire
+from baton.handoff.errors import MalformedManifest
 from baton.handoff.manifest import seal
-from baton.handoff.memory.segments import Bytes
+from baton.handoff.records import Bytes
 from baton.handoff.save.staging import Entry
+from baton.handoff.transports.shm import offer_of
 from baton.handoff.wire import RawChunk
-from baton.protos.handoff_pb2 import Manifest, Run
+from baton.protos.handoff_pb2 import Manifest, Run, SharedMemoryOffer
 from tests.handoff.caches import Source
 from tests.handoff.server import FalseSource
 
@@ -87,9 +89,8 @@ def meaning(manifest: Manifest, transport: str) -> tuple[Any, ...]:
     shard = manifest.shards[0] if manifest.shards else None
     place: tuple[Any, ...] = ()
     if shard is not None:
-        runs = tuple((run.first, run.count) for run in shard.runs)
-        by_memory = (shard.host, shard.segment, shard.offset, runs)
-        place = (shard.rank, shard.record_bytes, by_memory if transport == "shm" else shard.address)
+        offer = shard.offers.get(transport)
+        place = (shard.rank, shard.record_bytes, offer, shard.address if transport == "grpc" else "")
     layers = tuple(layer.SerializeToString() for layer in manifest.layers)
     numbers = (manifest.num_tokens, manifest.block_size, manifest.num_blocks, manifest.wire_dtype)
     whose = (manifest.request_id, manifest.epoch, manifest.compatibility_hash, manifest.digest)
@@ -133,37 +134,53 @@ _FIELDS: list[Callable[[random.Random, Manifest, Stage], object]] = [
 ]
 _PLACES: dict[str, list[Callable[[random.Random, Manifest, Stage], object]]] = {
     "shm": [
-        lambda r, m, _s: setattr(
-            m.shards[0], "segment", r.choice(("", "../../etc/passwd", "baton-kv-1-0", "\x00"))
-        ),
-        lambda _r, m, s: setattr(m.shards[0], "segment", s.theirs.shards[0].segment),
-        lambda r, m, _s: setattr(m.shards[0], "offset", r.choice((0, 1, 8, 63, 64, 128, *_HUGE, *_HUGER))),
-        lambda r, m, _s: setattr(
-            m.shards[0], "offset", m.shards[0].offset + r.choice((-4096, -64, -8, -1, 1, 8, 64, 4096))
-        ),
+        lambda r, m, _s: _place(m, segment=r.choice(("", "../../etc/passwd", "baton-kv-1-0", "\x00"))),
+        lambda _r, m, s: _place(m, segment=offer_of(s.theirs.shards[0]).segment),
+        lambda r, m, _s: _place(m, offset=r.choice((0, 1, 8, 63, 64, 128, *_HUGE, *_HUGER))),
+        lambda r, m, _s: _place(m, offset=_offer(m).offset + r.choice((-4096, -64, -8, -1, 1, 8, 64, 4096))),
         lambda _r, m, s: _put_runs(m, _runs(s.others)),
         lambda r, m, s: _put_runs(m, [r.choice((*_runs(m), *_runs(s.others))), *_runs(m)[1:], (0, 1)]),
         lambda r, m, _s: _put_runs(m, r.choice(([], [(0, 0)], [*_runs(m), (0, 0)], _runs(m) * 2))),
         lambda r, m, _s: _put_runs(m, [(r.choice((0, 1, 99, *_HUGE)), r.choice((1, 6, *_HUGE)))]),
         lambda r, m, _s: _put_runs(m, [(one, 1) for one in _shuffled(r, m)]),
-        lambda _r, m, _s: setattr(m.shards[0], "host", "another machine"),
+        lambda _r, m, _s: _place(m, host="another machine"),
+        lambda _r, m, _s: m.shards[0].offers.pop("shm", None),
+        lambda r, m, _s: m.shards[0].offers.update(shm=r.choice((b"", b"\xff", r.randbytes(20)))),
     ],
     "grpc": [
         lambda r, m, _s: setattr(
             m.shards[0], "address", r.choice(("", "127.0.0.1:1", "[::", "127.0.0.1:99999"))
         ),
         lambda _r, m, s: setattr(m.shards[0], "address", s.theirs.shards[0].address),
+        lambda _r, m, _s: m.shards[0].offers.pop("grpc", None),
     ],
 }
 
 
+def _offer(manifest: Manifest) -> SharedMemoryOffer:
+    """Return the offer of shm; an empty one where it was spoiled before."""
+    try:
+        return offer_of(manifest.shards[0])
+    except MalformedManifest:
+        return SharedMemoryOffer()
+
+
+def _place(manifest: Manifest, **changes: object) -> None:
+    offer = _offer(manifest)
+    for name, value in changes.items():
+        setattr(offer, name, value)
+    manifest.shards[0].offers["shm"] = offer.SerializeToString()
+
+
 def _runs(manifest: Manifest) -> list[tuple[int, int]]:
-    return [(run.first, run.count) for run in manifest.shards[0].runs]
+    return [(run.first, run.count) for run in _offer(manifest).runs]
 
 
 def _put_runs(manifest: Manifest, runs: list[tuple[int, int]]) -> None:
-    del manifest.shards[0].runs[:]
-    manifest.shards[0].runs.extend(Run(first=first, count=count) for first, count in runs)
+    offer = _offer(manifest)
+    del offer.runs[:]
+    offer.runs.extend(Run(first=first, count=count) for first, count in runs)
+    manifest.shards[0].offers["shm"] = offer.SerializeToString()
 
 
 def _shuffled(rng: random.Random, manifest: Manifest) -> list[int]:

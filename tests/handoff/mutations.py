@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, InvalidWish, named
 from baton.handoff.load.loader import Loader, LoadJob
@@ -103,10 +104,11 @@ class Range:
         )
         self._false = FalseSource()
         self._client = HandoffClient()
+        self._transports = transports.create([transport])
         self._loader = Loader(
             self._cache,
             caches.puller(self._cache),
-            [transport],
+            self._transports,
             self._client,
             pull_timeout_s=2.0,
             chunk_bytes=chunk_bytes,
@@ -123,6 +125,7 @@ class Range:
 
     def close(self) -> None:
         self._loader.close()
+        self._transports[0].close()
         self._false.close()
         for source in (self._source, self._neighbour):
             source.close()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from baton.handoff.memory.segments import Bytes
+from baton.handoff.records import Bytes
 from baton.protos.handoff_pb2 import Manifest
 from tests.handoff import caches
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from baton.handoff.save.service import ERROR_KEY, PULL, RELEASE, SERVICE
+from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, SERVICE
 from baton.protos import handoff_pb2 as pb
 from baton.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS
 from tests.handoff import caches

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from baton.handoff import compatibility
 from baton.handoff.compatibility import Facts, compatibility_hash, in_words
 from tests.handoff.caches import make_cache
 
@@ -56,6 +57,13 @@ def test_every_fact_counts(change: dict[str, Any]) -> None:
     changed = replace(FACTS, **change)
     assert compatibility_hash(changed) != compatibility_hash(FACTS)
     assert in_words(changed) != in_words(FACTS)
+
+
+def test_workers_of_another_protocol_are_never_paired(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, words = compatibility_hash(FACTS), in_words(FACTS)
+    monkeypatch.setattr(compatibility, "PROTOCOL", compatibility.PROTOCOL + 1)
+    assert compatibility_hash(FACTS) != here
+    assert in_words(FACTS)["handoff protocol"] != words["handoff protocol"]
 
 
 def test_where_a_model_lies_does_not_count() -> None:

@@ -9,6 +9,7 @@ from baton.handoff.errors import HandoffError, InvalidWish, LeaseExpired, named
 from baton.handoff.params import LoadWish, SaveWish, load_params, parse, save_params
 from baton.handoff.reports import Costs, Problem
 from baton.protos.handoff_pb2 import Manifest
+from baton.services.config import HandoffSettings
 
 
 def test_wishes_survive_their_way_through_vllm() -> None:
@@ -35,26 +36,43 @@ def test_a_wish_that_cannot_be_read(params: dict[str, Any], text: str) -> None:
         parse(params)
 
 
-def test_the_configuration_is_checked() -> None:
-    config = HandoffConfig.from_extra_config({"worker_id": "w", "transports": ["grpc"], "staging_mib": 2})
-    assert (config.transports, config.staging_mib, config.host) == (("grpc",), 2, "127.0.0.1")
-    assert HandoffConfig.from_extra_config({"worker_id": "w"}).staging_mib is None
-    for extra, text in [
-        ({}, "worker_id is missing"),
-        ({"worker_id": "w", "stagin_mib": 1}, "unknown stagin_mib; allowed: worker_id"),
-        ({"worker_id": "w", "lease_s": 0}, "lease_s is 0"),
-        ({"worker_id": "w", "staging_mib": 0}, "staging_mib is 0; above 0 is needed"),
-        ({"worker_id": "w", "host": "0.0.0.0"}, "host is 0.0.0.0, which others cannot dial"),
-        ({"worker_id": "w", "host": "::"}, "host is ::, which others cannot dial"),
-        ({"worker_id": "w", "kv_wire_dtype": "fp8"}, "kv_wire_dtype is 'fp8'; allowed: auto, fp8_e4m3, int8"),
-    ]:
-        with pytest.raises(HandoffError, match=text):
-            HandoffConfig.from_extra_config(extra)
+def config(**changes: Any) -> HandoffConfig:
+    """Return the configuration that a worker makes of its settings, with these changes."""
+    settings = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
+    return HandoffConfig.from_extra_config({"worker_id": "w", **settings, **changes})
+
+
+def test_the_settings_are_the_connectors_configuration() -> None:
+    made = config(transports=["grpc"], staging_mib=2)
+    assert (made.transports, made.staging_mib, made.published_host) == (("grpc",), 2, "127.0.0.1")
+    assert config().staging_mib is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"worker_id": ""}, "worker_id is empty"),
+        ({"stagin_mib": 1}, "unknown stagin_mib; allowed: worker_id"),
+        ({"lease_s": 0}, "lease_s is 0"),
+        ({"staging_mib": 0}, "staging_mib is 0; above 0 is needed"),
+        ({"host": "0.0.0.0"}, "host is 0.0.0.0, which others cannot dial"),
+        ({"host": "::"}, "host is ::, which others cannot dial"),
+        ({"kv_wire_dtype": "fp8"}, "kv_wire_dtype is 'fp8'; allowed: auto, fp8_e4m3, int8"),
+    ],
+)
+def test_the_configuration_is_checked(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(HandoffError, match=text):
+        config(**changes)
+
+
+def test_what_the_configuration_lacks_is_named() -> None:
+    with pytest.raises(HandoffError, match=r"host, port, staging_mib, lease_s.* missing"):
+        HandoffConfig.from_extra_config({"worker_id": "w", "transports": ["grpc"]})
 
 
 def test_each_rank_has_a_port_of_its_own() -> None:
-    assert [HandoffConfig("w", port=7402).port_of(rank) for rank in range(3)] == [7402, 7403, 7404]
-    assert [HandoffConfig("w").port_of(rank) for rank in range(3)] == [0, 0, 0]
+    assert [config(port=7402).port_of(rank) for rank in range(3)] == [7402, 7403, 7404]
+    assert [config().port_of(rank) for rank in range(3)] == [0, 0, 0]
 
 
 def test_an_error_keeps_its_name_across_processes() -> None:

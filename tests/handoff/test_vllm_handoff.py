@@ -275,7 +275,7 @@ def abort_while_pulling(
     """Free blocks before, during and after a pull that a mock holds up; and the load's problem."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    from baton.handoff.transports.mock import Mock
+    from tests.handoff.mock import Mock
 
     loader = get_kv_transfer_group()._worker.loader
     mock = Mock()

@@ -8,7 +8,7 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.balance import PAUSE, Balance, Flip
-from baton.scheduler.types import Reserved, View, WorkerRecord
+from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from harness.scheduling import identity
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -35,7 +35,7 @@ class Cluster:
         self.balance = Balance(AFTER_S, lambda: self.now)
 
     def look(self) -> Flip | None:
-        return self.balance.look(View(self.workers, 0, 0))
+        return self.balance.look(FleetView(self.workers, 0, 0))
 
     def first_flip(self, seconds: float) -> Flip | None:
         """Within the time, looked for as often as the scheduler does; `now` is then its time."""

@@ -5,16 +5,16 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import (
     ANSWER_TOKENS_BOOKED,
-    Limits,
     blocks_for,
     could_read,
     could_write,
+    max_requests,
     may_read,
     may_write,
     usable_blocks,
 )
 from baton.scheduler.types import Attempt, Booking, Claim, Need, Reserved, WorkerRecord
-from harness.scheduling import LIMITS, capacity, identity, need
+from harness.scheduling import LIMITS, Options, capacity, identity, need
 
 
 def worker(reserved: Reserved | None = None, **changes: object) -> WorkerRecord:
@@ -65,7 +65,7 @@ def test_room_now() -> None:
 
 
 def test_at_least_one_request_is_always_allowed() -> None:
-    assert Limits(1, 1.0, 0, 0).max_requests(capacity(max_num_seqs=0)) == 1
+    assert max_requests(capacity(max_num_seqs=0), Options(max_queue_factor=1.0)) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import claim, usable_blocks
+from baton.scheduler.booking import claim, max_requests, usable_blocks
 from baton.scheduler.store import Store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import RedisStore
@@ -183,7 +183,7 @@ class Lives(RuleBasedStateMachine):
             assert worker.reserved.blocks <= usable_blocks(capacity)
             assert worker.reserved.prompt_tokens <= LIMITS.max_queued_prompt_tokens
             if WORKERS[name] == pb.ROLE_DECODE:
-                assert worker.reserved.requests <= LIMITS.max_requests(capacity)
+                assert worker.reserved.requests <= max_requests(capacity, LIMITS)
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])

@@ -21,9 +21,9 @@ from baton.scheduler.types import (
     Booking,
     Heard,
     Known,
-    Report,
     Reserved,
     ReserveOutcome,
+    RouterReport,
     State,
     WorkerRecord,
 )
@@ -120,7 +120,7 @@ async def test_an_expired_lease_is_no_proof_that_it_is_over(store: Store) -> Non
     assert await knows(store) == {Attempt("r", 1): (False, False, False)}
     result = await store.report(report(renewed=[Attempt("r", 1)]), LEASE_S)
     assert (result.lost, result.fenced) == ([Attempt("r", 1)], [])
-    result = await store.report(Report(placed=(live(read=True),)), LEASE_S)
+    result = await store.report(RouterReport(placed=(live(read=True),)), LEASE_S)
     assert (result.fenced, result.stale) == ([], 0)
     assert await booked(store) == {"d": Reserved(0, 1, 8, 1)}
     claim = claim_on(await store.view(), need(epoch=1), "d", "p")
@@ -131,11 +131,11 @@ async def test_what_is_told_too_late_is_fenced_and_counted(store: Store) -> None
     await pair(store)
     await store.reserve(claim_on(await store.view(), need(epoch=2), "d", "p"), LEASE_S)
     before = await booked(store)
-    result = await store.report(Report(placed=(live(epoch=1),)), LEASE_S)
+    result = await store.report(RouterReport(placed=(live(epoch=1),)), LEASE_S)
     assert (result.fenced, result.stale) == ([Attempt("r", 1)], 1)
     assert await booked(store) == before
     await store.report(report(finished=[Attempt("r", 2)]), LEASE_S)
-    result = await store.report(Report(placed=(live(epoch=2),)), LEASE_S)
+    result = await store.report(RouterReport(placed=(live(epoch=2),)), LEASE_S)
     assert (result.fenced, result.stale) == ([Attempt("r", 2)], 0)
     result = await store.report(report(renewed=[Attempt("r", 2)]), LEASE_S)
     assert (result.lost, result.fenced) == ([], [Attempt("r", 2)])

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import Limits
 from baton.scheduler.placer import Placed, Placer
-from baton.scheduler.policy import NoChoice, Policy, PolicyConfig
+from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.store import Store
 from baton.scheduler.store.redis import RedisStore
-from baton.scheduler.types import Attempt, Claim, Report, ReportResult, Reserved, ReserveResult, State, View
-from harness.scheduling import LEASE_S, LIMITS, RedisServer, need, register, report, until
+from baton.scheduler.types import (
+    Attempt,
+    Claim,
+    FleetView,
+    PlacementLimits,
+    ReportResult,
+    Reserved,
+    ReserveResult,
+    RouterReport,
+    State,
+)
+from harness.scheduling import LEASE_S, LIMITS, Options, RedisServer, need, register, report, until
 
 
 class Counting(Store):
@@ -28,7 +38,7 @@ class Counting(Store):
         self.reserves = 0
         self.before_reserve: list[Claim] = []
 
-    async def view(self) -> View:
+    async def view(self) -> FleetView:
         self.views += 1
         return await self.inner.view()
 
@@ -38,7 +48,7 @@ class Counting(Store):
             await self.inner.reserve(self.before_reserve.pop(), lease_s)
         return await self.inner.reserve(claim, lease_s)
 
-    async def report(self, what: Report, lease_s: float) -> ReportResult:
+    async def report(self, what: RouterReport, lease_s: float) -> ReportResult:
         return await self.inner.report(what, lease_s)
 
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
@@ -69,8 +79,8 @@ class Counting(Store):
         await self.inner.close()
 
 
-def placer(store: Store, limits: Limits = LIMITS, lease_s: float = LEASE_S, seed: int = 1) -> Placer:
-    return Placer(store, Policy(limits, PolicyConfig(seed=seed)), limits, lease_s, lambda _: None)
+def placer(store: Store, limits: PlacementLimits = LIMITS, lease_s: float = LEASE_S, seed: int = 1) -> Placer:
+    return Placer(store, Policy(limits, LIMITS.policy, random.Random(seed)), limits, lease_s, lambda _: None)
 
 
 @pytest.fixture
@@ -113,10 +123,10 @@ async def test_a_faster_one_makes_us_choose_again(store: Store) -> None:
     await register(counting, "a", max_num_seqs=1)
     await register(counting, "b", max_num_seqs=1)
     one = placer(counting)
-    limits = Limits(1_000, 1.0, 0, 0)
+    limits = Options(max_queue_factor=1.0, idle_decode_tokens=0)
     one = placer(counting, limits)
     view = await counting.view()
-    chosen = Policy(limits, PolicyConfig(seed=1)).choose(view, need("mine", prompt=1))
+    chosen = Policy(limits, LIMITS.policy, random.Random(1)).choose(view, need("mine", prompt=1))
     from baton.scheduler.booking import claim
 
     counting.before_reserve = [claim(need("theirs", prompt=1), chosen.prefill, chosen.decode, limits)]  # type: ignore[union-attr]
@@ -158,7 +168,7 @@ async def test_a_stale_epoch_is_said(counted: Counting) -> None:
 async def test_expired_leases_are_told(store: Store) -> None:
     await register(store, "m")
     told: list[int] = []
-    one = Placer(store, Policy(LIMITS), LIMITS, 0.02, told.append)
+    one = Placer(store, Policy(LIMITS, LIMITS.policy), LIMITS, 0.02, told.append)
     await one.place(need())
 
     async def swept() -> bool:

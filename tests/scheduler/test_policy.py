@@ -9,12 +9,13 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import BadPolicy
-from baton.scheduler.policy import Choice, NoChoice, Policy, PolicyConfig
-from baton.scheduler.policy.base import Scorer
+from baton.scheduler.policy import NoChoice, Policy, WorkerChoice
+from baton.scheduler.policy.base import Filter, PairFilter, Picker, PolicyPart, Scorer
 from baton.scheduler.policy.pickers import Best, PowerOfTwo
-from baton.scheduler.policy.registry import FILTERS, PAIR_FILTERS, PICKERS, SCORERS, Registry
+from baton.scheduler.policy.registry import PARTS, load
 from baton.scheduler.policy.scorers import FreeBlocks, QueuedPromptTokens, RunningRequests, StagingRoom
-from baton.scheduler.types import Need, Reserved, View, WorkerRecord
+from baton.scheduler.types import FleetView, Need, Reserved, WorkerRecord
+from baton.services.config import PolicySettings
 from harness.scheduling import LIMITS, identity, need
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -46,9 +47,10 @@ def choose(
 ) -> tuple[str, str]:
     """(prefill, decode) or (code, message)."""
     limits = replace(LIMITS, handoff_min_tokens=handoff_min, idle_decode_tokens=idle_decode)
-    view = View({one.worker_id: one for one in workers}, 0, 0)
-    choice = Policy(limits, PolicyConfig(seed=1, picker="best", **config)).choose(view, what)  # type: ignore[arg-type]
-    if isinstance(choice, Choice):
+    view = FleetView({one.worker_id: one for one in workers}, 0, 0)
+    options = PolicySettings(picker="best", **config)  # type: ignore[arg-type]
+    choice = Policy(limits, options, random.Random(1)).choose(view, what)
+    if isinstance(choice, WorkerChoice):
         return (choice.prefill.worker_id if choice.prefill else "", choice.decode.worker_id)
     assert isinstance(choice, NoChoice)
     return (pb.Rejection.Code.Name(choice.code).removeprefix("CODE_"), choice.message)
@@ -145,7 +147,7 @@ REQUESTS = "8 of 8 requests: engine.max_num_seqs, scheduler.max_queue_factor"
 
 def test_full_prefill_workers_are_not_covered_for() -> None:
     code, message = choose(need(), worker("p", P, CROWDED), worker("d", D))
-    assert (code, message) == ("FULL", f"no worker can read the prompt: all are full (p: {PROMPTS})")
+    assert (code, message) == ("FULL", f"no worker can prefill: all are full (p: {PROMPTS})")
 
 
 @pytest.mark.parametrize("lost", [[], [worker("d", D, drain=True)], [worker("failed", D)]])
@@ -158,7 +160,7 @@ def test_a_prefill_worker_covers_for_lost_decode_workers(lost: list[WorkerRecord
 
 def test_full_decode_workers_are_not_covered_for() -> None:
     code, message = choose(need(), worker("p", P), worker("d", D, CROWDED))
-    assert (code, message) == ("FULL", f"no worker can write the answer: all are full (d: {REQUESTS})")
+    assert (code, message) == ("FULL", f"no worker can decode: all are full (d: {REQUESTS})")
 
 
 def test_nobody_at_all() -> None:
@@ -258,66 +260,45 @@ def test_room_with_look_ahead_is_what_free_blocks_means() -> None:
 def test_power_of_two_takes_the_better_of_two_drawn() -> None:
     scored = [(worker(f"w{number}", M), number / 10) for number in range(10)]
     rng = random.Random(7)
-    picks = [PowerOfTwo().pick(scored, rng).worker_id for _ in range(2_000)]
+    picks = [PowerOfTwo(LIMITS).pick(scored, rng).worker_id for _ in range(2_000)]
     assert "w0" not in picks  # the worst is never the better one of two
     counts = [picks.count(f"w{number}") for number in range(10)]
     assert counts[9] == pytest.approx(2_000 * 2 / 10, rel=0.2)  # drawn in 2 of 10, and then always taken
     assert counts[1] == pytest.approx(2_000 * 1 / 45, rel=0.6)
-    assert PowerOfTwo().pick(scored[:1], rng).worker_id == "w0"
+    assert PowerOfTwo(LIMITS).pick(scored[:1], rng).worker_id == "w0"
     again = random.Random(7)
-    assert [PowerOfTwo().pick(scored, again).worker_id for _ in range(2_000)] == picks
+    assert [PowerOfTwo(LIMITS).pick(scored, again).worker_id for _ in range(2_000)] == picks
 
 
 def test_best_draws_among_equals() -> None:
     scored = [(worker("a", M), 0.5), (worker("b", M), 0.5), (worker("c", M), 0.1)]
     rng = random.Random(1)
-    assert {Best().pick(scored, rng).worker_id for _ in range(50)} == {"a", "b"}
+    assert {Best(LIMITS).pick(scored, rng).worker_id for _ in range(50)} == {"a", "b"}
 
 
-@pytest.mark.parametrize("registry", [FILTERS, PAIR_FILTERS, SCORERS, PICKERS])
-def test_everything_registered_can_be_loaded(registry: Registry[object]) -> None:
-    for name in registry.names:
-        assert isinstance(registry.load(name), type)
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (Filter, ["fits", "not_excluded", "placeable", "room", "same_revision"]),
+        (PairFilter, ["compatible"]),
+        (Scorer, ["free_blocks", "queued_prompt_tokens", "running_requests", "staging_room"]),
+        (Picker, ["best", "power_of_two"]),
+    ],
+)
+def test_what_is_built_in_is_found_by_its_kind(kind: type[PolicyPart], names: list[str]) -> None:
+    assert [name for name in PARTS.names() if issubclass(PARTS.load(name), kind)] == names
+    assert all(issubclass(load(name, kind), kind) for name in names)
 
 
 def test_names_are_checked() -> None:
-    registry: Registry[Scorer] = Registry(Scorer)  # type: ignore[type-abstract]
-    registry.register("mine", "baton.scheduler.policy.scorers", "FreeBlocks")
     with pytest.raises(
-        BadPolicy, match=r"'mine' is registered already, as baton\.scheduler\.policy\.scorers\.FreeBlocks"
+        BadPolicy, match=r"^scheduler\.policy: there is no policy part 'prefix'; there are: best"
     ):
-        registry.register("mine", "elsewhere", "Other")
-    registry.register("gone", "baton.scheduler.policy.scorers", "Nothing")
-    registry.register("picker", "baton.scheduler.policy.pickers", "Best")
-    registry.register("nowhere", "baton.scheduler.policy.nowhere", "Best")
-    for name, text in (
-        ("gone", "cannot be loaded"),
-        ("picker", "is no Scorer"),
-        ("nowhere", "cannot be loaded"),
-    ):
-        with pytest.raises(BadPolicy, match=text):
-            registry.load(name)
-    with pytest.raises(BadPolicy, match="scorer 'prefix' is unknown; there are: free_blocks"):
-        Policy(LIMITS, PolicyConfig(scorers={"prefix": 1.0}))
-    with pytest.raises(BadPolicy, match="above 0"):
-        PolicyConfig(scorers={"free_blocks": 0.0})
-
-
-class KnowsPrefixes(Scorer):
-    """As one would write it outside: whoever holds the first block is best."""
-
-    side = QueuedPromptTokens.side
-
-    def score(self, worker: WorkerRecord, need: Need) -> float:
-        return 1.0 if need.prefix_hashes[:1] == (worker.worker_id.encode(),) else 0.0
-
-
-def test_a_scorer_from_outside_decides() -> None:
-    if "knows_prefixes" not in SCORERS.names:
-        SCORERS.register("knows_prefixes", __name__, "KnowsPrefixes")
-    what = Need(need().attempt, "router", 100, 10, prefix_hashes=(b"b", b"x"))
-    workers = [worker(name, P) for name in "abc"]
-    assert choose(what, *workers, worker("d", D), scorers={"knows_prefixes": 1.0}) == ("b", "d")
+        Policy(LIMITS, PolicySettings(scorers={"prefix": 1.0}))
+    with pytest.raises(BadPolicy, match="'best' is no Scorer, but a Picker"):
+        Policy(LIMITS, PolicySettings(scorers={"best": 1.0}))
+    with pytest.raises(BadPolicy, match="'free_blocks' is no Filter, but a Scorer"):
+        Policy(LIMITS, PolicySettings(filters=["free_blocks"]))
 
 
 def test_a_worker_with_room_for_the_kv_is_preferred() -> None:

@@ -15,7 +15,7 @@ from baton.scheduler.errors import StoreRefuses
 from baton.scheduler.store import open_store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
-from baton.scheduler.store.resilient import ResilientStore
+from baton.scheduler.store.resilient import QUICK_S, ResilientStore
 from baton.scheduler.types import Attempt, Known, Reserved, ReserveOutcome, State
 from harness.scheduling import LEASE_S, RedisServer, claim_on, need, register, report, until
 
@@ -53,6 +53,16 @@ async def live(store: ResilientStore) -> set[str]:
 
 async def finish(store: ResilientStore, *names: str) -> None:
     await store.report(report(finished=[Attempt(name, 1) for name in names]), LEASE_S)
+
+
+async def lose(store: ResilientStore, server: RedisServer) -> None:
+    """Place `during` while the server, full for a moment, takes no writes."""
+    admin = Redis.from_url(server.url)
+    await admin.config_set("maxmemory", "1")
+    assert await place(store, "during") is BOOKED
+    assert store.problem
+    await admin.config_set("maxmemory", "0")
+    await admin.aclose()
 
 
 async def back(*stores: ResilientStore) -> None:
@@ -282,12 +292,52 @@ async def test_requests_wait_for_what_has_changed_while_it_was_written_back_and_
     monkeypatch.setattr(RedisStore, "merge", counted)
     await one.tend()
     assert not one.problem
-    assert merged == [(True, 3_001), (False, 1)]
+    assert merged == [(True, 0), (True, 3_001), (False, 1)]  # the first: is it well?
     await other.tend()  # it finds another Redis than it knew
     await back(other)
     await other.tend()
     assert len((await other.export()).requests) == 3_001
     assert await live(other) == {"during"}
+
+
+async def test_it_comes_back_however_much_others_did_meanwhile(
+    own_redis: RedisServer, stores: list[ResilientStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To catch up takes as long as it takes: it says nothing of how well Redis is."""
+    one, other = stores
+    await lose(one, own_redis)
+    export = RedisStore.export
+
+    async def long_export(store: RedisStore, since: int = 0) -> State:
+        state = await export(store, since)
+        await asyncio.sleep(2 * QUICK_S)  # as tens of thousands of changes need
+        return state
+
+    monkeypatch.setattr(RedisStore, "export", long_export)
+    await other.merge(State(requests=tuple(Known(Attempt(f"r{n}", 1), over=True) for n in range(3_000))))
+    assert await place(other, "theirs") is BOOKED
+    await back(one)
+    assert await live(one) == {"during", "theirs"}
+    await one.tend()
+    assert len((await one.export()).requests) == 3_002
+
+
+async def test_it_stays_away_while_a_small_write_takes_long(
+    own_redis: RedisServer, stores: list[ResilientStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = stores
+    await lose(one, own_redis)
+    merge = RedisStore.merge
+
+    async def slow_merge(store: RedisStore, state: State) -> str:
+        await asyncio.sleep(2 * QUICK_S)
+        return await merge(store, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RedisStore, "merge", slow_merge)
+        await one.tend()
+        assert one.problem
+    await back(one)
 
 
 async def test_following_costs_what_has_changed_and_not_all_that_is_known(

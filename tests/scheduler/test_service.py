@@ -28,11 +28,10 @@ from baton.scheduler.errors import (
     StaleWorker,
     StoreRefuses,
 )
-from baton.scheduler.policy import PolicyConfig
 from baton.scheduler.service import SchedulerServer, serve
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Attempt, SchedulerOptions
-from baton.services.config import SchedulerSettings
+from baton.services.config import PolicySettings, SchedulerSettings
 from harness.scheduling import Options, RedisServer, capacity, free_port, identity, until
 from harness.support import PATIENCE
 
@@ -318,8 +317,10 @@ async def test_a_scheduler_that_begins_without_redis_writes_back_later(own_redis
 
 
 async def test_a_wrong_policy_stops_the_start() -> None:
-    with pytest.raises(BadPolicy, match="picker 'lucky' is unknown; there are: best, power_of_two"):
-        SchedulerServer(Options(), PolicyConfig(picker="lucky"))
+    with pytest.raises(
+        BadPolicy, match=r"scheduler\.policy: there is no policy part 'lucky'; there are: best, "
+    ):
+        SchedulerServer(Options(policy=PolicySettings(picker="lucky")))
 
 
 async def test_redis_goes_and_comes_back_empty(own_redis: RedisServer) -> None:
@@ -380,7 +381,10 @@ async def test_a_router_goes_on_without_a_scheduler_and_tells_it_later() -> None
     """The scheduler forgets all: its workers register again, its routers tell what they hold."""
     address = f"127.0.0.1:{free_port()}"
     options = Options(address=address, placement_lease_s=2.0)
-    async with SchedulerClient(address, router_id="r1") as client, SchedulerClient(address) as workers:
+    async with (
+        SchedulerClient(address, router_id="r1", policy=PolicySettings()) as client,
+        SchedulerClient(address) as workers,
+    ):
         sessions = [
             WorkerSession(workers, identity(name, role), pb.WorkerLoad) for name, role in (("p", P), ("d", D))
         ]

@@ -9,6 +9,7 @@ from baton.scheduler.policy import NoChoice
 from baton.scheduler.settling import HELD_UP_S, Settling
 from baton.scheduler.standby import KEPT_S, Picked, Standby
 from baton.scheduler.types import Known
+from baton.services.config import PolicySettings
 from harness.scheduling import identity, need
 from tests.scheduler.test_memory import Clock
 
@@ -45,7 +46,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def standby(clock: Clock) -> Standby:
-    return Standby(clock=clock)
+    return Standby(PolicySettings(), clock)
 
 
 def fill(standby: Standby, mine: list[Known]) -> int:

@@ -59,7 +59,7 @@ def test_an_empty_section_is_the_default(yaml_file: Path) -> None:
             "engine: {dtype: float8}",
             ["engine.dtype", "'float8'", "'auto', 'float32', 'bfloat16' or 'float16'"],
         ),
-        ("handoff: {transports: [pigeon]}", ["handoff.transports.0", "'pigeon'", "'shm' or 'grpc'"]),
+        ("handoff: {transports: [pigeon]}", ["handoff.transports.0", "'pigeon'", "there are: grpc, shm"]),
         ("handoff: {transports: []}", ["handoff.transports", "at least 1"]),
         ("scheduler: {policy: {pickr: a}}", ["scheduler.policy.pickr", "'picker'", "allowed: filters"]),
         ("scheduler: {topic: 'a b'}", ["scheduler.topic", "'a b'", "pattern"]),

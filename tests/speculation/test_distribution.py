@@ -147,7 +147,7 @@ def test_answers_are_distributed_as_the_target_says(
 def test_vllm_as_shipped_has_another_distribution(
     laboratory: Laboratory, wanted: dict[tuple[str, Way], Any]
 ) -> None:
-    """Without services/engine/patches/cpu.py: the comparison above can fail, and the mend is needed.
+    """Without patches/cpu/expand_kernel.py the comparison above fails: the patch is needed.
 
     Of temperatures alone: where top-k is read from memory that nobody wrote, the engine may also end.
     """

@@ -1,7 +1,4 @@
-"""Methods that draft from tokens alone: vLLM gives them a seat (its method `custom_class`), we fill it.
-
-The seat itself is in services/engine/patches/drafts_v1.py.
-"""
+"""Methods that draft from tokens alone: vLLM gives them a seat (its method `custom_class`), we fill it."""
 
 from __future__ import annotations
 
@@ -10,9 +7,25 @@ from typing import Any
 
 from baton.services.decode.proposers.drafting import Proposer
 from baton.services.decode.proposers.method import Method
+from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
-SEAT = "baton.services.engine.patches.drafts_v1.Seat"
+
+class Seat:
+    """The drafter that vLLM makes for such a method, by the class's dotted name. It drafts nothing itself."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        del vllm_config
+
+    def load_model(self, model: Any) -> None:
+        """Load nothing: there is no draft model."""
+
+    def propose(self, *_: Any, **__: Any) -> list[list[int]]:
+        """Raise StartError: the patched model runner asks the proposer itself, and never comes here."""
+        raise StartError("vLLM did not load Baton's plug-in: name it in VLLM_PLUGINS if that is set")
+
+
+SEAT = f"{Seat.__module__}.{Seat.__qualname__}"
 
 
 class TokenMethod(Method):

@@ -14,13 +14,14 @@ vllm.v1.spec_decode.metrics.SpecDecodingStats (num_draft_tokens_per_pos, num_acc
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Any
 
 from baton.services.decode.draft_length import DraftChoice, DraftLength, DraftStep
 from baton.services.decode.proposers import registry
 from baton.services.decode.proposers.hybrid import model_steps
-from baton.services.engine.build import EnginePlan
+from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.signatures import UPDATE_FROM_OUTPUT
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
@@ -54,12 +55,11 @@ class DraftLengthSeam:
         self._none = (0,) * chooser.limit
         self._stats: Any = None  # SpecDecodingStats of the step whose results were taken last
         self._chooser = chooser
-        self._update = scheduler.update_from_output
         self._output: Any = None  # SchedulerOutput of that step
         self._before: Set[str] = frozenset()  # requests of the step before it
         self._asked = 0  # of the step before it
         scheduler.dynamic_sd_lookup = self
-        scheduler.update_from_output = self._update_from_output
+        replace(scheduler, "update_from_output", self._noting, UPDATE_FROM_OUTPUT)
 
     def __getitem__(self, requests: int) -> int:
         return self._chooser.choose(requests)
@@ -92,18 +92,20 @@ class DraftLengthSeam:
         )
         self._before, self._asked = requests, output.num_spec_tokens_to_schedule
 
-    def _update_from_output(self, scheduler_output: Any, model_output: Any) -> Any:
-        outputs = self._update(scheduler_output, model_output)
-        self._output, self._stats = scheduler_output, None
-        for one in outputs.values():  # of the clients; the statistics hang on one of them
-            if one.scheduler_stats is not None and one.scheduler_stats.spec_decoding_stats is not None:
-                self._stats = one.scheduler_stats.spec_decoding_stats
-        return outputs
+    def _noting(self, update: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
+            outputs = update(scheduler_output, model_runner_output)
+            self._output, self._stats = scheduler_output, None
+            for one in outputs.values():  # of the clients; the statistics hang on one of them
+                if one.scheduler_stats is not None and one.scheduler_stats.spec_decoding_stats is not None:
+                    self._stats = one.scheduler_stats.spec_decoding_stats
+            return outputs
+
+        return update_from_output
 
 
-def install(engine: Any, plan: EnginePlan) -> DraftLengthSeam | None:
-    """Steer the drafts of a loaded engine from now on; a DraftLengthSeam where its plan says "auto"."""
-    spec = plan.settings.engine.speculative_config
+def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | None:
+    """Steer the drafts of a loaded engine from now on. Return a DraftLengthSeam where `spec` says "auto"."""
     if spec is None:
         return None
     seam = _adaptive(engine, spec) if spec.adaptive else None

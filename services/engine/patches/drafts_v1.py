@@ -23,8 +23,6 @@ use_async_scheduling; `_get_draft_token_ids_cpu` takes lists); vllm.v1.spec_deco
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -34,65 +32,21 @@ import numpy.typing as npt
 from baton.services.decode.proposers import registry
 from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposer
 from baton.services.decode.proposers.hybrid import Hybrid
+from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.signatures import INIT, PROPOSE_DRAFT_TOKEN_IDS
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
-_MARK = "_baton_speculation"
 _DESK = "_baton_desk"  # where a model runner keeps its Desk
 
 
-class Seat:
-    """What vLLM takes for the drafter of a method that drafts from tokens alone. See `_drafting`."""
-
-    def __init__(self, vllm_config: Any) -> None:
-        del vllm_config
-
-    def load_model(self, model: Any) -> None:
-        """There is none."""
-
-    def propose(self, *_: Any, **__: Any) -> list[list[int]]:
-        """Never called: the runner's patched `propose_draft_token_ids` asks the proposer itself."""
-        raise StartError("vLLM did not load Baton's plug-in: name it in VLLM_PLUGINS if that is set")
-
-
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing.
-
-    Raises StartError when a symbol is not what we lean on: another vLLM.
-    """
-    from vllm.platforms import current_platform
+    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    _replace(GPUModelRunner, "__init__", _with_desk, ["self", "vllm_config", "device"])
-    _replace(GPUModelRunner, "_update_states", _forgetting, ["self", "scheduler_output"])
-    _replace(
-        GPUModelRunner,
-        "propose_draft_token_ids",
-        _drafting,
-        [
-            *("self", "scheduler_output", "sampled_token_ids", "sampling_metadata", "hidden_states"),
-            *("sample_hidden_states", "aux_hidden_states", "spec_decode_metadata"),
-            *("common_attn_metadata", "slot_mappings"),
-        ],
-    )
-    if not current_platform.is_cpu():
-        from baton.services.engine.patches import drafts_v2
-
-        drafts_v2.install()
-
-
-def _replace(owner: type, name: str, wrap: Callable[[Any], Any], parameters: list[str]) -> None:
-    original = getattr(owner, name)
-    if hasattr(original, _MARK):
-        return
-    if list(inspect.signature(original).parameters) != parameters:
-        raise StartError(
-            f"this vLLM's {owner.__qualname__}.{name} does not take {parameters}: "
-            "install the vLLM version that this Baton is made for"
-        )
-    patched = functools.wraps(original)(wrap(original))
-    setattr(patched, _MARK, True)
-    setattr(owner, name, patched)
+    replace(GPUModelRunner, "__init__", _with_desk, INIT)
+    replace(GPUModelRunner, "_update_states", _forgetting, ("self", "scheduler_output"))
+    replace(GPUModelRunner, "propose_draft_token_ids", _drafting, PROPOSE_DRAFT_TOKEN_IDS)
 
 
 def _with_desk(original: Callable[..., None]) -> Callable[..., None]:

@@ -42,7 +42,6 @@ run all that num_speculative_tokens says).
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -52,10 +51,10 @@ import torch
 from baton.kernels.ngram_match import new_workspace, ngram_match
 from baton.services.decode.proposers.hybrid import model_steps, ngram_sizes
 from baton.services.engine.patches.drafts_v1 import settings_of
+from baton.services.engine.patches.replace import check, replace
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 
-_MARK = "_baton_v2_speculation"
 _PROPOSE = (
     *("self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states"),
     *("num_sampled", "num_rejected", "last_sampled", "next_prefill_tokens", "temperature", "seeds"),
@@ -67,33 +66,16 @@ Sizes = tuple[int, int]  # the shortest and the longest n-gram
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing.
-
-    Raises StartError when a symbol is not what we lean on: another vLLM.
-    """
+    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-    if hasattr(model_runner.init_speculator, _MARK):
-        return
-    runner = model_runner.GPUModelRunner
-    _expect(BaseSpeculator.propose, _PROPOSE)
-    _expect(runner.take_draft_token_ids, ("self",))
-    _expect(model_runner.init_speculator, ("vllm_config", "device", "req_states"))
-    runner.take_draft_token_ids = _cutting(runner.take_draft_token_ids)
-    model_runner.init_speculator = _matching(model_runner.init_speculator)
-
-
-def _expect(function: Any, parameters: tuple[str, ...]) -> None:
-    if tuple(inspect.signature(function).parameters) != parameters:
-        raise StartError(
-            f"this vLLM's {function.__module__}.{function.__qualname__} does not take "
-            f"{', '.join(parameters)}: install the vLLM version that this Baton is made for"
-        )
+    check(BaseSpeculator, "propose", _PROPOSE)
+    replace(model_runner.GPUModelRunner, "take_draft_token_ids", _cutting, ("self",))
+    replace(model_runner, "init_speculator", _matching, ("vllm_config", "device", "req_states"))
 
 
 def _matching(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
         spec = settings_of(vllm_config)
         if spec is not None and spec.mtp_strategy == "with_suffix":
@@ -111,7 +93,6 @@ def _matching(original: Callable[..., Any]) -> Callable[..., Any]:
             speculator.propose = Matching(req_states, drafts, then=sizes, cut=cut)
         return speculator
 
-    setattr(init_speculator, _MARK, True)
     return init_speculator
 
 
@@ -174,12 +155,12 @@ def _capture_for(speculator: Any, vllm_config: Any, steps: int) -> None:
 
 
 def _cutting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def take_draft_token_ids(self: Any) -> Any:
         taken = original(self)
-        propose = getattr(self.speculator, "propose", None)
-        if taken is not None and isinstance(propose, Matching):
-            for drafts, count in zip(taken.draft_token_ids, propose.counts(), strict=False):
+        propose: Any = getattr(self.speculator, "propose", None)
+        matching = inspect.unwrap(propose)  # step_times has wrapped it
+        if taken is not None and isinstance(matching, Matching):
+            for drafts, count in zip(taken.draft_token_ids, matching.counts(), strict=False):
                 del drafts[count:]
         return taken
 

@@ -20,31 +20,31 @@ max_num_tokens), vllm.v1.attention.backend.CommonAttentionMetadata.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.signatures import PROPOSE_DRAFT_TOKEN_IDS
 
 _STEPS = 16
 _KEY = "_baton_late_reader"
 
 
 def install() -> None:
-    """Patch vLLM in this process; harmless when called again. Before who else patches the same methods."""
+    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    if hasattr(GPUModelRunner._prepare_inputs, _KEY):
-        return
-    GPUModelRunner._prepare_inputs = _plainly(GPUModelRunner._prepare_inputs)
-    GPUModelRunner.propose_draft_token_ids = _reading_late(GPUModelRunner.propose_draft_token_ids)
+    prepare = ("self", "scheduler_output", "num_scheduled_tokens")
+    replace(GPUModelRunner, "_prepare_inputs", _plainly, prepare)
+    replace(GPUModelRunner, "propose_draft_token_ids", _reading_late, PROPOSE_DRAFT_TOKEN_IDS)
 
 
 def _plainly(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
     """A step without a single draft is sampled like any other."""
 
-    @functools.wraps(prepare_inputs)
     def _prepare_inputs(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         spec = self.speculative_config
-        if spec is None or scheduler_output.scheduled_spec_decode_tokens or not _on_cpu(self):
+        if spec is None or scheduler_output.scheduled_spec_decode_tokens or not _can_wait(self):
             return prepare_inputs(self, scheduler_output, *args, **kwargs)
         self.speculative_config = None
         try:
@@ -52,19 +52,15 @@ def _plainly(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             self.speculative_config = spec
 
-    setattr(_prepare_inputs, _KEY, True)
     return _prepare_inputs
 
 
-def _on_cpu(runner: Any) -> bool:
+def _can_wait(runner: Any) -> bool:
     # A hybrid target counts a step without drafts as a speculative one: its state lies elsewhere.
-    return (
-        runner.device.type == "cpu" and not runner.use_async_scheduling and not runner.model_config.is_hybrid
-    )
+    return not runner.use_async_scheduling and not runner.model_config.is_hybrid
 
 
 def _reading_late(propose_draft_token_ids: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(propose_draft_token_ids)
     def propose(  # noqa: PLR0917 (vLLM's parameters)
         self: Any,
         scheduler_output: Any,
@@ -125,7 +121,7 @@ def _new_reader(runner: Any) -> LateReader | None:
 
     drafter = runner.drafter
     if (
-        not _on_cpu(runner)
+        not _can_wait(runner)
         or not isinstance(drafter, EagleProposer)
         or not drafter.pass_hidden_states_to_model
         or drafter.needs_extra_input_slots

@@ -17,42 +17,44 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.signatures import PROPOSE_DRAFT_TOKEN_IDS, UPDATE_FROM_OUTPUT
+
 _KEY = "_baton_times"  # on a step's output and on a rank's worker
 
 
 @dataclass(slots=True)
-class StepTimes:
+class StepPhases:
     """Seconds. `verify_s`: the forward pass of the target and the sampling, which verifies drafts."""
 
     draft_s: float = 0.0
     verify_s: float = 0.0
 
 
-_steps = StepTimes()  # of the scheduler's process, since `take`
-_drafting = StepTimes()  # of this rank, in the step under way
+_steps = StepPhases()  # of the scheduler's process, since `take`
+_drafting = StepPhases()  # of this rank, in the step under way
 
 
-def take() -> StepTimes:
+def take() -> StepPhases:
     """What the steps since the last call took. In the scheduler's process, by the thread that steps."""
-    taken = StepTimes(_steps.draft_s, _steps.verify_s)
+    taken = StepPhases(_steps.draft_s, _steps.verify_s)
     _steps.draft_s = _steps.verify_s = 0.0
     return taken
 
 
 def install() -> None:
-    """Time the steps of this process from now on; harmless when called again."""
+    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.gpu_worker import Worker
 
-    if hasattr(Worker.execute_model, _KEY):
-        return
-    Worker.execute_model = _timed_execute(Worker.execute_model)
-    Worker.sample_tokens = _timed_sample(Worker.sample_tokens)
-    Scheduler.update_from_output = _collecting(Scheduler.update_from_output)
+    replace(Worker, "execute_model", _timed_execute, ("self", "scheduler_output"))
+    replace(Worker, "sample_tokens", _timed_sample, ("self", "grammar_output"))
+    replace(GPUModelRunner, "propose_draft_token_ids", _timed_draft, PROPOSE_DRAFT_TOKEN_IDS)
+    replace(Scheduler, "update_from_output", _collecting, ("self", *UPDATE_FROM_OUTPUT))
 
 
 def _timed_execute(execute_model: Any) -> Any:
-    @functools.wraps(execute_model)
     def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
         began = perf_counter()
         output = execute_model(self, *args, **kwargs)
@@ -60,40 +62,37 @@ def _timed_execute(execute_model: Any) -> Any:
         setattr(self, _KEY, None if output is not None else perf_counter() - began)
         return output
 
-    setattr(timed, _KEY, True)
     return timed
 
 
 def _timed_sample(sample_tokens: Any) -> Any:
-    @functools.wraps(sample_tokens)
     def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
         forward_s = getattr(self, _KEY, None)
         if forward_s is None:
             return sample_tokens(self, *args, **kwargs)
         setattr(self, _KEY, None)
-        _time_drafter(self.model_runner)
+        _time_speculator(self.model_runner)
         _drafting.draft_s = 0.0
         began = perf_counter()
         output = sample_tokens(self, *args, **kwargs)
         draft_s = _drafting.draft_s
-        return _marked(output, StepTimes(draft_s, forward_s + perf_counter() - began - draft_s))
+        return _marked(output, StepPhases(draft_s, forward_s + perf_counter() - began - draft_s))
 
     return timed
 
 
-def _time_drafter(runner: Any) -> None:
-    """Wrap who drafts, once; found when it is first used, as runners differ and others wrap it too."""
+def _time_speculator(runner: Any) -> None:
+    """Time model runner V2's speculator, once; when it is first used, as others take its place before."""
     if hasattr(runner, _KEY):
         return
     setattr(runner, _KEY, True)
-    if hasattr(runner, "propose_draft_token_ids"):
-        runner.propose_draft_token_ids = _timed_draft(runner.propose_draft_token_ids)
-    elif getattr(runner, "speculator", None) is not None:
-        runner.speculator.propose = _timed_draft(runner.speculator.propose)
+    if getattr(runner, "speculator", None) is not None:
+        runner.speculator.propose = functools.wraps(runner.speculator.propose)(
+            _timed_draft(runner.speculator.propose)
+        )
 
 
 def _timed_draft(propose: Any) -> Any:
-    @functools.wraps(propose)
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = perf_counter()
         try:
@@ -104,7 +103,7 @@ def _timed_draft(propose: Any) -> Any:
     return timed
 
 
-def _marked(output: Any, times: StepTimes) -> Any:
+def _marked(output: Any, times: StepPhases) -> Any:
     """The output with the times on it; one that is still being computed gets them when it is there."""
     if hasattr(output, "get_output"):
         get_output = output.get_output
@@ -115,7 +114,6 @@ def _marked(output: Any, times: StepTimes) -> Any:
 
 
 def _collecting(update_from_output: Any) -> Any:
-    @functools.wraps(update_from_output)
     def collecting(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
         times = getattr(model_runner_output, _KEY, None)
         if times is not None:

@@ -21,12 +21,12 @@ current_platform.is_cpu.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-_MARK = "_baton_undrafted"
+from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.signatures import PROPOSE_DRAFT_TOKEN_IDS
 
 
 def supported() -> bool:
@@ -37,17 +37,15 @@ def supported() -> bool:
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing. After who else patches the same method."""
+    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker import gpu_model_runner
 
-    runner = gpu_model_runner.GPUModelRunner
-    if supported() and not hasattr(runner.propose_draft_token_ids, _MARK):
-        runner.propose_draft_token_ids = _sparing(runner.propose_draft_token_ids)
-        gpu_model_runner.build_logitsprocs = _with_all(gpu_model_runner.build_logitsprocs)
+    replace(gpu_model_runner.GPUModelRunner, "propose_draft_token_ids", _sparing, PROPOSE_DRAFT_TOKEN_IDS)
+    build = ("vllm_config", "device", "is_pin_memory", "is_pooling_model", "custom_logitsprocs")
+    replace(gpu_model_runner, "build_logitsprocs", _with_all, build)
 
 
 def _sparing(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def propose_draft_token_ids(
         self: Any, scheduler_output: Any, sampled: Any, sampling_metadata: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -58,7 +56,6 @@ def _sparing(original: Callable[..., Any]) -> Callable[..., Any]:
         rows: list[list[int]] = drafts if isinstance(drafts, list) else drafts.tolist()
         return [[] if row in spared else tokens for row, tokens in enumerate(rows)]
 
-    setattr(propose_draft_token_ids, _MARK, True)
     return propose_draft_token_ids
 
 
@@ -76,7 +73,6 @@ def _rows(sampling_metadata: Any) -> set[int]:
 
 
 def _with_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def build_logitsprocs(
         vllm_config: Any, device: Any, is_pin_memory: bool, is_pooling_model: bool, *args: Any
     ) -> Any:

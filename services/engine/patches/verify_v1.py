@@ -23,7 +23,6 @@ LogitBiasLogitsProcessor (biases), MinTokensLogitsProcessor (min_toks)}, all of 
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
@@ -33,27 +32,22 @@ import torch
 
 from baton.kernels.verify import Drafts, Method, Sampling, verify
 from baton.services.engine.patches.drafts_v1 import settings_of
+from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.signatures import INIT
 from baton.services.errors import StartError
 
-_MARK = "_baton_verify"
 _SEEDS = 1 << 62
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing.
+    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM.
 
     An engine whose settings say so then verifies with our kernel; it raises StartError when it is made where
-    a symbol is not what we lean on: another vLLM.
+    a symbol is not what we lean on.
     """
-    from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    if not hasattr(GPUModelRunner.__init__, _MARK):
-        GPUModelRunner.__init__ = _seating(GPUModelRunner.__init__)
-    if not current_platform.is_cpu():
-        from baton.services.engine.patches import verify_v2
-
-        verify_v2.install()
+    replace(GPUModelRunner, "__init__", _seating, INIT)
 
 
 def method_of(vllm_config: Any) -> Method | None:
@@ -63,7 +57,6 @@ def method_of(vllm_config: Any) -> Method | None:
 
 
 def _seating(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
     def __init__(self: Any, vllm_config: Any, device: Any) -> None:
         original(self, vllm_config, device)
         method = method_of(vllm_config)
@@ -71,7 +64,6 @@ def _seating(original: Callable[..., None]) -> Callable[..., None]:
             check_symbols()
             self.rejection_sampler = Verifier(self.rejection_sampler, method)
 
-    setattr(__init__, _MARK, True)
     return __init__
 
 

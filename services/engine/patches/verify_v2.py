@@ -33,8 +33,8 @@ import torch
 
 from baton.kernels.verify import Drafts, Method, Sampling, verify
 from baton.services.engine.patches import verify_v1
+from baton.services.engine.patches.replace import replace
 
-_MARK = "_baton_v2_verify"
 _VERIFY = (
     *("logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping", "idx_mapping_np"),
     *("expanded_idx_mapping", "expanded_local_pos", "seq_lens_upper_bound_np", "verify_draft_sampled"),
@@ -46,11 +46,11 @@ _CONTEXT = {
 
 
 def install() -> None:
-    """Patch vLLM in this process; a second call does nothing."""
+    """Patch vLLM in this process; a second call does nothing. Raises StartError for another vLLM."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-    if not hasattr(GPUModelRunner.load_model, _MARK):
-        GPUModelRunner.load_model = _seating(GPUModelRunner.load_model)
+    load = ("self", "load_dummy_weights", "args", "model", "kwargs")
+    replace(GPUModelRunner, "load_model", _seating, load)
 
 
 def check_symbols() -> None:
@@ -64,7 +64,6 @@ def check_symbols() -> None:
 
 
 def _seating(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         done = original(self, *args, **kwargs)
         method = verify_v1.method_of(self.vllm_config)
@@ -72,7 +71,6 @@ def _seating(original: Callable[..., Any]) -> Callable[..., Any]:
             seat(self.rejection_sampler, method)
         return done
 
-    setattr(load_model, _MARK, True)
     return load_model
 
 

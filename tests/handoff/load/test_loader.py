@@ -15,11 +15,11 @@ from baton.handoff.load.loader import Loader, LoadJob
 from baton.handoff.manifest import seal
 from baton.handoff.reports import ShardLoad
 from baton.handoff.save.saver import SaveJob
-from baton.handoff.transports.mock import Mock
-from baton.handoff.transports.shm import SharedMemory
+from baton.handoff.transports.shm import Shm, offer_of
 from baton.protos.handoff_pb2 import Manifest
 from harness.support import PATIENCE
 from tests.handoff.caches import Source, make_cache, puller, random_blocks, records, source, tensors
+from tests.handoff.mock import Mock
 
 CACHE_BLOCKS = 25
 Eventually = Callable[[Callable[[], bool]], None]
@@ -61,11 +61,10 @@ def pair(wire_dtype: str) -> Iterator[Pair]:
     cache = make_cache(CACHE_BLOCKS, 2, wire_dtype)
     client = HandoffClient()
     Mock.sources[made.service.address] = made.staging
+    mock = Mock()
     loader = Loader(
-        cache, puller(cache), ["mock"], client, pull_timeout_s=5, chunk_bytes=3 * cache.record_bytes
+        cache, puller(cache), [mock], client, pull_timeout_s=5, chunk_bytes=3 * cache.record_bytes
     )
-    mock = loader.transports[0]
-    assert isinstance(mock, Mock)
     yield Pair(made, loader, mock, client)
     loader.close()
     Mock.sources.clear()
@@ -173,7 +172,7 @@ def test_anothers_manifest_is_refused_and_left_alone(pair: Pair) -> None:
 
 
 def test_a_manifest_that_points_to_another_requests_place_brings_nothing(pair: Pair) -> None:
-    pair.loader.transports.insert(0, SharedMemory())
+    pair.loader.transports.insert(0, Shm())
     pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10, 1))
     other = pair.source.save("other", 310, random_blocks(CACHE_BLOCKS, 10, 3))
     other.request_id = "r"
@@ -275,7 +274,7 @@ def test_a_save_that_lies_in_pieces_is_loaded_like_any_other(pair: Pair, transpo
         staging.discard(place)
     blocks, into = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10 - first, 3)
     manifest = pair.source.save("r", 310, blocks)
-    assert [run.count for run in manifest.shards[0].runs] == [4, 1, 1, 1, 1, 1, 1]
+    assert [run.count for run in offer_of(manifest.shards[0]).runs] == [4, 1, 1, 1, 1, 1, 1]
     pair.load(manifest, first, into)
     done = pair.finished()
     assert done.problem is None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from baton.handoff.errors import UnsupportedCache
-from baton.handoff.memory.cache import block_cache
+from baton.handoff.memory.blocks import block_cache
 from tests.handoff.caches import make_cache, records, tensors
 
 BLOCKS = 17

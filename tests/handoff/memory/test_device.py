@@ -17,10 +17,12 @@ from baton.handoff import digests
 from baton.handoff.errors import DigestMismatch, SaveFailed
 from baton.handoff.memory import streams
 from baton.handoff.memory.arena import Arena
-from baton.handoff.memory.cache import BlockCache, HostBlockCache, block_cache
+from baton.handoff.memory.blocks import block_cache
+from baton.handoff.memory.cache import BlockCache
 from baton.handoff.memory.device import DeviceBlockCache
-from baton.handoff.memory.segments import Bytes
-from baton.handoff.save.saver import Origin, SaveJob, Saver
+from baton.handoff.memory.host import HostBlockCache
+from baton.handoff.records import Bytes
+from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.staging import Staging
 from baton.kernels import kv_pack
 from baton.kernels.kv_pack import WIRE_DTYPES, KVTable
@@ -255,7 +257,7 @@ def under() -> Iterator[Under]:
     cache = on_device(1, device=gate, chunk=3)
     staging = Staging(Arena(2 * MIB, cache.record_bytes), lease_s=30)
     expected = records(make_cache(BLOCKS, 1), random_blocks(BLOCKS, 8))
-    saver = Saver(cache, staging, Origin(0, "nowhere:0", "here", shares_memory=True))
+    saver = Saver(cache, staging, [], rank=0, address="nowhere:0", chunk_bytes=MIB)
     saved = saver.save(SaveJob("r", 1, random_blocks(BLOCKS, 8)))
     assert saved.problem is None
     yield Under(gate, cache, staging, expected)
@@ -314,7 +316,7 @@ def test_memory_that_is_being_written_is_not_used_again(under: Under, eventually
 def test_a_save_goes_where_there_is_room_in_pieces() -> None:
     cache = on_device(1, chunk=3)
     staging = Staging(Arena(2 * MIB, cache.record_bytes), lease_s=30)
-    saver = Saver(cache, staging, Origin(0, "nowhere:0", "here", shares_memory=True))
+    saver = Saver(cache, staging, [], rank=0, address="nowhere:0", chunk_bytes=MIB)
     places = [staging.reserve(f"{i}", 1, 1) for i in range(staging.capacity)]
     for place in [*places[1:4], *places[6:13:2], places[17]]:
         staging.discard(place)

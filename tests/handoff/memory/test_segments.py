@@ -56,7 +56,7 @@ def test_what_is_not_grown_takes_no_memory() -> None:
 def test_only_dead_owners_segments_are_stale() -> None:
     mine = segments.create(4096)
     program = (
-        "from baton.handoff import segments; s = segments.create(4096); print(s.name, flush=True); input()"
+        "from baton.handoff.memory import segments\nprint(segments.create(4096).name, flush=True)\ninput()\n"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

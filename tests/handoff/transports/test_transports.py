@@ -20,13 +20,13 @@ from baton.handoff.errors import (
     PullCancelled,
     PullTimeout,
     SourceError,
-    StaleEpoch,
     TransportFailed,
     UnknownHandoff,
 )
 from baton.handoff.memory import segments
-from baton.handoff.memory.segments import Bytes
+from baton.handoff.records import Bytes
 from baton.handoff.transports.base import Pull, Transport
+from baton.handoff.transports.shm import Shm, offer_of
 from baton.protos.handoff_pb2 import Manifest
 from tests.handoff.caches import random_blocks
 from tests.handoff.remote import CACHE_BLOCKS, RemoteSource
@@ -55,6 +55,7 @@ def pull_of(manifest: Manifest, first: int = 0, count: int | None = None, **chan
         epoch=manifest.epoch,
         shard=shard,
         first_block=first,
+        saved_blocks=manifest.num_blocks,
         num_blocks=manifest.num_blocks - first if count is None else count,
         deadline=time.monotonic() + 10,
         chunk_bytes=200_000,
@@ -85,14 +86,11 @@ def test_whole_and_partial_pulls_bring_the_saved_bytes(
 
 
 def test_another_epoch_and_another_request_are_refused(source: RemoteSource, transport: Transport) -> None:
-    name = f"epochs-{transport.name}"
-    old = source.save(name, range(1, 5), epoch=1)
-    new = source.save(name, range(5, 9), epoch=2)
-    with pytest.raises(StaleEpoch if transport.name == "grpc" else LeaseExpired):
-        drain(transport, pull_of(old))
-    with pytest.raises(SourceError):
-        drain(transport, pull_of(new, request_id="somebody else"))
-    assert np.array_equal(drain(transport, pull_of(new)), source.records(range(5, 9)))
+    saved = source.save(f"epochs-{transport.name}", range(5, 9), epoch=2)
+    for change in ({"epoch": 1}, {"request_id": "somebody else"}):
+        with pytest.raises(SourceError):
+            drain(transport, pull_of(saved, **change))
+    assert np.array_equal(drain(transport, pull_of(saved)), source.records(range(5, 9)))
 
 
 def test_what_was_released_does_not_come(source: RemoteSource, transport: Transport) -> None:
@@ -167,7 +165,7 @@ def test_a_dead_source(transport: Transport) -> None:
     if transport.name == "shm":
         assert np.array_equal(drain(transport, pull_of(manifest)), expected)
         transport.close()  # forgets the mapping
-    assert manifest.shards[0].segment in segments.remove_stale()
+    assert offer_of(manifest.shards[0]).segment in segments.remove_stale()
     with pytest.raises(TransportFailed):
         drain(transport, pull_of(manifest, deadline=time.monotonic() + 5))
     assert not HandoffClient().release(manifest, timeout_s=1)
@@ -178,15 +176,28 @@ def test_the_first_transport_of_the_pullers_list_that_reaches_is_chosen(source: 
     shm, grpc = transports.create(["shm", "grpc"])
     assert transports.choose([shm, grpc], shard) is shm
     assert transports.choose([grpc, shm], shard) is grpc
-    shard.host = "another machine"
+    elsewhere = offer_of(shard)
+    elsewhere.host = "another machine"
+    shard.offers["shm"] = elsewhere.SerializeToString()
     assert transports.choose([shm, grpc], shard) is grpc
-    with pytest.raises(NoCommonTransport, match=r"another machine.* none of this worker's transports: shm"):
+    with pytest.raises(NoCommonTransport, match=r"offers grpc, shm; none of this .* reaches it: shm$"):
         transports.choose([shm], shard)
+    shard.offers["shm"] = b"\xff"
+    with pytest.raises(MalformedManifest, match="its offer of shm"):
+        transports.choose([shm], shard)
+    shard.offers.clear()
+    with pytest.raises(NoCommonTransport, match="offers nothing; "):
+        transports.choose([shm, grpc], shard)
     grpc.close()
 
 
-def test_the_registry() -> None:
-    with pytest.raises(HandoffError, match="unknown transport 'nixl'; registered: shm, grpc, mock"):
+def test_transports_are_found_by_their_names() -> None:
+    assert transports.REGISTRY.names() == ["grpc", "shm"]
+    with pytest.raises(HandoffError, match="there is no handoff transport 'nixl'; there are: grpc, shm"):
         transports.create(["nixl"])
-    with pytest.raises(HandoffError, match="registered already"):
-        transports.register("shm", "m", "C")
+
+
+def test_a_transport_that_calls_itself_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shm, "name", "memory")
+    with pytest.raises(HandoffError, match="'shm' calls itself 'memory'"):
+        transports.create(["shm"])

@@ -22,7 +22,6 @@ from baton.handoff.memory.arena import Arena
 from baton.handoff.save.staging import Staging
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc
-from baton.scheduler.booking import Limits
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
@@ -176,7 +175,8 @@ def a_booking(request: str, *, prefill: str = "p", tokens: int = 100, blocks: in
 
 def books() -> Books:
     """4 requests and 99 blocks a worker, 300 tokens to be read; two routers."""
-    return Books(capacity(max_num_seqs=4, num_blocks=100), Limits(300, 1.0, 0, 0), 2)
+    limits = Options(max_queued_prompt_tokens=300, max_queue_factor=1.0)
+    return Books(capacity(max_num_seqs=4, num_blocks=100), limits, 2)
 
 
 def test_a_worker_that_is_booked_beyond_its_bounds_is_noticed() -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.handoff.memory.cache import Bytes, HostBlockCache
+from baton.handoff.memory.host import HostBlockCache
+from baton.handoff.records import Bytes
 
 _scatter = HostBlockCache.scatter
 

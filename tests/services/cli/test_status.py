@@ -45,7 +45,7 @@ def test_each_worker_that_drafts_has_a_line() -> None:
     rows = lines[begin:end]
     of = {row.split()[0]: row.split() for row in rows if row.strip()}
     assert of["decode-1"] == ["decode-1", "mtp", "-", "3", "120", "62%", "2.50"]
-    assert of["decode-2"] == ["decode-2", "mtp", "ACCEPTED", "TOO", "SELDOM", "3", "0", "-", "-"]
+    assert of["decode-2"] == ["decode-2", "mtp", "LOW", "ACCEPTANCE", "3", "0", "-", "-"]
     assert "prefill-1" not in of
 
 
@@ -58,14 +58,14 @@ def test_who_is_drained_is_told_also_where_it_is_not_there() -> None:
     held.identity.name, held.state, held.drained = "decode-1", pb.WORKER_STATE_DRAINING, True
     told = pb.Description(topic="t", store="memory", workers=[held], drained=["decode-1", "prefill-9"])
     lines = printed(told, 160)
-    assert "drained, and not there: prefill-9" in lines
+    assert "drained and not running: prefill-9" in lines
     assert next(line.split()[2] for line in lines if "decode-1.77" in line) == "drained"
     assert not any("drained" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))
 
 
 def test_a_store_that_is_away_is_told() -> None:
     problem = "redis at 127.0.0.1:6379 does not answer"
-    assert any("STORE IS AWAY" in line and problem in line for line in shown(store_problem=problem))
+    assert any("STORE IS UNREACHABLE" in line and problem in line for line in shown(store_problem=problem))
     assert not any("STORE" in line for line in shown())
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from baton.services.errors import StartError
-from baton.services.fleet.parts import Kind, Part, Parts, Patience
+from baton.services.fleet.parts import Part, PartKind, Parts, Patience
 from baton.services.fleet.watch import Seen
 from harness.support import eventually
 
@@ -30,7 +30,7 @@ class Fleet:
         self.told: list[str] = []
         self.parts = Parts(folder, lambda name, text: self.told.append(f"{name}: {text}"), patience)
 
-    def add(self, name: str, kind: Kind, run: Callable[[], None] = signal.pause) -> Part:
+    def add(self, name: str, kind: PartKind, run: Callable[[], None] = signal.pause) -> Part:
         part = self.parts.add(name, kind, run)
         self.see(part)
         return part
@@ -63,10 +63,10 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def pair(fleet: Fleet) -> tuple[Part, Part, Part]:
-    fleet.add("watcher", Kind.WATCHER)
-    fleet.add("scheduler", Kind.SCHEDULER)
-    workers = fleet.add("prefill-0", Kind.WORKER), fleet.add("decode-0", Kind.WORKER)
-    return *workers, fleet.add("router", Kind.ROUTER)
+    fleet.add("watcher", PartKind.WATCHER)
+    fleet.add("scheduler", PartKind.SCHEDULER)
+    workers = fleet.add("prefill-0", PartKind.WORKER), fleet.add("decode-0", PartKind.WORKER)
+    return *workers, fleet.add("router", PartKind.ROUTER)
 
 
 def test_a_part_is_restarted_later_and_later(fleet: Fleet) -> None:
@@ -91,7 +91,7 @@ def test_the_rest_serves_on_until_nothing_can(fleet: Fleet) -> None:
     for _ in range(3):
         fleet.kill(decode)
     assert "decode-0: died 3 times within 1 min (signal SIGKILL): given up" in fleet.told[-1]
-    assert "the rest serves on" in fleet.told[-1]
+    assert "the others go on serving" in fleet.told[-1]
     assert not fleet.parts.waiting_for
     for _ in range(2):
         fleet.kill(prefill)
@@ -115,26 +115,26 @@ def test_the_watcher_is_watched(fleet: Fleet) -> None:
     for _ in range(3):
         fleet.kill(watcher)
     assert fleet.told[-3].startswith("watcher: died (signal SIGKILL); restarting")
-    assert "what becomes ready is told no more" in fleet.told[-1]
+    assert "readiness is no longer reported" in fleet.told[-1]
 
 
 def test_a_start_without_a_watcher_is_none(fleet: Fleet) -> None:
-    watcher = fleet.add("watcher", Kind.WATCHER)
-    fleet.parts.add("mixed-0", Kind.WORKER, signal.pause)
+    watcher = fleet.add("watcher", PartKind.WATCHER)
+    fleet.parts.add("mixed-0", PartKind.WORKER, signal.pause)
     for _ in range(2):
         fleet.kill(watcher)
-    with pytest.raises(StartError, match="nobody can tell how far the others are"):
+    with pytest.raises(StartError, match="nothing can tell when the others are ready"):
         fleet.kill(watcher)
 
 
 def test_who_ends_as_told_has_not_died(fleet: Fleet) -> None:
     reading, writing = os.pipe()
-    part = fleet.add("mixed-0", Kind.WORKER, lambda: print(os.read(reading, 1)))
+    part = fleet.add("mixed-0", PartKind.WORKER, lambda: print(os.read(reading, 1)))
     for _ in range(QUICK.restarts + 1):
         fleet.end(part, lambda _: os.write(writing, b"x"))
         fleet.see(part)
     assert not part.deaths
-    assert fleet.told[-2:] == ["mixed-0: ended as it was told; started again", "mixed-0: ready: here"]
+    assert fleet.told[-2:] == ["mixed-0: exited after a drain; restarted", "mixed-0: ready: here"]
     os.close(reading)
     os.close(writing)
 
@@ -172,6 +172,6 @@ def test_a_part_that_cannot_start_says_why(fleet: Fleet) -> None:
         os.write(2, b"baton: error: no room\n")  # past pytest, which holds sys.stderr here
         sys.exit(1)
 
-    fleet.parts.add("mixed-0", Kind.WORKER, fail)
+    fleet.parts.add("mixed-0", PartKind.WORKER, fail)
     with pytest.raises(StartError, match="mixed-0 could not start: no room"):
         eventually(fleet.parts.reap, 10, "its end is seen")

@@ -87,7 +87,10 @@ async def test_whose_key_is_shown(served: Router, tmp_path: Path, monkeypatch: p
         assert (status, served.keys) == (0, {f"Bearer {key}"}), said
         assert "of-the-file" not in said
     status, said = await run(served, requests, "--api-key", "own", "--api-key-file", str(keys))
-    assert (status, said) == (1, "baton: error: --api-key and --api-key-file are too much: leave one out\n")
+    assert (status, said) == (
+        1,
+        "baton: error: --api-key and --api-key-file exclude each other: leave one out\n",
+    )
 
 
 async def test_bad_input_starts_nothing(served: Router, tmp_path: Path) -> None:

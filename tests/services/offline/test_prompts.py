@@ -112,5 +112,5 @@ def test_the_settings() -> None:
 def test_what_can_be_seen_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="'/no/such/folder' does not exist"):
         pipeline("/no/such/folder")
-    with pytest.raises(ConfigError, match="nobody could serve"):
+    with pytest.raises(ConfigError, match="cannot serve"):
         pipeline("/no/such/folder", prefill=1)

@@ -711,7 +711,7 @@ async def fill(cluster: Cluster) -> list[str]:
 
 async def test_reserved_arguments_are_stripped(cluster: Cluster) -> None:
     prefill, _ = await cluster.pair()
-    mine = {"kv_transfer_params": {"do_remote_prefill": True}, "baton_written": 3, "ec_transfer_params": {}}
+    mine = {"kv_transfer_params": {"do_remote_prefill": True}, "baton_generated": 3, "ec_transfer_params": {}}
     await cluster.ask(PROMPT, extra_args={**mine, "session_id": "s"})
     await cluster.ask(PROMPT, extra_args=mine)
     assert prefill.seen.extra_args == [{"session_id": "s"}, None]

@@ -8,13 +8,13 @@ import pytest
 
 from baton.protos import worker_pb2 as pb
 from baton.protos.handoff_pb2 import Manifest
+from baton.services.engine.errors import RequestRefused
 from baton.services.worker import attempts
-from baton.services.worker.attempts import Attempt, Attempts
-from baton.services.worker.errors import RequestRefused
+from baton.services.worker.attempts import Attempts, RunningAttempt
 
 
-def attempt(name: str, epoch: int, phase: int = pb.PHASE_DECODE, session: int = 1) -> Attempt:
-    return Attempt(name, epoch, phase, session, loads=False)  # type: ignore[arg-type]
+def attempt(name: str, epoch: int, phase: int = pb.PHASE_DECODE, session: int = 1) -> RunningAttempt:
+    return RunningAttempt(name, epoch, phase, session, loads=False)  # type: ignore[arg-type]
 
 
 def test_prefill_and_decode_of_one_epoch_may_both_run_here() -> None:

@@ -13,7 +13,7 @@ from baton.services.engine import wire
 from baton.services.engine.build import EngineInfo
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.metrics import WorkerMetrics
-from baton.services.worker.mixed import MIXED
+from baton.services.worker.roles import MIXED
 from harness.support import PATIENCE
 from tests.services.worker.router import StructuredOutputsParams, prompt, request
 

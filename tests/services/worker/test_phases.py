@@ -71,7 +71,7 @@ async def test_a_client_cannot_steer_transfers(mixed: Worker) -> None:
     extra = {
         "kv_transfer_params": {"baton": "save", "epoch": 1, "do_remote_decode": True},
         "ec_transfer_params": {"x": 1},
-        "baton_written": 3,
+        "baton_generated": 3,
         "baton_vocabulary": 1,
         "harmless": "kept",
     }

@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
+from baton.services import roles
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
-from baton.services.worker import roles
 from harness.checkpoints import byte_tokenizer
 from harness.support import CALL_S
 from harness.workers import Fleet, fleet

@@ -7,7 +7,8 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from baton.services.decode.proposers import registry
+from baton import registry
+from baton.services.decode.proposers.registry import METHODS, method
 from baton.services.errors import ConfigError
 from harness.support import CALL_S, PYTHON, ROOT
 
@@ -15,68 +16,63 @@ BUILT_IN = ["draft_model", "eagle", "eagle3", "medusa", "mtp", "ngram", "suffix"
 
 
 def announce(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
-    """Installed packages that offer these methods."""
-    found = EntryPoints(EntryPoint(name, value, registry.GROUP) for name, value in points)
+    """Let installed packages offer these methods."""
+    found = EntryPoints(EntryPoint(name, value, METHODS.group) for name, value in points)
     monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda group: found.select(group=group))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_method_is_found_by_its_name(name: str) -> None:
-    assert name in registry.names()
-    assert registry.method(name).name == name
+    assert name in METHODS.names()
+    assert method(name).name == name
 
 
 @pytest.mark.parametrize("name", ["deepseek_mtp", "glm4_moe_mtp", "ernie_mtp", "qwen3_5_mtp", "mimo_mtp"])
 def test_the_names_of_other_systems_mean_mtp(name: str) -> None:
-    assert registry.method(name).name == "mtp"
-    assert name not in registry.names()
+    assert method(name).name == "mtp"
+    assert name not in METHODS.names()
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [("eagel3", "did you mean 'eagle3'?"), ("NGRAM", "did you mean 'ngram'?"), ("zzz", ", ".join(BUILT_IN))],
 )
-def test_an_unknown_method_is_refused_with_the_list(name: str, said: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        registry.method(name)
+def test_an_unknown_method_is_refused_with_its_key_and_the_list(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=r"^engine\.speculative_config\.method: there is no") as error:
+        method(name)
     assert said in str(error.value)
     assert ", ".join(BUILT_IN) in str(error.value)
 
 
-def test_a_name_is_given_once() -> None:
-    for taken in ("mtp", "deepseek_mtp"):
-        with pytest.raises(ValueError, match=r"mtp:Mtp \(Baton\) and elsewhere:Other \(Baton\)"):
-            registry.register(taken, "elsewhere", "Other")
-
-
 def test_another_package_brings_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
     announce(monkeypatch, ("mine", "baton.services.decode.proposers.ngram:Ngram"), ("other", "no.such:Thing"))
-    assert registry.method("mine").name == "ngram"
-    assert {"mine", "other"} < set(registry.names())
+    assert method("mine").name == "ngram"
+    assert {"mine", "other"} < set(METHODS.names())
     with pytest.raises(ConfigError, match=r"'other' cannot be loaded from no\.such:Thing .*No module named"):
-        registry.method("other")
+        method("other")
 
 
 def test_what_is_no_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     announce(monkeypatch, ("mine", "pathlib:Path"), ("gone", "pathlib:Pth"))
-    with pytest.raises(ConfigError, match="is no subclass of Method"):
-        registry.method("mine")
+    with pytest.raises(ConfigError, match="is no Method"):
+        method("mine")
     with pytest.raises(ConfigError, match="has no attribute 'Pth'"):
-        registry.method("gone")
+        method("gone")
 
 
 def test_two_origins_of_one_name_are_both_named(monkeypatch: pytest.MonkeyPatch) -> None:
     announce(monkeypatch, ("ngram", "theirs:Ngram"), ("mine", "one:A"), ("mine", "two:B"))
     with pytest.raises(ConfigError, match=r"ngram:Ngram \(Baton\) and theirs:Ngram \(an entry point\)"):
-        registry.method("ngram")
+        method("ngram")
     with pytest.raises(ConfigError, match=r"one:A .* and two:B"):
-        registry.method("mine")
+        method("mine")
 
 
 def test_the_registry_loads_no_method_and_no_engine() -> None:
     """`baton up` and `status` import it: it has to cost nothing."""
     code = (
-        "import sys; from baton.services.decode.proposers import registry, validation; registry.names();"
+        "import sys; from baton.services.decode.proposers import registry, validation;"
+        "registry.METHODS.names();"
         "bad = [name for name in sys.modules if name.split('.')[0] in ('torch', 'vllm', 'numba')"
         " or name.endswith(('.mtp', '.ngram', '.suffix'))]; sys.exit(', '.join(bad) or 0)"
     )

@@ -6,11 +6,14 @@ drafts: requests without a draft, with some, with the most, and with drafts that
 
 from __future__ import annotations
 
+import functools
+import importlib
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +25,8 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d
 
-from baton.services.engine.patches import cpu
+from baton.services.engine.patches import table
+from baton.services.engine.patches.cpu import amx
 from harness.engines import Engine, EngineProcess, Options, generate
 from harness.support import eventually
 from tests.handoff import checkpoints
@@ -45,7 +49,30 @@ VOCABULARY = 23  # no multiple of a vector's width
 COUNTS = [0, 3, 1, 0, 4, 2, 0]  # drafts of each request
 WIDEST = max(COUNTS)
 TOKENS = sum(COUNTS)
-EXPAND, ROTARY, REBIND, NGRAMS, AMX, INSPECTION, GLOO, RANKS, MASKS = cpu.MENDS
+
+
+@dataclass(frozen=True)
+class Mend:
+    """One function of vLLM's that a row of the table puts right."""
+
+    owner: Any
+    name: str
+    until: str
+
+
+def mend(patch: str, symbol: int = 0) -> Mend:
+    [row] = [one for one in table.PATCHES if one.name == f"cpu.{patch}"]
+    module, _, path = row.symbols[symbol].partition(":")
+    *owners, name = path.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+    return Mend(owner, name, row.until)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    EXPAND, ROTARY, REBIND = mend("expand_kernel"), mend("rotary"), mend("kernel_binding")
+    NGRAMS, AMX, INSPECTION, GLOO = mend("ngrams"), mend("amx"), mend("inspection"), mend("gloo")
+    RANKS, MASKS = mend("uncompiled", 0), mend("uncompiled", 1)
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="mends are for CPU engines")
 
@@ -53,7 +80,7 @@ pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="mends are
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> Iterator[None]:
     """This process as an engine's worker: mended, with the CPU's kernels in place of Triton's."""
-    cpu.install()
+    table.install()
     with warnings.catch_warnings():  # it looks into every module there is, deprecated names included
         warnings.simplefilter("ignore")
         current_platform.import_kernels()
@@ -63,19 +90,17 @@ def kernels() -> Iterator[None]:
         yield
 
 
-def shipped(mend: cpu.Mend) -> Callable[..., Any]:
-    owner, name = mend.place()
-    found: Callable[..., Any] = getattr(owner, name).__wrapped__
+def shipped(mend: Mend) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(mend.owner, mend.name).__wrapped__
     return found
 
 
-def mended(mend: cpu.Mend) -> Callable[..., Any]:
-    owner, name = mend.place()
-    found: Callable[..., Any] = getattr(owner, name)
+def mended(mend: Mend) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(mend.owner, mend.name)
     return found
 
 
-def still_wrong(right: bool, mend: cpu.Mend) -> None:
+def still_wrong(right: bool, mend: Mend) -> None:
     assert not right, f"vLLM's own function is right now: this mend can go ({mend.until})"
 
 
@@ -145,7 +170,7 @@ def test_a_model_is_inspected_where_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     def run(*_: object, **__: object) -> None:
         raise ChildProcessError
 
-    monkeypatch.setattr(INSPECTION.place()[0].subprocess, "run", run)
+    monkeypatch.setattr(INSPECTION.owner.subprocess, "run", run)
     with pytest.raises(ChildProcessError):  # vLLM imported anew would take ten seconds
         still_wrong(shipped(INSPECTION)(os.getpid) == os.getpid(), INSPECTION)
 
@@ -263,7 +288,7 @@ def test_amx_is_used_where_the_kernel_permits_it(
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": True})
     monkeypatch.setattr(torch.cpu, "_init_amx", ask)
-    anew = AMX.mended(shipped(AMX))  # another process, to which nothing was said yet
+    anew = amx.permitted(shipped(AMX))  # another process, to which nothing was said yet
     with caplog.at_level(logging.WARNING):
         assert [anew(), anew()] == [granted, granted]
     assert asked == 1
@@ -276,7 +301,7 @@ def test_amx_is_used_where_the_kernel_permits_it(
 def test_amx_is_not_asked_for_where_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True})
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: pytest.fail("it was asked for"))
-    assert AMX.mended(shipped(AMX))() is False
+    assert amx.permitted(shipped(AMX))() is False
 
 
 def amx_without_permission() -> None:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.kernels.ngram_match import naive
-from baton.services.engine.patches import drafts_v2
+from baton.services.engine.patches import drafts_v2, step_times
 from baton.services.engine.patches.drafts_v2 import Matching
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
@@ -259,7 +259,7 @@ def test_the_symbols_are_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, name, getattr(owner, name))
     drafts_v2.install()
     monkeypatch.setattr(model_runner, "init_speculator", lambda req_states: req_states)
-    with pytest.raises(StartError, match=r"does not take vllm_config, device, req_states: install the vLLM"):
+    with pytest.raises(StartError, match=r"no .*init_speculator\(vllm_config, device, req_states\): install"):
         drafts_v2.install()
 
 
@@ -315,13 +315,16 @@ def test_graphs_are_captured_for_the_models_passes(made: Callable[[Any], Any]) -
         assert set(lookup[1:]) == {tokens}
 
 
+@pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_scheduler_gets_as_many_drafts_as_there_are(
-    made: Callable[[Any], Any], states: Any, asynchronous: bool
+    made: Callable[[Any], Any], states: Any, asynchronous: bool, timed: bool
 ) -> None:
     from vllm.v1.outputs import DraftTokenIds
 
     speculator = made(config(method="ngram", asynchronous=asynchronous))
+    if timed:  # as from the first step on
+        step_times._time_speculator(SimpleNamespace(speculator=speculator))
     propose(speculator.propose, states, fill(states, [[1, 2, 1, 2], [1, 2, 3], [4, 4, 4]]))
     taken = DraftTokenIds(["a", "b", "c"], [[-1] * MOST for _ in range(3)])
     runner = SimpleNamespace(

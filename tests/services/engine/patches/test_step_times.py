@@ -82,11 +82,14 @@ class Scheduler:
 
 @pytest.fixture(autouse=True)
 def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    wraps = step_times
-    monkeypatch.setattr(Worker, "execute_model", wraps._timed_execute(Worker.execute_model))
-    monkeypatch.setattr(Worker, "sample_tokens", wraps._timed_sample(Worker.sample_tokens))
-    monkeypatch.setattr(Scheduler, "update_from_output", wraps._collecting(Scheduler.update_from_output))
-    wraps.take()
+    for owner, name, wrapper in (
+        (Worker, "execute_model", step_times._timed_execute),
+        (Worker, "sample_tokens", step_times._timed_sample),
+        (Runner, "propose_draft_token_ids", step_times._timed_draft),
+        (Scheduler, "update_from_output", step_times._collecting),
+    ):
+        monkeypatch.setattr(owner, name, wrapper(getattr(owner, name)))
+    step_times.take()
 
 
 @pytest.mark.parametrize("runner", [Runner, RunnerV2])
@@ -105,10 +108,10 @@ def test_the_parts_of_steps(runner: type[Any], late: bool, other_process: bool) 
     assert times.draft_s >= 3 * DRAFT_S
     assert times.verify_s >= 3 * (FORWARD_S + SAMPLE_S)
     assert times.draft_s + times.verify_s <= time.perf_counter() - began
-    assert step_times.take() == step_times.StepTimes()
+    assert step_times.take() == step_times.StepPhases()
 
 
 def test_a_step_without_a_forward_pass_takes_no_time() -> None:
     worker, scheduler = Worker(Runner()), Scheduler()
     scheduler.update_from_output(None, worker.execute_model(idle=True))
-    assert step_times.take() == step_times.StepTimes()
+    assert step_times.take() == step_times.StepPhases()

@@ -13,7 +13,7 @@ import torch
 
 from baton.services.config import EngineSettings
 from baton.services.decode.proposers import validation
-from baton.services.engine.patches import cpu, verify_v1, verify_v2
+from baton.services.engine.patches import table, verify_v1, verify_v2
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
 from harness.architectures import dense
@@ -42,7 +42,7 @@ WAY = Way(0.8, top_k=5, top_p=0.9)
 @pytest.fixture(scope="module", autouse=True)
 def _as_in_a_worker() -> None:
     """vLLM's sampler for CPU, which reads memory that nobody wrote as it is shipped."""
-    cpu.install()
+    table.install()
     with warnings.catch_warnings():  # it looks into every module there is, deprecated names included
         warnings.simplefilter("ignore")
         current_platform.import_kernels()

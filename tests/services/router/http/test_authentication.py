@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
     """Run a router, in the forked process, until its end."""
     from baton.services.config import load
-    from baton.services.router.http.app import run_router
+    from baton.services.router.app import run_router
 
     os.environ.update(environment)
     run_router(load(settings))

@@ -62,7 +62,7 @@ def run(settings: dict[str, Any]) -> None:
     """Run a router, in the forked process, until its end."""
     from baton.services.config import load
     from baton.services.router import cluster
-    from baton.services.router.http.app import run_router
+    from baton.services.router.app import run_router
 
     cluster.FRESH_S = 0.05  # or each test would wait twice for half a second, until /health knows
     run_router(load(settings))
@@ -360,7 +360,7 @@ async def test_reserved_arguments_are_ignored(members: Members, http: httpx.Asyn
     prefill, _ = await pair(members)
     await placeable(http)
     mine = {"kv_transfer_params": {"do_remote_prefill": True, "remote_prefill_cached_tokens": 2}}
-    got = await http.post("/v1/completions", json=body(vllm_xargs={"baton_written": 3, "x": 1}, **mine))
+    got = await http.post("/v1/completions", json=body(vllm_xargs={"baton_generated": 3, "x": 1}, **mine))
     assert got.status_code == 200
     assert prefill.seen.extra_args == [{"x": 1}]
 

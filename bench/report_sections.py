@@ -1,0 +1,468 @@
+"""The sections of docs/benchmarks.md: one function for each kind of result in bench/results.
+
+Each returns the blocks of its section in order: Markdown, and figures where they belong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bench.report_figures import Figure, Panel
+
+Result = dict[str, Any]
+Block = str | Figure
+STAGES = ("save", "wait", "move", "check", "load")
+
+
+def table(head: list[str], rows: list[list[Any]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
+
+
+def _measured(result: Result, command: str) -> str:
+    machine = result["machine"]
+    return f"`{command}`; {machine['cores']} cores ({machine['cpu']}), {machine['when']}.\n"
+
+
+def _counts(counts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in counts.items()) or "none"
+
+
+def disaggregation(result: Result) -> list[Block]:
+    arms, load = result["median"], result["load"]
+    ours, theirs = arms["1P1D"], arms["2 aggregated"]
+    rows = [
+        [label, *(f"{arm[key]:.1f}" for arm in (ours, theirs)), f"{ours[key] / theirs[key]:.2f}", goal]
+        for label, key, goal in (
+            ("gap between a stream's tokens, p50, ms", "itl_p50_ms", ""),
+            ("gap, p99, ms", "itl_p99_ms", ""),
+            ("longest gap, ms", "itl_max_ms", "at most 0.2"),
+            ("time to first token, short prompt, p50, ms", "ttft_short_p50_ms", "at most 2"),
+            ("time to first token, long prompt, p50, ms", "ttft_long_p50_ms", ""),
+            ("output tokens/s in all", "tokens_per_s", "at least 0.9"),
+        )
+    ]
+    return [
+        "## A long prompt beside running streams\n",
+        "1P1D against two aggregated engines on the same two cores. "
+        f"{load['streams']} closed-loop streams of {load['short_answer'][0]} to {load['short_answer'][1]} output tokens "
+        f"run while prompts of {load['long_prompt']} tokens arrive at {load['long_per_s']}/s; "
+        f"{len(result['runs']['1P1D'])} rounds of {load['seconds']:.0f} s each. In an aggregated engine a long prompt's "
+        "prefill stalls the streams beside it; in 1P1D it runs on the other worker.",
+        _measured(result, "python -m bench disaggregation"),
+        longest_gap(result),
+        table(["", "1P1D", "2 aggregated", "ratio", "goal"], rows),
+    ]
+
+
+def longest_gap(result: Result) -> Figure:
+    """Compare the gaps between tokens of 1P1D and of two aggregated engines."""
+    gaps = {"p50": "itl_p50_ms", "p99": "itl_p99_ms", "longest": "itl_max_ms"}
+    names = {"1P1D (Baton)": "1P1D", "2 aggregated engines": "2 aggregated"}
+    series = {name: [result["median"][arm][key] for key in gaps.values()] for name, arm in names.items()}
+    return Figure(
+        "longest-gap",
+        "Gap between a stream's tokens while long prompts arrive: 1P1D against two aggregated engines",
+        [
+            Panel(
+                "Gap between a stream's tokens while long prompts arrive",
+                list(gaps),
+                series,
+                "ms (less is better)",
+            )
+        ],
+    )
+
+
+def clients(result: Result) -> list[Block]:
+    blocks: list[Block] = [
+        "## Load tools that users have: Baton and a stock vLLM server\n",
+        "Baton is `deploy/laptop.yaml`: 1P1D with a core for each side. The stock server runs the same model without "
+        "drafts, with as many slots, on both cores. The tools share the cores, at nice 5, and the two servers take turns. "
+        "`failed` is the sum of all rounds. Statuses of closed loops with as many clients as the workers admit requests: "
+        + "; ".join(f"{arm}: {_statuses(counts)}" for arm, counts in result["at_the_bound"].items())
+        + ".",
+        _measured(result, "python -m bench clients"),
+    ]
+    for name, tool in result["tools"].items():
+        columns = tool["columns"]
+        rows = [
+            [row, arm, *(figures[key] for key in columns)]
+            for row, arms in tool["median"].items()
+            for arm, figures in arms.items()
+        ]
+        blocks.append(tool["about"] + "\n")
+        if name == "serve":
+            blocks.append(_concurrency(tool["median"]))
+        blocks.append(table(["", "", *columns], rows))
+    return blocks
+
+
+def _statuses(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} times {status}" for status, count in counts.items())
+
+
+def _concurrency(rows: dict[str, dict[str, dict[str, float]]]) -> Figure:
+    def panel(title: str, key: str, axis: str, *, log: bool = False) -> Panel:
+        series = {
+            name: [arms[arm][key] for arms in rows.values()]
+            for name, arm in (("Baton, 1P1D", "baton"), ("stock vLLM", "stock"))
+        }
+        return Panel(title, list(rows), series, axis, "lines", log, "concurrent requests")
+
+    return Figure(
+        "clients",
+        "vllm bench serve against Baton and against stock vLLM, by concurrency",
+        [
+            panel("Output tokens/s", "tokens_per_s", "tokens/s"),
+            panel("Time to first token, p50", "ttft_p50_ms", "ms", log=True),
+            panel("Inter-token latency, p50", "itl_p50_ms", "ms"),
+            panel("Inter-token latency, p99", "itl_p99_ms", "ms"),
+        ],
+    )
+
+
+def speculation(result: Result) -> list[Block]:
+    rows = []
+    for method, kinds in result["ms_per_token"].items():
+        for kind, loads in kinds.items():
+            for streams, row in loads.items():
+                ms, used = row["ms"], row["auto_limits"]
+                fixed = {key: value for key, value in ms.items() if key not in ("none", "auto")}
+                usual = max(used, key=lambda limit: used[limit]) if used else ""
+                over, best = max(row["auto_over"].values()), ms["none"] / min(ms["auto"], *fixed.values())
+                cells = _counts({key: f"{value:.2f}" for key, value in fixed.items()})
+                rows.append(
+                    [method, kind, streams, f"{ms['none']:.2f}", cells, f"{ms['auto']:.2f}", usual,
+                     f"{over:+.0%}", f"{best:.2f}"]
+                )  # fmt: skip
+    head = ["method", "prompts", "streams", "none", "fixed number: ms", "auto", "most used by auto",
+            "auto against the best fixed one", "times as fast as none, at best"]  # fmt: skip
+    served = [
+        [
+            placement,
+            method,
+            kind,
+            streams,
+            f"{row['none']:.2f}",
+            f"{row[method]:.2f}",
+            f"{row['none'] / row[method]:.2f}",
+        ]
+        for placement, methods in result["served"].items()
+        for method, kinds in methods.items()
+        for kind, loads in kinds.items()
+        for streams, row in loads.items()
+    ]
+    blocks: list[Block] = [
+        "## Speculative decoding: milliseconds an output token\n",
+        "The demo model, with prompts that it was not trained on; greedy answers, equal to those without drafts. Chat is of "
+        "all kinds; repetitive tasks are those whose answers repeat much of the prompt (edits of code, extraction, copies).",
+        *([result["note"]] if "note" in result else []),  # of a result that several runs contributed to
+        _measured(result, "make bench-spec"),
+    ]
+    if served:
+        blocks += [
+            "Over HTTP, each method at `auto`, on two cores for each side, which the router and the scheduler share. 1P1D has "
+            "an engine on each core; aggregated is one mixed worker. The deployment with a method and the one without took "
+            f"turns, {result['served_rounds']} rounds; answers of 32 tokens and more, timed from the request to the last token.\n",
+            _drafts(result["served"]["1P1D"]),
+            table(["", "method", "prompts", "streams", "none", "with", "times as fast"], served),
+        ]
+    return [
+        *blocks,
+        f"In one engine on a core of its own, against an engine without drafts, in turns, {result['rounds']} rounds. Requests "
+        "come as a decode worker gets them: prefilled, with their first token. The fixed number is that of drafted tokens a "
+        "step; `auto` chooses it step by step. It is compared round by round with whichever fared best of the fixed numbers "
+        "and no drafts at all: the median of the ratios. With a model this small most of a step is vLLM's own Python, with "
+        "and without drafts.\n",
+        table(head, rows),
+        table(["goal", "measured"], [[name, _counts(found)] for name, found in result["goals"].items()]),
+    ]
+
+
+def _drafts(methods: dict[str, Any]) -> Figure:
+    def panel(kind: str, streams: str) -> Panel:
+        rows = {method: kinds[kind][streams] for method, kinds in methods.items()}
+        series = {
+            "with drafts": [row[method] for method, row in rows.items()],
+            "without": [row["none"] for row in rows.values()],
+        }
+        at_once = "1 stream" if streams == "1" else f"{streams} streams"
+        return Panel(f"{kind}, {at_once}", list(rows), series, "ms an output token")
+
+    return Figure(
+        "speculation",
+        "Milliseconds an output token with each speculative method and without, through 1P1D",
+        [panel(kind, streams) for streams in ("1", "16") for kind in ("chat", "repetitive")],
+    )
+
+
+def fair_share(result: Result) -> list[Block]:
+    blocks: list[Block] = [
+        "## Short prompts behind long ones at one prefill worker\n",
+        f"{result['shorts']} prompts of 20 to 60 tokens arrive while the first step of a prompt of {result['long']} tokens "
+        "runs, with more such prompts before them in the queue or none; milliseconds of the engine core until each first "
+        "token. A flood is 40 prompts at once, one in eight of them long. "
+        f"{result['rounds']} rounds of each policy, in turns, in one engine. Baton's choice is the order together with shares "
+        "of steps of 256 tokens (services/prefill/fair_share.py).",
+        _measured(result, "python -m bench fair_share"),
+        _short_prompts(result["models"]),
+    ]
+    head = ["", "short p50", "short p99", "long p50", "last long", "flood, tokens/s"]
+    keys = ["short_p50_ms", "short_p99_ms", "long_p50_ms", "long_last_ms", "flood_tokens_per_s"]
+    for name, behinds in result["models"].items():
+        for behind, ways in behinds.items():
+            rows = [[way, *(f"{figures[key]:.0f}" for key in keys)] for way, figures in ways.items()]
+            blocks += [f"{name}, {behind} long:\n", table(head, rows)]
+    return blocks
+
+
+def _short_prompts(models: dict[str, Any]) -> Figure:
+    name, behinds = next(iter(models.items()))
+    panels = [
+        Panel(
+            f"{name}, {behind} long",
+            list(ways),
+            {
+                "short prompts": [figures["short_p50_ms"] for figures in ways.values()],
+                "long prompts": [figures["long_p50_ms"] for figures in ways.values()],
+            },
+            "ms to the first token, p50",
+        )
+        for behind, ways in behinds.items()
+    ]
+    return Figure("fair-share", "Time to first token of short prompts that arrive behind long ones", panels)
+
+
+def path(result: Result) -> list[Block]:
+    stages = [*STAGES, "total", "total_p95"]
+    rows = [
+        [name, values["requests"], *(values[stage] for stage in stages)]
+        for name, values in result["median_ms"].items()
+    ]
+    return [
+        f"## The handoff of a {result['tokens']}-token prompt in a 1P1D deployment\n",
+        "Milliseconds from the end of the prefill's last step until the decode engine can take the request. Besides the "
+        "stages, `total` holds the router's two hops and the time until the engine's next step; busy: four streams decode "
+        "meanwhile. Goals: 10 ms over shm, 20 ms over gRPC.",
+        _measured(result, "python -m bench path"),
+        table(["", "prompts", *STAGES, "total", "total p95"], rows),
+    ]
+
+
+def handoff(result: Result) -> list[Block]:
+    keys = ["MB", *(f"{stage}_ms" for stage in STAGES), "pull_ms", "total_ms", "total_p95_ms"]
+    rows = [
+        [tokens, name, *(values[key] for key in keys)]
+        for tokens, transports in result["tokens"].items()
+        for name, values in transports.items()
+    ]
+    panels = [
+        Panel(
+            f"{tokens} tokens",
+            list(transports),
+            {stage: [values[f"{stage}_ms"] for values in transports.values()] for stage in STAGES},
+            "ms",
+            "stacked",
+        )
+        for tokens, transports in result["tokens"].items()
+    ]
+    return [
+        "## The handoff alone, between two processes without engines\n",
+        "Milliseconds by stage, for a prompt of so many tokens, by transport and by the format of KV on the wire. "
+        "`total` also holds the time between the stages.",
+        _measured(result, "python -m bench handoff"),
+        Figure("handoff", "Milliseconds of a handoff by stage, transport and format", panels),
+        table(["tokens", "transport", "MB", *STAGES, "pull", "total", "total p95"], rows),
+    ]
+
+
+def router(result: Result) -> list[Block]:
+    keys = ["interval_ms", "tokens_per_s", "router_cpu_us_per_token", "tokens_per_event", "router_rss_mib"]
+    labels = [f"{run['interval_ms']:g} ms" for run in result["runs"]]
+    tokens = [run["tokens_per_s"] for run in result["runs"]]
+    return [
+        "## One router process, 64 streams, workers without engines\n",
+        "`interval_ms` is the step of the simulated engines; at 0 they never wait. Tokens that pile up for a client leave "
+        "in one event. Goal: 16,000 tokens/s.",
+        _measured(result, "python -m bench router"),
+        Figure(
+            "router",
+            "Output tokens/s that one router process carries, by the engines' step",
+            [
+                Panel(
+                    "One router process, by the engines' step",
+                    labels,
+                    {"router": tokens},
+                    "tokens/s",
+                    goal=16_000,
+                )
+            ],
+        ),
+        table(keys, [[run[key] for key in keys] for run in result["runs"]]),
+    ]
+
+
+def scheduler(result: Result) -> list[Block]:
+    stores = result["stores"]
+    rows = [
+        [store, concurrency, values["requests_per_s"], values["place_p50_ms"], values["place_p99_ms"]]
+        for store, figures in stores.items()
+        for concurrency, values in figures.items()
+    ]
+    labels = [f"{concurrency} at a time" for concurrency in next(iter(stores.values()))]
+
+    def panel(title: str, key: str, axis: str) -> Panel:
+        series = {store: [values[key] for values in figures.values()] for store, figures in stores.items()}
+        return Panel(title, labels, series, axis)
+
+    return [
+        "## The scheduler: place, report the prefill, report the end\n",
+        "Scheduler and client share one process and its core, so the rates are a lower bound.",
+        _measured(result, "python -m bench scheduler"),
+        Figure(
+            "scheduler",
+            "Requests/s of one scheduler, and the time of a placement, by store",
+            [
+                panel("Requests/s of one scheduler", "requests_per_s", "requests/s"),
+                panel("Time of a placement, p50", "place_p50_ms", "ms"),
+            ],
+        ),
+        table(["store", "at a time", "requests/s", "place p50 ms", "p99 ms"], rows),
+    ]
+
+
+def scheduler_cpu(result: Result) -> list[Block]:
+    keys = [
+        *("placed_per_s", "failed", "scheduler_cores", "redis_cores"),
+        *("place_p50_ms", "place_p99_ms", "rss_mib"),
+    ]
+    rows = [
+        [name, rate, *(figures[key] for key in keys)]
+        for name, rates in result["arms"].items()
+        for rate, figures in rates.items()
+    ]
+    return [
+        "## The scheduler over Redis: its share of a core\n",
+        f"A scheduler, its Redis and a router, a process each; {result['workers']} workers; each rate held for "
+        f"{result['hold_s']:g} s. `against` is the code before a change, in turns.",
+        _measured(result, "python -m bench scheduler --rates 100 500 1000"),
+        table(["code", "requests a second", *keys], rows),
+    ]
+
+
+def overload(result: Result) -> list[Block]:
+    load, over, goals = result["load"], result["overload"], result["goals"]
+    keys = ["itl_p50_ms", "itl_p99_ms", "itl_max_ms", "ttft_p50_ms", "answers"]
+    arms = {
+        "one stream alone": result["alone"],
+        f"a full house ({load['slots']} streams)": result["full"],
+        f"{load['times']:g} times capacity": over,
+        "one stream afterwards": result["after"]["alone"],
+        "a full house afterwards": result["after"]["full"],
+    }
+    gaps = {
+        "p50": [arm["itl_p50_ms"] for arm in arms.values()],
+        "p99": [arm["itl_p99_ms"] for arm in arms.values()],
+    }
+    return [
+        f"## Overload: {load['times']:g} times what 1P1D can serve, for {load['seconds']:.0f} s\n",
+        f"The demo model, prompts of {load['prompt_tokens']} tokens, answers of {load['answer_tokens']}. Capacity is "
+        f"{load['capacity_per_s']} answers/s in {load['slots']} slots (`max_num_seqs: {load['slots']}`), and a request waits "
+        f"for {load['wait_s']:g} s at most. {over['offered_per_s']} requests/s were offered and {over['admitted_share']:.0%} of "
+        f"them admitted; the other {over['refused']:,} got 503 after {over['refused_p50_ms']} ms (p50; p99 "
+        f"{over['refused_p99_ms']} ms), {over['without_retry_after']} of them without Retry-After. Other failures: "
+        f"{_counts(over['other'])}; broken streams: {over['broken']}. The gap between tokens at p99 was "
+        f"{goals['itl_p99_against_alone']} times that of one stream alone and {goals['itl_p99_against_full']} times that of a "
+        f"full house; goal {goals['goal']}. {result['after']['blocks_missing']} KV blocks were missing afterwards. The load "
+        "generator shares the cores, at nice 10.",
+        _measured(result, "python -m bench overload"),
+        Figure(
+            "overload",
+            "Gap between tokens of admitted requests, before, during and after overload",
+            [Panel("Gap between tokens of admitted requests", list(arms), gaps, "ms")],
+        ),
+        table(["", *keys], [[name, *(arm[key] for key in keys)] for name, arm in arms.items()]),
+    ]
+
+
+def startup(result: Result) -> list[Block]:
+    median = result["median_s"]
+    rows = [
+        [name, seconds, ", ".join(f"{one:.1f}" for one in result["runs_s"][name])]
+        for name, seconds in median.items()
+    ]
+    ratio = result["ratio (goal <= 1.3)"]
+    return [
+        "## From the command to the first token\n",
+        "`baton up` starts a scheduler, two engines and a router; stock vLLM one server with one engine. The demo model. "
+        f"Ratio {ratio:.2f}; goal at most 1.3.",
+        _measured(result, "python -m bench startup"),
+        Figure(
+            "startup",
+            "Seconds from the command to the first token: baton up against stock vLLM",
+            [
+                Panel(
+                    "From the command to the first token",
+                    ["median"],
+                    {name: [seconds] for name, seconds in median.items()},
+                    "s",
+                )
+            ],
+        ),
+        table(["", "median s", "runs s"], rows),
+    ]
+
+
+def soak(result: Result) -> list[Block]:
+    keys = ["first", "warm", "last", "requests_measured", "mib_per_1000"]
+    full = result["waiting_p50"] > 0
+    return [
+        f"## Memory over {result['requests']:,} requests{', in a full house' if full else ''}\n",
+        f"1P1D of the demo model with its drafts, {result['seconds']} s, {result['connections']} connections on "
+        f"{result['slots']} slots, {result['waiting_p50']} waiting in the router (p50); by kind: {_counts(result['kinds'])}; "
+        f"failed: {result['failed']}; KV blocks missing afterwards: {result['blocks_missing']}. MiB that a process has for "
+        "itself; the slope is that of the samples after the warm-up, with a bound of "
+        f"{result['bound_mib_per_1000']} MiB a thousand requests.",
+        _measured(result, f"python -m bench soak{' --full-house' if full else ''}"),
+        table(
+            ["", *keys], [[name, *(row[key] for key in keys)] for name, row in result["processes"].items()]
+        ),
+    ]
+
+
+def preload(result: Result) -> list[Block]:
+    keys = ["tokens_per_s_1", "ms_per_token_1", "tokens_per_s_8", "ms_per_token_8"]
+    rows = [
+        [name, *(f"{figures[key]:.2f} ({result['ratio'][name][key]:.2f})" for key in keys)]
+        for name, figures in result["median"].items()
+    ]
+    return [
+        "## Libraries preloaded into every process of `baton up`\n",
+        f"deploy/laptop.yaml, chat, answers of {result['tokens']} tokens, one stream and eight; medians of "
+        f"{result['rounds']} rounds in turns, in brackets the median of each round's ratio to the first line. Baton preloads "
+        "nothing.",
+        _measured(result, "python -m bench preload --tcmalloc FILE --iomp FILE"),
+        table(["", "1: tokens/s", "ms a token", "8: tokens/s", "ms a token"], rows),
+    ]
+
+
+# By the name of the result's file, in the order of the page.
+SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
+    "disaggregation": disaggregation,
+    "clients": clients,
+    "speculation": speculation,
+    "fair-share": fair_share,
+    "path": path,
+    "handoff": handoff,
+    "router": router,
+    "scheduler": scheduler,
+    "scheduler-cpu": scheduler_cpu,
+    "overload": overload,
+    "startup": startup,
+    "soak": soak,
+    "soak-full-house": soak,
+    "preload": preload,
+}

@@ -1,0 +1,34 @@
+"""The writing side of a save's memory: records arrive in order, at once or while the save can be pulled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.handoff import digests
+from baton.handoff.memory.views import View
+from baton.handoff.records import Digests
+
+
+class Fill:
+    """Write the records of one save, from one thread at a time; call `close` last, and once.
+
+    The memory stays the save's until `close`, even if its lease ends.
+    """
+
+    def __init__(self, view: View, seed: int, closed: Callable[[], None]) -> None:
+        """view: whose records are to be written; seed: of its digests; closed: called by `close`."""
+        self.view = view
+        self._seed = seed
+        self._closed = closed
+        self._whole = 0
+
+    def add(self, own: Digests) -> None:
+        """Publish the next len(own) records, which are written. own: their digests without a seed."""
+        self.view.arrived(self._whole, digests.seeded(own, self._seed, self._whole))
+        self._whole += len(own)
+
+    def close(self) -> None:
+        """End the writing; readers of records that never arrived get an error."""
+        if self._whole < self.view.num_blocks:
+            self.view.fail()
+        self._closed()

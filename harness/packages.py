@@ -1,0 +1,19 @@
+"""Packages of other authors, as users install them: pip, into a folder of a test's own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from harness.support import CALL_S, PYTHON
+
+
+def install(package: Path, folder: Path) -> Path:
+    """Install the package, entry points included, into `folder`/site; returns that, for a PYTHONPATH."""
+    source, site = folder / "source", folder / "site"
+    shutil.copytree(package, source)  # setuptools builds where the source lies
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    command = [str(PYTHON), "-m", "pip", "install", *options, "--target", str(site), str(source)]
+    subprocess.run(command, check=True, timeout=CALL_S)
+    return site

@@ -1,0 +1,55 @@
+"""Attention over latents (MLA) on a CPU: which of vLLM's two back ends computes it.
+
+CPU_MLA runs on every CPU, in every dtype, in blocks of 16 tokens. AMX_MLA, which vLLM prefers where the CPU
+has AMX, takes bfloat16 and blocks of 32 alone. Baton takes CPU_MLA unless the other one is set: a model is
+then served in every dtype on every machine, and machines with and without AMX hand KV to each other.
+
+Leans on: vllm.platforms.cpu.CpuPlatform (get_attn_backend_cls and check_and_update_config, which choose the
+back end by torch.cpu._is_amx_tile_supported and by the engine argument attention_backend, and give CPU_MLA
+its block size whatever was asked for), vllm.config.ModelConfig (use_mla, dtype),
+vllm.config.SpeculativeConfig (attention_backend).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.services.errors import ConfigError
+
+_ANY_CPU, _AMX = "CPU_MLA", "AMX_MLA"
+_BLOCK_SIZES = {_ANY_CPU: 16, _AMX: 32}  # tokens; AMX_MLA takes multiples of it, too
+
+
+def add_arguments(args: dict[str, Any], model_config: Any) -> None:
+    """Add the back end and its block size, for a model with MLA and its drafter.
+
+    Raises ConfigError for a back end that this machine or the dtype cannot have.
+    """
+    asked = args.get("attention_backend") or dict(args.get("attention_config") or {}).get("backend")
+    backend = str(asked or _ANY_CPU).upper()
+    if backend not in _BLOCK_SIZES:
+        raise ConfigError(
+            f"engine.extra.attention_backend (value {asked!r}): on a CPU this model's attention is computed "
+            f"by {_ANY_CPU} or {_AMX}"
+        )
+    if backend == _AMX:
+        _check_amx(args, str(model_config.dtype).removeprefix("torch."))
+    if not asked:
+        args["attention_backend"] = backend
+    if args.get("speculative_config") is not None:
+        args["speculative_config"]["attention_backend"] = backend  # else vLLM would choose anew
+    args.setdefault("block_size", _BLOCK_SIZES[backend])
+
+
+def _check_amx(args: dict[str, Any], dtype: str) -> None:
+    import torch
+
+    if not torch.cpu._is_amx_tile_supported():
+        problem = "this process has no AMX"
+    elif dtype != "bfloat16":
+        problem = f"it computes in bfloat16 alone, and engine.dtype is {dtype}"
+    elif args.get("block_size", 0) % _BLOCK_SIZES[_AMX]:
+        problem = f"engine.block_size (value {args['block_size']}) is no multiple of {_BLOCK_SIZES[_AMX]}"
+    else:
+        return
+    raise ConfigError(f"engine.extra.attention_backend (value {_AMX!r}): {problem}; use {_ANY_CPU}")

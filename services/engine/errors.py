@@ -1,0 +1,28 @@
+"""Errors of a running engine.
+
+ServiceError
+└── EngineError
+    ├── EngineFailed       the engine broke while it ran: the process ends
+    └── RequestRefused     a Start is not taken; carries the code of the protocol's Failed
+"""
+
+from __future__ import annotations
+
+from baton.protos.worker_pb2 import Failed
+from baton.services.errors import ServiceError
+
+
+class EngineError(ServiceError):
+    """The engine cannot do what a worker needs of it."""
+
+
+class EngineFailed(EngineError):
+    """The engine raised while it ran; what it held is lost, and the router starts it again elsewhere."""
+
+
+class RequestRefused(EngineError):
+    """A request is not taken. `code` tells the router what to do about it."""
+
+    def __init__(self, code: Failed.Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,70 @@
+"""Replaces a function of vLLM's by one of ours that wraps it: the only way in which a patch does so."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from baton.services.errors import StartError
+
+Function = Callable[..., Any]
+Wrapper = Callable[[Function], Function]
+
+_WRAPPERS = "_baton_wrappers"  # on a function of ours that stands in the place of vLLM's
+
+
+def replace(owner: Any, name: str, wrapper: Wrapper, expects: Sequence[str]) -> None:
+    """Put `wrapper(original)` in the place of `owner.name`; a second call with this wrapper does nothing.
+
+    owner: a module, a class or an object of vLLM's. expects: the names of the original's parameters in order,
+    `self` and `cls` of a class's included. The original stays at `__wrapped__` of what replaces it; the last
+    wrapper is outermost. Raises StartError, which names the symbol, when vLLM has no such function, or one
+    with other parameters.
+    """
+    original = check(owner, name, expects)
+    present = wrappers(owner, name)
+    if wrapper in present:
+        return
+    replacement = functools.wraps(original)(wrapper(original))
+    setattr(replacement, _WRAPPERS, (*present, wrapper))
+    in_class = isinstance(inspect.getattr_static(owner, name), classmethod)
+    setattr(owner, name, classmethod(replacement) if in_class else replacement)
+
+
+def check(owner: Any, name: str, expects: Sequence[str]) -> Function:
+    """Return the function `owner.name`. Raises StartError unless it takes the parameters `expects`."""
+    found = inspect.getattr_static(owner, name, None)
+    function: Function | None = (
+        found.__func__ if isinstance(found, classmethod) else getattr(owner, name, None)
+    )
+    if function is None or _parameters_of(function) != tuple(expects):
+        raise StartError(
+            f"this vLLM has no {_symbol(owner, name)}({', '.join(expects)}): "
+            "install the vLLM version that this Baton is made for"
+        )
+    return function
+
+
+def wrappers(owner: Any, name: str) -> tuple[Wrapper, ...]:
+    """Return the wrappers around `owner.name`, innermost first; () for vLLM's own function."""
+    present: tuple[Wrapper, ...] = getattr(getattr(owner, name), _WRAPPERS, ())
+    return present
+
+
+def _parameters_of(function: Function) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except ValueError:  # one of C++: its docstring, which pybind11 makes, begins with the first overload
+        first = re.search(r"^1\. \w+\((.*)\) ->", function.__doc__ or "", re.MULTILINE)
+        return tuple(re.findall(r"(\w+): ", first[1])) if first else ()
+
+
+def _symbol(owner: Any, name: str) -> str:
+    if isinstance(owner, ModuleType):
+        return f"{owner.__name__}.{name}"
+    kind = owner if isinstance(owner, type) else type(owner)
+    return f"{kind.__module__}.{kind.__qualname__}.{name}"

@@ -1,0 +1,366 @@
+"""The table of our patches of vLLM, in the order in which they are applied.
+
+A row's module is imported when the patch is applied: what it needs of vLLM and torch takes seconds. Where two
+patches wrap the same function, the one further down wraps the one further up, so it is called first.
+`python -m baton.services.engine.patches.table > docs/patches.md` writes the page.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+CORE, RANKS, ROUTER = "engine core", "tensor-parallel ranks", "router"
+EVERYWHERE = "every process that loads vLLM's plug-ins"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One patch of vLLM."""
+
+    name: str  # of its module in this package
+    why: str  # a sentence
+    symbols: tuple[str, ...]  # what it replaces: MODULE:ATTRIBUTE, or a module of vLLM's that it makes work
+    processes: str  # in which it has an effect
+    until: str  # what makes it unneeded
+    platform: Literal["any", "CPU", "GPU"] = "any"
+    runners: str = "V1 and V2"  # vLLM's model runners for which it is
+
+    def install(self) -> None:
+        """Apply it in this process; a second call does nothing. Raises StartError for another vLLM."""
+        importlib.import_module(f"{__package__}.{self.name}").install()
+
+
+@dataclass(frozen=True)
+class ObjectPatch:
+    """A patch of single objects of vLLM's, made where these objects are made."""
+
+    file: str
+    why: str
+    symbols: tuple[str, ...]
+    processes: str
+    until: str
+
+
+_V1_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_V2 = "vllm.v1.worker.gpu"
+
+PATCHES = (
+    Patch(
+        name="continuation",
+        why="A request that is continued on another worker must count the tokens generated so far as output, "
+        "and vLLM knows new requests as prompts alone: V1's model runner is sent both and splits them, a "
+        "seeded generator is advanced, a grammar is fed what it has passed.",
+        symbols=(
+            "vllm.v1.core.sched.output:NewRequestData.from_request",
+            "vllm.v1.worker.gpu_input_batch:CachedRequestState.__post_init__",
+            "vllm.v1.structured_output:StructuredOutputManager._create_grammar",
+        ),
+        processes=f"{CORE} and {RANKS}",
+        until="vLLM takes a request with output tokens",
+        runners="V1; the grammar also V2",
+    ),
+    Patch(
+        name="seeded_prompts",
+        why="A seeded request whose prompt takes several steps kills the engine: the generator is rewound "
+        "after a step whose sample is thrown away, and a generator of the CPU has no offset to rewind.",
+        symbols=(f"{_V1_RUNNER}.sample_tokens",),
+        processes=RANKS,
+        until="vLLM leaves the generators of such requests alone on a CPU",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
+        name="cpu.expand_kernel",
+        why="Temperature, top-k and top-p of requests with drafts are written into a copy, but for int64: "
+        "drafts are verified against uninitialised memory, and outputs have another distribution.",
+        symbols=("vllm.utils.cpu_triton_utils:_expand_kernel_impl",),
+        processes=RANKS,
+        until="vLLM's _expand_kernel_impl copies its result back into `output`",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
+        name="cpu.rotary",
+        why="A query [tokens, heads, size], as DeepSeek's attention has it, is taken for [batch, tokens, "
+        "size]: heads are rotated by the positions of other tokens.",
+        symbols=("vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding.forward_cpu",),
+        processes=RANKS,
+        until="vLLM's rotary_embedding for CPU takes [tokens, heads, size]",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
+        name="cpu.kernel_binding",
+        why="Every object of every module is searched for kernels, which takes 0.3 s, and fails at "
+        "llvmlite's, whose __dict__ is a C function: where numba was imported first no engine starts.",
+        symbols=("vllm.triton_utils.dispatcher:_rebind_kernels",),
+        processes=RANKS,
+        until="vLLM's _rebind_kernels passes over objects without a dictionary",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
+        name="cpu.ngrams",
+        why="The call that is to compile the n-gram search has no request in it and compiles nothing: the "
+        "first request waits some seconds, and all others of the engine with it. And numba, when it first "
+        "runs, sets OpenMP to as many threads as the machine has cores, whatever the engine was given: on "
+        "one core two threads wait for each other in every operator, 30 times as long.",
+        symbols=("vllm.v1.spec_decode.ngram_proposer:NgramProposer.__init__",),
+        processes=RANKS,
+        until="vLLM's NgramProposer compiles when it is made, and restores the number of threads",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
+        name="cpu.amx",
+        why="A CPU with AMX is not enough: a process must also have asked the kernel for its tiles, and vLLM "
+        "leaves that to oneDNN's first large product. A small model in bfloat16 has none, and the engine's "
+        "process dies of SIGILL in its first attention.",
+        symbols=("torch.cpu:_is_amx_tile_supported",),
+        processes=EVERYWHERE,
+        until="vLLM asks for the permission (torch.cpu._init_amx) before it chooses kernels that use AMX",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
+        name="cpu.inspection",
+        why="A model's class is inspected in a process of its own, so that CUDA stays untouched. That "
+        "imports vLLM anew: ten seconds of a core for each class, in each process of a deployment, at a "
+        "model's first start on a machine.",
+        symbols=("vllm.model_executor.models.registry:_run_in_subprocess",),
+        processes=EVERYWHERE,
+        until="vLLM inspects a class in the calling process on platforms without CUDA",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
+        name="cpu.gloo",
+        why="Each of an engine's 13 groups of ranks has a thread that polls a hundred times a second, also "
+        "where the group is this rank alone: half of an idle engine's load on a core.",
+        symbols=("torch.distributed.distributed_c10d:ProcessGroupGloo.__init__",),
+        processes=RANKS,
+        until="vLLM makes no groups of one rank, or Gloo's threads wait until there is something",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
+        name="cpu.uncompiled",
+        why="A comparison and a sum are compiled when somebody first asks for log-probabilities, and some "
+        "arithmetic on integers in the first step of each rank of several: all streams of the engine stand "
+        "still for seconds, in which Dynamo traces, processes that import torch start, and a C++ compiler "
+        "runs.",
+        symbols=(
+            "vllm.v1.sample.sampler:batched_count_greater_than",
+            "vllm.model_executor.layers.vocab_parallel_embedding:get_masked_input_and_mask",
+        ),
+        processes=RANKS,
+        until="vLLM runs both without torch.compile on a CPU",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
+        name="torchvision",
+        why="vLLM's Qwen3.5 imports image processors even for a model without vision, and those import "
+        "torchvision, which cannot be installed beside a CPU build of torch: where it is missing, its "
+        "modules can be imported, with nothing in them.",
+        symbols=("vllm.model_executor.models.qwen3_5",),
+        processes=EVERYWHERE,
+        until="vLLM's Qwen3.5 can be imported without torchvision",
+    ),
+    Patch(
+        name="idle_drafter",
+        why="A step that drafts nothing still runs the drafter over its tokens and samples through the "
+        "rejection sampler: with the demo model 40 % slower than without speculation. Here the drafter "
+        "runs later, over the tokens of several steps at once. Of all that wrap propose_draft_token_ids it "
+        "is the innermost: it stands for vLLM's drafter, whoever calls that.",
+        symbols=(f"{_V1_RUNNER}._prepare_inputs", f"{_V1_RUNNER}.propose_draft_token_ids"),
+        processes=RANKS,
+        until="vLLM skips the drafter in a step that drafts nothing and catches up on its KV later",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
+        name="drafts_v1",
+        why="Our proposers draft from tokens alone, or continue what vLLM's drafter drafted: they call "
+        "vLLM's propose_draft_token_ids, which idle_drafter has wrapped, for as many tokens as they want of "
+        "it, or not at all.",
+        symbols=(
+            f"{_V1_RUNNER}.__init__",
+            f"{_V1_RUNNER}._update_states",
+            f"{_V1_RUNNER}.propose_draft_token_ids",
+        ),
+        processes=RANKS,
+        until="vLLM hands a custom proposer the batch's tokens, and lets it continue a drafter's tokens",
+        runners="V1",
+    ),
+    Patch(
+        name="drafts_v2",
+        why="The hybrid with n-grams, and `ngram`, on model runner V2: matches are made on the device in "
+        "the place of the speculator's propose, and without asynchronous scheduling each request's drafts "
+        "are cut to as many as there are. On each speculator that needs it, propose and "
+        "init_cudagraph_manager are replaced as well.",
+        symbols=(
+            f"{_V2}.model_runner:GPUModelRunner.take_draft_token_ids",
+            f"{_V2}.model_runner:init_speculator",
+        ),
+        processes=RANKS,
+        until="vLLM's V2 continues a drafter's tokens with matches, and takes drafts of different lengths",
+        platform="GPU",
+        runners="V2",
+    ),
+    Patch(
+        name="undrafted",
+        why="Requests with a seed, min_p or logit_bias go without drafts beside others that draft: a seed "
+        "under speculation reproduces nothing, and vLLM refuses the two others. It takes away drafts, "
+        "whoever made them, so it wraps the patches that draft.",
+        symbols=(
+            f"{_V1_RUNNER}.propose_draft_token_ids",
+            "vllm.v1.worker.gpu_model_runner:build_logitsprocs",
+        ),
+        processes=RANKS,
+        until="vLLM's seeds hold under speculation, and its rejection sampler applies min_p and logit_bias",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
+        name="verify_v1",
+        why="With `verifier: baton` drafts are verified by our kernel: a Verifier takes the place of the "
+        "model runner's RejectionSampler when that has been made. It wraps the constructor that drafts_v1 "
+        "has wrapped; neither needs what the other makes.",
+        symbols=(f"{_V1_RUNNER}.__init__",),
+        processes=RANKS,
+        until="vLLM lets a plug-in name its rejection sampler",
+        runners="V1",
+    ),
+    Patch(
+        name="verify_v2",
+        why="The same on model runner V2: its RejectionSampler's _verify is replaced on the object when the "
+        "model has been loaded.",
+        symbols=(f"{_V2}.model_runner:GPUModelRunner.load_model",),
+        processes=RANKS,
+        until="vLLM lets a plug-in name its rejection sampler",
+        platform="GPU",
+        runners="V2",
+    ),
+    Patch(
+        name="step_times",
+        why="vLLM does not tell how long drafting and verification take in a step. Of all that wrap "
+        "propose_draft_token_ids it is the outermost: our proposers' time is drafting too. V2's propose is "
+        "timed on the speculator when it is first used.",
+        symbols=(
+            "vllm.v1.worker.gpu_worker:Worker.execute_model",
+            "vllm.v1.worker.gpu_worker:Worker.sample_tokens",
+            f"{_V1_RUNNER}.propose_draft_token_ids",
+            "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+        ),
+        processes=f"{CORE} and {RANKS}",
+        until="vLLM's step outputs carry the times of their parts",
+    ),
+)
+
+OBJECTS = (
+    ObjectPatch(
+        file="services/engine/patches/draft_length.py",
+        why="The number of tokens to draft is chosen step by step, and nothing is drafted while no request "
+        "decodes: the loaded engine's scheduler asks us instead of its list. Its update_from_output, which "
+        "step_times has wrapped in the class, is wrapped on the object to learn what was accepted.",
+        symbols=(
+            "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+            "vllm.v1.core.sched.scheduler:Scheduler",  # its attribute dynamic_sd_lookup
+        ),
+        processes=CORE,
+        until="vLLM lets a plug-in choose the number of drafted tokens in a step",
+    ),
+    ObjectPatch(
+        file="services/router/vllm/frontend.py",
+        why="vLLM's front end gets our client of the workers instead of starting an engine: AsyncLLM takes "
+        "no client as a parameter, so the name of its factory is replaced during one constructor call.",
+        symbols=("vllm.v1.engine.async_llm:EngineCoreClient",),
+        processes=ROUTER,
+        until="vLLM's AsyncLLM takes a client",
+    ),
+    ObjectPatch(
+        file="services/router/vllm/request_limits.py",
+        why="vLLM bounds neither prompts times n nor the size of a grammar: the check is put in front of "
+        "each handler of the app, before anything is rendered.",
+        symbols=("vllm.entrypoints.serve.engine.serving",),  # _check_model of the handlers made from it
+        processes=ROUTER,
+        until="vLLM bounds both",
+    ),
+)
+
+
+def install() -> None:
+    """Apply the patches for this machine's platform, in the table's order; a second call does nothing.
+
+    Raises StartError, which names the symbol, for another vLLM.
+    """
+    from vllm.platforms import current_platform
+
+    here = "CPU" if current_platform.is_cpu() else "GPU"
+    for patch in PATCHES:
+        if patch.platform in ("any", here):
+            patch.install()
+
+
+_HEAD = """# Patches of vLLM
+
+Written by `python -m baton.services.engine.patches.table > docs/patches.md` from
+`services/engine/patches/table.py`; a test tells when it is stale.
+
+vLLM loads Baton's plug-in (`services/engine/plugin.py`) in every process of an engine and in the router, and
+the plug-in applies the patches for the platform in this order. Each replaces functions by wrappers
+(`services/engine/patches/replace.py`), which refuses a vLLM whose function has other parameters. Where
+several wrap the same function, the later one is further out. All are made for vLLM 0.32; what would make one
+unneeded stands under "until".
+
+Functions that several patches wrap; a call passes the patches from left to right on its way to vLLM's own:
+
+"""
+_OBJECTS = """## On single objects
+
+These replace something on objects that vLLM has made, or for the time of one call, where it is made.
+"""
+
+
+def page() -> str:
+    """Return docs/patches.md, made from the table."""
+    parts = [_HEAD + "".join(_shared())]
+    for number, patch in enumerate(PATCHES, 1):
+        facts = {"platform": patch.platform, "model runner": patch.runners, "processes": patch.processes}
+        parts.append(f"## {number}. {patch.name}\n\n{_described(patch, facts)}")
+    parts.append(_OBJECTS)
+    for one in OBJECTS:
+        parts.append(f"### {one.file}\n\n{_described(one, {'processes': one.processes})}")
+    return "\n".join(parts)
+
+
+def wrapping(symbol: str) -> list[str]:
+    """Return the names of the patches that wrap `symbol`, innermost first."""
+    return [patch.name for patch in PATCHES if symbol in patch.symbols]
+
+
+def _shared() -> Iterator[str]:
+    for symbol in dict.fromkeys(symbol for patch in PATCHES for symbol in patch.symbols):
+        if len(names := wrapping(symbol)) > 1:
+            yield f"- `{symbol.rpartition(':')[2]}`: {', '.join(reversed(names))}\n"
+
+
+def _described(patch: Patch | ObjectPatch, facts: dict[str, str]) -> str:
+    symbols = ", ".join(f"`{symbol.replace(':', '.')}`" for symbol in patch.symbols)
+    points = {"replaces": symbols, **facts, "until": patch.until}
+    lines = [_filled(f"- {name}: {text}", indent="  ") for name, text in points.items()]
+    return "\n".join([_filled(patch.why), "", *lines, ""])
+
+
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

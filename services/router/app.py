@@ -1,0 +1,208 @@
+"""The router's process: `run_router` puts its parts together and serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import math
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, cast
+
+from baton.addresses import join
+from baton.protos import worker_pb2
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.tasks import spawn, stop
+from baton.services import credentials, logs
+from baton.services.config import Settings
+from baton.services.engine.args import VLLM_VERSION, check_model, check_version, served_model_name
+from baton.services.errors import StartError
+from baton.services.imports import import_all
+from baton.services.leave import leave_on_signals
+from baton.services.router.cluster import ClusterView
+from baton.services.router.vllm import HEAVY_IMPORTS
+from baton.services.router.vllm.frontend_args import check_names
+
+log = logging.getLogger(__name__)
+
+# Idle connections are kept longer than load balancers and clients usually keep theirs (60 s), so that these
+# close them: a request that crosses our own closing is lost.
+KEEP_ALIVE_S = 75
+LAST_WORDS_S = 2.0  # to send the last errors to clients whose time is up
+_BACKLOG = 2048
+# Young objects between two collections. The default of 700 collects every few tokens of 64 streams.
+_GC_THRESHOLDS = (50_000, 20, 50)
+
+
+def preload() -> None:
+    """Import all that takes seconds. For a process that forks routers: it starts no thread and no loop."""
+    import_all(HEAVY_IMPORTS)
+
+
+def run_router(settings: Settings) -> None:
+    """Serve OpenAI's API until SIGTERM or SIGINT.
+
+    Raises ConfigError or StartError with one line: the port is taken, the model is missing, vLLM has another
+    version. A router starts without a scheduler, too: requests get 503 until one has answered.
+    """
+    level = settings.router.log_level.upper()
+    logs.configure(settings.log_format, "router", libraries="ERROR" if level == "WARNING" else level)
+    logging.getLogger("baton.requests").setLevel(level)
+    check_model(settings.engine)
+    check_names(settings.router)
+    settings.scheduler.check_shared()
+    check_version()
+    keys = credentials.api_keys(settings.router)
+    sock = _listen(settings.router.host, settings.router.port)
+    with contextlib.closing(sock):
+        import uvloop
+
+        leave_on_signals(0)  # until the server handles them: importing takes seconds, and holds nothing yet
+        preload()
+        gc.set_threshold(*_GC_THRESHOLDS)
+        uvloop.run(_serve(settings, sock, keys))
+
+
+async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> None:
+    from starlette.middleware import Middleware
+
+    from baton.services.engine import wire
+    from baton.services.router.http.authentication import KeyMiddleware
+    from baton.services.router.journal import Journal
+    from baton.services.router.metrics import RouterMetrics
+    from baton.services.router.placement import Placements
+    from baton.services.router.pool import WorkerPool
+    from baton.services.router.relay import RelayParts
+    from baton.services.router.vllm import frontend
+    from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
+    from baton.services.router.waiting import WaitingRoom
+
+    router_id = f"router-{uuid.uuid4().hex[:12]}"
+    own = settings.scheduler
+    scheduler = SchedulerClient(own.address, router_id=router_id, policy=own.policy)
+    hello = worker_pb2.HelloRequest(
+        router_id=router_id, vllm_version=VLLM_VERSION, model=served_model_name(settings.engine)
+    )
+    pool = WorkerPool(hello, wire.decode_outputs, settings.scheduler.worker_lease_s)
+    cluster = ClusterView(scheduler, own.worker_lease_s)
+    try:
+        config = frontend.build_config(settings)
+        args = frontend.build_arguments(settings, config)
+        metrics = RouterMetrics()
+        journal = Journal(settings.router.journal_mib << 20)
+        metrics.watch_journal(journal)
+        metrics.watch_workers(lambda: [one.identity.worker_id for one in scheduler.standby.workers])
+        placements = Placements(scheduler, metrics)
+        waiting = WaitingRoom(settings.router.max_waiting, settings.router.max_wait_s, metrics)
+        scheduler.reporter.on_released = waiting.freed
+        parts = RelayParts(
+            placements,
+            pool,
+            metrics,
+            settings.router.max_attempts,
+            waiting,
+            settings.router.replace_wait_s,
+            journal,
+        )
+        limits = RelayLimits(
+            request_timeout_s=settings.router.request_timeout_s,
+            max_model_len=config.model_config.max_model_len,
+            block_size=settings.engine.block_size or 0,
+        )
+        client = RelayClient(parts, limits)
+        llm = frontend.RelayLLM(config, client, cluster, settings.engine)
+        watching = spawn(cluster.watch(), "snapshots of the cluster")
+        learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
+        try:
+            door = Middleware(
+                KeyMiddleware,
+                keys=keys,
+                metrics_open=settings.router.metrics_open,
+                refused=metrics.refused,
+            )
+            app = await frontend.build_http_app(
+                llm, args, settings.router.max_sequences, door if keys else None
+            )
+            await _serve_http(app, sock, settings, metrics.refused, client.end_all)
+        finally:
+            learning.cancel()
+            await stop(watching)
+            llm.shutdown()
+    finally:
+        await pool.close()
+        await scheduler.close()
+
+
+async def _learn(llm: Any, cluster: ClusterView) -> None:
+    """Take the model's limits from the first ready worker. The configuration's count until then."""
+    llm.learn(await cluster.first_capacity())
+
+
+async def _serve_http(
+    app: Any,
+    sock: socket.socket,
+    settings: Settings,
+    refused: Callable[[str], None],
+    end_all: Callable[[], None],
+) -> None:
+    """Serve until a signal. Then accept nothing, and let streams end within router.drain_timeout_s.
+
+    `end_all` ends those that are left; a second Ctrl-C ends them at once.
+    """
+    import uvicorn
+
+    from baton.services.router.http.connections import HttpLimits, affordable_connections, connections
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            # uvicorn's own would raise the signal again when it is done: our exit status would not be 0.
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.handle_exit, number, None)
+            yield
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if not self.should_exit:
+                asyncio.get_running_loop().call_later(router.drain_timeout_s, end_all)
+            super().handle_exit(sig, frame)
+
+    router = settings.router
+    limits = HttpLimits(
+        max_body=router.max_body_mib << 20,
+        max_connections=affordable_connections(router.max_connections),
+        slow_client_s=router.slow_client_s,
+    )
+    config = uvicorn.Config(
+        app,
+        http=cast(Any, connections(limits, refused)),  # declared as a class, but only called
+        ws="none",
+        log_config=None,
+        log_level=settings.router.log_level,
+        access_log=settings.router.log_level == "debug",
+        backlog=_BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(settings.router.drain_timeout_s + LAST_WORDS_S),
+    )
+    server = Server(config)
+    app.state.server = server
+    log.info("router %d listens on http://%s", os.getpid(), join(*sock.getsockname()[:2]))
+    await server.serve(sockets=[sock])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind and listen before anything slow: early clients wait instead of being refused."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise StartError(
+            f"router.port: cannot listen on {join(host, port)}: {error.strerror or error}; choose another "
+            "port or end the process that uses it"
+        ) from None

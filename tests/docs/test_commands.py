@@ -1,0 +1,102 @@
+"""Commands in pages can be given: sub-commands, flags, make targets and modules exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from baton.services.cli.main import app
+from bench.__main__ import ALONE, NAMES
+from harness.support import ROOT
+from tests.docs.pages import PAGES, Page
+
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+SHELL = ("", "bash", "sh")
+_HEREDOC = re.compile(r"<<'?(\w+)'?(.*)\n(?:.*\n)*?\1\n")
+_SEPARATORS = {"&", "&&", "|", ";", "||", ">", "<"}
+
+
+def _commands(script: str) -> Iterator[list[str]]:
+    """Return the words of each `baton`, `make` and `python -m` command of a script."""
+    lines = _HEREDOC.sub(r"\2\n", script).replace("\\\n", " ").splitlines()
+    for line in lines:
+        words: list[str] = []
+        for word in [*shlex.split(line, comments=True), ";"]:
+            if word not in _SEPARATORS:
+                words.append(word)
+                continue
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                del words[0]
+            if words[:1] in (["baton"], ["make"]) or words[:2] == ["python", "-m"]:
+                yield words
+            words = []
+
+
+def _inline(page: Page) -> Iterator[list[str]]:
+    for code in page.code:
+        if re.match(r"(?:[A-Z_]+=\S+ )*(?:baton [a-z]|make |python -m )", code):
+            yield from _commands(re.sub(r"[\[\]]", "", code).replace("...", ""))
+
+
+def _check(words: list[str], *, whole: bool) -> None:
+    """Raise for a command that cannot be given. `whole`: its arguments must all be there, too."""
+    if words[0] == "baton":
+        _check_baton(words[1:], whole=whole)
+    elif words[0] == "make":
+        named = [one for one in words[1:] if "=" not in one]
+        assert set(named) <= TARGETS, f"make has no target {set(named) - TARGETS}"
+    else:
+        _check_module(words[2:])
+
+
+def _check_baton(words: list[str], *, whole: bool) -> None:
+    group: Any = typer.main.get_command(app)
+    context = group.make_context("baton", list(words))
+    name, command, arguments = group.resolve_command(context, words)
+    if whole:
+        command.make_context(name, arguments, parent=context)
+    else:
+        command.make_parser(context).parse_args(arguments)
+
+
+def _check_module(words: list[str]) -> None:
+    module, *arguments = words
+    assert importlib.util.find_spec(module) is not None, f"there is no module {module}"
+    if module == "bench" and arguments:
+        assert arguments[0] in (*NAMES, *ALONE, "all", "report"), f"bench has no {arguments[0]}"
+
+
+def _is_script(text: str) -> bool:
+    return bool(re.search(r"^(?:baton|make|python|source|curl|PYTHONPATH)", text, re.MULTILINE))
+
+
+def _cases() -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    """Return page, words, and whether it is a command of a script, as often as they are found."""
+    for page in PAGES.values():
+        scripts = [block.text for block in page.blocks if block.language in SHELL and _is_script(block.text)]
+        yield from ((page.name, tuple(words), True) for text in scripts for words in _commands(text))
+        yield from ((page.name, tuple(words), False) for words in _inline(page))
+
+
+CASES = list(dict.fromkeys(_cases()))
+
+
+@pytest.mark.parametrize(
+    ("words", "whole"),
+    [case[1:] for case in CASES],
+    ids=[f"{page}: {shlex.join(words)[:60]}" for page, words, _ in CASES],
+)
+def test_a_command_can_be_given(words: tuple[str, ...], whole: bool) -> None:
+    _check(list(words), whole=whole)
+
+
+def test_pages_have_commands() -> None:
+    """The test above must not pass because it finds nothing."""
+    assert {"baton", "make", "python"} == {words[0] for _, words, _ in CASES}
+    assert len(CASES) > 40

@@ -1,0 +1,49 @@
+"""Links lead somewhere, the index lists every page, and lists are lists for GitHub and MkDocs alike."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+import pytest
+
+from harness.support import ROOT
+from tests.docs.pages import PAGES, Page
+
+INDEX = PAGES["docs/index.md"]
+_OUTSIDE = re.compile(r"[a-z]+:")  # https:, mailto:
+_ITEM = re.compile(r"(-|1\.) ")
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
+def test_links_lead_somewhere(page: Page) -> None:
+    dead = []
+    for link in page.links:
+        if _OUTSIDE.match(link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (page.path.parent / unquote(target)).resolve() if target else page.path
+        if not path.exists():
+            dead.append(link)
+        elif anchor and path.suffix == ".md" and anchor not in Page(path).anchors:
+            dead.append(f"{link} (no such heading)")
+    assert not dead, f"{page.name} has dead links: {dead}"
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = {(INDEX.path.parent / link.partition("#")[0]).resolve() for link in INDEX.links}
+    pages = {page.path for name, page in PAGES.items() if name.startswith("docs/")}
+    missing = sorted(str(one.relative_to(ROOT)) for one in pages - listed - {INDEX.path})
+    assert not missing, f"docs/index.md does not list: {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
+def test_a_list_begins_behind_a_blank_line(page: Page) -> None:
+    """MkDocs takes it for a part of the paragraph otherwise; GitHub does not."""
+    before, glued = "", []
+    for line in page.prose.splitlines():
+        in_text = before.strip() and not before.startswith((" ", "#")) and not _ITEM.match(before)
+        if _ITEM.match(line) and in_text:
+            glued.append(line)
+        before = line
+    assert not glued, f"{page.name}: {glued}"

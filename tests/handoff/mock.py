@@ -1,0 +1,64 @@
+"""A transport for tests, in memory: a source in the same process, with faults on demand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from baton.handoff.errors import TransportFailed
+from baton.handoff.records import Records
+from baton.handoff.save.staging import Staging
+from baton.handoff.transports.base import Pull, SavedShard, Transport
+from baton.protos.handoff_pb2 import Shard
+
+
+@dataclass
+class Faults:
+    """The faults that the next pulls meet."""
+
+    corrupt_block: int | None = None  # one byte of this block's record is flipped
+    truncate_at: int | None = None  # the stream ends before this block, without an error
+    fail_at: int | None = None  # the connection breaks before this block
+    delay_s: float = 0.0  # before each chunk; ended early by cancellation or deadline
+
+
+class Mock(Transport):
+    """Reads a Staging of this process that was put in `sources` under the shard's address."""
+
+    name: ClassVar[str] = "mock"
+    sources: ClassVar[dict[str, Staging]] = {}
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        self.pulls: list[Pull] = []
+
+    def offer(self, saved: SavedShard) -> None:
+        """Offer nothing: the test says what it reaches."""
+
+    def reaches(self, shard: Shard) -> bool:
+        return shard.address in self.sources
+
+    def pull(self, pull: Pull) -> Iterator[Records]:
+        self.pulls.append(pull)
+        stop = pull.first_block + pull.num_blocks
+        with self.sources[pull.shard.address].opened(pull.request_id, pull.epoch) as entry:
+            for first, last in entry.view.pieces(pull.first_block, stop, pull.records_a_chunk):
+                self._delay(pull)
+                if self.faults.fail_at is not None and self.faults.fail_at < last:
+                    raise TransportFailed(f"{pull.what}: broken on demand")
+                if self.faults.truncate_at is not None and self.faults.truncate_at < last:
+                    return
+                entry.view.wait(first, last, pull.what, pull.check_time)
+                data = entry.view.records(first, last).copy()
+                if self.faults.corrupt_block is not None and first <= self.faults.corrupt_block < last:
+                    data[self.faults.corrupt_block - first, -1] ^= 1
+                yield Records(first, data, entry.view.digests(first, last))
+
+    def _delay(self, pull: Pull) -> None:
+        end = time.monotonic() + self.faults.delay_s
+        pull.check_time()
+        while time.monotonic() < end:
+            time.sleep(0.001)
+            pull.check_time()

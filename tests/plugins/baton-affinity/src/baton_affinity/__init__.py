@@ -1,0 +1,24 @@
+"""The scorer `prefix_affinity`: prompts that begin alike go to the worker whose prefix cache has them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import ClassVar
+
+from baton.scheduler.policy.base import Scorer, Side
+from baton.scheduler.types import Need, WorkerRecord
+
+
+class PrefixAffinity(Scorer):
+    """Rendezvous hashing: each prefix ranks the workers in its own order (Thaler and Ravishankar, 1998).
+
+    Schedulers agree without talking to each other, and a worker that comes or goes moves its own share alone.
+    """
+
+    side: ClassVar[Side] = Side.PREFILL
+
+    def score(self, worker: WorkerRecord, need: Need) -> float:
+        if not need.prefix_hashes:
+            return 0.5  # shorter than one KV block: every worker is as good
+        drawn = hashlib.blake2b(need.prefix_hashes[0] + worker.worker_id.encode(), digest_size=8).digest()
+        return int.from_bytes(drawn) / 2**64

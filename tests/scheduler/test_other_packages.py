@@ -1,0 +1,81 @@
+"""A scorer of another package, of which Baton knows nothing: a scheduler's process places by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from harness.scheduling import identity
+from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port, listening
+
+PACKAGE = ROOT / "tests" / "plugins" / "baton-affinity"
+POLICY = {"scorers": {"prefix_affinity": 1.0}, "picker": "best"}
+PREFIXES = [bytes([number]) * 8 for number in range(24)]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which pip installed the package, with its entry point."""
+    source = tmp_path_factory.mktemp("source") / "package"  # setuptools builds where the source lies
+    shutil.copytree(PACKAGE, source)
+    folder = tmp_path_factory.mktemp("site")
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    command = [str(PYTHON), "-m", "pip", "install", *options, "--target", str(folder), str(source)]
+    subprocess.run(command, check=True, timeout=CALL_S)
+    return folder
+
+
+def command(address: str) -> list[str]:
+    return [str(BATON), "scheduler", "--scheduler", address, "--policy", json.dumps(POLICY)]
+
+
+@pytest.fixture
+def address(installed: Path) -> Iterator[str]:
+    """Of a scheduler's process that places by the package's scorer."""
+    port = free_port()
+    path = os.pathsep.join([str(installed), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    process = subprocess.Popen(command(f"127.0.0.1:{port}"), env={**os.environ, "PYTHONPATH": path})
+    try:
+        eventually(lambda: listening(port), 20, "the scheduler listens")
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20 * PATIENCE) == 0
+
+
+async def place(client: SchedulerClient, request_id: str, prefix: bytes) -> str:
+    """Return the id of the prefill worker; the placement is over at once."""
+    placement = await client.place(
+        request_id, 1, prompt_tokens=20, max_new_tokens=1, prefix_hashes=[prefix, request_id.encode()]
+    )
+    client.reporter.finished(placement.attempt, "stop")
+    assert placement.prefill
+    return placement.prefill.worker_id
+
+
+async def test_prompts_that_begin_alike_go_to_the_same_worker(address: str) -> None:
+    async with SchedulerClient(address, router_id="router") as client:
+        for name, role in (("p1", pb.ROLE_PREFILL), ("p2", pb.ROLE_PREFILL), ("d", pb.ROLE_DECODE)):
+            who = identity(name, role, max_num_seqs=100, num_blocks=10_000)
+            await client.register(who, pb.WORKER_STATE_READY)
+        first = [await place(client, f"first-{prefix[0]}", prefix) for prefix in PREFIXES]
+        again = [await place(client, f"again-{prefix[0]}", prefix) for prefix in PREFIXES]
+        assert first == again
+        assert set(first) == {"p1", "p2"}
+
+
+def test_without_the_package_the_name_is_refused() -> None:
+    done = subprocess.run(
+        command(f"127.0.0.1:{free_port()}"), capture_output=True, text=True, timeout=CALL_S, check=False
+    )
+    assert done.returncode != 0
+    assert "scheduler.policy: there is no policy part 'prefix_affinity'" in done.stderr

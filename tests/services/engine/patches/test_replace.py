@@ -1,0 +1,74 @@
+"""Replacing a function: wrapped once, in the order of the calls, and only where it is the expected one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from baton.services.engine.patches.replace import check, replace, wrappers
+from baton.services.errors import StartError
+
+
+class Shipped:
+    """As one of vLLM's classes."""
+
+    def method(self, text: str) -> str:
+        return text
+
+    @classmethod
+    def made(cls, text: str) -> str:
+        return f"{cls.__name__} {text}"
+
+
+def inner(original: Callable[..., str]) -> Callable[..., str]:
+    return lambda *args: f"({original(*args)})"
+
+
+def outer(original: Callable[..., str]) -> Callable[..., str]:
+    return lambda *args: f"[{original(*args)}]"
+
+
+@pytest.fixture
+def shipped() -> type[Any]:
+    return type("Own", (Shipped,), dict(vars(Shipped)))
+
+
+def test_a_second_call_does_nothing(shipped: type[Any]) -> None:
+    for wrapper in (inner, outer, inner, outer):
+        replace(shipped, "method", wrapper, ("self", "text"))
+    assert shipped().method("a") == "[(a)]"
+    assert wrappers(shipped, "method") == (inner, outer)
+    assert shipped.method.__wrapped__.__wrapped__ is Shipped.method
+
+
+def test_a_class_method_stays_one(shipped: type[Any]) -> None:
+    for _ in range(2):
+        replace(shipped, "made", inner, ("cls", "text"))
+    assert shipped.made("a") == "(Own a)"
+    assert wrappers(shipped, "made") == (inner,)
+
+
+def test_one_object_and_one_module(shipped: type[Any]) -> None:
+    replace(shipped, "method", inner, ("self", "text"))
+    one, module = shipped(), ModuleType("shipped")
+    replace(one, "method", outer, ("text",))
+    assert (one.method("a"), shipped().method("a")) == ("[(a)]", "(a)")
+    module.function = lambda text: text  # type: ignore[attr-defined]
+    replace(module, "function", inner, ("text",))
+    assert module.function("a") == "(a)"
+
+
+@pytest.mark.parametrize(
+    ("name", "expects"),
+    [("method", ("self", "words")), ("method", ("self",)), ("made", ("text",)), ("gone", ("self",))],
+)
+def test_another_signature_is_refused(shipped: type[Any], name: str, expects: tuple[str, ...]) -> None:
+    problem = re.escape(f"has no {__name__}.Own.{name}({', '.join(expects)}): install the vLLM version")
+    for refused in (lambda: replace(shipped, name, inner, expects), lambda: check(shipped, name, expects)):
+        with pytest.raises(StartError, match=problem):
+            refused()
+    assert shipped().method("a") == "a"

@@ -1,0 +1,52 @@
+"""No process of an engine outlives the one that hosts it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import psutil
+
+from baton.services.engine import process
+from harness.support import PYTHON, ROOT, eventually
+
+# As vLLM forks its ranks where it does not spawn them: plug-ins are not loaded again in those. The child is
+# busy without an end, as a rank is that waits for another one: none of its threads looks around.
+HOST = """
+import os, time
+from baton.services.engine import process
+
+process.lead_engine_processes()
+child = os.fork()
+if not child:
+    while True:
+        pass
+print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def ended(rank: psutil.Process) -> bool:
+    """Whether or not anybody has asked for its status."""
+    return not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_forked_rank_dies_with_its_engine() -> None:
+    with subprocess.Popen([PYTHON, "-c", HOST], cwd=ROOT, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        rank = psutil.Process(int(host.stdout.readline()))
+        try:
+            host.kill()
+            eventually(lambda: ended(rank), 5, "it is gone")
+        finally:
+            if rank.is_running():
+                rank.kill()
+
+
+def test_a_process_that_nobody_has_waited_for_counts_as_ended() -> None:
+    """A rank that is forked while its engine is killed comes too late to be signalled."""
+    with subprocess.Popen([PYTHON, "-c", "import time; time.sleep(60)"]) as one:
+        assert not process._ended(one.pid)
+        one.kill()
+        eventually(lambda: process._ended(one.pid), 5, "it is a zombie")
+        one.wait()
+        assert process._ended(one.pid)
