@@ -1,7 +1,7 @@
 """A worker without an engine: the real gRPC service and the real wire structs, tokens by a formula.
 
-It fails on demand, as a real one cannot: see `Fault`. The formula gives an answer's i-th token from the
-prompt alone, so an answer that was carried on elsewhere is right exactly when it equals `answer(...)`.
+It fails on demand, as a real one cannot: see `Fault`. The formula gives the i-th output token from the
+prompt alone, so the output of a request that was resumed elsewhere is right exactly if it is `answer(...)`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ EOS = 256  # of the checkpoint's tokenizer, in which token n is byte n below it
 
 
 def answer(prompt: list[int], count: int, begin: int = 0) -> list[int]:
-    """Tokens begin .. begin + count of the answer to `prompt`: small letters, as bytes."""
+    """Return the output tokens begin .. begin + count of `prompt`: small letters, as bytes."""
     return [97 + (sum(prompt) * 7 + index * index) % 26 for index in range(begin, begin + count)]
 
 
 @dataclass
 class Fault:
-    """What goes wrong with one Start. Exactly one of the reactions is set."""
+    """A fault for one Start. Exactly one of the reactions is set."""
 
     phase: worker_pb2.Phase
-    after_tokens: int = 0  # tokens that this phase writes before it
-    failed: worker_pb2.Failed.Code | None = None  # answer with Failed
+    after_tokens: int = 0  # tokens that this phase generates before it
+    failed: worker_pb2.Failed.Code | None = None  # reply with Failed
     die: bool = False  # the whole worker is gone, its connections reset
     end_with: FinishReason | None = None  # the engine ends the request by itself
     not_kept: bool = False  # PREFILL: Saved without a manifest
-    silent: bool = False  # nothing more is heard of this request,
-    loaded: bool = False  # but that its KV cache is loaded
-    hang: bool = False  # nothing more is heard of the worker; its connections stay
+    silent: bool = False  # this request gets no further message,
+    loaded: bool = False  # except that its KV cache is loaded
+    hang: bool = False  # the worker sends no further message; its connections stay
 
 
 @dataclass
@@ -59,15 +59,15 @@ class Running:
     prompt: list[int]
     max_tokens: int
     eos_at: int | None
-    written: int  # tokens of the answer, those of earlier phases included
+    generated: int  # output tokens, those of earlier phases included
     fault: Fault | None
-    wrote_here: int = 0
+    generated_here: int = 0
     silent: bool = False
 
 
 @dataclass
 class Seen:
-    """What a worker was told."""
+    """The messages that a worker received."""
 
     starts: list[worker_pb2.Start] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
@@ -83,7 +83,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.worker_id = worker_id
         self.role = role
         self.step_s = step_s
-        self.late_s = 0.0  # so long before they are sent its outputs were made
+        self.late_s = 0.0  # so old are its outputs when they are sent
         self.max_num_seqs = max_num_seqs
         self.max_model_len = 2048
         self.refusal = ""
@@ -93,17 +93,18 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.model_fingerprint = "f1"
         self.vllm_version = VLLM_VERSION
         self.speculative_method = ""
-        self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, told with each output
-        self.eos_at: int | None = None  # position in the answer of an end-of-sequence token
+        self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, sent with each output
+        self.eos_at: int | None = None  # position of an end-of-sequence token in the output
         self.before_step: Callable[[], None] = lambda: None
         self._server: grpc.aio.Server | None = None
         self._running: dict[str, Running] = {}
         self._work = asyncio.Event()
         self.hangs = False
-        self.shares = 0  # KV blocks of each answer that others hold as well
+        self.shares = 0  # KV blocks of each request that others hold as well
 
     @property
     def identity(self) -> scheduler_pb2.WorkerIdentity:
+        """The worker's identity as it registers."""
         return scheduler_pb2.WorkerIdentity(
             worker_id=self.worker_id,
             role=self.role,
@@ -117,6 +118,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     @property
     def capacity(self) -> scheduler_pb2.Capacity:
+        """The capacity of its engine."""
         return scheduler_pb2.Capacity(
             compatibility_hash="c1",
             block_size=BLOCK_SIZE,
@@ -130,14 +132,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         )
 
     def go_on(self) -> None:
-        """What is silent writes again."""
+        """Let silent requests continue."""
         for one in self._running.values():
             one.silent, one.fault = False, None
         self._work.set()
 
     @property
     def running(self) -> list[str]:
-        """Ids of the requests in its engine."""
+        """The ids of the requests in its engine."""
         return list(self._running)
 
     async def __aenter__(self) -> FakeWorker:
@@ -151,7 +153,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         await self.die()
 
     async def die(self) -> None:
-        """All connections end at once, as when the process is killed."""
+        """End all connections at once, as when the process is killed."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
@@ -159,10 +161,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     # -- the service
 
     async def Hello(self, request: Any, context: Any) -> worker_pb2.HelloReply:
+        """Reply with the identity, or with the refusal that is set."""
         del request, context
         return worker_pb2.HelloReply(refusal=self.refusal, identity=self.identity)
 
     async def Run(self, requests: Any, context: Any) -> None:
+        """Serve one router's stream."""
         engine = asyncio.create_task(self._engine(context))
         try:
             async for message in requests:
@@ -188,7 +192,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             prompt=request.prompt_token_ids,
             max_tokens=request.sampling_params.max_tokens,
             eos_at=self.eos_at,
-            written=len(start.output_token_ids),
+            generated=len(start.output_token_ids),
             fault=fault,
         )
         self._work.set()
@@ -225,30 +229,32 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         for request_id, one in list(self._running.items()):
             if one.silent:
                 continue
-            if one.fault is not None and one.wrote_here >= one.fault.after_tokens:
+            if one.fault is not None and one.generated_here >= one.fault.after_tokens:
                 dies |= self._fail(request_id, one, one.fault, outputs, reply)
                 continue
-            self._write(request_id, one, outputs, reply)
+            self._generate(request_id, one, outputs, reply)
         if outputs:
             step = EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic() - self.late_s)
             reply.engine_outputs = wire.encode_outputs(step)
         return reply, dies
 
-    def _write(self, request_id: str, one: Running, outputs: list[Any], reply: worker_pb2.RunReply) -> None:
+    def _generate(
+        self, request_id: str, one: Running, outputs: list[Any], reply: worker_pb2.RunReply
+    ) -> None:
         start = one.start
-        if one.wrote_here == 0 and start.HasField("manifest"):
+        if one.generated_here == 0 and start.HasField("manifest"):
             self._load(one, reply)
-        if one.wrote_here == 0 and self.shares and start.phase == worker_pb2.PHASE_DECODE:
+        if one.generated_here == 0 and self.shares and start.phase == worker_pb2.PHASE_DECODE:
             reply.shared.add(request_id=request_id, epoch=start.epoch, blocks=self.shares)
-        ends = one.eos_at == one.written
-        token = EOS if ends else answer(one.prompt, 1, one.written)[0]
-        one.written += 1
-        one.wrote_here += 1
-        reading = start.phase == worker_pb2.PHASE_PREFILL
+        ends = one.eos_at == one.generated
+        token = EOS if ends else answer(one.prompt, 1, one.generated)[0]
+        one.generated += 1
+        one.generated_here += 1
+        prefills = start.phase == worker_pb2.PHASE_PREFILL
         reason = None  # also of a prefill that was cut after its token: the request goes on elsewhere
         if ends:
             reason = FinishReason.STOP
-        elif one.written >= one.max_tokens:
+        elif one.generated >= one.max_tokens:
             reason = FinishReason.LENGTH
         outputs.append(
             EngineCoreOutput(
@@ -258,13 +264,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 spec_decode_metrics=self.drafts,  # as real ones do: with every output
             )
         )
-        if reading or reason is not None:
+        if prefills or reason is not None:
             self._running.pop(request_id, None)
-        if reading:
+        if prefills:
             saved = reply.saved.add(request_id=request_id, epoch=start.epoch)
             if one.fault is not None and one.fault.not_kept:
                 saved.problem = "no room"
-            elif not ends and one.written < one.max_tokens:
+            elif not ends and one.generated < one.max_tokens:
                 saved.manifest.CopyFrom(
                     handoff_pb2.Manifest(
                         request_id=request_id,
@@ -284,9 +290,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def _fail(
         self, request_id: str, one: Running, fault: Fault, outputs: list[Any], reply: worker_pb2.RunReply
     ) -> bool:
-        """True when the worker dies of it."""
+        """Let the fault happen. Return whether the worker dies of it."""
         if fault.not_kept:
-            self._write(request_id, one, outputs, reply)
+            self._generate(request_id, one, outputs, reply)
             return False
         if fault.hang:
             self.hangs = True
@@ -312,7 +318,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
 
 async def until(look: Callable[[], Any], what: str, timeout_s: float = 5.0) -> None:
-    """Poll until `look()` is true. AssertionError names `what` at the deadline: see PATIENCE."""
+    """Poll until `look()` is true. Raises AssertionError with `what` at the deadline; see PATIENCE."""
     deadline = time.monotonic() + timeout_s * PATIENCE
     while not look():
         if time.monotonic() > deadline:
@@ -322,7 +328,7 @@ async def until(look: Callable[[], Any], what: str, timeout_s: float = 5.0) -> N
 
 @contextlib.asynccontextmanager
 async def all_of(workers: list[FakeWorker]) -> AsyncIterator[None]:
-    """Enter them all."""
+    """Enter all workers."""
     async with contextlib.AsyncExitStack() as stack:
         for worker in workers:
             await stack.enter_async_context(worker)

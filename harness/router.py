@@ -1,4 +1,4 @@
-"""A real scheduler, fake workers registered at it, and the router's engine client, in one event loop."""
+"""A real scheduler, fake workers registered with it, and the router's engine client, in one event loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from harness.fake_worker import BLOCK_SIZE, MODEL, FakeWorker, until
 
 @dataclass
 class Answer:
-    """What the front end got for one request."""
+    """The outputs that the front end got for one request."""
 
     tokens: list[int] = field(default_factory=list)
     reason: str = ""
@@ -41,11 +41,12 @@ class Answer:
 
     @property
     def over(self) -> bool:
+        """Whether the request has ended."""
         return bool(self.reason) or self.error is not None
 
 
 class Members:
-    """Fake workers, entered and registered; each leaves the scheduler with `leave`."""
+    """Fake workers, entered and registered; `leave` deregisters one."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -54,6 +55,7 @@ class Members:
         self.workers: dict[str, FakeWorker] = {}
 
     async def add(self, worker: FakeWorker) -> FakeWorker:
+        """Start a worker and register it as ready."""
         await self._stack.enter_async_context(worker)
         client = await self._stack.enter_async_context(SchedulerClient(self._address))
         session = WorkerSession(client, worker.identity, pb.WorkerLoad)
@@ -65,14 +67,16 @@ class Members:
         return worker
 
     async def leave(self, worker: FakeWorker) -> None:
+        """Deregister a worker, which goes on serving."""
         await self._sessions[worker.worker_id].close()
 
     async def close(self) -> None:
+        """Deregister and stop all workers."""
         await self._stack.aclose()
 
 
 class Cluster:
-    """Scheduler, workers, client. `take` must not be called while `answers` waits."""
+    """A scheduler, workers and a router's engine client, whose outputs it collects by request id."""
 
     def __init__(self, **limits: Any) -> None:
         self.registry = CollectorRegistry()
@@ -83,7 +87,7 @@ class Cluster:
         self._taking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Cluster:
-        # Pairs stay pairs: no idle decode worker takes a prompt.
+        # Pairs stay pairs: no idle decode worker prefills.
         settings = SchedulerSettings(address="127.0.0.1:0", placement_lease_s=2.0, idle_decode_tokens=0)
         self.server = await self._stack.enter_async_context(SchedulerServer(settings))
         self.scheduler = SchedulerClient(self.server.address, router_id="r1", policy=settings.policy)
@@ -111,7 +115,7 @@ class Cluster:
         max_wait_s: float = 15.0,
         **limits: Any,
     ) -> None:
-        """The router's part anew, before anything was sent."""
+        """Make the router's parts anew, before the first request."""
         hello = worker_pb2.HelloRequest(router_id="r1", vllm_version=VLLM_VERSION, model=MODEL)
         self.registry = CollectorRegistry()
         metrics = RouterMetrics(self.registry)
@@ -143,20 +147,23 @@ class Cluster:
         ]
 
     async def send(self, request_id: str, prompt: list[int], max_tokens: int = 8, **params: Any) -> None:
+        """Start a request; do not wait for it."""
         self.got[request_id] = Answer()
         await self.client.add_request_async(engine_request(request_id, prompt, max_tokens, **params))
 
     async def answer(self, request_id: str, timeout_s: float = 15.0) -> Answer:
+        """Wait for a request's end."""
         await until(lambda: self.got[request_id].over, f"{request_id} is over", timeout_s)
         return self.got[request_id]
 
     async def ask(self, prompt: list[int], max_tokens: int = 8, **params: Any) -> Answer:
+        """Send a request and wait for its end."""
         request_id = f"q{len(self.got)}"
         await self.send(request_id, prompt, max_tokens, **params)
         return await self.answer(request_id)
 
     async def settled(self) -> None:
-        """Nothing is live here, and the scheduler holds nothing any more."""
+        """Wait until no request is live, here and in the scheduler."""
         await until(lambda: self.client.live == 0, "no request is live")
         assert (len(self.journal), self.journal.size) == (0, 0)
         for _ in range(200):
@@ -167,6 +174,7 @@ class Cluster:
         raise AssertionError(f"the scheduler still holds: {description.attempts}")
 
     def count(self, name: str, **labels: str) -> float:
+        """Return one of the router's metrics, 0 where it has no such series."""
         return self.registry.get_sample_value(f"baton_router_{name}", labels) or 0.0
 
     def _failed(self, request_id: str, error: Exception) -> None:
@@ -185,7 +193,7 @@ class Cluster:
 
 
 def engine_request(request_id: str, prompt: list[int], max_tokens: int, **params: Any) -> Any:
-    """What vLLM's front end would make of a request."""
+    """Return a request as vLLM's front end would make it."""
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=prompt,

@@ -13,6 +13,6 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
-    """A real scheduler, and a relay client in this process; workers are added by the test."""
+    """Yield a real scheduler and a relay client in this process; the test adds workers."""
     async with Cluster() as made:
         yield made

@@ -1,4 +1,4 @@
-"""One request's life over real gRPC, with workers that fail where they are told to."""
+"""One request's life over real gRPC, with workers that fail on demand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONG = [1] * (SHORT_PROMPT_TOKENS + 1)
 
 
 def refused(got: Answer, because: str) -> int:
-    """The status of a request that got nothing but an error."""
+    """Return the status of a request that got nothing but an error."""
     assert got.tokens == []
     assert isinstance(got.error, RefusedByRouter)
     assert re.search(because, str(got.error))
@@ -47,12 +47,16 @@ def right(got: Answer, prompt: list[int], count: int) -> None:
 async def test_prefill_then_decode(cluster: Cluster) -> None:
     prefill, decode = await cluster.pair()
     right(await cluster.ask(PROMPT), PROMPT, 8)
-    [read], [write] = prefill.seen.starts, decode.seen.starts
-    assert (read.phase, list(read.output_token_ids), read.HasField("manifest")) == (PHASE_PREFILL, [], False)
-    assert (write.phase, list(write.output_token_ids)) == (PHASE_DECODE, answer(PROMPT, 1))
-    assert write.manifest.worker_id == "p0"
-    assert write.manifest.epoch == write.epoch == read.epoch == 1
-    assert write.engine_request == read.engine_request
+    [first], [second] = prefill.seen.starts, decode.seen.starts
+    assert (first.phase, list(first.output_token_ids), first.HasField("manifest")) == (
+        PHASE_PREFILL,
+        [],
+        False,
+    )
+    assert (second.phase, list(second.output_token_ids)) == (PHASE_DECODE, answer(PROMPT, 1))
+    assert second.manifest.worker_id == "p0"
+    assert second.manifest.epoch == second.epoch == first.epoch == 1
+    assert second.engine_request == first.engine_request
     await cluster.settled()
     assert prefill.seen.aborts == decode.seen.aborts == []
     [handoff] = (await cluster.scheduler.describe()).handoffs
@@ -71,7 +75,7 @@ async def test_the_first_token_does_not_wait_for_the_handoff(cluster: Cluster) -
     assert not cluster.got["q"].over
 
 
-async def test_what_answers_share_is_not_booked_twice(cluster: Cluster) -> None:
+async def test_shared_blocks_are_not_booked_twice(cluster: Cluster) -> None:
     _, decode = await cluster.pair()
     decode.shares = 5
     prompt = [1] * 10 * BLOCK_SIZE
@@ -99,7 +103,7 @@ async def test_a_mixed_worker_does_it_alone(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("max_tokens", "eos_at", "reason"), [(1, None, "length"), (9, 0, "stop")])
-async def test_what_ends_with_its_first_token_ends_there(
+async def test_a_request_that_ends_with_its_first_token_ends_there(
     cluster: Cluster, max_tokens: int, eos_at: int | None, reason: str
 ) -> None:
     prefill, decode = await cluster.pair()
@@ -128,7 +132,7 @@ async def test_many_at_once(cluster: Cluster) -> None:
 
 
 async def test_a_late_message_slows_the_router_for_a_moment(cluster: Cluster) -> None:
-    """While it is behind the front end gets fewer and larger outputs, no longer."""
+    """The front end gets fewer and larger outputs only while the router is behind."""
     _, decode = await cluster.pair()
     right(await cluster.ask(PROMPT), PROMPT, 8)
     assert cluster.pool.lag_s() < 0.4
@@ -155,7 +159,7 @@ async def test_a_late_message_slows_the_router_for_a_moment(cluster: Cluster) ->
     ],
     ids=str,
 )
-async def test_another_reads_the_prompt(cluster: Cluster, fault: Fault) -> None:
+async def test_another_worker_prefills(cluster: Cluster, fault: Fault) -> None:
     first, second, decode = await cluster.pair(prefill=2)
     first.faults = second.faults = deque([fault])
     started = time.monotonic()
@@ -191,7 +195,7 @@ async def test_a_worker_that_refuses_this_router_is_left_alone(cluster: Cluster)
 @pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["short", "long"])
 @pytest.mark.parametrize("not_kept", [True, False], ids=["not kept", "not loaded"])
 async def test_a_handoff_fails(cluster: Cluster, prompt: list[int], not_kept: bool) -> None:
-    """A short prompt is read on the spot, a long one by another prefill worker; no token twice, none lost."""
+    """The decode worker prefills a short prompt, another prefill worker a long one; each token comes once."""
     first, second, decode = await cluster.pair(prefill=2)
     if not_kept:
         first.faults = second.faults = deque([Fault(PHASE_PREFILL, not_kept=True)])
@@ -213,7 +217,7 @@ async def test_a_handoff_fails(cluster: Cluster, prompt: list[int], not_kept: bo
     await cluster.settled()
 
 
-async def test_with_no_other_reader_the_decode_worker_reads(cluster: Cluster) -> None:
+async def test_without_another_prefill_worker_the_decode_worker_prefills(cluster: Cluster) -> None:
     _, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF))
     right(await cluster.ask(LONG), LONG, 8)
@@ -247,7 +251,7 @@ async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how
     _, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
     [start] = other.seen.starts
     assert start.epoch == 2
-    assert list(start.output_token_ids) == answer(PROMPT, after + 2)  # the new reader has written one, too
+    assert list(start.output_token_ids) == answer(PROMPT, after + 2)  # the new prefill has made one, too
     assert start.manifest.epoch == 2
     await cluster.settled()
 
@@ -255,13 +259,13 @@ async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how
 @pytest.mark.parametrize(
     ("limits", "status"), [({"request_timeout_s": 0.7}, 504), ({"replace_wait_s": 0.7}, 503)], ids=str
 )
-async def test_nobody_else_can_write(cluster: Cluster, limits: dict[str, float], status: int) -> None:
-    """It waits for as long as it may, and then tells what happened."""
+async def test_no_other_worker_can_decode(cluster: Cluster, limits: dict[str, float], status: int) -> None:
+    """The request waits for as long as it may, and then ends with what happened."""
     cluster.remake(**limits)  # type: ignore[arg-type]
     for one in await cluster.pair():
         one.faults.append(Fault(PHASE_DECODE, 3, die=True))
     got = await cluster.ask(PROMPT, 20)
-    assert got.tokens == answer(PROMPT, 7)  # the reader's one, three by each of them
+    assert got.tokens == answer(PROMPT, 7)  # the prefill's one, three by each decode worker
     assert isinstance(got.error, RefusedByRouter)
     assert got.error.http_status == status
     assert re.search("worker [pd]0", str(got.error))
@@ -269,21 +273,21 @@ async def test_nobody_else_can_write(cluster: Cluster, limits: dict[str, float],
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT * 40], ids=["short", "long"])
-async def test_a_reader_that_hangs_while_it_is_pulled_from_is_not_waited_for(
+async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(
     cluster: Cluster, prompt: list[int]
 ) -> None:
-    """The pull has a deadline of its own, much longer than it takes to know that nobody will send."""
+    """The pull has a deadline of its own, much longer than it takes to notice that the source is lost."""
     cluster.remake(silence_s=0.5)
-    *readers, decode = await cluster.pair(prefill=2)
+    *prefills, decode = await cluster.pair(prefill=2)
     decode.faults.append(Fault(PHASE_DECODE, silent=True))  # it waits for the KV
     asking = asyncio.create_task(cluster.ask(prompt, 20))
     await until(lambda: decode.seen.starts, "the pull has begun")
-    [reader] = [one for one in readers if one.seen.starts]
-    reader.hangs = True
+    [source] = [one for one in prefills if one.seen.starts]
+    source.hangs = True
     right(await asking, prompt, 20)
     assert decode.seen.aborts == [decode.seen.starts[0].request_id]
     assert [start.epoch for start in decode.seen.starts] == [1, 2]
-    assert cluster.count("retries_total", trouble="handoff", worker=reader.worker_id) == 1
+    assert cluster.count("retries_total", trouble="handoff", worker=source.worker_id) == 1
     await cluster.settled()
 
 
@@ -302,7 +306,7 @@ def with_weights(fingerprint: str, name: str) -> FakeWorker:
 
 
 async def test_an_answer_goes_on_with_the_weights_that_began_it(cluster: Cluster) -> None:
-    """Until there are tokens any will do."""
+    """Before the first token any weights will do."""
     old = await cluster.members.add(with_weights("f1", "old"))
     old.faults.append(Fault(PHASE_DECODE, 5, die=True))
     asking = asyncio.create_task(cluster.ask(PROMPT, 20))
@@ -321,7 +325,7 @@ async def test_an_answer_goes_on_with_the_weights_that_began_it(cluster: Cluster
 
 
 async def test_workers_of_another_vllm_are_not_asked(cluster: Cluster) -> None:
-    """Neither by the scheduler's placement nor by our own: their requests are other bytes."""
+    """Neither the scheduler nor the router itself places on them: their requests are other bytes."""
     theirs, ours = FakeWorker("theirs", pb.ROLE_MIXED), FakeWorker("ours", pb.ROLE_MIXED)
     theirs.vllm_version = "0.1.0"
     theirs.refusal = "another vLLM"
@@ -349,7 +353,7 @@ async def test_an_answer_that_has_begun_waits_for_a_worker_that_comes_back(clust
 
 
 async def test_a_request_without_a_token_waits_too(cluster: Cluster) -> None:
-    """It was admitted: whoever sent it shall not have to know that a worker died."""
+    """The request was admitted: its client should not notice that a worker died."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, die=True))
     asking = asyncio.create_task(cluster.ask(PROMPT))
@@ -359,7 +363,7 @@ async def test_a_request_without_a_token_waits_too(cluster: Cluster) -> None:
 
 
 async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
-    """Its stream broke, it did not: the scheduler still hears of it, and nobody else is there."""
+    """Only its stream broke: the scheduler still gets its heartbeats, and there is no other worker."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, 3, failed=Failed.CODE_ENGINE))
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
@@ -381,7 +385,7 @@ async def test_closed_doors_use_up_no_attempt(cluster: Cluster, code: Failed.Cod
 async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(
     cluster: Cluster, phase: Phase, after: int
 ) -> None:
-    """Its connections stand, its lease may still run: only the silence on its stream tells."""
+    """Its connections stand, its lease may still run: only the silence on its stream reveals it."""
     cluster.remake(silence_s=0.4)
     workers = await cluster.pair(prefill=2, decode=2)
     shared = deque([Fault(phase, after, hang=True)])
@@ -433,7 +437,7 @@ async def test_a_full_journal_refuses_early(cluster: Cluster) -> None:
     assert len(prefill.seen.starts) == len(decode.seen.starts) == 2
 
 
-async def test_what_is_not_placed_leaves_the_journal(cluster: Cluster) -> None:
+async def test_a_request_that_is_not_placed_leaves_the_journal(cluster: Cluster) -> None:
     assert refused(await cluster.ask(PROMPT), "worker") == 503
     await cluster.settled()
     assert (len(cluster.journal), cluster.journal.size) == (0, 0)
@@ -476,24 +480,24 @@ async def test_an_answer_that_gets_on_outlives_more_workers(cluster: Cluster) ->
     assert not faults
 
 
-async def test_what_a_worker_cannot_read_is_not_tried_elsewhere(cluster: Cluster) -> None:
+async def test_a_request_that_a_worker_cannot_parse_is_not_retried(cluster: Cluster) -> None:
     first, second, _ = await cluster.pair(prefill=2)
     for worker in (first, second):
         worker.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_INVALID))
     got = await cluster.ask(PROMPT)
     assert isinstance(got.error, RefusedByRouter)
     assert "the test wants it" in str(got.error)
-    assert got.error.http_status == 400  # nor is it asked for again
+    assert got.error.http_status == 400  # and it is not retried
     assert len(first.seen.starts) + len(second.seen.starts) == 1
 
 
 async def test_a_complete_answer_is_not_admitted_again(cluster: Cluster) -> None:
-    """The last token came, its worker died before it could say that it was the last."""
+    """The last token came, but its worker died before it could say that it was the last."""
     *_, first, second = await cluster.pair(decode=2)
     for worker in (first, second):
         worker.faults.append(Fault(PHASE_DECODE, 7, die=True))
     await cluster.send("q", PROMPT, 30)
-    cluster.client._relays["q"].state.max_tokens = 8  # the fakes go by the request and would write 30
+    cluster.client._relays["q"].state.max_tokens = 8  # the fakes go by the request and would generate 30
     got = await cluster.answer("q")
     right(got, PROMPT, 8)
     assert len(first.seen.starts) + len(second.seen.starts) == 1
@@ -515,7 +519,7 @@ async def test_abort_reaches_both_workers(cluster: Cluster) -> None:
 
 
 async def test_abort_right_away(cluster: Cluster) -> None:
-    """Before the task that carries the request has run at all."""
+    """The task of the request has not run at all then."""
     await cluster.pair()
     await cluster.send("q", PROMPT, 1000)
     await cluster.client.abort_requests_async(["q"])
@@ -525,7 +529,7 @@ async def test_abort_right_away(cluster: Cluster) -> None:
 async def test_an_abort_while_it_is_placed_books_nothing(cluster: Cluster) -> None:
     await cluster.pair()
     await cluster.send("q", PROMPT)
-    await asyncio.sleep(0)  # its task has asked, and has no answer yet
+    await asyncio.sleep(0)  # its task waits for a placement
     await cluster.client.abort_requests_async(["q"])
     await cluster.settled()
 
@@ -595,7 +599,7 @@ async def test_the_policy_sees_the_prompt_s_prefixes_with_and_without_a_schedule
 # -- a full house
 
 
-async def test_what_finds_no_room_waits(cluster: Cluster) -> None:
+async def test_requests_without_room_wait(cluster: Cluster) -> None:
     await cluster.pair(step_s=0.001, max_num_seqs=2)
     prompts = [[number] for number in range(40)]
     for number, prompt in enumerate(prompts):
@@ -609,8 +613,8 @@ async def test_what_finds_no_room_waits(cluster: Cluster) -> None:
     assert len(cluster.waiting) == 0
 
 
-async def test_who_ends_may_send_again_at_once(cluster: Cluster) -> None:
-    """As many clients as there may be requests: the last token's way is not part of a booking's life."""
+async def test_a_client_may_send_again_right_after_its_last_token(cluster: Cluster) -> None:
+    """There are as many clients as slots: a slot must be free before its last token reaches the client."""
     cluster.remake(max_waiting=1)
     _, decode = await cluster.pair(max_num_seqs=1)
     del decode
@@ -659,7 +663,7 @@ async def test_an_abort_while_it_waits_lets_the_next_one_in(cluster: Cluster) ->
     await cluster.settled()
 
 
-async def test_a_scheduler_that_dies_loses_nobody_who_waits(cluster: Cluster) -> None:
+async def test_a_scheduler_that_dies_loses_no_waiting_request(cluster: Cluster) -> None:
     _, decode = await cluster.pair(step_s=0.001, max_num_seqs=1)
     decode.faults.append(Fault(PHASE_DECODE, silent=True))
     while len(cluster.scheduler.standby.workers) < 2:
@@ -672,7 +676,7 @@ async def test_a_scheduler_that_dies_loses_nobody_who_waits(cluster: Cluster) ->
 
 
 async def test_the_first_token_waits_for_a_slot(cluster: Cluster) -> None:
-    """A stream does not stand still after its first token because the decode worker's batch is full.
+    """A stream must not stand still after its first token because the decode worker's batch is full.
 
     A loaded KV cache is no slot: an engine loads those of requests that wait.
     """
@@ -692,7 +696,7 @@ async def test_the_first_token_waits_for_a_slot(cluster: Cluster) -> None:
 
 
 async def fill(cluster: Cluster) -> list[str]:
-    """Send requests until one waits; their ids."""
+    """Send requests until one waits; return their ids."""
     sent: list[str] = []
     while len(cluster.waiting) == 0:
         sent.append(f"full{len(sent)}")
@@ -702,7 +706,7 @@ async def fill(cluster: Cluster) -> list[str]:
     return sent
 
 
-# -- what a client may not say
+# -- reserved arguments and ids
 
 
 async def test_reserved_arguments_are_stripped(cluster: Cluster) -> None:

@@ -18,7 +18,7 @@ FULL = NotAdmitted("all are full", Why.FULL, 1.0)
 
 
 class House:
-    """Rooms for guests, and the order in which they came in."""
+    """Rooms for guests, and the order in which they got one."""
 
     def __init__(self, rooms: int = 0, limit: int = 100, wait_s: float = 15.0) -> None:
         self.rooms = rooms
@@ -48,12 +48,12 @@ class House:
 
 
 async def waiting(house: House, *guests: asyncio.Task[float]) -> None:
-    """They wait, all of them."""
+    """Wait until all of them wait."""
     count = len(guests)
     await until(lambda: len(house.waiting) == count, f"{count} wait")
 
 
-async def test_nobody_waits_while_there_is_room() -> None:
+async def test_no_request_waits_while_there_is_room() -> None:
     house = House(rooms=2)
     assert await house.guest("a") == await house.guest("b") == 0.0
     assert len(house.waiting) == 0
@@ -70,11 +70,11 @@ async def test_clients_take_turns() -> None:
     assert house.inside == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
 
 
-async def test_nobody_overtakes_while_others_wait() -> None:
+async def test_no_request_overtakes_those_that_wait() -> None:
     house = House()
     first = house.guest("first")
     await waiting(house, first)
-    house.rooms = 1  # and nobody has told
+    house.rooms = 1  # without a call of `freed`
     second = house.guest("second")
     await waiting(house, first, second)
     house.leave(1)
@@ -83,7 +83,7 @@ async def test_nobody_overtakes_while_others_wait() -> None:
 
 
 async def test_only_one_asks_again() -> None:
-    """However many wait: what a release costs does not grow with them."""
+    """The cost of a release does not grow with the number that waits."""
     house = House(limit=1000)
     guests = [house.guest(str(number)) for number in range(500)]
     await waiting(house, *guests)
@@ -91,7 +91,7 @@ async def test_only_one_asks_again() -> None:
     before = house.asked
     house.leave()
     await until(lambda: house.inside, "one came in")
-    assert house.asked - before <= 4  # the one, the next in turn, and looks that were due
+    assert house.asked - before <= 4  # the one, the next in turn, and retries that were due
     for guest in guests:
         guest.cancel()
     await until(lambda: len(house.waiting) == 0, "all gave up")
@@ -120,7 +120,7 @@ async def test_the_queue_is_bounded() -> None:
     house.waiting.check_room()
 
 
-async def test_with_a_limit_of_zero_nobody_waits() -> None:
+async def test_with_a_limit_of_zero_no_request_waits() -> None:
     with pytest.raises(NotAdmitted) as refused:
         await House(limit=0).guest("a")
     assert refused.value is FULL
@@ -134,7 +134,7 @@ async def test_the_wait_is_bounded_and_says_why() -> None:
     assert len(house.waiting) == 0
 
 
-async def test_what_can_never_fit_does_not_wait() -> None:
+async def test_a_request_that_can_never_fit_does_not_wait() -> None:
     house = House()
     never = NotAdmitted("too large", Why.TOO_LARGE)
 
@@ -146,11 +146,11 @@ async def test_what_can_never_fit_does_not_wait() -> None:
     assert refused.value is never
 
 
-async def test_who_gives_up_passes_the_turn_on() -> None:
+async def test_a_cancelled_request_passes_the_turn_on() -> None:
     house = House()
     guests = [house.guest(str(number)) for number in range(3)]
     await waiting(house, *guests)
-    guests[0].cancel()  # it is his turn
+    guests[0].cancel()  # it is its turn
     guests[2].cancel()
     await until(lambda: len(house.waiting) == 1, "they left")
     house.leave()
@@ -159,7 +159,7 @@ async def test_who_gives_up_passes_the_turn_on() -> None:
 
 
 async def test_the_expected_wait_refuses_early() -> None:
-    """Answers that end together, 8 every 4 s: half a second for each, not the gap since the last ones."""
+    """With 8 requests that end together every 4 s the pace is one in half a second, not the last gap."""
     house = House(limit=1000, wait_s=60)
     guests = [house.guest(str(number), "a") for number in range(200)]
     await waiting(house, *guests)

@@ -1,4 +1,4 @@
-"""The router's door: with a key set, what is open to those who have none, and that nothing else is."""
+"""The router's authentication: with a key set, only the listed paths are open without one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
-    """In the forked process: be a router until its end."""
+    """Run a router, in the forked process, until its end."""
     from baton.services.config import load
     from baton.services.router.app import run_router
 
@@ -42,7 +42,7 @@ def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
 
 
 class Door:
-    """A router's process and its address; no scheduler is there."""
+    """A router's process and its address, without a scheduler."""
 
     def __init__(self, model: Path, folder: Path, router: dict[str, Any], **environment: str) -> None:
         self.port = free_port()
@@ -58,7 +58,7 @@ class Door:
         )
 
     def status(self, path: str, key: str = "", method: str = "GET", **headers: str) -> int:
-        """Of a request whose target is sent as it is, which HTTP clients do not do."""
+        """Return the status of a request whose target is sent unchanged, which HTTP clients do not do."""
         if key:
             headers["Authorization"] = f"Bearer {key}"
         lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", "Content-Length: 0"]
@@ -92,7 +92,7 @@ def doors(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
 
 @pytest.mark.timeout(240)
 async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path) -> None:
-    """Of the real app, with all methods, whatever vLLM adds to it one day."""
+    """Every route of the real app is tried with every method, also those that a later vLLM adds."""
     from starlette.middleware import Middleware
 
     from baton.services.config import load
@@ -124,8 +124,8 @@ async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path
                     assert got.json()["error"].items() >= error.items()
         assert found == OPEN
         assert set(refused) == {"401"}
-        # A preflight is answered in front of the door (vLLM allows no other origin); without its headers it
-        # is none, and would reach what is mounted.
+        # A preflight is answered in front of the middleware (vLLM allows no other origin); without its
+        # headers it is none, and would reach mounted apps.
         assert "Disallowed CORS origin" in (await http.options("/metrics", headers=PREFLIGHT)).text
         assert (await http.options("/metrics")).status_code == 401
         got = await http.get("/v1/models", headers={"Authorization": f"Bearer {KEY}"})

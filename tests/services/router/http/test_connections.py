@@ -1,4 +1,4 @@
-"""The bounds of an HTTP connection, each by a raw socket against uvicorn with an application of ten lines."""
+"""The limits of an HTTP connection, each by a raw socket against uvicorn with an application of ten lines."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 
 @dataclass
 class Seen:
-    """What the application saw."""
+    """The application's view of its requests."""
 
     bodies: list[int] = field(default_factory=list)  # bytes
-    left: int = 0  # clients, before their answer was whole
-    wrote: int = 0  # bytes
-    refused: list[str] = field(default_factory=list)  # why
+    left: int = 0  # clients, before their response was complete
+    sent: int = 0  # bytes
+    refused: list[str] = field(default_factory=list)  # reasons
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(seen: Seen, max_connections: int = 10) -> AsyncIterator[Server]:
-    """GET answers at once; POST reads the body first; /endless writes until the client is gone."""
+    """Answer GET at once, POST after its body; send on /endless until the client is gone."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         size, more = 0, True
@@ -67,11 +67,11 @@ async def serving(seen: Seen, max_connections: int = 10) -> AsyncIterator[Server
             return
         while scope["path"] == "/endless" and not gone(receive):
             await send({"type": "http.response.body", "body": bytes(8192), "more_body": True})
-            seen.wrote += 8192
+            seen.sent += 8192
             await asyncio.sleep(0)
         last = bytes(LARGE) if scope["path"] == "/large" else b"ok"
         await send({"type": "http.response.body", "body": last, "more_body": False})
-        seen.wrote += len(last)
+        seen.sent += len(last)
 
     def gone(receive: Any) -> bool:
         if receive.__self__.disconnected:
@@ -103,7 +103,7 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def exchange(server: Server, *pieces: bytes, every_s: float = 0.0) -> tuple[int, dict[str, Any]]:
-    """Send the pieces until an answer comes: its status, and its error if there is one."""
+    """Send the pieces until a response comes; return its status, and its error if there is one."""
     reader, writer = await connect(server)
     answer = asyncio.create_task(reader.read(1 << 16))
     with contextlib.suppress(ConnectionError):
@@ -120,7 +120,7 @@ async def exchange(server: Server, *pieces: bytes, every_s: float = 0.0) -> tupl
     return status, json.loads(body)["error"] if status >= 400 else {}
 
 
-async def test_what_keeps_its_limits_passes(server: Server) -> None:
+async def test_a_request_within_its_limits_passes(server: Server) -> None:
     got, _ = await exchange(
         server, HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % MAX_BODY, bytes(MAX_BODY)
     )
@@ -142,8 +142,8 @@ async def test_a_body_that_turns_out_too_large(server: Server) -> None:
     await until(lambda: server.seen.left == 1, "the application is told that nobody waits")
 
 
-async def test_who_is_refused_may_finish_its_sentence(server: Server) -> None:
-    """A client that reads only after it has sent all still finds the answer, not a reset."""
+async def test_a_refused_client_may_finish_sending(server: Server) -> None:
+    """A client that reads only after it has sent all still gets the response, not a reset."""
     size = 8 * MAX_BODY
     reader, writer = await connect(server)
     writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % size + bytes(size))
@@ -204,7 +204,7 @@ async def test_too_many_connections_are_503() -> None:
         assert got.startswith(b"HTTP/1.1 503")
         assert b"retry-after: 1\r\n" in got
         status, _ = await exchange(server, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        assert status == 200  # how it fares can be asked
+        assert status == 200  # health stays available
         for _, one in [*idle, (reader, writer)]:
             one.close()
 
@@ -251,11 +251,11 @@ async def test_a_client_that_reads_nothing_is_cut_off(server: Server) -> None:
         client.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
         await until(lambda: server.seen.left == 1, "it is gone")
     assert server.seen.refused == ["unread"]
-    assert server.seen.wrote < 16 << 20  # what the kernel holds, and not more
+    assert server.seen.sent < 16 << 20  # what the kernel holds, and not more
 
 
 async def test_a_client_that_reads_slowly_is_not(server: Server) -> None:
-    """It takes more than nothing in each look."""
+    """The client reads something between any two checks."""
     reader, writer = await connect(server)
     writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
     for _ in range(20):
@@ -266,8 +266,8 @@ async def test_a_client_that_reads_slowly_is_not(server: Server) -> None:
     await until(lambda: server.seen.left == 1, "it is gone")
 
 
-async def test_who_leaves_with_requests_in_a_row_is_missed(server: Server) -> None:
-    """The first, whose answer is being made, sees it; the second is never begun."""
+async def test_leaving_with_pipelined_requests_is_noticed(server: Server) -> None:
+    """The first, whose response is under way, sees it; the second is never begun."""
     _, writer = await connect(server)
     writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
     await until(lambda: len(server.seen.bodies) == 1, "the first runs")
@@ -277,14 +277,14 @@ async def test_who_leaves_with_requests_in_a_row_is_missed(server: Server) -> No
     assert len(server.seen.bodies) == 1
 
 
-async def test_an_answer_whose_end_is_not_read_is_dropped(server: Server) -> None:
-    """It was written in one piece: nobody waits to write more."""
+async def test_a_response_whose_end_is_not_read_is_dropped(server: Server) -> None:
+    """The response was written in one piece: the application does not wait to write more."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     with client:
         client.connect(("127.0.0.1", server.port))
         client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
-        await until(lambda: server.seen.wrote > 0, "it is answered")
+        await until(lambda: server.seen.sent > 0, "it is answered")
         await until(lambda: server.open_connections == 0, "the connection is cut")
 
 

@@ -1,4 +1,4 @@
-"""A router's process as HTTP clients see it, in front of fake workers and a real scheduler."""
+"""A router's process seen by HTTP clients, in front of fake workers and a real scheduler."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Starter:
-    """Starts routers; nothing stays behind, however a test ended."""
+    """Starts routers, and ends them however a test ended."""
 
     def __init__(self) -> None:
         self.started: list[Forked] = []
 
     def router(self, folder: Path, **settings: Any) -> Forked:
-        """With these sections of settings; what it prints goes to router.log."""
+        """Start a router with these sections of settings; its output goes to router.log."""
         process = zygote.shared().start("router", f"{__name__}:run", folder, settings=settings)
         self.started.append(process)
         return process
 
 
 def run(settings: dict[str, Any]) -> None:
-    """In the forked process: be a router until its end."""
+    """Run a router, in the forked process, until its end."""
     from baton.services.config import load
     from baton.services.router import cluster
     from baton.services.router.app import run_router
@@ -69,7 +69,7 @@ def run(settings: dict[str, Any]) -> None:
 
 
 class Site:
-    """Addresses of one router and its scheduler, and the router's process."""
+    """The addresses of one router and its scheduler, and the router's process."""
 
     def __init__(self, starter: Starter, model: Path, folder: Path, **router: Any) -> None:
         self.port, self.scheduler_port = free_port(), free_port()
@@ -103,7 +103,7 @@ def site(starter: Starter, model: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 async def members(site: Site, http: httpx.AsyncClient) -> AsyncIterator[Members]:
-    await eventually_unhealthy(http, "scheduler")  # what it heard of the last test's is forgotten
+    await eventually_unhealthy(http, "scheduler")  # the last test's workers are forgotten
     async with site.scheduler() as members:
         yield members
         await members.close()
@@ -140,7 +140,7 @@ def text(count: int, begin: int = 0) -> str:
 
 
 async def placeable(http: httpx.AsyncClient) -> None:
-    """The router may be starting; its connection to the scheduler backs off while that is away."""
+    """Wait for a placeable worker: the router may be starting, or backing off from the scheduler."""
     deadline = time.monotonic() + START_S
     while not await healthy(http):
         assert time.monotonic() < deadline, "the router never becomes healthy"
@@ -155,7 +155,7 @@ async def healthy(http: httpx.AsyncClient) -> bool:
 
 
 async def eventually_unhealthy(http: httpx.AsyncClient, reason: str) -> httpx.Response:
-    """The router believes for a moment what it heard of its workers."""
+    """Wait until the router is unhealthy: it keeps its last snapshot for a moment."""
     deadline = time.monotonic() + 10 * PATIENCE
     while reason not in (health := await http.get("/health")).text:
         assert time.monotonic() < deadline, f"/health says {health.text}"
@@ -204,7 +204,7 @@ async def test_with_the_scheduler_away_it_is_503(http: httpx.AsyncClient, stream
 async def test_a_full_house_is_503_after_a_wait(
     members: Members, http: httpx.AsyncClient, stream: bool
 ) -> None:
-    """It names the bounds, and their keys."""
+    """The error names the limits, and their settings."""
     _, decode = await pair(members, max_num_seqs=1)
     decode.faults.append(Fault(PHASE_DECODE, silent=True))
     await placeable(http)
@@ -241,7 +241,7 @@ async def test_clients_exactly_at_the_bound(members: Members, http: httpx.AsyncC
 async def test_more_sequences_than_fit_at_once(
     members: Members, http: httpx.AsyncClient, many: dict[str, Any], stream: bool
 ) -> None:
-    """They are fed in as room comes."""
+    """They start as room becomes free."""
     await pair(members, max_num_seqs=4)
     await placeable(http)
     async with http.stream("POST", "/v1/completions", json={**body(stream=stream), **many}) as response:
@@ -295,7 +295,7 @@ async def test_a_client_that_leaves_aborts_both_sides(members: Members, http: ht
     async with http.stream("POST", "/v1/completions", json=body(1000, stream=True)) as response:
         lines = response.aiter_lines()  # whose end would close the connection
         await anext(lines)
-        await until(lambda: decode.running, "both have it")  # who was never asked need not be told
+        await until(lambda: decode.running, "both have it")  # a worker without the request gets no abort
     await until(lambda: prefill.seen.aborts and decode.seen.aborts, "both are told", 2.0)
     assert decode.running == []
 
@@ -327,8 +327,8 @@ async def test_a_decode_worker_dies_and_another_goes_on(members: Members, http: 
     assert got[-1]["choices"][0]["finish_reason"] == "length"
 
 
-async def test_nobody_can_go_on(members: Members, http: httpx.AsyncClient) -> None:
-    """The stream says so and ends; nothing that was not computed is sent."""
+async def test_no_worker_can_take_over(members: Members, http: httpx.AsyncClient) -> None:
+    """The stream ends with the error; no token is made up."""
     prefill, decode = await pair(members)
     for one in (prefill, decode):
         one.faults.append(Fault(PHASE_DECODE, 5, die=True))
@@ -345,7 +345,7 @@ async def test_nobody_can_go_on(members: Members, http: httpx.AsyncClient) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_nobody_can_begin(members: Members, http: httpx.AsyncClient, stream: bool) -> None:
+async def test_no_worker_can_begin(members: Members, http: httpx.AsyncClient, stream: bool) -> None:
     """A failure before the first byte is an HTTP error, also of a stream."""
     prefill, decode = await pair(members)
     prefill.faults.append(Fault(PHASE_PREFILL, die=True))
@@ -356,7 +356,7 @@ async def test_nobody_can_begin(members: Members, http: httpx.AsyncClient, strea
     assert "retry-after" in got.headers
 
 
-async def test_what_a_client_may_not_say(members: Members, http: httpx.AsyncClient) -> None:
+async def test_reserved_arguments_are_ignored(members: Members, http: httpx.AsyncClient) -> None:
     prefill, _ = await pair(members)
     await placeable(http)
     mine = {"kv_transfer_params": {"do_remote_prefill": True, "remote_prefill_cached_tokens": 2}}
@@ -383,7 +383,7 @@ def chat(**more: Any) -> dict[str, Any]:
 
 
 async def usage(http: httpx.AsyncClient, path: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Of an answer, streamed or not. A stream tells it once, in its last chunk."""
+    """Return the usage of a response, streamed or not. A stream has it once, in its last chunk."""
     got = await http.post(path, json=asked)
     assert got.status_code == 200
     if not asked.get("stream"):
@@ -398,7 +398,7 @@ async def usage(http: httpx.AsyncClient, path: str, asked: dict[str, Any]) -> di
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_usage_for_who_asks(
+async def test_usage_on_request(
     drafting: list[FakeWorker], http: httpx.AsyncClient, path: str, stream: bool
 ) -> None:
     await placeable(http)
@@ -437,7 +437,7 @@ async def test_usage_of_several_sequences(drafting: list[FakeWorker], http: http
 
 
 async def test_usage_without_speculation(members: Members, http: httpx.AsyncClient) -> None:
-    """The prompt's reader wrote the only token: nobody else had a part."""
+    """The prefill worker generated the only token: no other worker took part."""
     prefill, _ = await pair(members)
     await placeable(http)
     told = (await usage(http, "/v1/completions", body(1, **BATON)))["baton"]
@@ -567,7 +567,7 @@ async def test_a_client_says_how_long_it_waits(
 
 
 async def test_a_deadline_in_the_middle_of_a_stream(members: Members, http: httpx.AsyncClient) -> None:
-    """What came stands; then the stream says why it ends, and the worker drops the request."""
+    """The tokens sent stand; then the stream ends with the reason, and the worker drops the request."""
     _, decode = await pair(members)
     decode.faults.append(Fault(PHASE_DECODE, 3, silent=True))
     await placeable(http)
@@ -621,7 +621,7 @@ async def test_an_absurd_grammar_is_400(http: httpx.AsyncClient, wish: dict[str,
     assert "131072" in got.json()["error"]["message"]
 
 
-async def test_what_a_handler_stumbles_over_is_400(http: httpx.AsyncClient, site: Site) -> None:
+async def test_a_handler_s_unforeseen_error_is_400(http: httpx.AsyncClient, site: Site) -> None:
     """An assistant's message without content: an IndexError in vLLM's conversion."""
     call = {"arguments": "", "name": "", "call_id": "", "type": "function_call"}
     message = {"content": [], "id": "", "role": "assistant", "status": "completed", "type": "message"}
@@ -633,7 +633,7 @@ async def test_what_a_handler_stumbles_over_is_400(http: httpx.AsyncClient, site
 
 
 @pytest.mark.parametrize("path", ["/scale_elastic_ep", "/is_scaling_elastic_ep", "/v1/systemone"])
-async def test_what_is_not_offered_is_404(http: httpx.AsyncClient, path: str) -> None:
+async def test_routes_that_are_not_offered_are_404(http: httpx.AsyncClient, path: str) -> None:
     got = await http.post(path, json={"new_data_parallel_size": 2})
     assert got.status_code == 404
     assert path not in (await http.get("/openapi.json")).json()["paths"]
@@ -649,7 +649,7 @@ async def test_what_is_not_offered_is_404(http: httpx.AsyncClient, path: str) ->
         ("POST", "/health", 405, "MethodNotAllowedError", "GET, HEAD"),
     ],
 )
-async def test_what_no_route_takes_is_told_as_all_else(
+async def test_a_missing_route_gets_openai_s_error_object(
     http: httpx.AsyncClient, method: str, path: str, status: int, kind: str, allowed: str
 ) -> None:
     got = await http.request(method, path)

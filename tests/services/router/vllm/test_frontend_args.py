@@ -1,4 +1,4 @@
-"""vLLM's own front-end arguments: taken as vLLM takes them, or refused in one line that says what to do."""
+"""vLLM's own front-end arguments: parsed as vLLM parses them, or refused in one line with advice."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def test_both_spellings_and_every_kind_of_value() -> None:
         ({"enable_log_outputs": True}, "enable_log_outputs needs engine.extra.enable_log_requests"),
     ],
 )
-def test_what_vllm_would_refuse(frontend: dict[str, Any], line: str) -> None:
+def test_values_that_vllm_would_refuse(frontend: dict[str, Any], line: str) -> None:
     assert refusal(frontend=frontend) == f"router.frontend.{line}"
 
 
-def test_what_does_not_go_together() -> None:
+def test_arguments_that_contradict_each_other() -> None:
     stats = refusal({"extra": {"disable_log_stats": True}}, frontend={"enable_per_request_metrics": True})
     assert stats.startswith(
         "router.frontend: --enable-per-request-metrics requires engine statistics logging"
@@ -124,7 +124,7 @@ def test_a_chat_template_that_is_none(template: str, why: str) -> None:
 
 
 def test_every_argument_of_vllms_is_decided() -> None:
-    """The page lists those that are honoured and those that are not: another vLLM has other ones."""
+    """The page lists the arguments that are honoured and those that are not: another vLLM has other ones."""
     of_vllm = {field.name for field in dataclasses.fields(FrontendArgs)}
     honoured, refused = (
         set(re.findall(r"`(\w+)`", part.partition("| --- |")[2])) for part in _tables(PAGE.read_text())
@@ -134,7 +134,7 @@ def test_every_argument_of_vllms_is_decided() -> None:
 
 
 def _tables(page: str) -> list[str]:
-    """The first column of the page's two tables of arguments."""
+    """Return the first column of the page's two tables of arguments."""
     sections = [
         page.partition(f"\n## {title}\n")[2].partition("\n## ")[0] for title in ("Honoured", "Refused")
     ]

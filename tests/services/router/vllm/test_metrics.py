@@ -1,4 +1,4 @@
-"""vLLM's families that are made of heartbeats: which series, with which values, of which workers."""
+"""vLLM's families from the workers' heartbeats: their series and values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_each_worker_has_its_series() -> None:
 
 
 def test_a_worker_that_has_just_loaded_is_not_full() -> None:
-    """Its last heartbeat is of the time before: it told of no block."""
+    """Its last heartbeat was sent before it had loaded, without KV blocks."""
     assert not [key for key in shown(worker("new")) if "kv_cache_usage" in key[0]]
     assert shown(worker("full", running=1))["vllm:kv_cache_usage_perc", "full", ()] == 1
 

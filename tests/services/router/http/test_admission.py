@@ -1,0 +1,63 @@
+"""The response that waits for its first chunk."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from baton.services.router.errors import NotAdmitted, TimedOut, Why
+from baton.services.router.http.admission import AdmissionMiddleware, current_admission
+
+
+async def respond(*messages: dict[str, Any], error: Exception | None = None, at: int = 0) -> list[Any]:
+    """Return the client's view of an app that sends `messages`, with a failure before the one at `at`."""
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for index, message in enumerate(messages):
+            if error is not None and index == at:
+                admission = current_admission.get()
+                assert admission is not None
+                admission.refuse(error)  # type: ignore[arg-type]
+            await send(message)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("nobody asks")
+
+    await AdmissionMiddleware(app)({"type": "http", "method": "POST", "headers": []}, receive, send)
+    return sent
+
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+CHUNK = {"type": "http.response.body", "body": b"data: x\n\n", "more_body": True}
+END = {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+async def test_a_response_passes_unchanged() -> None:
+    assert await respond(START, CHUNK, CHUNK, END) == [START, CHUNK, CHUNK, END]
+
+
+async def test_a_refusal_before_the_first_chunk_replaces_the_response() -> None:
+    start, body = await respond(START, CHUNK, CHUNK, END, error=NotAdmitted("no room", Why.FULL, 1.2), at=1)
+    assert start["status"] == 503
+    assert (b"retry-after", b"2") in start["headers"]
+    assert json.loads(body["body"])["error"] == {
+        "message": "no room",
+        "type": "ServiceUnavailableError",
+        "param": None,
+        "code": 503,
+    }
+    assert not body["more_body"]
+
+
+async def test_after_the_first_chunk_it_is_too_late() -> None:
+    assert await respond(START, CHUNK, CHUNK, END, error=TimedOut("late"), at=2) == [START, CHUNK, CHUNK, END]
+
+
+async def test_a_request_that_never_fits_is_400() -> None:
+    start, _ = await respond(START, CHUNK, error=NotAdmitted("too large", Why.TOO_LARGE))
+    assert start["status"] == 400
+    assert all(name != b"retry-after" for name, _ in start["headers"])

@@ -1,0 +1,44 @@
+"""The next step after a failure, and the back-off."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.services.router.recovery import (
+    BACKOFF_S,
+    MOST_BACKOFF_S,
+    SHORT_PROMPT_TOKENS,
+    Failure,
+    RecoveryStep,
+    Trouble,
+    backoff_s,
+    next_step,
+)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "failures_left", "tokens", "step"),
+    [
+        (Trouble.LOST, 2, 10, RecoveryStep.PLACE_AGAIN),
+        (Trouble.LOST, 0, 10, RecoveryStep.GIVE_UP),
+        (Trouble.INVALID, 2, 10, RecoveryStep.GIVE_UP),
+        (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS, RecoveryStep.COMPUTE_HERE),
+        (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS + 1, RecoveryStep.PLACE_AGAIN),
+        (Trouble.HANDOFF, 0, 10**6, RecoveryStep.COMPUTE_HERE),
+        (Trouble.NOT_KEPT, 0, 10**6, RecoveryStep.COMPUTE_HERE),
+        (Trouble.REFUSED, 0, 10**6, RecoveryStep.PLACE_AGAIN),  # it had not begun
+        (Trouble.UNREACHABLE, 0, 10**6, RecoveryStep.PLACE_AGAIN),
+    ],
+)
+def test_next_step(trouble: Trouble, failures_left: int, tokens: int, step: RecoveryStep) -> None:
+    failure = Failure(trouble, "w", "")
+    assert next_step(failure, failures_left=failures_left, tokens_to_prefill=tokens) is step
+
+
+def test_backoff_doubles_up_to_a_limit() -> None:
+    assert backoff_s(0) == backoff_s(1) == 0
+    waits = [backoff_s(retries) for retries in range(2, 30)]
+    assert 0.75 * BACKOFF_S <= waits[0] <= 1.25 * BACKOFF_S
+    assert all(wait <= 1.25 * MOST_BACKOFF_S for wait in waits)
+    assert waits[-1] >= 0.75 * MOST_BACKOFF_S
+    assert sum(waits[:4]) < MOST_BACKOFF_S

@@ -1,0 +1,83 @@
+"""The queue of outputs to the front end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, FinishReason
+from vllm.v1.outputs import LogprobsLists
+
+from baton.services.router.vllm import outputs
+
+
+def output(request_id: str, *tokens: int, **more: Any) -> Any:
+    return EngineCoreOutput(request_id=request_id, new_token_ids=list(tokens), **more)
+
+
+async def test_tokens_that_wait_are_merged() -> None:
+    queue = outputs.OutputQueue(lambda: 0.0)
+    queue.put(output("a", 1))
+    queue.put(output("b", 9))
+    queue.put(output("a", 2, 3))
+    queue.put(output("a", 4, finish_reason=FinishReason.STOP, stop_reason=4))
+    first, second = (await queue.take()).outputs
+    assert (first.request_id, first.new_token_ids, first.finish_reason) == (
+        "a",
+        [1, 2, 3, 4],
+        FinishReason.STOP,
+    )
+    assert first.stop_reason == 4
+    assert second.new_token_ids == [9]
+
+
+async def test_logprobs_are_not_merged() -> None:
+    queue = outputs.OutputQueue(lambda: 0.0)
+    zeros = np.zeros((1, 1))
+    for token in (1, 2):
+        queue.put(output("a", token, new_logprobs=LogprobsLists(zeros, zeros, zeros)))
+    queue.put(output("a", 3))
+    assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1], [2], [3]]
+
+
+async def test_take_waits_and_takes_all() -> None:
+    queue = outputs.OutputQueue(lambda: 0.0)
+    taking = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    queue.put(output("a", 1))
+    queue.put(output("b", 2))
+    assert [one.request_id for one in (await taking).outputs] == ["a", "b"]
+
+
+async def test_a_router_that_is_late_takes_more_at_once() -> None:
+    late = [1.0]
+    queue = outputs.OutputQueue(lambda: late[0])
+    queue.put(output("a", 1))
+    taking = asyncio.create_task(queue.take())
+    for token in range(2, 5):
+        await asyncio.sleep(outputs.PAUSE_S / 10)
+        queue.put(output("a", token))
+    late[0] = 0.0
+    assert [one.new_token_ids for one in (await taking).outputs] == [[1, 2, 3, 4]]
+
+
+async def test_waiting_outputs_of_an_aborted_request_are_dropped() -> None:
+    queue = outputs.OutputQueue(lambda: 0.0)
+    queue.put(output("a", 1))
+    queue.put(output("b", 2))
+    queue.drop("a")
+    assert [one.request_id for one in (await queue.take()).outputs] == ["b"]
+
+
+def test_times_of_another_host() -> None:
+    def event(kind: EngineCoreEventType, at: float) -> EngineCoreEvent:
+        return EngineCoreEvent(kind, at)
+
+    events = [event(EngineCoreEventType.QUEUED, 100.0), event(EngineCoreEventType.SCHEDULED, 101.0)]
+    outputs.rebase(events, -90.0)
+    assert [one.timestamp for one in events] == [10.0, 11.0]
+    assert outputs.scheduled_at(events) == 11.0
+    assert outputs.only_preemptions(events) is None
+    preempted = event(EngineCoreEventType.PREEMPTED, 12.0)
+    assert outputs.only_preemptions([*events, preempted]) == [preempted]
