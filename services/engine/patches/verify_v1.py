@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from baton.kernels.verify import Drafts, Method, Sampling, verify
+from baton.kernels.verify import DraftedTokens, Method, Sampling, verify
 from baton.services.engine.patches.drafts_v1 import settings_of
 from baton.services.errors import StartError
 
@@ -139,7 +139,7 @@ class Verifier:
 
         if self.shipped.synthetic_mode or self._left_to_vllm(sampling_metadata):
             return self.shipped(metadata, draft_probs, logits, sampling_metadata)
-        drafts = Drafts(
+        drafts = DraftedTokens(
             metadata.draft_token_ids,
             metadata.cu_num_sampled_tokens,
             metadata.max_spec_len,
