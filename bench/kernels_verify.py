@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from baton.kernels.verify import Drafts, Job, Method, Sampling, naive, verify
+from baton.kernels.verify import DraftedTokens, Job, Method, Sampling, naive, verify
 from bench import vllm_source
 from bench.kernel_case import Case
 from harness.verify_cases import Shape, moved
@@ -57,7 +57,7 @@ class Step:
         )
 
     def job(self, method: Method = "standard", **filters: torch.Tensor) -> Job:
-        drafts = Drafts(self.fed, self.ends, self.drafted, logits=self.proposed)
+        drafts = DraftedTokens(self.fed, self.ends, self.drafted, logits=self.proposed)
         return Job(self.logits, drafts, Sampling(self.temperature, self.seeds, **filters), method)
 
     def filters(self) -> dict[str, torch.Tensor]:

@@ -1,13 +1,14 @@
-"""What a request asks of the connector: `kv_transfer_params` as the worker host sets them, never a client.
+"""What the worker's host asks of the connector: `Request.kv_transfer_params`, never set by a client.
 
-PREFILL: `save_params(epoch)`; DECODE with a handoff: `load_params(epoch, manifest)`; anything else: None.
+A PREFILL carries `save_params`, a DECODE with a handoff `load_params`, any other request None. The connector parses
+them; the answers are the `Saved` and `Loaded` of reports.py. The package's docstring shows the whole way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from google.protobuf.message import DecodeError
 
@@ -15,20 +16,33 @@ from baton.handoff.errors import InvalidWish
 from baton.protos.handoff_pb2 import Manifest
 
 _KEY = "baton"
-_SAVE = "save"
-_LOAD = "load"
+
+
+class SaveParams(TypedDict):
+    """`kv_transfer_params` that ask for a save. Plain data: vLLM passes it on unseen."""
+
+    baton: Literal["save"]
+    epoch: int
+
+
+class LoadParams(TypedDict):
+    """`kv_transfer_params` that ask for a load."""
+
+    baton: Literal["load"]
+    epoch: int
+    manifest: bytes  # serialized
 
 
 @dataclass(frozen=True)
 class SaveWish:
-    """Keep this request's KV for another worker when its prompt has been read."""
+    """Keep this request's KV for another worker when its prompt has been prefilled. Answered by a `Saved`."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class LoadWish:
-    """Pull this request's KV from where the manifest says."""
+    """Pull this request's KV from the source that the manifest names. Answered by a `Loaded`."""
 
     epoch: int
     manifest: Manifest
@@ -37,28 +51,28 @@ class LoadWish:
 Wish = SaveWish | LoadWish
 
 
-def save_params(epoch: int) -> dict[str, Any]:
-    """`Request.kv_transfer_params` for the attempt `epoch` at reading a prompt."""
-    return {_KEY: _SAVE, "epoch": epoch}
+def save_params(epoch: int) -> SaveParams:
+    """Return what makes attempt `epoch` at a request save its KV."""
+    return {"baton": "save", "epoch": epoch}
 
 
-def load_params(epoch: int, manifest: Manifest) -> dict[str, Any]:
-    """`Request.kv_transfer_params` for going on from what `manifest` describes."""
-    return {_KEY: _LOAD, "epoch": epoch, "manifest": manifest.SerializeToString()}
+def load_params(epoch: int, manifest: Manifest) -> LoadParams:
+    """Return what makes attempt `epoch` at a request load the KV that `manifest` describes."""
+    return {"baton": "load", "epoch": epoch, "manifest": manifest.SerializeToString()}
 
 
 def parse(params: Mapping[str, Any] | None) -> Wish | None:
-    """The wish in `kv_transfer_params`; None without one. Raises InvalidWish."""
+    """Return the wish in `kv_transfer_params`; None without one. Raises InvalidWish."""
     if params is None or _KEY not in params:
         return None
     kind, epoch = params[_KEY], params.get("epoch")
     if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
         raise InvalidWish(f"kv_transfer_params: epoch is {epoch!r}; a number from 0 on is needed")
-    if kind == _SAVE:
+    if kind == "save":
         return SaveWish(epoch)
-    if kind != _LOAD:
-        raise InvalidWish(f"kv_transfer_params: {_KEY!r} is {kind!r}; allowed: {_SAVE!r}, {_LOAD!r}")
+    if kind != "load":
+        raise InvalidWish(f"kv_transfer_params: {_KEY!r} is {kind!r}; allowed: 'save', 'load'")
     try:
         return LoadWish(epoch, Manifest.FromString(params.get("manifest", b"")))
     except (DecodeError, TypeError) as error:
-        raise InvalidWish(f"kv_transfer_params: the manifest cannot be read: {error}") from None
+        raise InvalidWish(f"kv_transfer_params: the manifest cannot be parsed: {error}") from None

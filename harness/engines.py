@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -99,7 +99,7 @@ class Engine:
         request_id: str,
         prompt: list[int],
         max_tokens: int,
-        params: dict[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
         logprobs: int | None = None,
     ) -> Answer:
         from vllm.sampling_params import SamplingParams

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from baton.kernels.verify import Drafts, Job, Method, Sampling
+from baton.kernels.verify import DraftedTokens, Job, Method, Sampling
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Shape:
         )
         mixed = 3 * torch.randn(drafted, self.vocabulary, generator=make)
         steps = 3 * torch.randn(slots, self.most, self.vocabulary, generator=make)
-        drafts = Drafts(
+        drafts = DraftedTokens(
             tokens.int(),
             ends.int(),
             self.most,
@@ -79,13 +79,13 @@ def moved(job: Job, device: str) -> Job:
     def there(one: object) -> object:
         return one.to(device) if isinstance(one, torch.Tensor) else one
 
-    def all_of(one: Drafts | Sampling) -> dict[str, Any]:
+    def all_of(one: DraftedTokens | Sampling) -> dict[str, Any]:
         return {name: there(getattr(one, name)) for name in one.__dataclass_fields__}
 
     return replace(
         job,
         logits=job.logits.to(device),
-        drafts=Drafts(**all_of(job.drafts)),
+        drafts=DraftedTokens(**all_of(job.drafts)),
         sampling=Sampling(**all_of(job.sampling)),
         positions=None if job.positions is None else job.positions.to(device),
     )

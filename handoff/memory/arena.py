@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from baton.handoff.errors import HandoffError, StagingFull
 from baton.handoff.memory import segments
 from baton.handoff.memory.segments import PAGE, Segment
-from baton.handoff.memory.views import Run, View, bytes_for, records_at, slots_in
+from baton.handoff.memory.views import Run, SaveView, bytes_for, records_at, slots_in
 from baton.handoff.records import Bytes
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class _Holes:
 
 
 @dataclass(frozen=True)
-class Place:
+class StagingSlots:
     """Slots of a segment; given back once, with `Arena.free`."""
 
     memory: Segment = field(repr=False)
@@ -83,8 +83,8 @@ class Place:
     def segment(self) -> str:
         return self.memory.name
 
-    def view(self) -> View:
-        return View(self.memory.data, self.offset, self.record_bytes, self.runs)
+    def view(self) -> SaveView:
+        return SaveView(self.memory.data, self.offset, self.record_bytes, self.runs)
 
 
 class Arena:
@@ -140,7 +140,7 @@ class Arena:
         with self._lock:
             return self._holes.slots + self._slots - self._grown
 
-    def allocate(self, count: int) -> Place:
+    def allocate(self, count: int) -> StagingSlots:
         """So many slots. Raises StagingFull, and only where fewer are free.
 
         Takes microseconds where the slots are there, which the thread that grows ahead sees to; else it
@@ -160,7 +160,7 @@ class Arena:
             )
         return place
 
-    def free(self, place: Place) -> None:
+    def free(self, place: StagingSlots) -> None:
         with self._lock:
             for run in place.runs:
                 self._holes.give(*run)
@@ -174,7 +174,7 @@ class Arena:
             if self._segment is not None:
                 self._segment.close()
 
-    def _take(self, count: int) -> Place | None:
+    def _take(self, count: int) -> StagingSlots | None:
         with self._lock:
             fits = self._segment is not None and count <= self._holes.slots
             runs = self._holes.take(count) if fits else ()
@@ -182,7 +182,7 @@ class Arena:
                 self._low.set()
         if self._segment is None or not fits:
             return None
-        return Place(self._segment, self._offset, self.record_bytes, runs)
+        return StagingSlots(self._segment, self._offset, self.record_bytes, runs)
 
     def _grow(self) -> bool:
         """By a step, under _growing. False: all is there, or /dev/shm is full."""

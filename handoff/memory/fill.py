@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.handoff import digests
-from baton.handoff.memory.views import View
+from baton.handoff.memory.views import SaveView
 from baton.handoff.records import Digests
 
 
@@ -15,7 +15,7 @@ class Fill:
     The memory stays the save's until `close`, even if its lease ends.
     """
 
-    def __init__(self, view: View, seed: int, closed: Callable[[], None]) -> None:
+    def __init__(self, view: SaveView, seed: int, closed: Callable[[], None]) -> None:
         """view: whose records are to be written; seed: of its digests; closed: called by `close`."""
         self.view = view
         self._seed = seed

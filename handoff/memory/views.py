@@ -75,7 +75,7 @@ def are_inside(runs: Sequence[Run], memory: Bytes, offset: int, record_bytes: in
     )
 
 
-class View:
+class SaveView:
     """Of one save, by the numbers of its blocks. Reading and writing take no lock: one process writes, each
     number at once.
     """

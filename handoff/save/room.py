@@ -12,7 +12,7 @@ from collections.abc import Mapping
 WAIT_S = 3.0  # some pulls of long prompts; a router that is told so has others to ask
 
 
-class Room:
+class SaveRoom:
     """Staging as the scheduler's side knows it. On the engine's thread.
 
     Invariant: a request is promised room, waits for it, or is unknown.

@@ -15,7 +15,7 @@ FREE_SHARE = 4
 
 
 @dataclass(frozen=True)
-class Room:
+class StagingSize:
     """Bytes, and why so many."""
 
     bytes: int
@@ -25,15 +25,15 @@ class Room:
         return f"{self.bytes / 2**20:.0f} MiB of shared memory for saved KV ({self.because})"
 
 
-def room(record_bytes: int, cache_blocks: int, prompt_blocks: int, free_bytes: int) -> Room:
+def staging_size(record_bytes: int, cache_blocks: int, prompt_blocks: int, free_bytes: int) -> StagingSize:
     """prompt_blocks: of the longest prompt, which fits where /dev/shm allows it; one block always does."""
-    share = Room(bytes_for(cache_blocks // CACHE_SHARE, record_bytes), "half of the KV cache")
-    prompt = Room(bytes_for(prompt_blocks, record_bytes), "one prompt of max_model_len")
+    share = StagingSize(bytes_for(cache_blocks // CACHE_SHARE, record_bytes), "half of the KV cache")
+    prompt = StagingSize(bytes_for(prompt_blocks, record_bytes), "one prompt of max_model_len")
     wanted = max(share, prompt, key=lambda one: one.bytes)
     limit = max(free_bytes // FREE_SHARE, bytes_for(1, record_bytes))
     if wanted.bytes <= limit:
         return wanted
-    return Room(
+    return StagingSize(
         limit, f"a quarter of what {DIRECTORY} has free; {wanted.because} would take {wanted.bytes >> 20}"
     )
 

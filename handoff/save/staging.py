@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 from baton.handoff import digests
 from baton.handoff.errors import HandoffError, LeaseExpired, MalformedManifest, UnknownHandoff
-from baton.handoff.memory.arena import Arena, Place
+from baton.handoff.memory.arena import Arena, StagingSlots
 from baton.handoff.memory.fill import Fill
-from baton.handoff.memory.views import View
+from baton.handoff.memory.views import SaveView
 from baton.handoff.records import Records
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Entry:
 
     request_id: str
     epoch: int
-    place: Place = field(repr=False)
+    place: StagingSlots = field(repr=False)
     num_blocks: int
     expires_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
     readers: int = 0  # pulls under way, and the entry's Fill
@@ -55,7 +55,7 @@ class Entry:
         return self.place.record_bytes
 
     @functools.cached_property
-    def view(self) -> View:
+    def view(self) -> SaveView:
         """The entry's headers and records."""
         return self.place.view()
 

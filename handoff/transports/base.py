@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from baton.handoff.errors import PullCancelled, PullTimeout
-from baton.handoff.memory.arena import Place
+from baton.handoff.memory.arena import StagingSlots
 from baton.handoff.records import Records
 from baton.protos.handoff_pb2 import Shard
 
@@ -56,7 +56,7 @@ class SavedShard:
     epoch: int
     rank: int
     num_blocks: int
-    place: Place  # in this host's shared memory; it stays as it is until `Transport.withdraw`
+    place: StagingSlots  # in this host's shared memory; it stays as it is until `Transport.withdraw`
     read: Callable[
         [], Iterator[Records]
     ]  # all records in order, each chunk when it is whole; raises SourceError

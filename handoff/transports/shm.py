@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from baton.handoff import digests
 from baton.handoff.errors import LeaseExpired, MalformedManifest, TransportFailed
 from baton.handoff.memory import segments
-from baton.handoff.memory.views import View, are_inside, joined
+from baton.handoff.memory.views import SaveView, are_inside, joined
 from baton.handoff.records import Bytes, Records
 from baton.handoff.transports.base import Pull, SavedShard, Transport
 from baton.protos.handoff_pb2 import Run, Shard, SharedMemoryOffer
@@ -50,7 +50,7 @@ class Shm(Transport):
             raise TransportFailed(
                 f"{pull.what}: its slots, from {offer.offset} on, do not lie in segment {offer.segment}"
             )
-        view = View(segment, offer.offset, pull.record_bytes, runs)
+        view = SaveView(segment, offer.offset, pull.record_bytes, runs)
         ticket, stop = digests.seed(pull.request_id, pull.epoch), pull.first_block + pull.num_blocks
         if stop > view.num_blocks:
             raise TransportFailed(f"{pull.what}: {stop} records are needed, {view.num_blocks} are there")
@@ -71,7 +71,7 @@ class Shm(Transport):
             self._attached.clear()
 
     @staticmethod
-    def _check_ticket(pull: Pull, view: View, ticket: int, first: int, last: int) -> None:
+    def _check_ticket(pull: Pull, view: SaveView, ticket: int, first: int, last: int) -> None:
         if not view.holds(ticket, first, last):
             raise LeaseExpired(
                 f"{pull.what}: its place in shared memory holds it no more;"

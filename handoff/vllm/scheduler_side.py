@@ -25,7 +25,7 @@ from baton.handoff.load.loader import Key, LoadJob
 from baton.handoff.manifest import is_of, num_blocks, seal
 from baton.handoff.params import LoadWish, SaveWish
 from baton.handoff.reports import Costs, Loaded, Problem, Reports, Saved, ShardLoad, ShardSave, Staged
-from baton.handoff.save.room import Room
+from baton.handoff.save.room import SaveRoom
 from baton.handoff.save.saver import SaveJob
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.protos.handoff_pb2 import Layer, Manifest, Shard
@@ -66,7 +66,7 @@ class SchedulerSide:
         self._jobs = StepJobs()
         self._saved: list[Saved] = []
         self._loaded: list[Loaded] = []
-        self._room = Room()
+        self._room = SaveRoom()
 
     # ---- for the worker's host
 

@@ -87,11 +87,11 @@ class WorkerSide:
     def _make_staging(self, config: HandoffConfig, cache: BlockCache, blocks: int, longest: int) -> Staging:
         """blocks: of the cache; longest: blocks of the longest prompt."""
         if config.staging_mib is None:
-            room = sizing.room(cache.record_bytes, blocks, longest, sizing.free_bytes())
+            size = sizing.staging_size(cache.record_bytes, blocks, longest, sizing.free_bytes())
         else:
-            room = sizing.Room(config.staging_mib * MIB, "handoff.staging_mib")
-        logger.info("staging: %s", room)
-        arena = Arena(room.bytes, cache.record_bytes, pin=cache.pin)
+            size = sizing.StagingSize(config.staging_mib * MIB, "handoff.staging_mib")
+        logger.info("staging: %s", size)
+        arena = Arena(size.bytes, cache.record_bytes, pin=cache.pin)
         return Staging(arena, config.lease_s, self._withdraw)
 
     def _withdraw(self, request_id: str, epoch: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from baton.handoff import digests
 from baton.handoff.memory import segments
-from baton.handoff.memory.views import HEADER_BYTES, View, records_at, slots_in
+from baton.handoff.memory.views import HEADER_BYTES, SaveView, records_at, slots_in
 from harness.deployment import ENGINE
 
 BLOCK_SIZE = 32  # tokens, on a CPU
@@ -35,7 +35,7 @@ def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) ->
         headers = data[:offset].view(np.uint64).reshape(-1, HEADER_BYTES // 8)
         for ticket in set(headers[:, 0].tolist()) - seen - {0}:
             slots = np.flatnonzero(headers[:, 0] == ticket)  # in the order of its blocks
-            view = View(data, offset, record_bytes, [(int(slot), 1) for slot in slots])
+            view = SaveView(data, offset, record_bytes, [(int(slot), 1) for slot in slots])
             if view.whole < len(slots) or not _is_save(view, ticket):
                 continue
             at = draw.randrange(len(slots))
@@ -45,7 +45,7 @@ def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) ->
     return hit
 
 
-def _is_save(view: View, ticket: int) -> bool:
+def _is_save(view: SaveView, ticket: int) -> bool:
     first = digests.of_records(view.records(0, 1), ticket, 0)
     return bool(first[0] == view.digests(0, 1)[0])
 

@@ -37,7 +37,7 @@ def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) ->
     _check(table, block_ids, records, digests)
     if table.on_cpu:
         found = _array(digests, np.uint64)
-        _reference().pack(
+        _cpu().pack(
             table.columns,
             table.fp8,
             _array(block_ids, np.int64),
@@ -46,7 +46,7 @@ def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) ->
             found,
         )
     else:
-        _kernel().pack(table, block_ids, records, digests)
+        _gpu().pack(table, block_ids, records, digests)
 
 
 def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer | None) -> None:
@@ -60,26 +60,26 @@ def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer |
         if digests is not None:
             digest(records, digests)
         ids = _array(block_ids, np.int64)
-        _reference().unpack(table.columns, table.fp8, _address(records), table.record_bytes, ids)
+        _cpu().unpack(table.columns, table.fp8, _address(records), table.record_bytes, ids)
     else:
-        _kernel().unpack(table, records, block_ids, digests)
+        _gpu().unpack(table, records, block_ids, digests)
 
 
 def digest(records: Buffer, digests: Buffer) -> None:
     """Of records in host memory. records: [n, record_bytes] uint8, contiguous, of whole words each."""
-    _reference().digest(_address(records), records.shape[1], _array(digests, np.uint64))
+    _cpu().digest(_address(records), records.shape[1], _array(digests, np.uint64))
 
 
 # Imported when first needed, and found again in no time: a piece of a handoff is 20 us of work.
 
 
 @functools.cache
-def _reference() -> ModuleType:
+def _cpu() -> ModuleType:
     return importlib.import_module("baton.kernels.kv_pack.cpu")
 
 
 @functools.cache
-def _kernel() -> ModuleType:
+def _gpu() -> ModuleType:
     return importlib.import_module("baton.kernels.kv_pack.gpu")
 
 

@@ -19,11 +19,13 @@ from numba.core import cgutils, types  # type: ignore[import-untyped]
 from numba.extending import intrinsic  # type: ignore[import-untyped]
 
 from baton.kernels.compiled import compiled
-from baton.kernels.kv_pack.table import LARGEST, TINY, Column, Kind
+from baton.kernels.kv_pack.table import LARGEST, TINY, PartKind, TableColumn
 
-_BASE, _STRIDE, _SIZE, _OFFSET = (int(c) for c in (Column.BASE, Column.STRIDE, Column.SIZE, Column.OFFSET))
-_KIND, _ROWS, _WIDTH = (int(c) for c in (Column.KIND, Column.ROWS, Column.WIDTH))
-_AS_IS, _FLOAT32, _FLOAT16 = int(Kind.AS_IS), int(Kind.FLOAT32), int(Kind.FLOAT16)
+_BASE, _STRIDE, _SIZE, _OFFSET = (
+    int(c) for c in (TableColumn.BASE, TableColumn.STRIDE, TableColumn.SIZE, TableColumn.OFFSET)
+)
+_KIND, _ROWS, _WIDTH = (int(c) for c in (TableColumn.KIND, TableColumn.ROWS, TableColumn.WIDTH))
+_AS_IS, _FLOAT32, _FLOAT16 = int(PartKind.AS_IS), int(PartKind.FLOAT32), int(PartKind.FLOAT16)
 
 _GOLDEN, _FIRST, _SECOND = (
     np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

@@ -22,7 +22,7 @@ LARGEST = {"fp8_e4m3": 448.0, "int8": 127.0}
 TINY = 2.0**-96
 
 
-class Kind(enum.IntEnum):
+class PartKind(enum.IntEnum):
     """How a layer's part of a record is made."""
 
     AS_IS = 0
@@ -31,7 +31,7 @@ class Kind(enum.IntEnum):
     BFLOAT16 = 3
 
 
-class Column(enum.IntEnum):
+class TableColumn(enum.IntEnum):
     """Of `KVTable.columns`. Sizes and offsets in bytes."""
 
     BASE = 0  # address of block 0
@@ -44,7 +44,7 @@ class Column(enum.IntEnum):
     SCALES = 7  # offset of the scales in a record
 
 
-_KINDS = {torch.float32: Kind.FLOAT32, torch.float16: Kind.FLOAT16, torch.bfloat16: Kind.BFLOAT16}
+_KINDS = {torch.float32: PartKind.FLOAT32, torch.float16: PartKind.FLOAT16, torch.bfloat16: PartKind.BFLOAT16}
 
 
 class KVTable:
@@ -70,11 +70,11 @@ class KVTable:
         self.on_cpu = blocks[0].device.type == "cpu"
         self.blocks = tuple(blocks)
         self.num_blocks = min(layer.shape[0] for layer in blocks)
-        self.columns: npt.NDArray[np.int64] = np.zeros((len(blocks), len(Column)), np.int64)
+        self.columns: npt.NDArray[np.int64] = np.zeros((len(blocks), len(TableColumn)), np.int64)
         offset = 0
         for row, layer, width in zip(self.columns, blocks, widths, strict=True):
             row[:] = _row(layer, width, wire, offset)
-            offset = int(row[Column.OFFSET]) + part_bytes(row)
+            offset = int(row[TableColumn.OFFSET]) + part_bytes(row)
         self.record_bytes = offset
 
     @property
@@ -89,9 +89,9 @@ class KVTable:
 
 def part_bytes(row: npt.NDArray[np.int64]) -> int:
     """Of one layer in a record. row: of `KVTable.columns`."""
-    if row[Column.KIND] == Kind.AS_IS:
-        return int(row[Column.SIZE])
-    return int(row[Column.ROWS] * (row[Column.WIDTH] + SCALE_BYTES))
+    if row[TableColumn.KIND] == PartKind.AS_IS:
+        return int(row[TableColumn.SIZE])
+    return int(row[TableColumn.ROWS] * (row[TableColumn.WIDTH] + SCALE_BYTES))
 
 
 def _row(layer: torch.Tensor, width: int, wire: str, offset: int) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ def _row(layer: torch.Tensor, width: int, wire: str, offset: int) -> tuple[int, 
         raise ValueError(f"{shape}: its blocks must begin and end at multiples of {WORD} bytes")
     place = (layer.data_ptr(), stride, size, offset)
     if wire == AS_IS or layer.element_size() == 1:
-        return (*place, Kind.AS_IS, 0, 0, 0)
+        return (*place, PartKind.AS_IS, 0, 0, 0)
     kind = _KINDS.get(layer.dtype)
     if kind is None:
         raise ValueError(f"{shape}: no {wire} is made of {layer.dtype}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from baton.kernels.verify.inputs import TILE, Drafts, Job, Method, Sampling, Verified
+from baton.kernels.verify.inputs import TILE, DraftedTokens, Job, Method, Sampling, Verified
 
-__all__ = ["TILE", "Drafts", "Job", "Method", "Sampling", "Verified", "verify"]
+__all__ = ["TILE", "DraftedTokens", "Job", "Method", "Sampling", "Verified", "verify"]
 
 
 def verify(
     logits: torch.Tensor,
-    drafts: Drafts,
+    drafts: DraftedTokens,
     sampling: Sampling,
     *,
     method: Method = "standard",

@@ -12,7 +12,7 @@ TILE = 1024  # tokens of the vocabulary that are weighed together
 
 
 @dataclass(frozen=True)
-class Drafts:
+class DraftedTokens:
     """The drafted tokens of R requests, c[r] of them for request r, 0 included; N = sum(c + 1), D = sum(c).
 
     A negative token, or one beyond the vocabulary, is a placeholder: it and what follows is not accepted.
@@ -56,7 +56,7 @@ class Job:
     """Arguments that belong together, checked: what each implementation of `verify` gets."""
 
     logits: torch.Tensor  # [N, V]
-    drafts: Drafts
+    drafts: DraftedTokens
     sampling: Sampling
     method: Method = "standard"
     positions: torch.Tensor | None = None  # [N] int64
@@ -114,7 +114,7 @@ class Job:
         )
 
 
-def _wrong_logits(drafts: Drafts, vocabulary: int) -> str | None:
+def _wrong_logits(drafts: DraftedTokens, vocabulary: int) -> str | None:
     logits = drafts.logits
     if logits is None:
         return None

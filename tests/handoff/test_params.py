@@ -27,8 +27,8 @@ def test_wishes_survive_their_way_through_vllm() -> None:
         ({"baton": "save"}, "epoch is None"),
         ({"baton": "save", "epoch": -1}, "epoch is -1"),
         ({"baton": "save", "epoch": True}, "epoch is True"),
-        ({"baton": "load", "epoch": 1, "manifest": b"\xff\xff"}, "cannot be read"),
-        ({"baton": "load", "epoch": 1, "manifest": 5}, "cannot be read"),
+        ({"baton": "load", "epoch": 1, "manifest": b"\xff\xff"}, "cannot be parsed"),
+        ({"baton": "load", "epoch": 1, "manifest": 5}, "cannot be parsed"),
     ],
 )
 def test_a_wish_that_cannot_be_read(params: dict[str, Any], text: str) -> None:

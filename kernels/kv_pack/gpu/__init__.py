@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.kv_pack.table import LARGEST, SCALE_BYTES, TINY, WORD, Column, Kind, KVTable
+from baton.kernels.kv_pack.table import LARGEST, SCALE_BYTES, TINY, WORD, KVTable, PartKind, TableColumn
 
 TILE_WORDS = 2048  # 16 KiB: 64 bytes a thread
 TILE_ELEMENTS = 8192
@@ -32,10 +32,10 @@ _VARYING = ["num_tiles", "block_ids", "records", "record_bytes", "digests"]
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
 _SECOND = tl.constexpr(0x94D049BB133111EB)
-_AS_IS = tl.constexpr(int(Kind.AS_IS))
-_FLOAT32 = tl.constexpr(int(Kind.FLOAT32))
-_FLOAT16 = tl.constexpr(int(Kind.FLOAT16))
-_BFLOAT16 = tl.constexpr(int(Kind.BFLOAT16))
+_AS_IS = tl.constexpr(int(PartKind.AS_IS))
+_FLOAT32 = tl.constexpr(int(PartKind.FLOAT32))
+_FLOAT16 = tl.constexpr(int(PartKind.FLOAT16))
+_BFLOAT16 = tl.constexpr(int(PartKind.BFLOAT16))
 _TINY = tl.constexpr(TINY)
 _FP8_LARGEST = tl.constexpr(LARGEST["fp8_e4m3"])
 _INT8_LARGEST = tl.constexpr(LARGEST["int8"])
@@ -293,17 +293,17 @@ def _start(
 
 def _prepare(table: KVTable) -> _Launch:
     columns = table.columns
-    kinds = Counter(int(kind) for kind in columns[:, Column.KIND])
-    width = triton.next_power_of_2(max(WORD, int(columns[:, Column.WIDTH].max())))
+    kinds = Counter(int(kind) for kind in columns[:, TableColumn.KIND])
+    width = triton.next_power_of_2(max(WORD, int(columns[:, TableColumn.WIDTH].max())))
     rows = max(2, TILE_ELEMENTS // width)
-    places = columns[:, [Column.BASE, Column.STRIDE, Column.SIZE, Column.OFFSET]]
+    places = columns[:, [TableColumn.BASE, TableColumn.STRIDE, TableColumn.SIZE, TableColumn.OFFSET]]
     interpreted = triton.knobs.runtime.interpret
     native = not interpreted and torch.cuda.get_device_capability(table.device) >= (8, 9)
     constants = {
-        "AS_IS": kinds[Kind.AS_IS] > 0,
-        "F32": kinds[Kind.FLOAT32] > 0,
-        "F16": kinds[Kind.FLOAT16] > 0,
-        "BF16": kinds[Kind.BFLOAT16] > 0,
+        "AS_IS": kinds[PartKind.AS_IS] > 0,
+        "F32": kinds[PartKind.FLOAT32] > 0,
+        "F16": kinds[PartKind.FLOAT16] > 0,
+        "BF16": kinds[PartKind.BFLOAT16] > 0,
         "FP8": table.fp8,
         "NATIVE": native,
         "ALIGN": 16 if not (places % 16).any() and table.record_bytes % 16 == 0 else WORD,
@@ -318,7 +318,7 @@ def _prepare(table: KVTable) -> _Launch:
 def _tiles(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:
     """One layer's tiles, as even as can be: a nearly empty one would cost as much as a full one."""
     base, stride, size, offset, kind, rows, width, scales = row
-    if kind == Kind.AS_IS:
+    if kind == PartKind.AS_IS:
         return [
             (base, stride, at * WORD, offset + at * WORD, count, kind, 0, 0)
             for at, count in _split(size // WORD, TILE_WORDS)

@@ -142,7 +142,7 @@ class _Launches:
 
 @dataclass(frozen=True)
 class _Cut:
-    """What the filters leave of each row; see kernel_cut.py."""
+    """What the filters leave of each row; see cut.py."""
 
     keys: torch.Tensor
     lasts: torch.Tensor

@@ -1,7 +1,7 @@
 """Where the filters cut each row, in Triton: candidates are gathered, then counted and weighed by bisection.
 
 A cut is the key of the smallest logit that is kept, and the last place where that logit is kept. Arguments as
-in kernel_rows.py; `found` *[N] int32: candidates of a row, of which `values` and `places` *[N, room] hold
+in rows.py; `found` *[N] int32: candidates of a row, of which `values` and `places` *[N, room] hold
 up to `room`.
 """
 

@@ -1,4 +1,4 @@
-"""Which drafts are accepted and what follows them, in Triton; arguments as in kernel_rows.py, kernel_cut.py.
+"""Which drafts are accepted and what follows them, in Triton; arguments as in rows.py and cut.py.
 
 `probs` *[D, V] and its stride, or `proposal` *[slots, steps, V] and its strides: what drafts were drawn from;
 neither: one-hot. `scales` *[N] float32: of block verification, by what the target of a row counts in its

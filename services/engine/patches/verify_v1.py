@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from baton.kernels.verify import Drafts, Method, Sampling, verify
+from baton.kernels.verify import DraftedTokens, Method, Sampling, verify
 from baton.services.engine.patches.replace import replace
 from baton.services.engine.patches.signatures import INIT
 from baton.services.engine.rank_settings import settings_of
@@ -131,7 +131,7 @@ class Verifier:
 
         if self.shipped.synthetic_mode or self._left_to_vllm(sampling_metadata):
             return self.shipped(metadata, draft_probs, logits, sampling_metadata)
-        drafts = Drafts(
+        drafts = DraftedTokens(
             metadata.draft_token_ids,
             metadata.cu_num_sampled_tokens,
             metadata.max_spec_len,

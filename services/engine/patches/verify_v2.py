@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from baton.kernels.verify import Drafts, Method, Sampling, verify
+from baton.kernels.verify import DraftedTokens, Method, Sampling, verify
 from baton.services.engine.patches import verify_v1
 from baton.services.engine.patches.replace import replace
 
@@ -130,7 +130,9 @@ def _verify(  # noqa: PLR0917 (as vLLM calls it)
         processed, draft_logits = processed[:, :width], draft_logits[:, :, :width]
     found = verify(
         processed,
-        Drafts(verify_draft_sampled, cu_num_logits[1:], shipped.num_speculative_steps, logits=draft_logits),
+        DraftedTokens(
+            verify_draft_sampled, cu_num_logits[1:], shipped.num_speculative_steps, logits=draft_logits
+        ),
         _sampling(sampler.sampling_states, idx_mapping, idx_mapping_np),
         method=method,
         positions=pos,

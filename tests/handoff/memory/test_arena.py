@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from baton.handoff.errors import HandoffError, StagingFull
 from baton.handoff.memory import segments
-from baton.handoff.memory.arena import Arena, Place
+from baton.handoff.memory.arena import Arena, StagingSlots
 from baton.handoff.memory.segments import PAGE
 from baton.handoff.memory.views import HEADER_BYTES
 
@@ -31,7 +31,7 @@ def arena(slots: int, *, record_bytes: int = RECORD, step_bytes: int = 16 * KIB)
         made.close()
 
 
-def slots_of(place: Place) -> list[int]:
+def slots_of(place: StagingSlots) -> list[int]:
     return [slot for first, count in place.runs for slot in range(first, first + count)]
 
 
@@ -40,7 +40,7 @@ def slots_of(place: Place) -> list[int]:
 def test_what_is_free_can_be_used_whatever_came_before(steps: list[tuple[int, int]], record: int) -> None:
     """In any order; each step also gives back one place, by index, where there are that many."""
     with arena(200, record_bytes=record) as made:
-        held: list[Place] = []
+        held: list[StagingSlots] = []
         free = 200
         for count, give in steps:
             assert made.free_slots == free

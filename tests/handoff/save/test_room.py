@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from baton.handoff.save.room import Room
+from baton.handoff.save.room import SaveRoom
 
 
-def room(free: int, capacity: int = 10, wait_s: float = 60.0) -> Room:
-    made = Room(wait_s)
+def room(free: int, capacity: int = 10, wait_s: float = 60.0) -> SaveRoom:
+    made = SaveRoom(wait_s)
     made.hear({0: (free, capacity)})
     return made
 
@@ -58,4 +58,4 @@ def test_who_waited_too_long_is_told_once_and_begins_if_nobody_minds() -> None:
 def test_what_never_fits_and_what_is_not_known_do_not_wait() -> None:
     assert room(free=0, capacity=10).admits("a", 11)
     assert room(free=0, capacity=0).admits("a", 1)  # no shared memory at all
-    assert Room().admits("a", 1)
+    assert SaveRoom().admits("a", 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.handoff.memory.views import slots_in
-from baton.handoff.save.sizing import room
+from baton.handoff.save.sizing import staging_size
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -22,7 +22,7 @@ MIB, GIB = 1 << 20, 1 << 30
 def test_it_is_a_share_of_the_cache_that_holds_any_prompt(
     cache: int, prompt: int, free: int, slots: int, because: str
 ) -> None:
-    found = room(MIB, cache, prompt, free)
+    found = staging_size(MIB, cache, prompt, free)
     assert slots_in(found.bytes, MIB) == slots
     assert str(found) == f"{found.bytes / MIB:.0f} MiB of shared memory for saved KV ({found.because})"
     assert found.because.startswith(because)

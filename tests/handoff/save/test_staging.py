@@ -10,7 +10,7 @@ from baton.handoff import digests
 from baton.handoff.errors import LeaseExpired, MalformedManifest, SaveFailed, StagingFull, UnknownHandoff
 from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
-from baton.handoff.memory.views import View
+from baton.handoff.memory.views import SaveView
 from baton.handoff.records import Bytes
 from baton.handoff.save.staging import Entry, Staging
 
@@ -152,7 +152,7 @@ def test_the_ticket_stands_only_while_the_lease_does(make: Callable[..., Staging
     staging = make()
     entry = put(staging, "a", epoch=5)
     memory = segments.attach(entry.place.segment)
-    view = View(memory, entry.place.offset, RECORD, entry.place.runs)
+    view = SaveView(memory, entry.place.offset, RECORD, entry.place.runs)
     assert view.holds(digests.seed("a", 5), 0, 3)
     assert (view.records(0, 3) == 7).all()
     staging.release("a", 5)

@@ -1,4 +1,4 @@
-"""The gpu and the CPU's path against the naive one, on texts of few letters, where matches abound."""
+"""The GPU's and the CPU's form against the naive one, on texts of few letters, where matches abound."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Match = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Match:
-    """The Triton gpu: compiled on a GPU, interpreted without one."""
-    from baton.kernels.ngram_match import gpu
+def gpu() -> Match:
+    """The Triton form: compiled on a GPU, interpreted without one."""
+    from baton.kernels.ngram_match import gpu as triton_form
 
-    return gpu.ngram_match
+    return triton_form.ngram_match
 
 
 @dataclass

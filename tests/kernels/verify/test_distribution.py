@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.kernels.verify import Drafts, Job, Method, Sampling, Verified, cpu, naive, verify
+from baton.kernels.verify import DraftedTokens, Job, Method, Sampling, Verified, cpu, naive, verify
 
 SAMPLES = 20_000
 LENGTH = 4
@@ -82,7 +82,7 @@ def step(
     before = torch.cat([last.unsqueeze(1), tokens], 1)
     return Job(
         tables.target[before[rows]],
-        Drafts(
+        DraftedTokens(
             tokens[drafted].int(),
             (count + 1).cumsum(0).int(),
             DRAFTED,
@@ -176,10 +176,10 @@ def test_numbers_that_are_drawn_twice_show(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("way", WAYS)
 def test_without_drafts_too(way: str) -> None:
-    """Direct sampling by the same gpu, with a request for each sample."""
+    """Direct sampling by the same form, with a request for each sample."""
     tables = Tables.random(3)
     none = torch.zeros(0, dtype=torch.int32)
-    drafts = Drafts(none, torch.arange(1, SAMPLES + 1).int(), 0)
+    drafts = DraftedTokens(none, torch.arange(1, SAMPLES + 1).int(), 0)
     found = verify(tables.target[:1].expand(SAMPLES, -1), drafts, sampling(WAYS[way], SAMPLES))
     assert chance_of_fit(found.tokens.long(), chances(tables, WAYS[way])) > CHANCE
 
@@ -204,11 +204,11 @@ def test_blocks_are_accepted_no_less_often(proposal: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Callable[[Job], Verified]:
+def gpu() -> Callable[[Job], Verified]:
     pytest.importorskip("triton")
-    from baton.kernels.verify import gpu
+    from baton.kernels.verify import gpu as triton_form
 
-    return gpu.verify
+    return triton_form.verify
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
@@ -216,12 +216,12 @@ def kernel() -> Callable[[Job], Verified]:
 def test_the_kernel_writes_the_same_texts(
     gpu: Callable[[Job], Verified], method: Method, proposal: str
 ) -> None:
-    """What was found of the CPU's path holds for the gpu: the same tokens from the same seeds."""
+    """What was found of the CPU's form holds for the GPU's: the same tokens from the same seeds."""
     if torch.cuda.is_available():
         pytest.skip("test_verify.py compares them on the GPU")
     make = torch.Generator().manual_seed(7)
     last, at = torch.arange(12) % VOCABULARY, torch.zeros(12, dtype=torch.int64)
     job = step(Tables.random(1), WAYS["all"], method, proposal, last, at, make)
     wanted = cpu.verify(job).tokens.tolist()
-    assert kernel(job).tokens.tolist() == wanted
+    assert gpu(job).tokens.tolist() == wanted
     assert naive.verify(job).tokens.tolist() == wanted

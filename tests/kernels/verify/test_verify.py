@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.kernels.verify import Drafts, Job, Sampling, Verified, cpu, naive, verify
+from baton.kernels.verify import DraftedTokens, Job, Sampling, Verified, cpu, naive, verify
 from harness.support import CALL_S
 from harness.verify_cases import Shape, moved
 
@@ -23,12 +23,12 @@ METHODS = ["standard", "block"]
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Verify:
-    """The Triton kernels: compiled on a GPU, interpreted without one."""
+def gpu() -> Verify:
+    """The Triton form: compiled on a GPU, interpreted without one."""
     pytest.importorskip("triton")
-    from baton.kernels.verify import gpu
+    from baton.kernels.verify import gpu as triton_form
 
-    return gpu.verify
+    return triton_form.verify
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,9 @@ class TestEdges:
         """Of two equal logits the first, in different tiles and within one."""
         logits = torch.zeros(4, 61)
         logits[0, [3, 40]] = logits[1, [20, 21]] = logits[2, 60] = 2.0
-        drafts = Drafts(torch.tensor([3, 20, 59], dtype=torch.int32), torch.tensor([4], dtype=torch.int32), 3)
+        drafts = DraftedTokens(
+            torch.tensor([3, 20, 59], dtype=torch.int32), torch.tensor([4], dtype=torch.int32), 3
+        )
         sampling = Sampling(torch.zeros(1), torch.zeros(1, dtype=torch.int64))
         found = check(run, Job(logits, drafts, sampling, method, tile=16), where)  # type: ignore[arg-type]
         assert found.tokens.tolist() == [[3, 20, 60, -1]]
@@ -143,7 +145,7 @@ class TestEdges:
         ends = torch.tensor([3], dtype=torch.int32)
         sampling = Sampling(torch.ones(1), torch.zeros(1, dtype=torch.int64))
         for placeholder in (-1, 61, 1 << 30):
-            drafts = Drafts(torch.tensor([7, placeholder], dtype=torch.int32), ends, 2)
+            drafts = DraftedTokens(torch.tensor([7, placeholder], dtype=torch.int32), ends, 2)
             found = check(run, Job(logits, drafts, sampling, method, tile=16), where)  # type: ignore[arg-type]
             assert found.tokens.tolist() == [[7, 7, -1]]
 
@@ -153,7 +155,7 @@ class TestEdges:
         """top-k 3 and top-p 0.5 of 61 equal tokens leave the first 2."""
         requests = 40
         logits = torch.zeros(requests, 61)
-        drafts = Drafts(torch.zeros(0, dtype=torch.int32), torch.arange(1, requests + 1).int(), 0)
+        drafts = DraftedTokens(torch.zeros(0, dtype=torch.int32), torch.arange(1, requests + 1).int(), 0)
         sampling = Sampling(
             torch.ones(requests),
             torch.arange(requests),
@@ -187,8 +189,10 @@ def _first(job: Job, requests: int) -> Job:
 
 def test_no_requests(gpu: Verify, device: str) -> None:
     none = torch.zeros(0, dtype=torch.int32)
-    job = Job(torch.zeros(0, 61), Drafts(none, none, 2), Sampling(torch.zeros(0), torch.zeros(0).long()))
-    for found in (kernel(moved(job, device)), cpu.verify(job)):
+    job = Job(
+        torch.zeros(0, 61), DraftedTokens(none, none, 2), Sampling(torch.zeros(0), torch.zeros(0).long())
+    )
+    for found in (gpu(moved(job, device)), cpu.verify(job)):
         assert found.tokens.shape == (0, 3)
         assert found.counts.shape == (0,)
 
