@@ -1,8 +1,8 @@
-# Everything sets itself up: the first run makes .venv (a minute), later ones start at once.
+# Every target sets up what it needs: the first run makes .venv (a minute), later ones start at once.
 BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= deploy/laptop.yaml
-# Where it is set, as in many images, each start would compile anew what it imports.
+# Many images set it; then every start would compile its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup up test pytest chaos lint format bench bench-spec table proto docs clean
@@ -36,7 +36,7 @@ lint: $(READY) ## Ruff, mypy --strict, layers of imports, words, generated files
 	@deploy/setup/proto --check
 	@$(BIN)/python deploy/setup/config-docs --check
 
-format: $(READY) ## Let ruff mend what it can
+format: $(READY) ## Let ruff fix what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
@@ -53,9 +53,9 @@ table: $(READY) ## Measure every speculative method; writes docs/speculative-dec
 proto: $(READY) ## Generate the protocol's Python from protos/*.proto
 	@deploy/setup/proto
 
-docs: $(READY) ## Write docs/configuration.md anew
+docs: $(READY) ## Write docs/configuration.md from the configuration tree
 	@$(BIN)/python deploy/setup/config-docs
 
-clean: ## Remove what set-up and tests made
+clean: ## Remove what set-up and tests created
 	rm -rf .venv .venv-tools .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -108,7 +108,7 @@ def scheduler(settings: Settings) -> None:
 @app.command(cls=SectionedCommand)
 @with_settings("engine", "worker", "scheduler", "handoff")
 def prefill(settings: Settings) -> None:
-    """Run a prefill worker: prefill prompts and hand their KV cache over."""
+    """Run a prefill worker: prefill prompts, hand the KV cache over."""
     _run_worker(settings, "prefill")
 
 

@@ -51,7 +51,7 @@ async def test_all_good(served: Router, tmp_path: Path) -> None:
     requests = write(tmp_path / "in.jsonl", *prompts)
     status, said = await run(served, requests)
     assert status == 0, said
-    assert "200 answered, 0 of them with an error" in said
+    assert "200 done, 0 of them failed" in said
     assert answered(requests) == sorted(prompts)
     assert served.most <= 64
 
@@ -60,12 +60,12 @@ async def test_some_fail_and_the_others_do_not(served: Router, tmp_path: Path) -
     requests = write(tmp_path / "in.jsonl", "a", "bad", "full", "broken", "b")
     status, said = await run(served, requests)
     assert status == 1
-    assert "5 answered, 2 of them with an error" in said
+    assert "5 done, 2 of them failed" in said
     assert answered(requests) == ["a", "b", "bad", "broken", "full"]
     seen = served.seen.total()
     status, said = await run(served, requests)
     assert status == 1
-    assert "nothing was left to do" in said
+    assert "nothing left to do" in said
     assert served.seen.total() == seen
 
 
@@ -87,7 +87,10 @@ async def test_whose_key_is_shown(served: Router, tmp_path: Path, monkeypatch: p
         assert (status, served.keys) == (0, {f"Bearer {key}"}), said
         assert "of-the-file" not in said
     status, said = await run(served, requests, "--api-key", "own", "--api-key-file", str(keys))
-    assert (status, said) == (1, "baton: error: --api-key and --api-key-file exclude each other: leave one out\n")
+    assert (status, said) == (
+        1,
+        "baton: error: --api-key and --api-key-file exclude each other: leave one out\n",
+    )
 
 
 async def test_bad_input_starts_nothing(served: Router, tmp_path: Path) -> None:
@@ -113,11 +116,11 @@ async def test_it_goes_on_where_it_was_stopped(served: Router, tmp_path: Path, h
     assert status == (-9 if how is signal.SIGKILL else 130), said
     assert answered(requests) == sorted(quick)
     if how is not signal.SIGKILL:
-        assert "50 of 108 are answered; the same command goes on from there" in said
+        assert "50 of 108 are done; the same command resumes there" in said
     served.released.set()
     status, said = await run(served, requests)
     assert status == 0, said
-    assert "50 of 108 are answered in" in said
+    assert "50 of 108 already have a result in" in said
     assert len(answered(requests)) == len(set(answered(requests))) == 108
     assert {served.seen[prompt] for prompt in quick} == {1}
     assert {served.seen[prompt] for prompt in slow} == {2}

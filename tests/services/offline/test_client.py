@@ -7,26 +7,28 @@ import asyncio
 import pytest
 
 from baton.services.offline import client as client_module
-from baton.services.offline.client import MAX_LOST, Answer, Client, Endpoint, each
+from baton.services.offline.client import MAX_LOST, Client, Endpoint, HttpResponse, each
 from baton.services.offline.errors import DeploymentEnded, RequestError, Unavailable
 from baton.services.offline.prompts import COMPLETIONS
 from harness.support import PATIENCE, free_port
 from tests.services.offline.router import Router
 
+TIMEOUT_S = 600.0
 
-async def ask(client: Client, prompt: str) -> Answer:
+
+async def ask(client: Client, prompt: str) -> HttpResponse:
     return await client.post(COMPLETIONS, {"prompt": prompt})
 
 
 async def test_it_comes_back_after_503(served: Router) -> None:
-    async with Client(Endpoint(served.url), 4) as client:
+    async with Client(Endpoint(served.url, TIMEOUT_S), 4) as client:
         answer = await ask(client, "full")
     assert answer.ok
     assert served.seen["full"] == 3
 
 
 async def test_an_error_is_an_answer(served: Router) -> None:
-    async with Client(Endpoint(served.url), 4) as client:
+    async with Client(Endpoint(served.url, TIMEOUT_S), 4) as client:
         answer = await ask(client, "bad")
     assert answer.status == 400
     assert str(answer.error()) == "too long"
@@ -34,7 +36,7 @@ async def test_an_error_is_an_answer(served: Router) -> None:
 
 
 async def test_a_connection_that_breaks_is_tried_again_so_often(served: Router) -> None:
-    async with Client(Endpoint(served.url), 4) as client:
+    async with Client(Endpoint(served.url, TIMEOUT_S), 4) as client:
         with pytest.raises(RequestError, match="connection was lost 3 times"):
             await ask(client, "broken")
     assert served.seen["broken"] == MAX_LOST
@@ -43,8 +45,8 @@ async def test_a_connection_that_breaks_is_tried_again_so_often(served: Router) 
 async def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "PATIENCE_S", 0.5)
     monkeypatch.setattr(client_module, "_PAUSE_S", 0.1)
-    async with Client(Endpoint(f"http://127.0.0.1:{free_port()}"), 4) as client:
-        with pytest.raises(Unavailable, match=r"nothing was answered for 0 s: http://127.0.0.1"):
+    async with Client(Endpoint(f"http://127.0.0.1:{free_port()}", TIMEOUT_S), 4) as client:
+        with pytest.raises(Unavailable, match=r"no request got a response for 0 s: http://127.0.0.1"):
             await ask(client, "x")
 
 
@@ -52,14 +54,14 @@ async def test_a_deployment_that_is_gone_says_why() -> None:
     def check() -> None:
         raise DeploymentEnded("decode-0 died 4 times")
 
-    async with Client(Endpoint(f"http://127.0.0.1:{free_port()}", check=check), 4) as client:
+    async with Client(Endpoint(f"http://127.0.0.1:{free_port()}", TIMEOUT_S, check=check), 4) as client:
         with pytest.raises(DeploymentEnded, match="died 4 times"):
             await ask(client, "x")
 
 
 async def test_no_more_than_the_bound_at_a_time(served: Router) -> None:
     served.crowd = 3
-    async with Client(Endpoint(served.url), 3) as client:
+    async with Client(Endpoint(served.url, TIMEOUT_S), 3) as client:
         held = [asyncio.create_task(ask(client, f"held-{number}")) for number in range(10)]
         async with asyncio.timeout(10 * PATIENCE):
             await served.crowded.wait()

@@ -102,7 +102,7 @@ def test_the_settings() -> None:
     assert (loaded.engine.model, loaded.engine.dtype, loaded.handoff.staging_mib) == ("folder", "float32", 7)
     for wrong, said in [
         ({"dtpye": "float32"}, "unknown key 'engine.dtpye'.*did you mean 'dtype'"),
-        ({"router": {"port": 8000}}, "router.port is not for you to set"),
+        ({"router": {"port": 8000}}, "router.port cannot be set"),
         ({"handoff": 7}, "handoff is not allowed"),
     ]:
         with pytest.raises(ConfigError, match=said):
