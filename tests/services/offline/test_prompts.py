@@ -103,7 +103,7 @@ def test_the_settings() -> None:
     for wrong, said in [
         ({"dtpye": "float32"}, "unknown key 'engine.dtpye'.*did you mean 'dtype'"),
         ({"router": {"port": 8000}}, "router.port cannot be set"),
-        ({"handoff": 7}, "handoff is not allowed"),
+        ({"handoff": 7}, "handoff is a section"),
     ]:
         with pytest.raises(ConfigError, match=said):
             _load("folder", None, wrong)
