@@ -1,4 +1,4 @@
-"""OpenAI's batch format: what is refused, and where a batch goes on."""
+"""OpenAI's batch format: refusals, and where a batch is resumed."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_a_good_file(tmp_path: Path) -> None:
         (line(body={"prompt": "x", "model": "gpt"}), "model 'gpt' is not served"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, wrong: Any, said: str) -> None:
+def test_invalid_lines_are_refused(tmp_path: Path, wrong: Any, said: str) -> None:
     (problem,) = problems(tmp_path, line("0"), wrong)
     assert problem.startswith(f"line 2: {said}")
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     assert problems(tmp_path, line("a"), "{", line("b"), line("a")) == [
         "line 2: not a JSON object",
         "line 4: custom_id 'a' is that of line 1 too",
@@ -70,14 +70,14 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     assert many[-1] == "and 10 more"
 
 
-def test_files_that_are_no_batch(tmp_path: Path) -> None:
+def test_unreadable_and_empty_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no request"):
         check(write(tmp_path / "empty.jsonl", ""), SERVED)
     with pytest.raises(InputError, match="cannot read"):
         check(tmp_path / "absent.jsonl", SERVED)
 
 
-def test_what_is_written(tmp_path: Path) -> None:
+def test_format_of_results(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with Output.resume(path, {"1", "2", "3"}) as output:
         assert output.write("1", HttpResponse(200, {"id": "cmpl-7", "choices": []}))
@@ -98,8 +98,8 @@ def test_what_is_written(tmp_path: Path) -> None:
         assert (output.done, output.failed) == ({"1", "2", "3"}, 2)
 
 
-def test_a_file_cut_anywhere_is_gone_on_with(tmp_path: Path) -> None:
-    """Killed at any byte: whole lines stay, the torn one is asked again."""
+def test_a_file_cut_anywhere_is_resumed(tmp_path: Path) -> None:
+    """Whole lines stay, wherever the writer was killed; the request of the torn line is repeated."""
     path = tmp_path / "out.jsonl"
     ids = {"1", "2", "ä"}
     with Output.resume(path, ids) as output:
@@ -116,7 +116,7 @@ def test_a_file_cut_anywhere_is_gone_on_with(tmp_path: Path) -> None:
         assert sorted(found) == sorted(ids)
 
 
-def test_answers_to_something_else_are_not_touched(tmp_path: Path) -> None:
+def test_results_of_another_batch_are_not_touched(tmp_path: Path) -> None:
     path = write(tmp_path / "out.jsonl", {"custom_id": "other", "response": None})
     before = path.read_bytes()
     with pytest.raises(InputError, match="line 1 belongs to none of these requests"):
