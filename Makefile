@@ -1,9 +1,9 @@
-# Everything sets itself up: the first run makes .venv (a minute), later ones start at once.
+# Every target sets up what it needs: the first run makes .venv (a minute), later ones start at once.
 BIN := .venv/bin
 READY := .venv/.ready
 DOCS_READY := .venv-docs/.ready
 CONFIG ?= deploy/laptop.yaml
-# Where it is set, as in many images, each start would compile anew what it imports.
+# Many images set it; then every start would compile its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup up test pytest chaos lint format bench bench-spec table proto docs config-docs clean
@@ -37,7 +37,7 @@ lint: $(READY) ## Ruff, mypy --strict, layers of imports, words, generated files
 	@deploy/setup/proto --check
 	@$(BIN)/python deploy/setup/config-docs --check
 
-format: $(READY) ## Let ruff mend what it can
+format: $(READY) ## Let ruff fix what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

@@ -1,4 +1,4 @@
-"""Status 0 when the gRPC service at HOST:PORT says that it serves: for a container's health check."""
+"""A container's health check: exit with status 0 when the gRPC service at HOST:PORT is serving."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """The configuration: one tree of settings for every process of a deployment.
 
-A value is taken from the first place that has it: command-line flag, environment (`BATON_SECTION__KEY`),
-YAML file (`--config`, or BATON_CONFIG), default. An unknown key is refused wherever it stands.
+A value comes from the first source that has it: command-line flag, environment (`BATON_SECTION__KEY`), YAML
+file (`--config`, or BATON_CONFIG), default. An unknown key is refused in any of them.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from baton.services.speculation import SpeculativeSettings
 
 ENV_PREFIX = "BATON_"
 ENV_CONFIG_FILE = "BATON_CONFIG"  # names the YAML file, as --config does
-OFF = ("none", "null", "")  # words for a section that is not to be
-# What these keys hold is never shown: not by an error, not in a process's title.
+OFF = ("none", "null", "")  # values that turn an optional section off
+# (section, key) of values that are never shown, neither in an error nor in a process's title.
 SECRET = {("router", "api_key"), ("scheduler", "store"), ("engine", "extra")}
-REVEAL = {"secrets": True}  # the context of a dump that shall hold them, for another process of ours
+REVEAL = {"secrets": True}  # the context of a dump with secrets, for another process of Baton's
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 RoleName = Literal["prefill", "decode", "mixed"]
 
 
 def _address(value: str) -> str:
-    """host:port, or several with commas between; what does not fit is refused before anything starts."""
+    """Check host:port, or several separated by commas. Raises ValueError."""
     for one in value.split(",") if value else []:
         try:
             addresses.split(one)
@@ -101,45 +101,49 @@ class _Section(BaseModel):
 
 
 class EngineSettings(_Section):
-    """What the engine of every worker runs, and what the router must know of it."""
+    """The engine of every worker; the router uses the same settings."""
 
-    model: str = Field("", description="Model folder or name, in Hugging Face's layout.")
-    served_model_name: str = Field("", description="Name in the API; the model's own by default.")
+    model: str = Field("", description="Model: a folder in Hugging Face's layout, or a name there.")
+    served_model_name: str = Field("", description="Model name in the API; the model's own by default.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and KV cache; the model's own by default."
+        "auto", description="Data type of weights and KV cache; the model's own by default."
     )
-    max_model_len: int | None = Field(None, ge=16, description="Tokens of prompt and answer together.")
+    max_model_len: int | None = Field(
+        None, ge=16, description="Maximum length of a sequence, prompt and output tokens together."
+    )
     block_size: int | None = Field(
         None,
         ge=1,
-        description="Tokens a KV block. If unset: vLLM's default on a GPU; on a CPU 32, for MLA 16.",
+        description="Tokens per KV block. If unset: vLLM's default on a GPU; 32 on a CPU, or 16 with MLA.",
     )
-    kv_cache_gib: float | None = Field(None, gt=0, description="KV cache of one worker, GiB.")
-    max_num_seqs: int = Field(64, ge=1, description="Requests in one batch.")
+    kv_cache_gib: float | None = Field(None, gt=0, description="KV cache of one worker, in GiB.")
+    max_num_seqs: int = Field(64, ge=1, description="Most requests in one batch.")
     max_num_batched_tokens: int | None = Field(
         None,
         ge=32,
-        description="Tokens in one engine step. If unset: vLLM's default on a GPU; on a CPU 256, or more "
-        "where the largest batch needs it, as what is in a step makes others wait.",
+        description="Most tokens in one engine step: long steps delay the other requests. If unset: vLLM's "
+        "default on a GPU; 256 on a CPU, or more where the largest batch needs it.",
     )
-    tensor_parallel_size: int = Field(1, ge=1, description="Ranks, one GPU each, of one worker.")
-    enable_prefix_caching: bool = Field(True, description="Keep the KV of prompts that share a beginning.")
-    seed: int = Field(0, description="Of the engines' random numbers.")
+    tensor_parallel_size: int = Field(
+        1, ge=1, description="Tensor-parallel ranks of one worker, one GPU each."
+    )
+    enable_prefix_caching: bool = Field(
+        True, description="Prefix caching: prompts that begin alike share their KV blocks."
+    )
+    seed: int = Field(0, description="Seed of the engines' random numbers.")
     tool_call_parser: str | None = Field(
-        None, description="vLLM's name of the tool-call parser, e.g. hermes."
+        None, description="Parser of tool calls, by vLLM's name, e.g. hermes."
     )
-    reasoning_parser: str = Field(
-        "", description="vLLM's name of the parser of a model's reasoning, e.g. deepseek_r1."
-    )
+    reasoning_parser: str = Field("", description="Parser of reasoning, by vLLM's name, e.g. deepseek_r1.")
     speculative_config: SpeculativeSettings | None = Field(
         None,
-        description="Speculative decoding (docs/speculative-decoding.md). The flag replaces the file's as a "
-        "whole; 'none' turns it off.",
+        description="Speculative decoding (docs/speculative-decoding.md). The flag replaces the file's value "
+        "as a whole; 'none' turns it off.",
     )
     extra: dict[str, Any] = Field(
         default_factory=dict,
-        repr=False,  # a token of Hugging Face's may be in it
-        description="Further engine arguments, by vLLM's own names (AsyncEngineArgs).",
+        repr=False,  # may hold a Hugging Face token
+        description="Further engine arguments, by vLLM's names (AsyncEngineArgs).",
     )
 
     @field_validator("speculative_config", mode="before")
@@ -151,7 +155,7 @@ class EngineSettings(_Section):
 
 
 class PolicySettings(_Section):
-    """Who is chosen for a request: classes by their registered names (scheduler/policy)."""
+    """The placement policy: classes by their registered names (scheduler/policy)."""
 
     filters: list[str] = ["placeable", "same_revision", "not_excluded", "fits", "room"]
     pair_filters: list[str] = ["compatible"]
@@ -165,12 +169,12 @@ class PolicySettings(_Section):
 
 
 class SchedulerSettings(_Section):
-    """The scheduler's own settings, and how others reach it."""
+    """The scheduler, and the address at which others reach it."""
 
     address: Address = Field(
         "127.0.0.1:7400",
         min_length=1,
-        description="host:port where it listens. Where others find it: one, or several with commas between.",
+        description="host:port on which it listens. Others may name several schedulers, separated by commas.",
     )
     store: str = Field(
         "memory",
@@ -178,37 +182,40 @@ class SchedulerSettings(_Section):
         description="memory, redis://[:password@]host:port/db, or rediss:// for TLS.",
     )
     store_password_file: str = Field(
-        "", description="File with the store's password, in place of one in its URL."
+        "", description="File with the store's password, instead of a password in its URL."
     )
     topic: str = Field("baton", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Namespace in a shared store.")
-    heartbeat_s: Seconds = Field(1.0, description="Workers send one this often.")
-    worker_lease_s: Seconds = Field(5.0, description="A worker not heard of for this long is dead.")
+    heartbeat_s: Seconds = Field(1.0, description="Interval of the workers' heartbeats.")
+    worker_lease_s: Seconds = Field(5.0, description="A worker without a heartbeat for this long is dead.")
     placement_lease_s: Seconds = Field(15.0, description="A placement not renewed for this long is released.")
     max_queued_prompt_tokens: int = Field(
-        32_768, ge=1, description="Prompt tokens placed on one prefill worker and not yet read; more is 503."
+        32_768,
+        ge=1,
+        description="Most prompt tokens placed on one prefill worker and not yet prefilled; beyond, requests "
+        "wait in the router.",
     )
     max_queue_factor: float = Field(
         1.25,
         ge=1,
-        description="Requests placed on one decode worker, as a multiple of its max_num_seqs: those above 1 "
-        "are prefilled meanwhile, and take over a slot when it comes free. More wait in the router.",
+        description="Most requests placed on one decode worker, as a multiple of its max_num_seqs: those "
+        "above 1 are prefilled meanwhile and take the next free slot. Beyond, requests wait in the router.",
     )
     handoff_min_tokens: int = Field(
-        0, ge=0, description="Shorter prompts are read by the decode worker itself, without a handoff."
+        0, ge=0, description="Shorter prompts are prefilled by the decode worker itself, without a handoff."
     )
     idle_decode_tokens: int = Field(
         8_192,
         ge=0,
-        description="Prompt tokens that a decode worker which runs nothing prefills itself while prefill "
-        "workers queue, as at the beginning of a burst; 0: none.",
+        description="Most prompt tokens that an idle decode worker prefills itself while prefill workers "
+        "have a queue, as at the beginning of a burst; 0: none.",
     )
     rebalance_after_s: Seconds | None = Field(
         None,
-        description="A worker changes sides when the prefill or the decode side was short of workers for so "
-        "long while the other had one to spare; never if unset.",
+        description="A worker changes its role when one side, prefill or decode, was short of workers for "
+        "this long while the other had one to spare; never if unset.",
     )
     metrics_port: Port | None = Field(
-        None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."
+        None, description="Port of Prometheus metrics over HTTP; none if unset, 0 takes a free one."
     )
     policy: PolicySettings = Field(
         default_factory=PolicySettings, description="Names of filters, scorers (with weights) and picker."
@@ -232,61 +239,64 @@ class SchedulerSettings(_Section):
     @model_validator(mode="after")
     def _one_password(self) -> SchedulerSettings:
         if self.store_password_file and has_password(self.store):
-            raise ValueError("a password in store and a store_password_file are too much: leave one out")
+            raise ValueError(
+                "a password in store and a store_password_file exclude each other: leave one out"
+            )
         return self
 
     def check_shared(self) -> None:
-        """Raises ConfigError for several schedulers without a store that they share. For who runs a part: an
-        operator's question needs their addresses alone.
+        """Raise ConfigError for several schedulers without a shared store.
+
+        To be called by processes of the deployment; an operator's command needs the addresses alone.
         """
         if "," in self.address and self.store == "memory":
             raise ConfigError(
                 f"scheduler.address names several schedulers ({self.address}) and scheduler.store is memory: "
-                "each would know its own workers alone; set scheduler.store to the Redis that they share, or "
+                "each would know only its own workers; set scheduler.store to the Redis that they share, or "
                 "name one scheduler"
             )
 
 
 class HandoffSettings(_Section):
-    """How KV travels between workers."""
+    """The handoff of KV cache between workers."""
 
     enabled: bool | None = Field(
         None,
-        description="Whether workers hand KV over. If unset, they do, but for those of a deployment that is "
-        "started whole (baton up, offline) with mixed workers alone. Without, layers with a sliding window "
-        "keep no more than that, nothing is held back for handoffs, and a worker stays a mixed one.",
+        description="Whether workers hand KV over. If unset, they do, except in a deployment started as a "
+        "whole (baton up, offline) with mixed workers only. Without handoffs, sliding-window layers keep KV "
+        "for their window only, no memory is set aside for saved KV, and a worker stays a mixed one.",
     )
     transports: list[TransportName] = Field(
         ["shm", "grpc"],
         min_length=1,
-        description="Offered by a worker, best first; both ends choose a common one. Other packages may add "
-        "some (docs/adding-a-transport.md).",
+        description="Transports that a worker offers, best first; both ends agree on one. Other packages may "
+        "add some (docs/adding-a-transport.md).",
     )
     host: str = Field(
         "",
-        description="Address on which KV is served; that of worker.listen by default. Others are told this "
-        "one, or the host that the worker advertises where it is unset, 0.0.0.0 or ::.",
+        description="Address on which KV is served; that of worker.listen by default. If it is unset, "
+        "0.0.0.0 or ::, other workers use the host that the worker advertises.",
     )
     port: Port = Field(
         0,
-        description="TCP port on which KV is served; rank r of a tensor-parallel worker takes port + r. 0 "
+        description="TCP port on which KV is served; rank r of a tensor-parallel worker uses port + r. 0 "
         "takes free ones.",
     )
     staging_mib: int | None = Field(
         None,
         ge=1,
-        description="Saved KV that may wait to be pulled, MiB a rank. If unset, half of its KV cache, or one "
-        "prompt of max_model_len where that is more, but at most a quarter of what /dev/shm has free.",
+        description="Memory for saved KV that waits to be pulled, in MiB per rank. If unset: half of the KV "
+        "cache, or one prompt of max_model_len if that is more, but at most a quarter of the free /dev/shm.",
     )
-    lease_s: Seconds = Field(30.0, description="Saved KV is kept this long for the decode worker.")
+    lease_s: Seconds = Field(30.0, description="Time that saved KV is kept for the decode worker.")
     pull_timeout_s: Seconds = Field(20.0, description="Deadline of one pull.")
     chunk_mib: int = Field(
-        4, ge=1, le=32, description="Of one message of the grpc transport, or one look into shared memory."
+        4, ge=1, le=32, description="Size of one grpc message, or of one read from shared memory."
     )
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = Field(
         "auto",
-        description="How KV travels: auto as it is, the others at half the bytes and with an error "
-        "(docs/handoff-wire.md). All workers must have the same.",
+        description="Data type of KV in a handoff: auto is that of the cache; the others halve the bytes and "
+        "lose precision (docs/handoff-wire.md). It must be the same on all workers.",
     )
 
     @field_validator("host")
@@ -299,7 +309,7 @@ class HandoffSettings(_Section):
 
 
 class WorkerSettings(_Section):
-    """One worker's process."""
+    """The process of one worker."""
 
     listen: Address = Field(
         "127.0.0.1:0",
@@ -307,27 +317,27 @@ class WorkerSettings(_Section):
     )
     advertise: str = Field(
         "",
-        description="host:port as others reach it, or the host alone. By default what it listens on; where "
-        "that is all addresses, the one by which it reaches the scheduler.",
+        description="host:port at which others reach it, or the host alone. By default the listening "
+        "address; if that is all addresses, the one from which it reaches the scheduler.",
     )
     worker_id: str = Field(
         "",
-        description="Unique name, also what a drain is remembered by; by default of role, host and process.",
+        description="Unique name; a drain is remembered by it. By default made of role, host and process id.",
     )
     metrics_port: Port | None = Field(
-        None, description="Prometheus metrics over HTTP; off if unset, 0 takes a free one."
+        None, description="Port of Prometheus metrics over HTTP; none if unset, 0 takes a free one."
     )
     cpu: str = Field("", description="Cores to which the engine is pinned, as '0' or '0-3'; all by default.")
     acceptance_reference: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="Accepted share of the first drafted position as it should be; learned if unset. "
-        "Well below it an alarm is raised: docs/observability.md.",
+        description="Expected acceptance rate of the first drafted position; learned if unset. A rate well "
+        "below it raises an alarm: docs/observability.md.",
     )
     drain_timeout_s: Seconds = Field(60.0, description="After SIGTERM, running requests may take this long.")
     engine_stall_s: Seconds = Field(
-        300.0, description="An engine whose step takes longer hangs: the worker fails, others go on."
+        300.0, description="An engine step that takes longer counts as hanging: the worker fails."
     )
     scheduler_wait_s: Seconds = Field(15.0, description="At start, wait this long for the scheduler.")
 
@@ -335,88 +345,90 @@ class WorkerSettings(_Section):
     @classmethod
     def _can_be_dialled(cls, value: str) -> str:
         if value and addresses.is_wildcard(addresses.split(value)[0]):
-            raise ValueError("others cannot dial it: give an address of this machine, or its name")
+            raise ValueError("others cannot dial it: give an address or the name of this machine")
         return value
 
 
 class RouterSettings(_Section):
-    """The OpenAI-compatible HTTP front."""
+    """The router and its OpenAI-compatible HTTP API."""
 
     host: str = Field("127.0.0.1", description="Address on which it listens; 0.0.0.0 for all.")
     port: Port = Field(8000, description="TCP port on which it listens.")
     api_key: SecretStr | None = Field(
         None,
-        description="If set, clients must send it as a bearer token: docs/limits.md.",
+        description="Key that clients must send as a bearer token: docs/limits.md.",
     )
-    api_key_file: str = Field(
-        "", description="File with such keys, one a line; each of them opens. In place of api_key."
-    )
-    metrics_open: bool = Field(False, description="/metrics needs no key.")
+    api_key_file: str = Field("", description="File with several keys, one per line, instead of api_key.")
+    metrics_open: bool = Field(False, description="Serve /metrics without a key.")
     request_timeout_s: Seconds = Field(
         600.0,
-        description="A request that takes longer ends with an error. A client may ask for less with the "
-        "header `X-Request-Timeout` (seconds).",
+        description="A request that takes longer ends with an error. A client may set less with the header "
+        "`X-Request-Timeout` (seconds).",
     )
     max_waiting: int = Field(
         2048,
         ge=0,
-        description="Requests that may wait for room on the workers; more is 503. 0: nobody waits.",
+        description="Most requests that wait for room on the workers; more get 503. 0: none waits.",
     )
     max_wait_s: Seconds = Field(
         300.0,
-        description="A request waits this long for room, and no longer than its own deadline; then 503.",
+        description="Longest wait for room, within the request's own deadline; then it gets 503.",
     )
-    drain_timeout_s: Seconds = Field(10.0, description="After SIGTERM, streams that run may take this long.")
+    drain_timeout_s: Seconds = Field(10.0, description="After SIGTERM, running streams may take this long.")
     max_attempts: int = Field(
         3,
         ge=1,
         le=10,
-        description="So many workers may fail under one request before it gets on; then it is an error.",
+        description="A request fails after this many attempts in a row that lost a worker without progress.",
     )
     replace_wait_s: Seconds = Field(
-        60.0, description="A request whose worker failed waits this long for another, then it is an error."
+        60.0, description="A request whose worker failed waits this long for another one, then it fails."
     )
     journal_mib: int = Field(
         256,
         ge=1,
-        description="Kept of waiting and running requests, so that they can go on elsewhere; more is 503.",
+        description="Memory for the state from which requests continue on another worker; beyond, 503.",
     )
-    max_body_mib: int = Field(8, ge=1, le=1024, description="Of one request's body; a larger one is 413.")
+    max_body_mib: int = Field(
+        8, ge=1, le=1024, description="Largest body of a request, in MiB; a larger one gets 413."
+    )
     max_sequences: int = Field(
-        256, ge=1, description="Answers that one request may ask for (prompts times n); more is 400."
+        256, ge=1, description="Most sequences of one request (prompts times n); more get 400."
     )
-    max_connections: int = Field(4096, ge=1, description="Of clients at once; a request on another is 503.")
+    max_connections: int = Field(
+        4096, ge=1, description="Most connections of clients at a time; a request on a further one gets 503."
+    )
     slow_client_s: Seconds = Field(
         30.0,
-        description="A client that takes longer to send its request, or reads nothing of its answer for so "
-        "long, is cut off: docs/limits.md.",
+        description="A client that takes longer to send its request, or receives nothing of its response for "
+        "this long, is disconnected: docs/limits.md.",
     )
     chat_template: str = Field(
-        "", description="A file, or the template itself; the model's own by default (docs/frontend.md)."
+        "", description="Chat template, as a file or text; the model's own by default (docs/frontend.md)."
     )
     enable_prompt_tokens_details: bool = Field(
-        False, description="Tell in `usage` how many of the prompt's tokens were cached."
+        False, description="Report the number of cached prompt tokens in `usage`."
     )
     enable_force_include_usage: bool = Field(
-        False, description="Send `usage` with every stream, also to clients that do not ask for it."
+        False, description="Send `usage` with every stream, also where the client did not request it."
     )
     frontend: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further arguments of the front end, by vLLM's own names: docs/frontend.md.",
+        description="Further front-end arguments, by vLLM's names: docs/frontend.md.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "warning", description="Of the HTTP server; info writes a line a request: docs/observability.md."
+        "warning", description="Log level of the HTTP server; info logs each request: docs/observability.md."
     )
 
     @property
     def url(self) -> str:
-        """Where a process of the same machine finds it."""
+        """The URL by which a process of the same machine reaches it."""
         return f"http://{addresses.from_here(addresses.join(self.host, self.port))}"
 
     @model_validator(mode="after")
     def _one_source_of_keys(self) -> RouterSettings:
         if self.api_key and self.api_key_file:
-            raise ValueError("api_key and api_key_file are too much: leave one out")
+            raise ValueError("api_key and api_key_file exclude each other: leave one out")
         return self
 
     @field_serializer("api_key", when_used="json-unless-none")
@@ -463,17 +475,16 @@ class Settings(BaseSettings):
 
 
 _NO_MAPPING = (
-    "it must be a mapping of sections, as 'engine:' is one, each a mapping of keys, all of them plain text"
+    "it must be a mapping of sections (as 'engine:'), each a mapping of keys, all of them plain text"
 )
-_config_file: dict[str, Path | None] = {"path": None}  # pydantic-settings passes sources no argument
+_config_file: dict[str, Path | None] = {"path": None}  # pydantic-settings passes no arguments to its sources
 
 
 def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None = None) -> Settings:
     """Read the configuration.
 
-    `flags` holds the command line's values, section by section; None values count as not given.
-    Raises ConfigError, one line a wrong key: where, which key, its value unless it may be a secret, what is
-    allowed.
+    `flags` holds the command line's values by section; None counts as not given. Raises ConfigError with one
+    line per invalid key: its place and name, its value unless that may be a secret, and what is allowed.
     """
     _refuse_unknown_environment()
     name = config_file or os.environ.get(ENV_CONFIG_FILE)
@@ -491,16 +502,16 @@ def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None
         return Settings(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
-    except SettingsError:  # of the environment; it names the section alone
+    except SettingsError:  # raised for the environment; it names the section only
         raise ConfigError(f"{' or '.join(_no_json())}: the value is not valid JSON") from None
-    except (ValueError, TypeError):  # of a file whose keys are no text
+    except (ValueError, TypeError):  # raised for a file whose keys are not text
         raise ConfigError(f"configuration file {name!r}: {_NO_MAPPING}") from None
     finally:
         _config_file["path"] = None
 
 
 def keys(*path: str) -> list[str]:
-    """The allowed keys at `path`: none for the top, a section, a section within it. Empty where it ends."""
+    """Return the keys at a path of sections, without a path those at the top; none for a plain value."""
     model: Any = Settings
     for part in path:
         field = model.model_fields.get(part)
@@ -511,7 +522,7 @@ def keys(*path: str) -> list[str]:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section that a key of this type holds, optional ones included; None for a plain value."""
+    """Return the section that a key of this type holds, also an optional one; None for a plain value."""
     for one in (annotation, *get_args(annotation)):
         if isinstance(one, type) and issubclass(one, BaseModel):
             return one
@@ -519,7 +530,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _check_mapping(name: str) -> None:
-    """What pydantic-settings does not say well of a file. Raises ConfigError."""
+    """Raise ConfigError for a file that is not YAML or no mapping: pydantic-settings explains it badly."""
     try:
         with Path(name).open() as file:
             found = yaml.safe_load(file)
@@ -532,7 +543,7 @@ def _check_mapping(name: str) -> None:
 
 
 def _refuse_unknown_environment() -> None:
-    """pydantic-settings reads the names that it knows and ignores a misspelt one: we do not."""
+    """Raise ConfigError for a variable that names no key: pydantic-settings ignores a misspelt one."""
     for name in os.environ:
         if not name.startswith(ENV_PREFIX) or name == ENV_CONFIG_FILE:
             continue
@@ -549,7 +560,7 @@ def _refuse_unknown_environment() -> None:
 
 
 def _no_json() -> list[str]:
-    """Environment variables of sections, mappings and lists, whose values must be JSON and are not."""
+    """List the variables of sections, mappings and lists whose values are not the JSON they must be."""
     wrong = []
     for name, value in os.environ.items():
         kind: Any = Settings
@@ -575,13 +586,13 @@ def _explain_one(one: dict[str, Any]) -> str:
     location = [str(part) for part in one["loc"]]
     message = one["msg"].removeprefix("Value error, ")
     if one["type"] == "extra_forbidden":
-        # A value may be a secret whose key is misspelt, and so may be what follows `key:` without a blank.
+        # The value of a misspelt key may be a secret, and so may the text after `key:` without a blank.
         location[-1] = _UP_TO_A_VALUE.split(location[-1])[0]
         return f"unknown key {'.'.join(location)!r}{suggest(location[-1], keys(*location[:-1]))}"
     where = ".".join(location)
     if one["type"] == "model_type":
         return f"{where} is a section: it must be a mapping of keys ({', '.join(keys(*location))})"
-    if one["type"] == "value_error" and keys(*location):  # of a section's keys together
+    if one["type"] == "value_error" and keys(*location):  # about several keys of a section
         return f"{where}: {message}"
     if _may_be_shown(location, one["input"]):
         return f"{where}: value {one['input']!r} is not allowed: {message}"
@@ -592,7 +603,7 @@ _UP_TO_A_VALUE = re.compile(r"[^\w.-]")
 
 
 def _may_be_shown(location: list[str], value: Any) -> bool:
-    """Whether this is one plain value of a key that is no secret: whole sections have secrets in them."""
+    """Return whether this is a plain value and not secret; whole sections contain secrets."""
     model: type[BaseModel] = Settings
     for part in location:
         field = model.model_fields.get(part)
@@ -606,21 +617,21 @@ def _may_be_shown(location: list[str], value: Any) -> bool:
 
 
 def suggest(word: str, allowed: list[str]) -> str:
-    """The end of a message: what may have been meant, and all that is allowed."""
+    """Return the end of a message: the word that may be meant, and all that are allowed."""
     close = difflib.get_close_matches(word, allowed, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{hint}; allowed: {', '.join(allowed)}"
 
 
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-_MARK = len("'\\t'")  # a mark of YAML's, or a character: too short for a secret
+_MARK = len("'\\t'")  # a quoted character or two: too short for a secret
 
 
 def _where(error: Exception) -> str:
-    """Tell in YAML's own words what is wrong, and where; what it quotes of the source may be a secret."""
+    """Return YAML's own message with its place, without what it quotes of the file: that may be a secret."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return "a value does not fit its tag"
+        return "a value does not match its tag"
     problem = _QUOTED.sub(
         lambda quoted: quoted[0] if len(quoted[0]) <= _MARK or quoted[0][1] == "<" else "'...'",
         getattr(error, "problem", None) or "it cannot be read",

@@ -1,6 +1,6 @@
 """API keys and passwords: from the configuration, from files, from vLLM's environment variable.
 
-Files are read by the process that needs what is in them, when it starts: a worker's host need not have them.
+Each file is read at start by the process that needs it: a worker's host needs no router's keys.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from pathlib import Path
 from baton.services.config import RouterSettings, SchedulerSettings, Settings
 from baton.services.errors import ConfigError
 
-ENV_VLLM_KEY = "VLLM_API_KEY"  # what guards stock vLLM guards us: nobody shall find the door open by surprise
+ENV_VLLM_KEY = "VLLM_API_KEY"  # guards Baton as it guards vLLM: a replacement must not be open by surprise
 
 log = logging.getLogger(__name__)
 
 
 def api_keys(router: RouterSettings) -> list[str]:
-    """All that open the router, in their file's order; none where it is open. Raises ConfigError."""
+    """Return the keys that the router accepts, in their file's order; none if it needs no key.
+
+    Raises ConfigError.
+    """
     if router.api_key:
         return [router.api_key.get_secret_value()]
     if router.api_key_file:
@@ -29,12 +32,15 @@ def api_keys(router: RouterSettings) -> list[str]:
 
 
 def guarded(router: RouterSettings) -> bool:
-    """Whether a key is needed."""
+    """Return whether the router needs a key."""
     return bool(router.api_key or router.api_key_file or os.environ.get(ENV_VLLM_KEY))
 
 
 def keys_in(key: str, path: str) -> list[str]:
-    """One a line; blank lines and comments (#) are none. `key` names the setting. Raises ConfigError."""
+    """Return the keys in a file, one per line, without blank lines and comments (#).
+
+    `key` names the setting in messages. Raises ConfigError.
+    """
     found = []
     for number, line in enumerate(_read(key, path).splitlines(), 1):
         words = line.split()
@@ -42,16 +48,16 @@ def keys_in(key: str, path: str) -> list[str]:
             continue
         if len(words) > 1:
             raise ConfigError(
-                f"{key}: line {number} of {path!r} has a blank in it: one key a line, comments on their own"
+                f"{key}: line {number} of {path!r} contains a blank: write one key per line, comments apart"
             )
         found += words
     if not found:
-        raise ConfigError(f"{key}: {path!r} holds no key: write one a line")
+        raise ConfigError(f"{key}: {path!r} holds no key: write one per line")
     return found
 
 
 def store_password(scheduler: SchedulerSettings) -> str:
-    """The one in the file; empty where it is in the URL, or there is none. Raises ConfigError."""
+    """Return the password in the file, "" without a file: it may be in the URL. Raises ConfigError."""
     path = scheduler.store_password_file
     if not path:
         return ""
@@ -62,7 +68,7 @@ def store_password(scheduler: SchedulerSettings) -> str:
 
 
 def check(settings: Settings) -> None:
-    """Before anything starts: raises ConfigError for a file that its process could not use."""
+    """Raise ConfigError for a file that its process could not use. To be called before anything starts."""
     api_keys(settings.router)
     store_password(settings.scheduler)
 
@@ -77,5 +83,5 @@ def _read(key: str, path: str) -> str:
     except UnicodeDecodeError:
         raise ConfigError(f"{key}: {path!r} is not a text file in UTF-8") from None
     if readable_by_all:
-        log.warning("%s: everybody on this machine can read %s; chmod o-r takes that away", key, path)
+        log.warning("%s: everybody on this machine can read %s; chmod o-r prevents that", key, path)
     return text

@@ -1,10 +1,10 @@
-"""What goes wrong in a service.
+"""Errors of the services.
 
 BatonError
 └── ServiceError
-    ├── ConfigError      the configuration is wrong: said before anything starts
-    ├── StartError       a service cannot start: port taken, model missing, scheduler away
-    └── PeerRefused      two processes may not talk: another vLLM version, another model
+    ├── ConfigError      the configuration is invalid: raised before anything starts
+    ├── StartError       a service cannot start: port taken, model missing, scheduler unreachable
+    └── PeerRefused      two processes do not fit together: another vLLM version, another model
 """
 
 import re
@@ -15,15 +15,15 @@ from baton.errors import BatonError
 
 
 class ServiceError(BatonError):
-    """A service cannot do what it was asked to."""
+    """A service cannot do what was requested."""
 
 
 class ConfigError(ServiceError):
-    """A key is unknown or its value is not allowed; names the key, the value and what is."""
+    """A key is unknown or its value not allowed; the text names the key, the value and what is allowed."""
 
 
 class StartError(ServiceError):
-    """A service cannot start. The command ends with this line and a status that is not 0."""
+    """A service cannot start. The command prints this line and exits with a status other than 0."""
 
 
 class PeerRefused(ServiceError):
@@ -31,9 +31,9 @@ class PeerRefused(ServiceError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return what it says in one line.
+    """Return the error's text in one line.
 
-    pydantic's own text would quote the values that it was given, secrets among them, and frame each reason.
+    pydantic's own text would quote the invalid values, secrets among them, over several lines.
     """
     if isinstance(error, ValidationError):
         found = error.errors(include_input=False, include_context=False, include_url=False)

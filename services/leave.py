@@ -1,4 +1,4 @@
-"""How a process with an engine's libraries in it ends."""
+"""The exit of a process that has an engine's libraries loaded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NoReturn
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once; all must be said and released before.
+    """Flush the logs and exit at once, without the interpreter's shutdown.
 
-    The interpreter's own end takes 1.5 s more for torch's and vLLM's objects, waits for a thread that may
-    still load a model, and prints what extension modules leaked.
+    That shutdown takes 1.5 s for torch's and vLLM's objects, waits for a thread that may still load a model,
+    and prints what extension modules leaked. Everything must have been released before.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -23,10 +23,10 @@ def leave(status: int) -> NoReturn:
 
 
 def on_signals(react: Callable[[], None]) -> None:
-    """Have `react` called with SIGINT and SIGTERM, for as long as nobody else takes them.
+    """Call `react` on SIGINT and SIGTERM, until other handlers are installed.
 
-    While vLLM is imported nothing else looks at what came, and an exception cannot be raised there: import
-    runs callbacks in which Python drops it. So `react` ends the process itself where it shall end.
+    `react` must end the process itself. While vLLM is imported nothing polls for signals, and an exception
+    would be lost: imports run callbacks in which Python drops exceptions.
     """
 
     def on_signal(number: int, frame: object) -> None:
@@ -38,5 +38,5 @@ def on_signals(react: Callable[[], None]) -> None:
 
 
 def leave_on_signals(status: int) -> None:
-    """SIGINT and SIGTERM end this process at once: for a start that holds nothing yet."""
+    """Exit at once on SIGINT and SIGTERM: for a start that holds nothing yet."""
     on_signals(lambda: leave(status))

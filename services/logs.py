@@ -1,6 +1,6 @@
-"""One configured logger a process: text for people, or a JSON object a line for machines.
+"""Logging: one configured logger per process, as text for people or as one JSON object per line.
 
-Which lines are shown, and where: docs/observability.md, "Logs".
+docs/observability.md, "Logs", says which lines are shown and where.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Literal
 from baton.services.errors import ConfigError
 
 LOGGER = "baton"
-_FORM = "_BATON_LOG"  # inherited by every process that this one starts: FORMAT:WHO
+_FORM = "_BATON_LOG"  # inherited by every process that this one starts: FORMAT:PROCESS
 LEVEL_VARIABLE = "VLLM_LOGGING_LEVEL"
 _FOREIGN = ("vllm", "torch", "transformers", "huggingface_hub", "grpc", "uvicorn", "asyncio", "py.warnings")
-_SAYS_TWICE = "vllm.transformers_utils.repo_utils"  # what it logs, of a model that cannot be read, it raises
+_SAYS_TWICE = "vllm.transformers_utils.repo_utils"  # logs that a model cannot be read, and raises it as well
 _MADE_HERE = frozenset({"message", "asctime", "fields"})
 
 
@@ -53,17 +53,17 @@ class _Json(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """What a call gave as `extra`."""
-    # What every record has is no news: libraries put a factory of theirs in the standard one's place (vLLM).
+    """Return the fields that the logging call passed as `extra`."""
+    # Every record has some fields, and which ones can change: libraries (vLLM) replace the record factory.
     usual = vars(logging.makeLogRecord({})).keys() | _MADE_HERE
     return {key: value for key, value in vars(record).items() if key not in usual}
 
 
 def configure(log_format: Literal["text", "json"], who: str, *, libraries: str = "ERROR") -> logging.Logger:
-    """Send all logs of this process to stderr in one form. Called once, before vLLM is imported.
+    """Send all logs of this process to stderr in one form. To be called once, before vLLM is imported.
 
-    Ours are shown from INFO on. Those of libraries, vLLM's and Python's warnings among them, are shown from
-    `libraries` on, or from what VLLM_LOGGING_LEVEL says. Raises ConfigError when that is no level.
+    Baton's own logs are shown from INFO on, those of libraries and Python's warnings from level `libraries`
+    on, or from VLLM_LOGGING_LEVEL where it is set. Raises ConfigError when that is not a level.
     """
     level = _level(os.environ.get(LEVEL_VARIABLE) or libraries)
     handler = logging.StreamHandler(sys.stderr)
@@ -71,7 +71,7 @@ def configure(log_format: Literal["text", "json"], who: str, *, libraries: str =
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
-    # vLLM puts a handler of its own on its logger when it is imported: ours alone must speak.
+    # vLLM would add a handler of its own to its logger when it is imported.
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
     for name in _FOREIGN:
         foreign = logging.getLogger(name)
@@ -79,12 +79,12 @@ def configure(log_format: Literal["text", "json"], who: str, *, libraries: str =
         foreign.propagate = True
         foreign.setLevel(level)
     logging.getLogger(_SAYS_TWICE).setLevel(logging.CRITICAL)
-    # These set their own loggers up when they are imported; torch's C++ side has none.
+    # These libraries set up their own loggers when they are imported; torch's C++ side has none.
     shown = "error" if level > logging.WARNING else "warning"
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", shown)
     os.environ.setdefault("HF_HUB_VERBOSITY", shown)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", shown.upper())
-    logging.captureWarnings(True)  # Python's own, which would break a log of JSON lines
+    logging.captureWarnings(True)  # Python's own warnings would break a log of JSON lines
     os.environ[_FORM] = f"{log_format}:{who}"
     own = logging.getLogger(LOGGER)
     own.setLevel(logging.INFO)
@@ -92,14 +92,14 @@ def configure(log_format: Literal["text", "json"], who: str, *, libraries: str =
 
 
 def follow() -> None:
-    """In a process that vLLM started anew (a tensor-parallel rank): log as the one that asked for it."""
+    """Log as the parent does, in a process that vLLM spawned (a tensor-parallel rank)."""
     log_format, _, who = os.environ.get(_FORM, "").partition(":")
     if who and not logging.getLogger().handlers:
         configure("json" if log_format == "json" else "text", who)
 
 
 def keep_warnings() -> None:
-    """In a process that has a log file to itself, before `configure`: libraries' warnings are kept there."""
+    """Show libraries' warnings, in a process with a log file of its own. To be called before `configure`."""
     os.environ.setdefault(LEVEL_VARIABLE, "WARNING")
 
 
@@ -108,6 +108,6 @@ def _level(name: str) -> int:
     if level is None:
         raise ConfigError(
             f"environment variable {LEVEL_VARIABLE}: value {name!r} is not allowed: "
-            "say ERROR, WARNING, INFO or DEBUG"
+            "use ERROR, WARNING, INFO or DEBUG"
         )
     return level

@@ -1,7 +1,7 @@
-"""`--speculative-config`: which method drafts, how much, and what it needs; in vLLM's and FastDeploy's terms.
+"""The settings of `--speculative-config`: method, draft length, parameters, by vLLM's and FastDeploy's names.
 
-The router, every worker and the command line read the same settings; only a worker turns them into what
-vLLM takes (services/decode/proposers).
+The router, every worker and the command line share these settings; only a worker turns them into vLLM's own
+(services/decode/proposers).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 AUTO = "auto"
 MOST = 32
-AUTO_MAXIMUM = 5  # drafted tokens a step that "auto" may reach where no maximum is set
+AUTO_MAXIMUM = 5  # most drafted tokens per step that "auto" chooses where no maximum is set
 
 Strategy = Literal["default", "with_ngram", "with_suffix"]
 
 
 def _number_or_auto(value: Any) -> Any:
-    """One message instead of one for each type."""
+    """Check a number from 1 to MOST, or "auto", with one message instead of one for each type."""
     if value == AUTO:
         return value
     try:
@@ -31,63 +31,74 @@ def _number_or_auto(value: Any) -> Any:
 
 
 class SpeculativeSettings(BaseModel):
-    """How a deployment drafts. Shapes of state (method, model) must agree on both sides of a handoff."""
+    """Speculative decoding of a deployment. Method and model must agree on both sides of a handoff."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, hide_input_in_errors=True)
 
     method: str = Field(description="Name of a registered method, e.g. mtp, eagle3, ngram.")
     num_speculative_tokens: Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)] = Field(
-        "auto", description="Drafted tokens a step, or auto: chosen each step from what was measured."
+        "auto",
+        description="Drafted tokens per step, or auto: chosen each step from measured acceptance and cost.",
     )
     max_speculative_tokens: int | None = Field(
-        None, ge=1, le=MOST, description=f"The most that auto may choose; {AUTO_MAXIMUM} if unset."
+        None, ge=1, le=MOST, description=f"Most drafted tokens that auto may choose; {AUTO_MAXIMUM} if unset."
     )
     model: str | None = Field(None, description="Folder or name of the draft model, if the method has one.")
     num_model_steps: int | None = Field(
         None,
         ge=1,
-        description="Of the drafted tokens, those of the draft model; the rest is matched.",
+        description="Number of drafted tokens that the draft model proposes; the rest comes from matching.",
     )
     mtp_strategy: Strategy = Field(
         "default",
-        description="Continue the drafts of mtp, eagle or eagle3 by n-gram or suffix matches.",
+        description="Extend drafts of mtp, eagle or eagle3 with n-gram or suffix matches.",
     )
-    prompt_lookup_max: int | None = Field(None, ge=1, description="Longest n-gram that is looked for.")
-    prompt_lookup_min: int | None = Field(None, ge=1, description="Shortest one.")
-    suffix_decoding_max_tree_depth: int = Field(24, ge=2, description="Longest suffix and draft together.")
-    suffix_decoding_max_cached_requests: int = Field(10_000, ge=0, description="Past answers kept.")
-    suffix_decoding_max_spec_factor: float = Field(1.0, gt=0, description="Drafts a token of matched suffix.")
+    prompt_lookup_max: int | None = Field(None, ge=1, description="Longest n-gram to look up, in tokens.")
+    prompt_lookup_min: int | None = Field(None, ge=1, description="Shortest n-gram to look up, in tokens.")
+    suffix_decoding_max_tree_depth: int = Field(
+        24, ge=2, description="Longest matched suffix plus draft, in tokens."
+    )
+    suffix_decoding_max_cached_requests: int = Field(
+        10_000, ge=0, description="Number of past outputs kept for matching."
+    )
+    suffix_decoding_max_spec_factor: float = Field(
+        1.0, gt=0, description="Most drafted tokens per token of matched suffix."
+    )
     suffix_decoding_min_token_prob: float = Field(
-        0.1, ge=0, le=1, description="A token is drafted if it followed at least this often."
+        0.1, ge=0, le=1, description="Least estimated probability of a drafted token."
     )
-    quantization: str | None = Field(None, description="Of the draft model's weights; vLLM's names.")
-    draft_tensor_parallel_size: int | None = Field(None, ge=1, description="Ranks of the draft model.")
+    quantization: str | None = Field(
+        None, description="Quantization of the draft model's weights, by vLLM's names."
+    )
+    draft_tensor_parallel_size: int | None = Field(
+        None, ge=1, description="Tensor-parallel ranks of the draft model."
+    )
     rejection_sample_method: Literal["standard", "block"] = Field(
         "standard", description="How drafts are verified at temperature > 0."
     )
     verifier: Literal["vllm", "baton"] = Field(
-        "vllm", description="Whose kernels verify drafts; on CPU, block needs baton's."
+        "vllm", description="Kernels that verify drafts; on a CPU, block needs baton's."
     )
     parameters: dict[str, Any] = Field(
-        default_factory=dict, description="For a method from another package: what it wants to know."
+        default_factory=dict, description="Parameters of a method from another package."
     )
 
     @model_validator(mode="after")
     def _numbers_agree(self) -> SpeculativeSettings:
         if self.max_speculative_tokens is not None and self.num_speculative_tokens != AUTO:
             raise ValueError(
-                "max_speculative_tokens goes with num_speculative_tokens 'auto'; leave it out for a number"
+                "max_speculative_tokens is for num_speculative_tokens 'auto'; leave it out for a number"
             )
         return self
 
     @property
     def adaptive(self) -> bool:
-        """The number of drafted tokens is chosen step by step."""
+        """Whether the number of drafted tokens is chosen step by step."""
         return self.num_speculative_tokens == AUTO
 
     @property
     def limit(self) -> int:
-        """Most drafted tokens of a request in one step: what buffers and look-ahead are made for."""
+        """Most drafted tokens of a request in one step; buffers and look-ahead are sized for it."""
         if isinstance(self.num_speculative_tokens, int):
             return self.num_speculative_tokens
         return self.max_speculative_tokens or AUTO_MAXIMUM

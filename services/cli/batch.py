@@ -24,7 +24,7 @@ def batch(
     requests: Annotated[
         Path, typer.Argument(metavar="IN.jsonl", help="File of requests, in OpenAI's batch format.")
     ],
-    answers: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="File for the results.")],
+    results: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="File for the results.")],
     url: Annotated[
         str, typer.Option(help="A running deployment to use; without it one is started.", metavar="URL")
     ] = "",
@@ -65,15 +65,15 @@ def batch(
         if url:
             endpoint = Endpoint(
                 url.rstrip("/").removesuffix("/v1"),
-                _key(api_key, api_key_file, settings),
                 settings.router.request_timeout_s,
+                _key(api_key, api_key_file, settings),
             )
             source = offline.running_deployment(endpoint, concurrency or offline.URL_CONCURRENCY)
         else:
             fleet = fleet_of(prefill, decode, mixed)
             at_once = concurrency or default_concurrency(settings, fleet)
             source = offline.own_deployment(settings, fleet, at_once, log_dir)
-        status = offline.run_batch(source, requests, answers)
+        status = offline.run_batch(source, requests, results)
     except InputError as error:
         print(f"baton: error: {error}", file=sys.stderr)
         status = BAD_INPUT

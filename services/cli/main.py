@@ -108,7 +108,7 @@ def scheduler(settings: Settings) -> None:
 @app.command(cls=SectionedCommand)
 @with_settings("engine", "worker", "scheduler", "handoff")
 def prefill(settings: Settings) -> None:
-    """Run a prefill worker: prefill prompts and hand their KV cache over."""
+    """Run a prefill worker: prefill prompts, hand the KV cache over."""
     _run_worker(settings, "prefill")
 
 
@@ -145,9 +145,9 @@ def drain(
     settings: Settings,
     worker: WorkerId,
 ) -> None:
-    """Drain a worker: it takes no new requests, finishes those it has, and exits.
+    """Drain a worker: it finishes its requests and exits.
 
-    A worker restarted under the same name stays drained until `baton undrain`.
+    It takes no new requests meanwhile. A worker restarted under the same name stays drained until `baton undrain`.
     """
     from baton.services.cli.status import run_drain
 

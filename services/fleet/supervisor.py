@@ -1,7 +1,7 @@
 """The supervisor of a deployment on one machine: it starts the parts, keeps them running and stops them all.
 
-`baton up` (services/cli/up.py) runs it in a terminal, offline use (services/offline/supervised.py) for another
-Python process.
+`baton up` (services/cli/up.py) runs it in a terminal, offline use (services/offline/supervised.py) for
+another Python process.
 
 vLLM is imported once and every engine process is forked from here: an import takes 6 to 11 s on a laptop
 core, a fork next to nothing. Therefore this process stays free of threads, gRPC and CUDA; a small watcher

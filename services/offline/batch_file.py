@@ -1,8 +1,8 @@
-"""OpenAI's batch format: the file of requests, checked as a whole, and the file of answers, gone on with.
+"""OpenAI's batch format: the file of requests, checked as a whole, and the file of results, resumed.
 
 In:   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
 Out:  {"id": "batch_req_...", "custom_id": "1", "response": {"status_code": 200, "request_id": "...",
-      "body": {...}}, "error": null}, in the order in which the answers came
+      "body": {...}}, "error": null}, in the order in which requests finish
 
 Both are read line by line; only the ids of a file are held in memory.
 """
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from baton.services.offline.client import Answer
+from baton.services.offline.client import HttpResponse
 from baton.services.offline.errors import InputError, OfflineError, RequestError
 from baton.services.offline.prompts import CHAT, COMPLETIONS
 
 SHOWN_PROBLEMS = 20
-_NEEDED = {CHAT: "messages", COMPLETIONS: "prompt"}  # what a body must have
+_NEEDED = {CHAT: "messages", COMPLETIONS: "prompt"}  # path -> key that a body must have
 _NOT_SERVED = {"/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/images/generations"}
 _KEYS = {"custom_id", "method", "url", "body"}
 
@@ -38,10 +38,9 @@ class Item:
 
 
 def check(path: Path, served: Container[str]) -> set[str]:
-    """The custom_ids of all requests, each of which could be sent.
+    """Return the custom_ids of all requests, after checking that each could be sent.
 
-    `served` are the models' names. Raises InputError with all that is wrong, line by line, up to
-    SHOWN_PROBLEMS.
+    `served` are the models' names. Raises InputError with the first SHOWN_PROBLEMS problems, by line.
     """
     lines: dict[str, int] = {}
     problems: list[str] = []
@@ -62,7 +61,7 @@ def check(path: Path, served: Container[str]) -> set[str]:
 
 
 def read(path: Path, skip: Container[str]) -> Iterator[Item]:
-    """The requests of a file that was checked, without those whose custom_id is in `skip`."""
+    """Yield the requests of a checked file, except those whose custom_id is in `skip`."""
     for number, item in _items(path):
         if isinstance(item, str):
             raise InputError(f"{path} has changed since it was checked: line {number}: {item}")
@@ -72,18 +71,18 @@ def read(path: Path, skip: Container[str]) -> Iterator[Item]:
 
 @dataclass
 class Output:
-    """The file of answers, open for one writer. Each answer is there, whole, before `write` returns."""
+    """The file of results, open for one writer. `write` returns when its line is in the file as a whole."""
 
     path: Path
     descriptor: int
-    done: set[str] = field(default_factory=set)  # custom_ids answered by an earlier run
+    done: set[str] = field(default_factory=set)  # custom_ids with a result from an earlier run
     failed: int = 0  # of those
 
     @classmethod
     def resume(cls, path: Path, known: Container[str]) -> Self:
-        """Open it, cut off a line that was not finished, and see what is answered already.
+        """Open the file, cut off an unfinished last line, and collect the results in it.
 
-        Raises InputError when it holds anything else than answers to `known`, or somebody else writes to it.
+        Raises InputError when it holds anything but results of the ids `known`, or has another writer.
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -110,11 +109,11 @@ class Output:
     def close(self) -> None:
         os.close(self.descriptor)
 
-    def write(self, custom_id: str, result: Answer | RequestError) -> bool:
-        """Append one answer; whether it is a good one. Raises OfflineError when the disk refuses."""
+    def write(self, custom_id: str, result: HttpResponse | RequestError) -> bool:
+        """Append one result; return whether the request succeeded. Raises OfflineError if writing fails."""
         response: dict[str, Any] | None = None
         error: dict[str, str] | None = None
-        if isinstance(result, Answer):
+        if isinstance(result, HttpResponse):
             request_id = str(result.body.get("id") or "")
             response = {"status_code": result.status, "request_id": request_id, "body": result.body}
         else:
@@ -139,14 +138,14 @@ class Output:
             file.seek(0)
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
-                    break  # whoever wrote it was killed meanwhile
+                    break  # its writer was killed meanwhile
                 whole += len(line)
                 record = _object(line)
                 custom_id = record.get("custom_id") if record else None
                 if record is None or "response" not in record or custom_id not in known:
                     raise InputError(
-                        f"{self.path} line {number} answers none of these requests: to go on with another "
-                        "batch, give its file of requests; to begin anew, remove this one"
+                        f"{self.path} line {number} belongs to none of these requests: to resume another "
+                        "batch, give its file of requests; to start over, remove this file"
                     )
                 self.done.add(str(custom_id))
                 self.failed += not _good(record)
@@ -158,7 +157,7 @@ def _good(record: dict[str, Any]) -> bool:
 
 
 def _items(path: Path) -> Iterator[tuple[int, Item | str]]:
-    """Line numbers from 1, each with its request or with what is wrong. Empty lines do not count."""
+    """Yield each line number, from 1, with the request or the problem there. Skips empty lines."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -179,19 +178,19 @@ def _item(line: bytes) -> Item | str:
         return f"method {record['method']!r} is not POST"
     for key, kind in (("custom_id", str), ("url", str), ("body", dict)):
         if not isinstance(record[key], kind):
-            return f"{key} {record[key]!r} is not {'a text' if kind is str else 'a JSON object'}"
+            return f"{key} {record[key]!r} is not {'a string' if kind is str else 'a JSON object'}"
     return Item(record["custom_id"], record["url"], record["body"])
 
 
 def _problem(item: Item, served: Container[str]) -> str:
-    """What keeps this request from being sent; empty if nothing does."""
+    """Return why this request cannot be sent; "" if it can."""
     if item.url not in _NEEDED:
         known = "is not served here" if item.url in _NOT_SERVED else "is unknown"
         return f"url {item.url!r} {known}; allowed: {', '.join(_NEEDED)}"
     if _NEEDED[item.url] not in item.body:
         return f"body has no {_NEEDED[item.url]!r}"
     if item.body.get("stream"):
-        return "body asks for a stream: a batch has none"
+        return "body sets stream: a batch has no streams"
     model = item.body.get("model")
     return "" if model is None or model in served else f"model {model!r} is not served"
 

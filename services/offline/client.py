@@ -1,7 +1,7 @@
-"""HTTP to a router: bounded concurrency, patience where waiting helps, an end where it does not.
+"""HTTP to a router: bounded concurrency, retries while waiting helps, an error when it does not.
 
-A router that has no room answers 503 with Retry-After, and one that restarts does not answer: both pass.
-A request waits for that; but when nobody has been answered for `PATIENCE_S`, all end with Unavailable.
+A full router responds with 503 and Retry-After, and a restarting one not at all; both pass, and requests are
+retried. When no request has got a response for `PATIENCE_S`, all fail with Unavailable.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import aiohttp
 
 from baton.services.offline.errors import RequestError, Unavailable
 
-PATIENCE_S = 120.0  # without any answer: a worker's restart with a large model takes a minute and more
-MAX_LOST = 3  # connections that broke under one request: it may be the one that breaks them
+PATIENCE_S = 120.0  # without any response: a worker with a large model restarts in a minute or more
+MAX_LOST = 3  # connections that broke under one request: the request itself may break them
 _CONNECT_S = 10.0
-_GRACE_S = 30.0  # the router ends a request that takes too long; this much later we do
-_PAUSE_S = 1.0  # where the other side names none
+_GRACE_S = 30.0  # the router ends a request that takes too long; the client does so this much later
+_PAUSE_S = 1.0  # without a Retry-After
 _MAX_PAUSE_S = 30.0
 _RETRIED = {429, 503}
 
@@ -33,32 +33,32 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests go."""
+    """A router that requests are sent to."""
 
     url: str  # http://host:port, without /v1
+    request_timeout_s: float  # the router's
     api_key: str = ""
-    request_timeout_s: float = 600.0  # the router's
     check: Callable[[], None] = field(default=lambda: None)  # raises OfflineError when it is gone for good
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An HTTP answer that is final. `body` is what the JSON says, an error object where status is not 200."""
+class HttpResponse:
+    """A final HTTP response."""
 
     status: int
-    body: Body
+    body: Body  # parsed JSON, an error object where the status is not 200
 
     @property
     def ok(self) -> bool:
         return self.status == 200
 
     def error(self) -> RequestError:
-        """What is wrong with the request, as the router put it."""
+        """Return the router's error as an exception."""
         return RequestError(_message(self.body), self.status)
 
 
 class Client:
-    """Requests to one endpoint, at most `concurrency` at a time, whoever sends them. Make it in its loop."""
+    """Requests to one endpoint, at most `concurrency` at a time. To be made in the loop that uses it."""
 
     def __init__(self, endpoint: Endpoint, concurrency: int) -> None:
         self._endpoint = endpoint
@@ -73,7 +73,7 @@ class Client:
                 total=None, sock_connect=_CONNECT_S, sock_read=endpoint.request_timeout_s + _GRACE_S
             ),
         )
-        self._answered = time.monotonic()  # when somebody was last
+        self._answered = time.monotonic()  # when any request last got a response
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,18 +85,18 @@ class Client:
         await self._session.close()
 
     async def models(self) -> list[str]:
-        """The names that are served. Raises Unavailable, RequestError."""
+        """Return the names of the served models. Raises Unavailable, RequestError."""
         async with self._request("GET", "/v1/models", None) as response:
             answer = await _read(response)
         if not answer.ok:
             raise answer.error()
         return [one["id"] for one in answer.body["data"]]
 
-    async def post(self, path: str, body: Body) -> Answer:
-        """The whole answer, whatever its status.
+    async def post(self, path: str, body: Body) -> HttpResponse:
+        """Send a request and return the whole response, whatever its status.
 
-        Raises RequestError when no answer can be had for this request, Unavailable or what `Endpoint.check`
-        raises when for none.
+        Raises RequestError when this request got no response; Unavailable, or what `Endpoint.check` raises,
+        when no request gets one.
         """
         lost = 0
         async with self._slots:
@@ -112,7 +112,7 @@ class Client:
                         raise RequestError(f"the connection was lost {lost} times: {error}") from None
 
     async def stream(self, path: str, body: Body) -> AsyncIterator[Body]:
-        """The events of a streamed answer. Raises as `post`, and RequestError also for an error's status."""
+        """Yield the events of a streamed response. Raises as `post`, and RequestError for an error status."""
         async with self._slots, self._request("POST", path, {**body, "stream": True}) as response:
             if response.status != 200:
                 raise (await _read(response)).error()
@@ -126,9 +126,9 @@ class Client:
     async def _request(
         self, method: str, path: str, body: Body | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer that is more than "come back later".
+        """Send a request until it is admitted; the context is its response.
 
-        Raises _ConnectionLost when it broke after the request was sent, also within the caller's block.
+        Raises _ConnectionLost when the connection breaks after the request was sent, also within the context.
         """
         began = time.monotonic()
         try:
@@ -137,7 +137,7 @@ class Client:
                 yield response
         except TimeoutError:
             self._endpoint.check()
-            raise RequestError(f"no answer after {time.monotonic() - began:.0f} s") from None
+            raise RequestError(f"no response after {time.monotonic() - began:.0f} s") from None
         except aiohttp.ClientError as error:
             self._endpoint.check()
             raise _ConnectionLost(str(error) or type(error).__name__) from error
@@ -158,20 +158,20 @@ class Client:
             self._endpoint.check()
             waited_since = max(began, self._answered)
             if time.monotonic() + pause - waited_since > PATIENCE_S:
-                raise Unavailable(f"nothing was answered for {PATIENCE_S:.0f} s: {problem}")
+                raise Unavailable(f"no request got a response for {PATIENCE_S:.0f} s: {problem}")
             if time.monotonic() - began > self._endpoint.request_timeout_s:
-                raise RequestError(f"others were answered, this one was never admitted: {problem}", 503)
+                raise RequestError(f"never admitted, while other requests were: {problem}", 503)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 (so that not all return at once)
 
 
 class _ConnectionLost(RequestError):
-    """It broke after the request was sent: it may have been carried out."""
+    """The connection broke after the request was sent; the request may have been carried out."""
 
 
 async def each(items: Iterator[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
-    """Do `work` on every item, on at most `at_once` at a time; an item is taken when there is room for it.
+    """Do `work` on every item, at most `at_once` at a time; an item is taken from `items` only then.
 
-    The first exception ends all and is raised.
+    The first exception cancels all and is raised.
     """
 
     async def take() -> None:
@@ -188,7 +188,7 @@ async def each(items: Iterator[T], work: Callable[[T], Awaitable[None]], at_once
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Body]:
-    """Server-sent events that carry JSON, until [DONE]."""
+    """Yield the JSON of server-sent events until [DONE]. Raises RequestError if the stream ends before."""
     rest = b""
     async for chunk in response.content.iter_any():
         *whole, rest = (rest + chunk).split(b"\n\n")
@@ -198,10 +198,10 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Body]:
                 return
             if data:
                 yield json.loads(data)
-    raise RequestError("the stream ended before the answer did")
+    raise RequestError("the stream ended before its last event")
 
 
-async def _read(response: aiohttp.ClientResponse) -> Answer:
+async def _read(response: aiohttp.ClientResponse) -> HttpResponse:
     async with response:
         data = await response.read()
     try:
@@ -211,7 +211,7 @@ async def _read(response: aiohttp.ClientResponse) -> Answer:
     if not isinstance(body, dict):  # a proxy's page, or an empty one
         text = data[:200].decode(errors="replace") or response.reason or "no body"
         body = {"error": {"message": text, "code": response.status}}
-    return Answer(response.status, body)
+    return HttpResponse(response.status, body)
 
 
 def _message(body: Body) -> str:

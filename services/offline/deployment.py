@@ -1,4 +1,4 @@
-"""A deployment that belongs to this process: it ends when this process does, by whatever signal."""
+"""A private deployment: it ends when the process that owns it does, by whatever signal."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from baton.services.fleet.supervisor import READY_TIMEOUT_S, Fleet
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.supervised import Order
 
-_START_S = READY_TIMEOUT_S + 60.0  # the supervisor gives up first, and says why
-_STOP_S = 3 * STOP_TIMEOUT_S + 10.0  # the same: it ends its processes in three groups
+_START_S = READY_TIMEOUT_S + 60.0  # more than the supervisor's own limit: it knows what it waits for
+_STOP_S = 3 * STOP_TIMEOUT_S + 10.0  # likewise: it stops three groups of processes, one after the other
 _ERRORS: dict[str, type[ServiceError]] = {"ConfigError": ConfigError}
 _HOST = "127.0.0.1"
 
@@ -38,12 +38,12 @@ Tell = Callable[[str], None]
 
 
 class OwnDeployment:
-    """Scheduler, workers and router on loopback ports that nobody else uses, behind a key nobody else knows.
+    """Scheduler, workers and router on loopback ports of their own, behind a random API key.
 
-    The processes are those of `baton up`. Its port, scheduler address, store and key are chosen here,
-    whatever the configuration says: it can run beside a deployment that serves with the same file.
-    `tell` gets one line for each step of the start, and for each part that dies and is restarted later; it is
-    called from a thread after the start.
+    The processes are those of `baton up`. Port, scheduler address, store and key are chosen here, whatever
+    the configuration says, so that it can run beside a deployment that serves with the same file.
+    `tell` is called with one line for each step of the start, and later, from a thread, for each part that
+    dies or is restarted.
 
     Raises ConfigError or StartError with the reason when the deployment cannot start; nothing is left then.
     """
@@ -55,7 +55,7 @@ class OwnDeployment:
         self.api_key = secrets.token_urlsafe(24)
         self._tell = tell
         self.owner = os.getpid()
-        self._reason = ""  # why it failed
+        self._reason = ""  # of its failure
         self._closed = False
         self._ports = [_reserved_port(), _reserved_port()]
         router, scheduler = (port.getsockname()[1] for port in self._ports)
@@ -82,19 +82,19 @@ class OwnDeployment:
 
     @property
     def pid(self) -> int:
-        """Of the supervisor, the parent of all processes of the deployment."""
+        """Process id of the supervisor, the parent of all processes of the deployment."""
         return self._process.pid
 
     def check(self) -> None:
-        """Raises DeploymentEnded, with the reason, when the deployment is gone."""
+        """Raise DeploymentEnded, with the reason, when the deployment is gone."""
         if self._closed:
             raise DeploymentEnded("the deployment was closed")
         if self._reason or self._process.poll() is not None:
             raise DeploymentEnded(f"the deployment has ended: {self._why()}")
 
     def close(self) -> None:
-        """End all of its processes; returns when none is left. Again is no harm. Logs of failures stay."""
-        if self._closed or os.getpid() != self.owner:  # a fork of the owner owns nothing
+        """Stop all processes and return when none is left. Idempotent. Keeps the logs after a failure."""
+        if self._closed or os.getpid() != self.owner:  # a fork of the owner is not the owner
             return
         self._closed = True
         if self._process.poll() is None:
@@ -117,25 +117,25 @@ class OwnDeployment:
         own.router.api_key = SecretStr(self.api_key)
         own.scheduler.address = self.scheduler_address
         own.scheduler.store_password_file = ""
-        own.scheduler.store = "memory"  # in a shared one it would take work from others
+        own.scheduler.store = "memory"  # in a shared store it would take requests from others
         own.scheduler.metrics_port = None
         return own
 
     def _start(self, order: Order) -> subprocess.Popen[bytes]:
-        # All settings are in the order.
+        # The order holds all settings.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
         with (self.log_dir / "supervisor.log").open("ab") as log:
             process = subprocess.Popen(
-                # -P: modules in the user's folder do not stand before ours
+                # -P: modules in the current folder must not shadow others
                 [sys.executable, "-P", "-m", "baton.services.offline.supervised"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # Ctrl-C reaches the owner alone, which ends it in order
+                start_new_session=True,  # Ctrl-C reaches the owner alone, which stops the deployment
             )
         stdin = _pipe(process.stdin)
-        with suppress(BrokenPipeError):  # it has ended: the reader will see that
+        with suppress(BrokenPipeError):  # it has exited, which the reader will notice
             stdin.write(order.to_json())
             stdin.close()
         return process
@@ -164,7 +164,7 @@ class OwnDeployment:
                     f"not ready after {_START_S:.0f} s; see the logs in {self.log_dir}"
                 ) from None
             if event is None:
-                with suppress(subprocess.TimeoutExpired):  # its status is worth a moment
+                with suppress(subprocess.TimeoutExpired):  # for its exit status
                     self._process.wait(5.0)
                 self._reason = self._why()
                 raise StartError(f"the deployment could not start: {self._reason}")
@@ -178,12 +178,14 @@ class OwnDeployment:
     def _why(self) -> str:
         if self._reason:
             return self._reason
-        return f"its supervisor ended with status {self._process.returncode}; see the logs in {self.log_dir}"
+        return f"its supervisor exited with status {self._process.returncode}; see the logs in {self.log_dir}"
 
 
 def _reserved_port() -> socket.socket:
-    """A free port that stays ours. Bound, but not listening, it can be listened on by who asks for it by
-    number (both sides set SO_REUSEADDR), and the kernel gives it to nobody who asks for any port.
+    """Return a socket that reserves a free port, by being bound to it without listening.
+
+    A process that asks for the port by number can listen on it (both set SO_REUSEADDR), but the kernel never
+    gives it to one that asks for any port.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -193,7 +195,7 @@ def _reserved_port() -> socket.socket:
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     if pipe is None:
-        raise RuntimeError("Popen was not asked for this pipe")
+        raise RuntimeError("this stream of the process is not a pipe")
     return pipe
 
 

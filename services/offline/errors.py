@@ -1,10 +1,10 @@
-"""What goes wrong offline.
+"""Errors of offline use.
 
 ServiceError
 └── OfflineError
-    ├── InputError         a batch file is not what it should be: nothing was started
-    ├── RequestError       one request got no answer; the others go on. Has the HTTP status, if any
-    ├── Unavailable        nobody has answered anything for minutes: going on makes no sense
+    ├── InputError         a batch file is invalid: nothing was started
+    ├── RequestError       one request failed; the others go on. Has the HTTP status, if any
+    ├── Unavailable        no request has got a response for minutes: retrying is pointless
     └── DeploymentEnded    the deployment is gone: nothing could serve any more, or it was closed
 """
 
@@ -12,15 +12,15 @@ from baton.services.errors import ServiceError
 
 
 class OfflineError(ServiceError):
-    """Prompts or requests cannot be answered."""
+    """Prompts or requests cannot be run."""
 
 
 class InputError(OfflineError):
-    """A batch file is wrong; the text names its lines."""
+    """A batch file is invalid; the text names its lines."""
 
 
 class RequestError(OfflineError):
-    """One request failed. `status` is the HTTP status, 0 where no answer came at all."""
+    """One request failed. `status` is the HTTP status, 0 without a response."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -28,8 +28,8 @@ class RequestError(OfflineError):
 
 
 class Unavailable(OfflineError):
-    """The deployment does not take or answer requests."""
+    """The deployment does not respond to requests."""
 
 
 class DeploymentEnded(OfflineError):
-    """The deployment's processes have ended; says why."""
+    """The processes of the deployment have ended; the text says why."""

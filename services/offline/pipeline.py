@@ -1,4 +1,4 @@
-"""`from baton import pipeline`: a list of prompts in, a list of responses out."""
+"""Offline use from Python, `from baton import pipeline`: a list of prompts in, a list of responses out."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from baton.services.offline.progress import Progress
 from baton.services.offline.prompts import Options, Prompt, Request, as_list, requests
 from baton.services.offline.responses import Piece, Response, pieces, response
 
-_WAITING_PIECES = 4096  # of a stream, for who reads it; then the streams wait
+_WAITING_PIECES = 4096  # received and not yet consumed; beyond, the streams wait
 _CLOSE_S = 10.0
-# What a pipeline must choose itself, to be nobody else's.
+# (section, key) of settings that a pipeline chooses itself, as its deployment is private.
 _OURS = (
     ("router", "host"),
     ("router", "port"),
@@ -49,19 +49,20 @@ def pipeline(
     log_dir: str | Path = "",
     **settings: Any,
 ) -> Pipeline:
-    """Start a deployment of one's own and return what answers prompts by it. Blocks until it is ready.
+    """Start a private deployment and return a Pipeline on it. Blocks until it is ready.
 
-    `model`: folder or name; the configuration's where it is not given.
-    `prefill`, `decode`, `mixed`: workers of each role, as of `baton up`; one mixed worker where none is
-    given.
-    `config`: a YAML file, as of `--config`. `settings`: keys of its engine section (`dtype="float32"`,
-    `speculative_config={...}`), or whole sections as dicts (`handoff={...}`); they stand above the file and
-    the environment. Ports, store and API key are not to be set: a pipeline is nobody else's.
-    `concurrency`: requests under way at a time; as many as the workers batch by default.
-    `progress`: tell on stderr how far the start and the answers are.
-    `log_dir`: the logs of the processes; else they are kept only if something failed.
+    `model`: folder or name; by default the configuration's.
+    `prefill`, `decode`, `mixed`: number of workers of each role, as for `baton up`; by default one mixed
+    worker.
+    `config`: a YAML file, as for `--config`.
+    `settings`: keys of the engine section (`dtype="float32"`, `speculative_config={...}`), or whole sections
+    as dicts (`handoff={...}`); they take precedence over the file and the environment. Ports, store and API
+    key cannot be set: the deployment is private.
+    `concurrency`: most requests in flight; by default as many as the workers batch.
+    `progress`: show the progress of the start and of the requests on stderr.
+    `log_dir`: folder for the processes' logs; without it they are kept only after a failure.
 
-    The call's form is that of LMDeploy's `pipeline` and vLLM's `LLM`.
+    The signature resembles LMDeploy's `pipeline` and vLLM's `LLM`.
     Raises ConfigError or StartError with the reason when the engines cannot start.
     """
     fleet = fleet_of(prefill, decode, mixed)
@@ -70,10 +71,10 @@ def pipeline(
 
 
 class Pipeline:
-    """A running deployment that answers prompts. Several threads may use it. Close it, or use it in `with`.
+    """A running deployment that prompts can be sent to, from several threads. Close it, or use it in `with`.
 
-    Left open, it is closed when it is collected or the interpreter ends; and if this process is killed, its
-    deployment ends too.
+    Left open, it is closed when it is garbage-collected or when the interpreter exits; if this process is
+    killed, its deployment ends too.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Pipeline:
         self._progress = progress
         self._deployment = OwnDeployment(settings, fleet, log_dir=log_dir, tell=_say if progress else _ignore)
         own = self._deployment
-        endpoint = Endpoint(own.url, own.api_key, settings.router.request_timeout_s, own.check)
+        endpoint = Endpoint(own.url, settings.router.request_timeout_s, own.api_key, own.check)
         self._loop = _Loop()
         self._client = self._loop.run(_make(endpoint, at_once))
         self._close = weakref.finalize(self, _close, self._loop, self._client, own)
@@ -99,7 +100,7 @@ class Pipeline:
 
     @property
     def deployment(self) -> OwnDeployment:
-        """Its address, logs and process id."""
+        """The private deployment: its address, logs and process id."""
         return self._deployment
 
     @overload
@@ -111,23 +112,23 @@ class Pipeline:
     def __call__(
         self, prompts: Prompt | Iterable[Prompt], **options: Unpack[Options]
     ) -> Response | list[Response]:
-        """Answer one prompt, or several, in their order.
+        """Run one prompt, or several, and return the responses in the order of the prompts.
 
-        A text or a list of token ids is continued, a list of messages answered as a chat. A prompt that fails
-        has a Response with an `error`; the others are not concerned.
+        A text or a list of token ids is completed, a list of messages is a chat. A prompt that fails gets a
+        Response with an `error`; the others go on.
         Raises ConfigError for an unknown option, DeploymentEnded when the deployment is gone, Unavailable
-        when it answers nothing for two minutes.
+        when it responds to nothing for two minutes.
         """
         given, single = as_list(prompts)
         asked = self._requests(given, options)
         with Progress(len(asked), quiet=not self._progress or single or not sys.stderr.isatty()) as shown:
-            found = self._loop.run(_answer(self._client, asked, shown))
+            found = self._loop.run(_run(self._client, asked, shown))
         return found[0] if single else found
 
     def stream(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[Options]) -> Iterator[Piece]:
-        """The same, piece by piece as the answers are written; pieces of different prompts are mixed.
+        """Run prompts and yield pieces of their outputs as they are generated, those of all prompts mixed.
 
-        Leaving the loop early ends the requests.
+        Closing the iterator early aborts the requests. Raises as a call does.
         """
         asked = self._requests(as_list(prompts)[0], options)
         streams = self._loop.run(_streams(self._client, asked))
@@ -139,7 +140,7 @@ class Pipeline:
                 self._loop.run(streams.stop())
 
     def close(self) -> None:
-        """End the deployment; returns when no process is left. Again is no harm."""
+        """Stop the deployment and return when no process is left. Idempotent."""
         self._close()
 
     def _requests(self, prompts: list[Prompt], options: Options) -> list[Request]:
@@ -147,19 +148,19 @@ class Pipeline:
         return requests(prompts, self._deployment.model, options)
 
 
-def fleet_of(prefill: int | None, decode: int | None, mixed: int | None) -> Fleet:
-    """Offline, nobody waits for a first token: one aggregated worker where nothing else is asked for."""
+def fleet_of(prefill: int, decode: int, mixed: int | None) -> Fleet:
+    """Return the workers for offline use: one mixed one by default, as time to first token matters little."""
     alone = 0 if prefill or decode else 1
-    return Fleet(prefill or 0, decode or 0, alone if mixed is None else mixed)
+    return Fleet(prefill, decode, alone if mixed is None else mixed)
 
 
 def default_concurrency(settings: Settings, fleet: Fleet) -> int:
-    """Enough to fill every batch; while prefill workers read, decode workers write."""
+    """Return the number of requests that fills the batches of all workers that decode."""
     return settings.engine.max_num_seqs * (fleet.mixed + fleet.decode)
 
 
 class _Loop:
-    """An event loop in a thread of its own: the caller's thread may have one already, as in a notebook."""
+    """An event loop in its own thread: the caller's thread may have one already, as in a notebook."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -168,7 +169,7 @@ class _Loop:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this is the loop's thread."""
+        """Whether the caller is in the loop's thread."""
         return threading.current_thread() is self._thread
 
     @property
@@ -176,7 +177,7 @@ class _Loop:
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result. An exception in this thread meanwhile, as by Ctrl-C, cancels it."""
+        """Run `work` in the loop and return its result. An exception meanwhile, as by Ctrl-C, cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -185,7 +186,7 @@ class _Loop:
             raise
 
     def close(self) -> None:
-        """Cancel all that runs, end the thread."""
+        """Cancel all tasks and stop the thread."""
         self.run(self._cancel_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_S)
@@ -202,7 +203,7 @@ class _Loop:
 def _close(loop: _Loop, client: Client, deployment: OwnDeployment) -> None:
     if os.getpid() != deployment.owner:  # in a fork there is no thread that runs the loop
         return
-    if loop.is_mine:  # the collector found the pipeline here: this thread cannot wait for itself
+    if loop.is_mine:  # garbage-collected in this thread, which cannot wait for itself
         threading.Thread(target=_close, args=(loop, client, deployment), name="baton close").start()
         return
     try:
@@ -216,16 +217,14 @@ async def _make(endpoint: Endpoint, concurrency: int) -> Client:
     return Client(endpoint, concurrency)
 
 
-async def _answer(client: Client, asked: list[Request], shown: Progress) -> list[Response]:
+async def _run(client: Client, asked: list[Request], shown: Progress) -> list[Response]:
     found: dict[int, Response] = {}
 
     async def ask(one: tuple[int, Request]) -> None:
         index, request = one
         try:
-            answer = await client.post(request.path, request.body)
-            found[index] = (
-                response(index, answer.body) if answer.ok else Response(index, error=answer.error())
-            )
+            got = await client.post(request.path, request.body)
+            found[index] = response(index, got.body) if got.ok else Response(index, error=got.error())
         except RequestError as error:
             found[index] = Response(index, error=error)
         shown.count(found[index].completion_tokens, failed=found[index].error is not None)
@@ -239,7 +238,7 @@ async def _streams(client: Client, asked: list[Request]) -> _Streams:
 
 
 class _Streams:
-    """Streams under way and what came of them. All of it runs in the loop."""
+    """The running streams of several requests, merged. To be used in the loop only."""
 
     def __init__(self, client: Client, asked: list[Request]) -> None:
         self._client = client
@@ -247,9 +246,9 @@ class _Streams:
         self._asking = asyncio.create_task(self._ask_all(asked))
 
     async def batch(self) -> list[Piece]:
-        """All that is there, so that the reader's thread is woken once for it; nothing at the end.
+        """Wait for pieces and return all there are, to wake the caller's thread once; none at the end.
 
-        Raises what ended all of the streams.
+        Raises the exception that ended the streams.
         """
         batch: list[Piece] = []
         while not batch or not self._waiting.empty():
@@ -271,7 +270,7 @@ class _Streams:
         end: Exception | None = None
         try:
             await each(enumerate(asked), self._ask, min(self._client.concurrency, len(asked)))
-        except Exception as error:  # noqa: BLE001 (raised where the pieces are read)
+        except Exception as error:  # noqa: BLE001 (raised by `batch`)
             end = error
         await self._waiting.put(end)
 
@@ -293,10 +292,10 @@ def _load(model: str, config: str | Path | None, settings: dict[str, Any]) -> Se
         elif isinstance(value, dict):
             sections.setdefault(name, {}).update(value)
         else:
-            raise ConfigError(f"{name} is not allowed: a section is a dict of its keys")
+            raise ConfigError(f"{name} is a section: give a dict of its keys")
     for section, key in _OURS:
         if key in sections.get(section, {}):
-            raise ConfigError(f"{section}.{key} is not for you to set: a pipeline chooses its own")
+            raise ConfigError(f"{section}.{key} cannot be set: a pipeline chooses its own")
     return load(sections, None if config is None else str(config))
 
 

@@ -1,4 +1,4 @@
-"""How far it is: a bar where somebody watches, a line now and then where stderr is a file."""
+"""The progress display: a bar on a terminal, a line every few seconds where stderr is a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERY_S = 10.0  # between two lines
 
 
 class Progress:
-    """Counts answers. Shows done of all, tokens/s, errors and the time left, unless `quiet`."""
+    """A count of finished requests, shown with tokens/s, errors and the time left unless `quiet`."""
 
     def __init__(self, total: int, *, done: int = 0, quiet: bool = False) -> None:
         self.total = total
@@ -52,7 +52,7 @@ class Progress:
             self._bar.stop()
 
     def count(self, tokens: int, *, failed: bool) -> None:
-        """One more is answered, with so many tokens."""
+        """Count one finished request and its output tokens."""
         self.done += 1
         self.failed += failed
         self.tokens += tokens
@@ -68,7 +68,7 @@ class Progress:
 
     @property
     def rate(self) -> str:
-        """`312 tokens/s, 2 errors`."""
+        """Throughput and errors so far, such as `312 tokens/s, 2 errors`."""
         errors = f", {self.failed} error{'s' * (self.failed != 1)}" if self.failed else ""
         return f"{self.tokens / max(self.elapsed_s, 1e-3):.0f} tokens/s{errors}"
 

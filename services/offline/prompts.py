@@ -1,4 +1,4 @@
-"""What a prompt may be, its options, and the request that they make."""
+"""Prompts, their options, and the HTTP requests made of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]  # text or token ids to go on with, or a chat to answer
+Prompt = str | Sequence[int] | Sequence[Message]  # text or token ids to complete, or a chat
 
 
 class Options(TypedDict, total=False):
-    """How to answer, by the names and with the defaults of OpenAI's API and vLLM's additions to it.
+    """Sampling and output options, with the names and defaults of OpenAI's API and vLLM's additions.
 
-    A text is completed with 16 tokens where `max_tokens` is not given, a chat answered as long as it takes.
+    Without `max_tokens` a text is completed with 16 tokens; a chat ends where the model ends it.
     """
 
     max_tokens: int
@@ -28,7 +28,7 @@ class Options(TypedDict, total=False):
     top_p: float
     top_k: int
     min_p: float
-    n: int  # answers to each prompt
+    n: int  # choices for each prompt
     seed: int
     stop: str | list[str]
     stop_token_ids: list[int]
@@ -39,10 +39,10 @@ class Options(TypedDict, total=False):
     frequency_penalty: float
     repetition_penalty: float
     logit_bias: dict[str, float]
-    logprobs: int  # of each token, and of as many alternatives
+    logprobs: int  # log-probabilities of each token and of this many alternatives
     response_format: dict[str, Any]
     chat_template_kwargs: dict[str, Any]
-    extra_body: dict[str, Any]  # anything else that the API takes
+    extra_body: dict[str, Any]  # any other fields of the API
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Request:
 
 
 def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
-    """All prompts, and whether there is one that did not come in a list. An empty list is no prompts."""
+    """Return the prompts as a list, and whether a single prompt was given. An empty list is no prompts."""
     first = next(iter(prompts), None) if isinstance(prompts, Sequence) else None
     if isinstance(prompts, str) or isinstance(first, int | Mapping):
         return [cast(Prompt, prompts)], True
@@ -62,7 +62,7 @@ def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
 
 
 def requests(prompts: Sequence[Prompt], model: str, options: Mapping[str, Any]) -> list[Request]:
-    """The requests for all prompts. Raises ConfigError for an option or a prompt that is none."""
+    """Return the requests for all prompts. Raises ConfigError for an unknown option or an invalid prompt."""
     _check(options)
     return [_request(prompt, number, model, options) for number, prompt in enumerate(prompts)]
 
@@ -71,9 +71,7 @@ def _check(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in Options.__annotations__:
             close = difflib.get_close_matches(name, Options.__annotations__, n=1)
-            hint = (
-                f"did you mean {close[0]!r}?" if close else "what the API takes besides goes into extra_body"
-            )
+            hint = f"did you mean {close[0]!r}?" if close else "put other fields of the API into extra_body"
             raise ConfigError(f"unknown option {name!r}; {hint}")
 
 

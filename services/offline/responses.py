@@ -1,4 +1,4 @@
-"""What comes back for a prompt."""
+"""Responses to prompts, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.services.offline.errors import RequestError
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """One token's logarithmic probability, and those of the likeliest at its place."""
+    """The log-probability of one token, and those of the most likely tokens at its position."""
 
     token: str
     logprob: float
@@ -19,7 +19,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer. `finish_reason` is OpenAI's: stop, length, tool_calls."""
+    """One output for a prompt. `finish_reason` is OpenAI's: stop, length, tool_calls."""
 
     text: str
     token_ids: list[int]
@@ -29,21 +29,21 @@ class Choice:
 
 @dataclass(frozen=True)
 class Response:
-    """The answers to one prompt: `n` choices, or an error and none."""
+    """The response to one prompt: `n` choices, or an error and no choice."""
 
     index: int  # of the prompt
     choices: list[Choice] = field(default_factory=list)
     prompt_tokens: int = 0
     completion_tokens: int = 0  # of all choices
-    # How it came about, which does not count when two responses are compared; 0 where nobody drafts.
+    # Statistics, not part of a comparison; 0 without speculative decoding.
     draft_steps: int = field(default=0, compare=False)  # engine steps in which a draft was verified
     drafted_tokens: int = field(default=0, compare=False)
-    accepted_tokens: int = field(default=0, compare=False)  # of the drafted ones
+    accepted_tokens: int = field(default=0, compare=False)  # drafted tokens that were accepted
     error: RequestError | None = None
 
     @property
     def first(self) -> Choice:
-        """The only choice unless n was given. Raises the prompt's error if it has none."""
+        """The first choice, the only one unless `n` was given. Raises the prompt's error if it has one."""
         if self.error is not None:
             raise self.error
         return self.choices[0]
@@ -67,7 +67,7 @@ class Response:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of one answer as it is written. The last one has a `finish_reason`, or an `error`."""
+    """A piece of one choice as it is generated. The last one has a `finish_reason`, or an `error`."""
 
     index: int  # of the prompt
     choice: int
@@ -79,7 +79,7 @@ class Piece:
 
 
 def response(index: int, body: dict[str, Any]) -> Response:
-    """From the body of a 200 answer, of either endpoint."""
+    """Make a Response from the body of a 200 response, of either endpoint."""
     usage = body["usage"]
     took = usage["baton"]
     return Response(
@@ -102,7 +102,7 @@ def response(index: int, body: dict[str, Any]) -> Response:
 
 
 def pieces(index: int, event: dict[str, Any]) -> list[Piece]:
-    """From one event of a stream, of either endpoint; those that say something."""
+    """Make the pieces of one event of a stream, of either endpoint, leaving out empty ones."""
     found = [
         Piece(
             index=index,
@@ -123,7 +123,7 @@ def _text(choice: dict[str, Any], chat_key: str) -> str:
 
 
 def _logprobs(given: dict[str, Any] | None) -> list[TokenLogprob] | None:
-    """Completions have parallel lists, chats a list of objects."""
+    """Convert log-probabilities: completions have parallel lists, chats a list of objects."""
     if not given:
         return None
     if "content" in given:

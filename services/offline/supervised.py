@@ -1,11 +1,11 @@
 """The process that runs a deployment for another Python process; started by deployment.py, never by hand.
 
-A process of its own, as a supervisor forks engines: in a process with threads, or one that has used a GPU,
-that is not safe. It ends, and all of its processes with it, when it gets SIGTERM or when its owner is gone,
-however that died: the owner is watched by a pidfd. (PR_SET_PDEATHSIG would tell of the end of the thread
-that started it, which in a notebook or a pool is not the end of the process.)
+It is a separate process because a supervisor forks engines, which is not safe in a process with threads
+or one that has used a GPU. It stops, with all of its processes, on SIGTERM or when its owner is gone,
+however the owner died: a pidfd watches it. (PR_SET_PDEATHSIG would signal the end of the thread that started
+this process, which in a notebook or a pool is not the end of the owner.)
 
-stdin: one JSON object, `Order`. stderr: its log. stdout: one line of JSON an event, named by "event":
+stdin: one JSON object, `Order`. stderr: its log. stdout: one line of JSON per event, named by "event":
 "step" (since_start_s, name, text), "ready", "ended", and "failed" (kind, text).
 """
 
@@ -28,7 +28,7 @@ from baton.services.leave import leave
 
 @dataclass(frozen=True)
 class Order:
-    """What to run, and for whom."""
+    """The deployment to run, and its owner."""
 
     owner: int  # process id; must be the parent
     settings: dict[str, Any]  # the whole tree
@@ -44,7 +44,7 @@ class Order:
 
 
 class _Events:
-    """The supervisor's Report, as lines of JSON. An owner that is gone needs none."""
+    """The supervisor's observer that writes lines of JSON, until the owner is gone."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -55,7 +55,7 @@ class _Events:
             self._out.flush()
 
     def begun(self, log_dir: Path) -> None:
-        del log_dir  # it was the owner's choice
+        del log_dir  # the owner chose it
 
     def step(self, since_start_s: float, name: str, text: str) -> None:
         self.send("step", since_start_s=since_start_s, name=name, text=text)
@@ -64,20 +64,19 @@ class _Events:
         self.send("ready")
 
     def ending(self, drain_s: float) -> None:
-        """The owner knows: it asked, or it will hear why."""
-        del drain_s
+        del drain_s  # the owner requested it, or is sent the reason
 
     def ended(self) -> None:
         self.send("ended")
 
 
 def main() -> None:
-    """Run the deployment that stdin orders until nobody wants it any more."""
+    """Run the deployment ordered on stdin until SIGTERM or the owner's death."""
     order = Order(**json.load(sys.stdin))
     owner = os.pidfd_open(order.owner)
-    if os.getppid() != order.owner:  # it died before the line above, and its number may be another's now
+    if os.getppid() != order.owner:  # it died before the line above, and its pid may have been reused
         leave(1)
-    # What libraries print must not get between the events.
+    # What libraries print to stdout goes to stderr, so as not to mix with the events.
     events = _Events(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
     try:
@@ -85,7 +84,7 @@ def main() -> None:
     except BatonError as error:
         events.send("failed", kind=type(error).__name__, text=str(error))
         leave(1)
-    except Exception as error:  # noqa: BLE001 (the owner must hear of it, whatever it is)
+    except Exception as error:  # noqa: BLE001 (the owner must learn of it, whatever it is)
         traceback.print_exc()
         events.send("failed", kind="StartError", text=f"{type(error).__name__}: {error}")
         leave(1)

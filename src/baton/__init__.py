@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`pipeline` is imported when it is asked for: the processes of a deployment do without it."""
+    """Import `pipeline` on first use: the processes of a deployment do not need it."""
     if name == "pipeline":
         from baton.services.offline.pipeline import pipeline
 

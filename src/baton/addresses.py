@@ -1,14 +1,14 @@
-"""`host:port` in text, and what stands for all addresses of a machine."""
+"""Addresses as `host:port` text, and the wildcards that stand for all addresses of a machine."""
 
 from __future__ import annotations
 
 import ipaddress
 
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (what a wildcard is reached by)
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (wildcard -> the address that reaches it)
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host, an IPv6 one without brackets, and port; 0 where none is given. Raises ValueError."""
+    """Split into host (an IPv6 one without brackets) and port (0 if absent). Raises ValueError."""
     text = address.strip()
     host, colon, port = text.rpartition(":")
     if not colon or _is_ip(_bare(text)):
@@ -21,17 +21,17 @@ def split(address: str) -> tuple[str, int]:
 
 
 def join(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether who listens there listens on every address of its machine: others cannot dial it."""
+    """Return whether `host` stands for every address of its machine, so that others cannot dial it."""
     return host in _LOOPBACK
 
 
 def from_here(address: str) -> str:
-    """`address` as a process of the same machine dials it. Raises ValueError."""
+    """Return `address` as a process of the same machine dials it. Raises ValueError."""
     host, port = split(address)
     return join(_LOOPBACK.get(host, host), port)
 

@@ -1,4 +1,4 @@
-"""The root of Baton's exceptions. Each package draws its own branch at the top of one file.
+"""The root of Baton's exceptions. Each package shows its own branch at the top of one file.
 
 BatonError
 ├── scheduler/errors.py: SchedulerError and below
@@ -8,4 +8,4 @@ BatonError
 
 
 class BatonError(Exception):
-    """What Baton raises on purpose. Its text is one clear line that says what to do."""
+    """An error that Baton raises on purpose. Its text is one line that says what to do."""

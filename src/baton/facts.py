@@ -1,4 +1,4 @@
-"""What two engines are, in words: so that an error can say in what they differ."""
+"""Facts about engines, in words, so that an error can say in what two of them differ."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ ABSENT = "none"
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str], sides: tuple[str, str]) -> str:
-    """`speculative method: mtp there, none here`, one part a difference; empty if nothing is known.
+    """Return the differences, such as `speculative method: mtp there, none here`, joined by semicolons.
 
-    `sides` names the two, as ("there", "here"). What one side does not tell is "none" to it.
+    `sides` names the two sides, as ("there", "here"). A fact missing on one side is "none" there. The result
+    is "" if either side tells nothing at all.
     """
     if not there or not here:
         return ""

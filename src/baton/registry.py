@@ -1,8 +1,8 @@
-"""Names of things that a configuration chooses by name, and where each of them is found.
+"""Registries of the things that a configuration chooses by name.
 
-One registry a kind: speculative methods, handoff transports, placement policies' filters and scorers, roles. What
-Baton has of a kind is a table of names; what an installed package adds announces itself by an entry point of
-the kind's group, `name = "module:attribute"`. Nothing is imported before it is asked for by its name.
+Each kind has one registry: speculative methods, handoff transports, the filters and scorers of placement
+policies, roles. Baton's own are a table of names; an installed package adds more by entry points of the
+kind's group, `name = "module:attribute"`. A thing is imported when it is first loaded by its name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Target:
-    """Where a named thing is found, and who says so."""
+    """The place of a named thing, and the package that registered it."""
 
     module: str
     attribute: str
@@ -32,7 +32,7 @@ class Target:
 
 
 class Registry(Generic[T]):
-    """Find things of one kind by name, each imported when it is first asked for."""
+    """The things of one kind by name, each imported when it is first loaded."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class Registry(Generic[T]):
     ) -> None:
         """Describe a kind; nothing is imported.
 
-        kind: what error messages call one of them, e.g. "speculative method"
+        kind: the word for one of them in messages, e.g. "speculative method"
         base: the class of which each is an instance or a subclass
-        builtin: name -> "module:attribute" of what Baton has
-        group: entry-point group by which installed packages add to them; "" for none
+        builtin: name -> "module:attribute" of Baton's own
+        group: entry-point group by which installed packages add more; "" for none
         aliases: another name -> name
-        error: makes what is raised
+        error: makes the exception to raise from its text
         """
         self.kind = kind
         self.group = group
@@ -67,10 +67,10 @@ class Registry(Generic[T]):
         return sorted({*self._builtin, *(name for name, _ in self._announced())})
 
     def load(self, name: str) -> T:
-        """Return what goes by that name or alias.
+        """Return the thing of that name or alias.
 
-        Raises the registry's error for a name that nobody or more than one offers, and for one that cannot be
-        imported or is of another kind; what a package raised while it was imported is in the text.
+        Raises the registry's error for a name that is unknown or registered twice, and for a thing that
+        cannot be imported or is of another kind; the text holds the exception that the import raised.
         """
         target = self._find(name)
         try:
@@ -84,7 +84,7 @@ class Registry(Generic[T]):
         return found  # type: ignore[no-any-return]
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise the registry's error for the first name that is not known; nothing is imported."""
+        """Raise the registry's error for the first unknown name; nothing is imported."""
         for name in names:
             self._find(name)
 
@@ -107,10 +107,10 @@ class Registry(Generic[T]):
         return f"there is no {self.kind} {name!r}{hint}; there are: {', '.join(known)}"
 
     def _announced(self) -> Iterator[tuple[str, Target]]:
-        """Yield what installed packages offer; nothing of them is imported."""
+        """Yield the things that installed packages register, without importing them."""
         if not self.group:
             return
-        # A package may be found twice on the path: it offers the same thing.
+        # A package may be found twice on the path, with the same entry points.
         seen: set[tuple[str, str]] = set()
         for point in importlib.metadata.entry_points(group=self.group):
             if (point.name, point.value) not in seen:

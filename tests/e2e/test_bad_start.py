@@ -218,7 +218,7 @@ def test_a_store_that_is_none() -> None:
         ("router --model {model} --scheduler nope", "scheduler.address: value 'nope'"),
         ("scheduler --store redis://h:port", "scheduler.store is not a Redis URL: it must look like"),
         *(
-            (f"{part} --scheduler a:7400,b:7400", "each would know its own workers alone; set")
+            (f"{part} --scheduler a:7400,b:7400", "each would know only its own workers; set")
             for part in (
                 "up --model {model}",
                 "scheduler",
@@ -252,7 +252,7 @@ def test_a_log_folder_that_cannot_be(tmp_path: Path) -> None:
 def test_wrong_values_in_the_environment() -> None:
     arguments = ("up", "--model", str(MODEL))
     assert "is not valid JSON" in fails(*arguments, env={"BATON_ENGINE__EXTRA": "{nope"})
-    assert "say ERROR, WARNING" in fails("scheduler", env={"VLLM_LOGGING_LEVEL": "loud"})
+    assert "use ERROR, WARNING" in fails("scheduler", env={"VLLM_LOGGING_LEVEL": "loud"})
 
 
 @pytest.mark.parametrize("line", ["drain", "status --scheduler", "up --prefill -1", "up --modle x", "nope"])

@@ -122,7 +122,7 @@ def test_a_batch_told_to_end_while_it_starts(tmp_path: Path) -> None:
         assert process.wait(30 * PATIENCE) == 130, process.text
         assert time.monotonic() - began < 5 * PATIENCE
         eventually(lambda: gone(all_of_it), 10, "all have ended")
-    assert "interrupted: 0 of 1 are answered" in process.text
+    assert "interrupted: 0 of 1 are done" in process.text
 
 
 @pytest.mark.timeout(150)

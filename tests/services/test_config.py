@@ -1,4 +1,4 @@
-"""The configuration: where a value comes from, and how a wrong one is refused."""
+"""The configuration: the sources of a value, and the refusal of a wrong one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
         ("front", "http://front:80"),
     ],
 )
-def test_where_the_router_is_found_from_here(host: str, url: str) -> None:
+def test_the_routers_url_from_the_same_machine(host: str, url: str) -> None:
     assert load({"router": {"host": host, "port": 80}}).router.url == url
 
 
@@ -128,7 +128,7 @@ def test_a_misspelt_environment_variable_is_refused(
         ("router: {api_key: c4nary\x00}", "is not valid YAML"),
     ],
 )
-def test_what_may_be_a_secret_is_not_shown(yaml_file: Path, text: str, said: str) -> None:
+def test_a_possible_secret_is_not_shown(yaml_file: Path, text: str, said: str) -> None:
     yaml_file.write_text(text)
     with pytest.raises(ConfigError) as error:
         load(config_file=str(yaml_file))
@@ -146,7 +146,7 @@ def test_what_may_be_a_secret_is_not_shown(yaml_file: Path, text: str, said: str
         ("BATON_SCHEDULER", '{"store": ["redis://:c4nary@host"]}', "scheduler.store is not allowed"),
     ],
 )
-def test_nor_what_the_environment_holds(
+def test_a_possible_secret_in_the_environment_is_not_shown(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -163,7 +163,7 @@ SECRETS = {
 }
 
 
-def test_settings_tell_no_secret_but_to_a_process_of_ours() -> None:
+def test_a_dump_has_secrets_only_on_request() -> None:
     settings = load(SECRETS)
     for shown in (repr(settings), str(settings), str(settings.router), f"{settings.router.api_key}"):
         assert "c4nary" not in shown

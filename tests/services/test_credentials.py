@@ -1,4 +1,4 @@
-"""Keys and passwords in files: what counts, and what is said of a file that cannot be used."""
+"""Keys and passwords in files: their format, and the errors for unusable files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_line_is_a_key(file: Path, caplog: pytest.LogCaptureFixture) -> No
     assert not caplog.records
 
 
-def test_whose_key_counts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precedence_of_keys(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("of-the-file")
     assert credentials.api_keys(RouterSettings()) == []
     monkeypatch.setenv("VLLM_API_KEY", "stock")
@@ -65,13 +65,13 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_of_somebody_else(file: Path) -> None:
+def test_a_file_of_another_user(file: Path) -> None:
     file.chmod(0)
     with pytest.raises(ConfigError, match="Permission denied"):
         credentials.api_keys(RouterSettings(api_key_file=str(file)))
 
 
-def test_everybody_can_read_it(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_readable_by_all_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     file.write_text("c4nary")
     file.chmod(0o644)
     with caplog.at_level(logging.WARNING, credentials.__name__):

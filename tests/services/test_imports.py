@@ -1,4 +1,4 @@
-"""What is imported at once, and what the garbage collector sees of it."""
+"""Early imports are exempt from garbage collection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.services.imports import import_all
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_collector_sees_nothing_of_it(
+def test_imports_are_exempt_from_collection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: bool
 ) -> None:
     name = f"imported_while_{enabled}"

@@ -1,4 +1,4 @@
-"""One line a record, for people or for machines."""
+"""Logs of one line per record, for people or for machines."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_text_names_the_process_and_the_fields(capsys: pytest.CaptureFixture[str
     assert "INFO [decode-1] baton: ready blocks=7" in text
 
 
-def test_what_a_library_adds_to_every_record_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """As vLLM does, once it is imported."""
+def test_fields_that_a_library_adds_to_every_record_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Replace the record factory, as vLLM does when it is imported."""
     standard = logging.getLogRecordFactory()
 
     def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
@@ -70,7 +70,7 @@ def test_what_a_library_adds_to_every_record_is_not_told(capsys: pytest.CaptureF
 
 
 def speak() -> None:
-    """What libraries say: of each level once, and a warning of Python's."""
+    """Log as libraries do: once at each level, and one warning of Python's."""
     for name in ("vllm.engine", "transformers.modeling", "some.other.library"):
         for level in ("info", "warning", "error"):
             getattr(logging.getLogger(name), level)("%s from %s", level, name)
@@ -78,7 +78,7 @@ def speak() -> None:
 
 
 @pytest.mark.filterwarnings("always")
-def test_libraries_are_heard_when_something_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_libraries_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("text", "w").info("ours")
     speak()
     lines = capsys.readouterr().err.splitlines()
@@ -104,7 +104,7 @@ def test_a_log_file_keeps_their_warnings(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.filterwarnings("always")
-def test_who_wants_more_or_less_says_so(
+def test_the_environment_sets_the_level_of_libraries(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "info")
@@ -117,7 +117,7 @@ def test_who_wants_more_or_less_says_so(
         logs.configure("text", "w")
 
 
-def test_a_process_that_was_started_anew_logs_as_its_parent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_spawned_process_logs_as_its_parent(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("json", "decode-1")
     logging.getLogger().handlers.clear()  # as in a new interpreter with the same environment
     logs.follow()

@@ -1,4 +1,4 @@
-"""docs/observability.md lists every metric as the code has it; run this file to print the tables anew."""
+"""Check that docs/observability.md lists every metric of the code; run this file to print the tables."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from baton.services.errors import ConfigError
 
 
 def run(*arguments: str) -> Settings:
-    """Parse `arguments` as a command with every section would."""
+    """Parse `arguments` as a command with all sections does."""
     seen: list[Settings] = []
     app = typer.Typer(pretty_exceptions_enable=False)
 
@@ -83,34 +83,34 @@ def help_of(*command: str) -> str:
         "role",
     ],
 )
-def test_help_tells_every_flag_under_its_section(command: str) -> None:
-    """A heading for each section of the configuration; the command's own flags before them."""
-    told = help_of(command)
-    headings = re.findall(r"^(\w+)(?: \(file: (\w+)\.KEY; env: BATON_(\w+)__KEY\))?:", told, re.MULTILINE)
+def test_help_lists_every_flag_under_its_section(command: str) -> None:
+    """The command's own flags come first, then a heading for each section of the configuration."""
+    text = help_of(command)
+    headings = re.findall(r"^(\w+)(?: \(file: (\w+)\.KEY; env: BATON_(\w+)__KEY\))?:", text, re.MULTILINE)
     sections = [section for _, section, _ in headings if section]
     assert sections == sorted(set(sections), key=sections.index)
     assert [name for name, section, _ in headings if not section] in (
         ["Usage", "Options"],
         ["Usage", "Arguments", "Options"],
     )
-    assert told.index("\nOptions:") < told.index("(file: ")
-    assert "..." not in told.replace("{...}", "")
+    assert text.index("\nOptions:") < text.index("(file: ")
+    assert "..." not in text.replace("{...}", "")
 
 
-def test_questions_to_a_deployment_need_its_address_alone() -> None:
+def test_operators_commands_need_only_the_address() -> None:
     for command in ("status", "drain", "undrain", "role"):
-        told = help_of(command)
-        assert "--scheduler " in told
-        assert "BATON_SCHEDULER__ADDRESS" in told
-        assert set(re.findall(r"--[a-z-]+", told)) <= {
+        text = help_of(command)
+        assert "--scheduler " in text
+        assert "BATON_SCHEDULER__ADDRESS" in text
+        assert set(re.findall(r"--[a-z-]+", text)) <= {
             "--scheduler",
             "--config",
             "--help",
             "--json",
             "--watch",
         }
-        assert len(told.splitlines()) < 25
+        assert len(text.splitlines()) < 25
 
 
-def test_the_list_of_commands_is_whole() -> None:
+def test_no_line_in_the_list_of_commands_is_truncated() -> None:
     assert "..." not in help_of().partition("Commands:")[2]

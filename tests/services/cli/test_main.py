@@ -1,4 +1,4 @@
-"""`baton`, as a command: signals end it, whatever its shell does with them."""
+"""The command `baton` as a process: signals end it, whatever its shell does with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[str]:
-    """The address of one that a script's `baton scheduler &` started; one SIGINT ends it."""
+    """Start `baton scheduler` from a script; yield its address."""
     address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen([*IGNORING, BATON, "scheduler", "--scheduler", address])
     try:
@@ -40,7 +40,7 @@ def scheduler() -> Iterator[str]:
     ids=lambda one: one.name if isinstance(one, signal.Signals) else "",
 )
 def test_one_signal_ends_what_a_script_started(scheduler: str, how: signal.Signals, status: int) -> None:
-    """A shell without job control starts what is behind `&` with SIGINT ignored."""
+    """A shell without job control starts background commands with SIGINT ignored."""
     with watching(scheduler, by=IGNORING) as (process, shown):
         eventually(lambda: b"requests in flight" in shown(), 60, "it shows something")
         process.send_signal(how)
@@ -48,8 +48,8 @@ def test_one_signal_ends_what_a_script_started(scheduler: str, how: signal.Signa
 
 
 @pytest.mark.parametrize("where", ["xterm", "dumb", "file"])
-def test_each_look_is_shown_as_it_is_taken(scheduler: str, where: str, tmp_path: Path) -> None:
-    """On a terminal that can paint over the last one, on one that cannot, and in a file."""
+def test_watching_prints_each_refresh_at_once(scheduler: str, where: str, tmp_path: Path) -> None:
+    """Check a terminal with a cursor, one without, and a file."""
     file = tmp_path / "shown" if where == "file" else None
     with watching(scheduler, where, file) as (_, shown):
         eventually(lambda: shown().count(b"requests in flight") >= 2, 60, "it shows two of them")
@@ -59,7 +59,7 @@ def test_each_look_is_shown_as_it_is_taken(scheduler: str, where: str, tmp_path:
 def watching(
     scheduler: str, terminal: str = "xterm", file: Path | None = None, by: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], bytes]]]:
-    """`baton status --watch` on a terminal, or writing to a file; all that it has shown."""
+    """Run `baton status --watch` on a terminal or into a file; yield a function that returns its output."""
     screen, theirs = pty.openpty()
     os.set_blocking(screen, False)
     seen = bytearray()
@@ -84,7 +84,7 @@ def watching(
         yield process, shown
 
 
-def test_it_tells_its_version_and_vllms() -> None:
+def test_version_of_baton_and_of_vllm() -> None:
     done = subprocess.run([BATON, "--version"], capture_output=True, text=True, timeout=CALL_S, check=True)
     assert done.stdout == f"baton {baton.__version__} (vLLM {VLLM_VERSION})\n"
 

@@ -20,10 +20,10 @@ def worker(name: str, role: pb.Role, method: str = "", **drafting: float) -> pb.
     )
 
 
-def printed(told: pb.Description, width: int) -> list[str]:
-    """The lines of `baton status` in a terminal of this width."""
+def printed(description: pb.Description, width: int) -> list[str]:
+    """Return the lines of `baton status` in a terminal of this width."""
     console = Console(width=UNLIMITED, file=io.StringIO(), highlight=False)
-    console.print(render(told, width))
+    console.print(render(description, width))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
@@ -49,28 +49,28 @@ def test_each_worker_that_drafts_has_a_line() -> None:
     assert "prefill-1" not in of
 
 
-def test_without_speculation_nothing_is_said_of_it() -> None:
+def test_without_speculation_there_is_no_such_table() -> None:
     assert not any("speculation" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))
 
 
-def test_who_is_drained_is_told_also_where_it_is_not_there() -> None:
+def test_drained_workers_are_listed_even_if_not_running() -> None:
     held = worker("decode-1.77", pb.ROLE_DECODE)
     held.identity.name, held.state, held.drained = "decode-1", pb.WORKER_STATE_DRAINING, True
-    told = pb.Description(topic="t", store="memory", workers=[held], drained=["decode-1", "prefill-9"])
-    lines = printed(told, 160)
+    description = pb.Description(topic="t", store="memory", workers=[held], drained=["decode-1", "prefill-9"])
+    lines = printed(description, 160)
     assert "drained and not running: prefill-9" in lines
     assert next(line.split()[2] for line in lines if "decode-1.77" in line) == "drained"
     assert not any("drained" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))
 
 
-def test_a_store_that_is_away_is_told() -> None:
+def test_an_unreachable_store_is_reported() -> None:
     problem = "redis at 127.0.0.1:6379 does not answer"
     assert any("STORE IS UNREACHABLE" in line and problem in line for line in shown(store_problem=problem))
     assert not any("STORE" in line for line in shown())
 
 
 def large_deployment(prefill: str, decode: str) -> pb.Description:
-    """Twenty workers and ten requests, with figures as long as they come."""
+    """Describe twenty workers and ten requests with figures as long as they get."""
     load = pb.WorkerLoad(
         running=64,
         waiting=128,
@@ -120,13 +120,13 @@ def large_deployment(prefill: str, decode: str) -> pb.Description:
     [("prefill-0.90", "decode-0.90"), ("prefill-some-long-hostname-123", "decode-some-long-hostname-123")],
 )
 def test_ids_and_cells_are_whole_at_any_width(width: int, names: tuple[str, str]) -> None:
-    told = large_deployment(*names)
-    lines = printed(told, width)
+    description = large_deployment(*names)
+    lines = printed(description, width)
     assert max(map(len, lines[2:])) <= width
     text = "\n".join(lines)
     assert "…" not in text
     assert "..." not in text
-    for worker in told.workers:
+    for worker in description.workers:
         assert f" {worker.identity.worker_id} " in text
         assert " draining " in text
     assert text.count("cancelled") == 10

@@ -1,6 +1,6 @@
-"""What dies is started again, later and later; what cannot live is done without where the rest can serve.
+"""Parts that die are restarted after growing pauses, and given up when they keep dying.
 
-Parts are real processes that do next to nothing; `told` holds what a person is told of them.
+Parts are real processes that do next to nothing; `said` holds the lines printed about them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ QUICK = Patience(restarts=2, window_s=60.0, backoff_s=0.05, growth=2.0)
 
 
 class Fleet:
-    """Parts of a deployment, and what was told of them."""
+    """Parts of a deployment, and the lines printed about them."""
 
     def __init__(self, folder: Path, patience: Patience) -> None:
-        self.told: list[str] = []
-        self.parts = Parts(folder, lambda name, text: self.told.append(f"{name}: {text}"), patience)
+        self.said: list[str] = []
+        self.parts = Parts(folder, lambda name, text: self.said.append(f"{name}: {text}"), patience)
 
     def add(self, name: str, kind: PartKind, run: Callable[[], None] = signal.pause) -> Part:
         part = self.parts.add(name, kind, run)
@@ -42,7 +42,7 @@ class Fleet:
         self.end(part, lambda pid: os.kill(pid, signal.SIGKILL))
 
     def end(self, part: Part, act: Callable[[int], object]) -> None:
-        """As the supervisor sees it: it wakes, and does what is due; until it runs again or is given up."""
+        """Do `act` to a part's process, then what the supervisor does, until it runs again or is given up."""
         assert part.child is not None
         pid = part.child.process.pid or 0
         act(pid)
@@ -69,29 +69,29 @@ def pair(fleet: Fleet) -> tuple[Part, Part, Part]:
     return *workers, fleet.add("router", PartKind.ROUTER)
 
 
-def test_a_part_is_restarted_later_and_later(fleet: Fleet) -> None:
+def test_pauses_before_restarts_grow(fleet: Fleet) -> None:
     prefill, decode, _ = pair(fleet)
     began = time.monotonic()
     fleet.kill(decode)
     fleet.kill(decode)
     assert time.monotonic() - began >= QUICK.before_restart_s(2) == 0.05
-    assert fleet.told[-2:] == [
+    assert fleet.said[-2:] == [
         "decode-0: died (signal SIGKILL); restarting, 1 of 2 within 1 min",
         "decode-0: died (signal SIGKILL); restarting in 0.05 s, 2 of 2 within 1 min",
     ]
     assert fleet.parts.waiting_for == ["decode-0"]
     fleet.see(decode)
-    assert fleet.told[-1] == "decode-0: ready: here"
+    assert fleet.said[-1] == "decode-0: ready: here"
     assert not fleet.parts.waiting_for
     assert not prefill.deaths
 
 
-def test_the_rest_serves_on_until_nothing_can(fleet: Fleet) -> None:
+def test_the_others_go_on_serving_while_they_can(fleet: Fleet) -> None:
     prefill, decode, _ = pair(fleet)
     for _ in range(3):
         fleet.kill(decode)
-    assert "decode-0: died 3 times within 1 min (signal SIGKILL): given up" in fleet.told[-1]
-    assert "the others go on serving" in fleet.told[-1]
+    assert "decode-0: died 3 times within 1 min (signal SIGKILL): given up" in fleet.said[-1]
+    assert "the others go on serving" in fleet.said[-1]
     assert not fleet.parts.waiting_for
     for _ in range(2):
         fleet.kill(prefill)
@@ -100,7 +100,7 @@ def test_the_rest_serves_on_until_nothing_can(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("name", ["router", "scheduler"])
-def test_what_nothing_can_serve_without(fleet: Fleet, name: str) -> None:
+def test_without_router_or_scheduler_nothing_can_serve(fleet: Fleet, name: str) -> None:
     pair(fleet)
     part = next(part for part in fleet.parts.members if part.name == name)
     for _ in range(2):
@@ -109,16 +109,16 @@ def test_what_nothing_can_serve_without(fleet: Fleet, name: str) -> None:
         fleet.kill(part)
 
 
-def test_the_watcher_is_watched(fleet: Fleet) -> None:
+def test_the_watcher_is_restarted_and_given_up(fleet: Fleet) -> None:
     pair(fleet)
     watcher = fleet.parts.members[0]
     for _ in range(3):
         fleet.kill(watcher)
-    assert fleet.told[-3].startswith("watcher: died (signal SIGKILL); restarting")
-    assert "readiness is no longer reported" in fleet.told[-1]
+    assert fleet.said[-3].startswith("watcher: died (signal SIGKILL); restarting")
+    assert "readiness is no longer reported" in fleet.said[-1]
 
 
-def test_a_start_without_a_watcher_is_none(fleet: Fleet) -> None:
+def test_a_start_fails_without_a_watcher(fleet: Fleet) -> None:
     watcher = fleet.add("watcher", PartKind.WATCHER)
     fleet.parts.add("mixed-0", PartKind.WORKER, signal.pause)
     for _ in range(2):
@@ -127,19 +127,19 @@ def test_a_start_without_a_watcher_is_none(fleet: Fleet) -> None:
         fleet.kill(watcher)
 
 
-def test_who_ends_as_told_has_not_died(fleet: Fleet) -> None:
+def test_an_exit_after_a_drain_is_not_a_death(fleet: Fleet) -> None:
     reading, writing = os.pipe()
     part = fleet.add("mixed-0", PartKind.WORKER, lambda: print(os.read(reading, 1)))
     for _ in range(QUICK.restarts + 1):
         fleet.end(part, lambda _: os.write(writing, b"x"))
         fleet.see(part)
     assert not part.deaths
-    assert fleet.told[-2:] == ["mixed-0: exited after a drain; restarted", "mixed-0: ready: here"]
+    assert fleet.said[-2:] == ["mixed-0: exited after a drain; restarted", "mixed-0: ready: here"]
     os.close(reading)
     os.close(writing)
 
 
-def test_what_is_long_ago_does_not_count(tmp_path: Path) -> None:
+def test_deaths_long_ago_do_not_count(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, Patience(restarts=1, window_s=0.2, backoff_s=0.05))
     try:
         _, decode, _ = pair(fleet)
@@ -148,13 +148,13 @@ def test_what_is_long_ago_does_not_count(tmp_path: Path) -> None:
             died = decode.deaths[-1]
             eventually(lambda died=died: time.monotonic() > died + 0.2, 5, "it ran well for the window")  # type: ignore[misc]
         assert not decode.given_up
-        assert fleet.told[-1].endswith("restarting, 1 of 1 within 0.00333333 min")
+        assert fleet.said[-1].endswith("restarting, 1 of 1 within 0.00333333 min")
     finally:
         fleet.parts.stop(0.0)
 
 
-def test_news_of_an_earlier_life(fleet: Fleet) -> None:
-    """A dead worker stays registered for a lease, and what was seen may have waited to be read."""
+def test_readiness_of_a_predecessor_does_not_count(fleet: Fleet) -> None:
+    """A dead worker stays registered for a lease, and the watcher's message may have waited in the pipe."""
     _, decode, router = pair(fleet)
     before = [Seen(part.known_as, "here", time.monotonic()) for part in (decode, router)]
     fleet.kill(decode)
@@ -165,7 +165,7 @@ def test_news_of_an_earlier_life(fleet: Fleet) -> None:
 
 
 def test_a_part_that_cannot_start_says_why(fleet: Fleet) -> None:
-    """Its own line, and not that of an earlier life in the same log."""
+    """It quotes its own error line, not that of a predecessor in the same log."""
     (fleet.parts.log_dir / "mixed-0.log").write_text("baton: error: long ago\n")
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""A stand-in for a router that refuses, breaks and answers on demand, as a real one cannot be made to."""
+"""A stand-in for a router that fails on demand, as a real one cannot be made to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Reply = Callable[["Router", web.Request, int], Awaitable[web.StreamResponse]]
 
 
 def completion(text: str) -> dict[str, object]:
-    """What /v1/completions answers."""
+    """Return a response body of /v1/completions."""
     choice = {"index": 0, "text": text, "token_ids": [1, 2], "finish_reason": "stop", "logprobs": None}
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
     return {"id": f"cmpl-{text}", "choices": [choice], "usage": usage}
@@ -26,7 +26,7 @@ async def ok(router: Router, request: web.Request, seen: int) -> web.StreamRespo
 
 
 async def full(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    """503 twice, then an answer."""
+    """Respond with 503 twice, then with a completion."""
     if seen > 2:
         return await ok(router, request, seen)
     return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": "0.1"})
@@ -38,7 +38,7 @@ async def bad(router: Router, request: web.Request, seen: int) -> web.StreamResp
 
 
 async def broken(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    """The connection ends without an answer."""
+    """Break the connection without a response."""
     del router, seen
     if request.transport is not None:
         request.transport.abort()
@@ -46,7 +46,7 @@ async def broken(router: Router, request: web.Request, seen: int) -> web.StreamR
 
 
 async def held(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    """No answer until the router is told to."""
+    """Respond once `released` is set."""
     router.held += 1
     if router.held == router.crowd:
         router.crowded.set()
@@ -60,15 +60,15 @@ REPLIES: dict[str, Reply] = {"full": full, "bad": bad, "broken": broken, "held":
 
 @dataclass
 class Router:
-    """The reply is chosen by the prompt: `full-1` is replied to by `full`, any other word by `ok`."""
+    """A router whose prompts choose the reply: `full-1` that of `full`, any other word that of `ok`."""
 
     url: str = ""
     seen: Counter[str] = field(default_factory=Counter)
-    keys: set[str] = field(default_factory=set)  # all that it was shown
+    keys: set[str] = field(default_factory=set)  # Authorization headers received
     under_way: int = 0
-    most: int = 0  # under way at a time
+    most: int = 0  # most requests under way at a time
     held: int = 0
-    crowd: int = 0  # so many held set `crowded`
+    crowd: int = 0  # `crowded` is set when this many are held
     crowded: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -1,4 +1,4 @@
-"""`baton batch`, as a command: exit statuses, and going on after whatever stopped it."""
+"""The command `baton batch` as a process: exit statuses, and resuming after it was stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.services.offline.router import Router
 
 
 def write(path: Path, *prompts: str) -> Path:
-    """A batch in which each prompt is its request's custom_id."""
+    """Write a batch whose prompts are their requests' custom_ids."""
     lines = [
         {"custom_id": prompt, "method": "POST", "url": "/v1/completions", "body": {"prompt": prompt}}
         for prompt in prompts
@@ -51,25 +51,25 @@ async def test_all_good(served: Router, tmp_path: Path) -> None:
     requests = write(tmp_path / "in.jsonl", *prompts)
     status, said = await run(served, requests)
     assert status == 0, said
-    assert "200 answered, 0 of them with an error" in said
+    assert "200 done, 0 of them failed" in said
     assert answered(requests) == sorted(prompts)
     assert served.most <= 64
 
 
-async def test_some_fail_and_the_others_do_not(served: Router, tmp_path: Path) -> None:
+async def test_a_failed_request_leaves_the_others_alone(served: Router, tmp_path: Path) -> None:
     requests = write(tmp_path / "in.jsonl", "a", "bad", "full", "broken", "b")
     status, said = await run(served, requests)
     assert status == 1
-    assert "5 answered, 2 of them with an error" in said
+    assert "5 done, 2 of them failed" in said
     assert answered(requests) == ["a", "b", "bad", "broken", "full"]
     seen = served.seen.total()
     status, said = await run(served, requests)
     assert status == 1
-    assert "nothing was left to do" in said
+    assert "nothing left to do" in said
     assert served.seen.total() == seen
 
 
-async def test_whose_key_is_shown(served: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_source_of_the_api_key(served: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# new\nof-the-file\nolder\n")
     keys.chmod(0o600)
@@ -103,24 +103,24 @@ async def test_bad_input_starts_nothing(served: Router, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
-async def test_it_goes_on_where_it_was_stopped(served: Router, tmp_path: Path, how: signal.Signals) -> None:
+async def test_a_stopped_batch_is_resumed(served: Router, tmp_path: Path, how: signal.Signals) -> None:
     quick = [f"word-{number}" for number in range(50)]
     slow = [f"held-{number}" for number in range(8)]
     requests = write(tmp_path / "in.jsonl", *quick, *slow, *(f"more-{number}" for number in range(50)))
     served.crowd = len(slow)
     process = await start(served, requests, "--concurrency", str(len(slow)), by=IGNORING)
     async with asyncio.timeout(30 * PATIENCE):
-        await served.crowded.wait()  # only the slow ones are left under way
+        await served.crowded.wait()  # only the slow ones are left in flight
     process.send_signal(how)
     status, said = await end(process)
     assert status == (-9 if how is signal.SIGKILL else 130), said
     assert answered(requests) == sorted(quick)
     if how is not signal.SIGKILL:
-        assert "50 of 108 are answered; the same command goes on from there" in said
+        assert "50 of 108 are done; the same command resumes there" in said
     served.released.set()
     status, said = await run(served, requests)
     assert status == 0, said
-    assert "50 of 108 are answered in" in said
+    assert "50 of 108 already have a result in" in said
     assert len(answered(requests)) == len(set(answered(requests))) == 108
     assert {served.seen[prompt] for prompt in quick} == {1}
     assert {served.seen[prompt] for prompt in slow} == {2}

@@ -1,4 +1,4 @@
-"""OpenAI's batch format: what is refused, and where a batch goes on."""
+"""OpenAI's batch format: refusals, and where a batch is resumed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.services.offline.batch_file import SHOWN_PROBLEMS, Output, check, read
-from baton.services.offline.client import Answer
+from baton.services.offline.client import HttpResponse
 from baton.services.offline.errors import InputError, RequestError
 
 SERVED = ["baton-demo"]
@@ -45,22 +45,22 @@ def test_a_good_file(tmp_path: Path) -> None:
         ("{", "not a JSON object"),
         ("[1]", "not a JSON object"),
         ({"custom_id": "1"}, "body and method and url missing"),
-        (line(7), "custom_id 7 is not a text"),
+        (line(7), "custom_id 7 is not a string"),
         (line(method="GET"), "method 'GET' is not POST"),
         (line(url="/v1/completion"), "url '/v1/completion' is unknown; allowed: "),
         (line(url="/v1/embeddings"), "url '/v1/embeddings' is not served here"),
         (line(body="x"), "body 'x' is not a JSON object"),
         (line(body={}), "body has no 'prompt'"),
-        (line(body={"prompt": "x", "stream": True}), "body asks for a stream"),
+        (line(body={"prompt": "x", "stream": True}), "body sets stream"),
         (line(body={"prompt": "x", "model": "gpt"}), "model 'gpt' is not served"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, wrong: Any, said: str) -> None:
+def test_invalid_lines_are_refused(tmp_path: Path, wrong: Any, said: str) -> None:
     (problem,) = problems(tmp_path, line("0"), wrong)
     assert problem.startswith(f"line 2: {said}")
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     assert problems(tmp_path, line("a"), "{", line("b"), line("a")) == [
         "line 2: not a JSON object",
         "line 4: custom_id 'a' is that of line 1 too",
@@ -70,18 +70,18 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     assert many[-1] == "and 10 more"
 
 
-def test_files_that_are_no_batch(tmp_path: Path) -> None:
+def test_unreadable_and_empty_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no request"):
         check(write(tmp_path / "empty.jsonl", ""), SERVED)
     with pytest.raises(InputError, match="cannot read"):
         check(tmp_path / "absent.jsonl", SERVED)
 
 
-def test_what_is_written(tmp_path: Path) -> None:
+def test_format_of_results(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with Output.resume(path, {"1", "2", "3"}) as output:
-        assert output.write("1", Answer(200, {"id": "cmpl-7", "choices": []}))
-        assert not output.write("2", Answer(400, {"error": {"message": "no"}}))
+        assert output.write("1", HttpResponse(200, {"id": "cmpl-7", "choices": []}))
+        assert not output.write("2", HttpResponse(400, {"error": {"message": "no"}}))
         assert not output.write("3", RequestError("lost"))
     good, refused, lost = (json.loads(one) for one in path.read_text().splitlines())
     assert good["response"] == {
@@ -98,28 +98,28 @@ def test_what_is_written(tmp_path: Path) -> None:
         assert (output.done, output.failed) == ({"1", "2", "3"}, 2)
 
 
-def test_a_file_cut_anywhere_is_gone_on_with(tmp_path: Path) -> None:
-    """Killed at any byte: whole lines stay, the torn one is asked again."""
+def test_a_file_cut_anywhere_is_resumed(tmp_path: Path) -> None:
+    """Whole lines stay, wherever the writer was killed; the request of the torn line is repeated."""
     path = tmp_path / "out.jsonl"
     ids = {"1", "2", "ä"}
     with Output.resume(path, ids) as output:
         for custom_id in sorted(ids):
-            output.write(custom_id, Answer(200, {"text": "é\n"}))
+            output.write(custom_id, HttpResponse(200, {"text": "é\n"}))
     whole = path.read_bytes()
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
         with Output.resume(path, ids) as output:
             assert len(output.done) == whole[:cut].count(b"\n")
             for custom_id in sorted(ids - output.done):
-                output.write(custom_id, Answer(200, {}))
+                output.write(custom_id, HttpResponse(200, {}))
         found = [json.loads(one)["custom_id"] for one in path.read_text().splitlines()]
         assert sorted(found) == sorted(ids)
 
 
-def test_answers_to_something_else_are_not_touched(tmp_path: Path) -> None:
+def test_results_of_another_batch_are_not_touched(tmp_path: Path) -> None:
     path = write(tmp_path / "out.jsonl", {"custom_id": "other", "response": None})
     before = path.read_bytes()
-    with pytest.raises(InputError, match="line 1 answers none of these requests"):
+    with pytest.raises(InputError, match="line 1 belongs to none of these requests"):
         Output.resume(path, {"1"})
     path.write_text("no json\n")
     with pytest.raises(InputError, match="line 1"):

@@ -1,4 +1,4 @@
-"""Requests are bounded, wait where waiting helps, and end where it does not."""
+"""Requests are bounded in number, retried while that helps, and failed when it does not."""
 
 from __future__ import annotations
 
@@ -7,59 +7,61 @@ import asyncio
 import pytest
 
 from baton.services.offline import client as client_module
-from baton.services.offline.client import MAX_LOST, Answer, Client, Endpoint, each
+from baton.services.offline.client import MAX_LOST, Client, Endpoint, HttpResponse, each
 from baton.services.offline.errors import DeploymentEnded, RequestError, Unavailable
 from baton.services.offline.prompts import COMPLETIONS
 from harness.support import PATIENCE, free_port
 from tests.services.offline.router import Router
 
+TIMEOUT_S = 600.0
 
-async def ask(client: Client, prompt: str) -> Answer:
+
+async def ask(client: Client, prompt: str) -> HttpResponse:
     return await client.post(COMPLETIONS, {"prompt": prompt})
 
 
-async def test_it_comes_back_after_503(served: Router) -> None:
-    async with Client(Endpoint(served.url), 4) as client:
+async def test_503_is_retried(served: Router) -> None:
+    async with Client(Endpoint(served.url, TIMEOUT_S), 4) as client:
         answer = await ask(client, "full")
     assert answer.ok
     assert served.seen["full"] == 3
 
 
-async def test_an_error_is_an_answer(served: Router) -> None:
-    async with Client(Endpoint(served.url), 4) as client:
+async def test_an_error_status_is_a_response(served: Router) -> None:
+    async with Client(Endpoint(served.url, TIMEOUT_S), 4) as client:
         answer = await ask(client, "bad")
     assert answer.status == 400
     assert str(answer.error()) == "too long"
     assert served.seen["bad"] == 1
 
 
-async def test_a_connection_that_breaks_is_tried_again_so_often(served: Router) -> None:
-    async with Client(Endpoint(served.url), 4) as client:
+async def test_a_broken_connection_is_retried_a_few_times(served: Router) -> None:
+    async with Client(Endpoint(served.url, TIMEOUT_S), 4) as client:
         with pytest.raises(RequestError, match="connection was lost 3 times"):
             await ask(client, "broken")
     assert served.seen["broken"] == MAX_LOST
 
 
-async def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_any_response_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "PATIENCE_S", 0.5)
     monkeypatch.setattr(client_module, "_PAUSE_S", 0.1)
-    async with Client(Endpoint(f"http://127.0.0.1:{free_port()}"), 4) as client:
-        with pytest.raises(Unavailable, match=r"nothing was answered for 0 s: http://127.0.0.1"):
+    async with Client(Endpoint(f"http://127.0.0.1:{free_port()}", TIMEOUT_S), 4) as client:
+        with pytest.raises(Unavailable, match=r"no request got a response for 0 s: http://127.0.0.1"):
             await ask(client, "x")
 
 
-async def test_a_deployment_that_is_gone_says_why() -> None:
+async def test_the_error_says_why_a_deployment_ended() -> None:
     def check() -> None:
         raise DeploymentEnded("decode-0 died 4 times")
 
-    async with Client(Endpoint(f"http://127.0.0.1:{free_port()}", check=check), 4) as client:
+    async with Client(Endpoint(f"http://127.0.0.1:{free_port()}", TIMEOUT_S, check=check), 4) as client:
         with pytest.raises(DeploymentEnded, match="died 4 times"):
             await ask(client, "x")
 
 
-async def test_no_more_than_the_bound_at_a_time(served: Router) -> None:
+async def test_concurrency_is_bounded(served: Router) -> None:
     served.crowd = 3
-    async with Client(Endpoint(served.url), 3) as client:
+    async with Client(Endpoint(served.url, TIMEOUT_S), 3) as client:
         held = [asyncio.create_task(ask(client, f"held-{number}")) for number in range(10)]
         async with asyncio.timeout(10 * PATIENCE):
             await served.crowded.wait()
@@ -68,7 +70,7 @@ async def test_no_more_than_the_bound_at_a_time(served: Router) -> None:
     assert served.most == 3
 
 
-async def test_each_takes_an_item_when_there_is_room() -> None:
+async def test_an_item_is_taken_when_there_is_room() -> None:
     taken: list[int] = []
     five, release = asyncio.Event(), asyncio.Event()
 
@@ -87,7 +89,7 @@ async def test_each_takes_an_item_when_there_is_room() -> None:
     assert taken == list(range(100))
 
 
-async def test_the_first_exception_ends_all() -> None:
+async def test_the_first_exception_cancels_all() -> None:
     async def work(item: int) -> None:
         if item == 3:
             raise Unavailable("gone")
