@@ -1,4 +1,4 @@
-"""`python -m bench [NAME [ARG ...]]`: one benchmark, or all and then the table in docs/benchmarks.md."""
+"""`python -m bench [NAME [ARG ...]]`: one benchmark, or all and then docs/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a long prompt stall other people's streams? 1P1D against two aggregated engines on the same cores.
+"""Stalls of running streams by long prompts: 1P1D against two aggregated engines on the same cores.
 
 Both deployments stay up; the load goes to one at a time, A B A B, so that the machine's moods hit both.
 """

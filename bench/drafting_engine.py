@@ -1,4 +1,4 @@
-"""One engine in a process of its own, for comparisons in turns: measures when told, idles otherwise.
+"""An engine in a process of its own, for comparisons in turns: it measures on request and idles otherwise.
 
 Requests come as they come to a decode worker: read to their end (here: in the prefix cache, after the first
 time), the first token written. So what is timed is the writing.
@@ -32,14 +32,14 @@ CLOCKS = {"wall": time.monotonic, "cpu": time.thread_time}
 
 @dataclass(frozen=True)
 class Failed:
-    """Sent instead of an answer."""
+    """An error that is sent instead of an answer."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt, and how its answer began."""
+    """A prompt and the first token of its answer."""
 
     prompt: list[int]
     written: list[int]
@@ -47,7 +47,7 @@ class Asked:
 
 @dataclass
 class Run:
-    """One measurement."""
+    """The result of a measurement."""
 
     seconds: float = 0.0  # of steps that all streams were in
     tokens: int = 0  # of these steps, all streams
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def ms_per_token(self) -> float:
-        """Time per output token, as one stream sees it."""
+        """The time per output token that one stream sees."""
         return 1e3 * self.seconds * self.streams / max(1, self.tokens)
 
 
@@ -75,11 +75,11 @@ class EngineProcess:
         theirs.close()
 
     def ready(self) -> None:
-        """Raises RuntimeError with the reason when the engine could not load."""
+        """Wait until the engine is loaded. Raises RuntimeError with the reason when it could not load."""
         self._answer(START_S)
 
     def measure(self, prompts: Sequence[Asked], streams: int, limit: int | str | None) -> Run:
-        """Answer the prompts, so many at a time. `limit`: a fixed length of drafts, "auto", None without."""
+        """Answer the prompts, so many streams at a time. `limit`: drafted tokens a step, "auto", or None."""
         self._pipe.send((prompts, streams, limit))
         run: Run = self._answer(MEASURE_S)
         return run
@@ -120,7 +120,7 @@ def _serve(pipe: Connection, engine: dict[str, Any], core: int, clock: str) -> N
 
 
 class _Engine:
-    """Built as a mixed worker builds its own, stepped as its thread does."""
+    """An engine built as a mixed worker builds its own, and stepped as its thread does."""
 
     def __init__(self, engine: dict[str, Any], core: int, clock: str) -> None:
         from baton.services.config import Settings
@@ -194,7 +194,7 @@ class _Engine:
 
 
 def _take(outputs: dict[int, Any], run: Run, numbers: dict[str, int]) -> int:
-    """Note what a step brought; the number of its tokens."""
+    """Record a step's outputs, and return the number of its tokens."""
     written = 0
     for client in outputs.values():
         stats = client.scheduler_stats

@@ -1,4 +1,4 @@
-"""Ten short prompts that arrive just behind long ones at one prefill worker: who waits for whom.
+"""Ten short prompts that arrive just behind long ones at one prefill worker: the time to each first token.
 
 One engine on one core, stepped as the worker's thread steps it: what arrives during a step is taken after it.
 The ways of queueing are changed between the rounds, in turns, in the same engine. Times are of the core, so
@@ -31,7 +31,7 @@ STAGGER_S = 0.001  # between two arrivals; the first step has begun with the fir
 
 @dataclass(frozen=True)
 class Way:
-    """How an engine queues. Tokens; 0: as vLLM has it by default."""
+    """How an engine queues. Sizes are in tokens; 0 is vLLM's default."""
 
     step: int = 0  # most in a step
     cap: int = 0  # of one prompt in a step beside others, or an equal share where that is more
@@ -49,7 +49,7 @@ WAYS = {
 
 @dataclass
 class Round:
-    """Milliseconds from each arrival to the first token, and of it all."""
+    """Milliseconds from each arrival to the first token, and of the whole round."""
 
     short: list[float] = field(default_factory=list)
     long: list[float] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Round:
 
 
 class Reader:
-    """An engine that reads prompts and writes one token each."""
+    """An engine that prefills prompts and generates one token for each."""
 
     def __init__(self, settings: dict[str, Any], core: int) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -74,7 +74,7 @@ class Reader:
         self._count = 0
 
     def use(self, way: Way) -> None:
-        """From now on; nothing may be under way. By what vLLM's scheduler reads in each step."""
+        """Queue this way from now on, by what vLLM's scheduler consults in each step; nothing may run."""
         from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 
         scheduler = self._scheduler
@@ -87,12 +87,12 @@ class Reader:
         scheduler.kv_holding_waiting = create_request_queue(scheduler.policy)
 
     def round(self, longs: int, way: Way) -> Round:
-        """The first long prompt's step begins; the others and then ten short ones arrive meanwhile."""
+        """Start the first long prompt's step; the others and then ten short ones arrive meanwhile."""
         lengths = [LONG] * longs + [self._random.randrange(20, 61) for _ in range(SHORTS)]
         return self._run([(at * STAGGER_S, length) for at, length in enumerate(lengths)], way)
 
     def flood(self, way: Way, count: int = 40) -> float:
-        """Tokens read a second when all came at once, one long prompt in eight."""
+        """Return prefilled tokens/s when all prompts come at once, one in eight of them long."""
         lengths = [LONG if at % 8 == 0 else self._random.randrange(20, 61) for at in range(count)]
         return 1e3 * sum(lengths) / self._run([(0.0, length) for length in lengths], way).all
 
@@ -138,7 +138,7 @@ class Reader:
 
 
 def measure(reader: Reader, rounds: int, longs: int) -> dict[str, dict[str, float]]:
-    """Way by way, in turns."""
+    """Measure all ways, in turns."""
     found: dict[str, list[Round]] = {name: [] for name in WAYS}
     flood: dict[str, list[float]] = {name: [] for name in WAYS}
     for number in range(-1, rounds):
@@ -176,7 +176,7 @@ MODELS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def run(name: str, rounds: int, core: int) -> dict[str, Any]:
-    """In a process of its own: it takes one engine."""
+    """Measure in this process, which takes one engine."""
     # The cache of prefixes would know the prompts of earlier rounds.
     reader = Reader(MODELS[name]() | {"enable_prefix_caching": False}, core)
     found = {f"behind {longs}": measure(reader, rounds, longs) for longs in (1, 4)}

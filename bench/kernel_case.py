@@ -1,4 +1,4 @@
-"""What `python -m bench kernels` times: an operation on inputs of one shape, and what to hold it against."""
+"""A case of `python -m bench kernels`: an operation on inputs of one shape, and its alternatives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Case:
-    """A shape of an operation, its inputs made and bound into what is called.
+    """A shape of an operation, as functions that are bound to inputs of it.
 
     `run` and each of `against` may be called any number of times, does the same work each time, waits for
     nothing on the host, and leaves its inputs as they were.

@@ -1,4 +1,4 @@
-"""What kernels cost: time, against the device's own copy bandwidth, plain torch and vLLM's kernels.
+"""The cost of kernels: time, against the device's own copy bandwidth, plain torch and vLLM's kernels.
 
     python -m bench kernels [--only verify] [--device cuda | cpu]
 
@@ -32,7 +32,7 @@ RUNS = {"cuda": 50, "cpu": 7}
 
 
 class Device:
-    """Where it is measured, and how fast that copies."""
+    """A device, and its copy bandwidth."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -44,7 +44,7 @@ class Device:
         self.copy_gb_s = 2 * len(self._buffer) / copied / 1e9
 
     def time(self, run: Callable[[], object]) -> float:
-        """Seconds, median."""
+        """Return the median of seconds."""
         for _ in range(3):
             run()
         return median([self._once(run) for _ in range(self.runs)])
@@ -64,7 +64,7 @@ class Device:
 
 
 def measure(device: Device, case: Case) -> dict[str, Any]:
-    """A row of the table."""
+    """Measure a case, and return its row of the table."""
     ours = device.time(case.run)
     gb_s = case.bytes_moved / ours / 1e9
     against = {name: device.time(run) for name, run in case.against.items()}
@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _kept(kind: str) -> dict[str, Any]:
-    """What was measured before."""
+    """Return the results measured before."""
     path = RESULTS / f"kernels-{kind}.json"
     kept: dict[str, Any] = json.loads(path.read_text())["operations"] if path.exists() else {}
     return kept

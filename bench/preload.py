@@ -1,4 +1,4 @@
-"""What preloaded libraries give on a CPU: `baton up` as it is, with tcmalloc, with Intel's OpenMP, with both.
+"""The effect of preloaded libraries on a CPU: `baton up` alone, with tcmalloc, Intel's OpenMP, or both.
 
     python -m bench preload --tcmalloc FOLDER/libtcmalloc_minimal.so.4 --iomp FOLDER/libiomp5.so
 
@@ -92,7 +92,7 @@ def _ratios(run: Run, plain: Run) -> Run:
 
 
 def measure(libraries: list[Path], prompts: list[list[int]]) -> tuple[Run, Answers]:
-    """One `baton up`, warmed; by streams, tokens/s of all and milliseconds a token of one answer."""
+    """Warm up a `baton up`; measure tokens/s of all streams and milliseconds a token of each."""
     config = yaml.safe_load((ROOT / "deploy" / "laptop.yaml").read_text())
     preload = {"LD_PRELOAD": ":".join(map(str, libraries))}
     figures: Run = {}
@@ -115,7 +115,7 @@ def measure(libraries: list[Path], prompts: list[list[int]]) -> tuple[Run, Answe
 
 
 def check_loaded(one: Deployment, libraries: list[Path]) -> None:
-    """LD_PRELOAD leaves out in silence what it cannot load. Raises SystemExit."""
+    """Check that the libraries are loaded: LD_PRELOAD silently skips others. Raises SystemExit."""
     for worker in one.describe().workers:
         name = worker.identity.worker_id
         mapped = {part.path for part in one.worker_process(name).memory_maps()}
@@ -125,7 +125,7 @@ def check_loaded(one: Deployment, libraries: list[Path]) -> None:
 
 
 async def ask(url: str, prompts: list[list[int]], streams: int) -> tuple[list[Answer], float]:
-    """The answers in the prompts' order, so many at a time; and the seconds for all."""
+    """Return the answers in the prompts' order, requested `streams` at a time, and the seconds for all."""
     gc.collect()
     turn = asyncio.Semaphore(streams)
 

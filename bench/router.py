@@ -1,4 +1,4 @@
-"""What a token costs in the router: 64 streams through vLLM's front end, from a worker that needs no engine.
+"""The cost of a token in the router: 64 streams through vLLM's front end, from a worker without an engine.
 
     python -m bench.router                         one run: tokens/s, CPU microseconds a token
     python -m bench.router --profile out.pstats    and where the time goes
@@ -35,7 +35,7 @@ READY_S = 90.0
 
 
 async def serve_worker(scheduler_port: int, step_s: float) -> None:
-    """The scheduler and one mixed worker, until killed."""
+    """Run the scheduler and one mixed worker until killed."""
     from baton.protos import scheduler_pb2 as pb
     from baton.scheduler.service import SchedulerServer
     from baton.services.config import SchedulerSettings
@@ -49,7 +49,7 @@ async def serve_worker(scheduler_port: int, step_s: float) -> None:
 
 
 def serve_router(model: str, port: int, scheduler_port: int, profile: str, extra: dict[str, Any]) -> None:
-    """The router, profiled if `profile` names a file."""
+    """Run the router, profiled if `profile` names a file."""
     from baton.services.config import load
     from baton.services.router.http.app import run_router
 
@@ -76,7 +76,7 @@ def serve_router(model: str, port: int, scheduler_port: int, profile: str, extra
 
 
 async def one_stream(port: int, max_tokens: int) -> tuple[int, int]:
-    """Bytes and events of one answer. A bare socket: the client must not be what is measured."""
+    """Return the bytes and events of one answer, read from a bare socket: the client must cost little."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(
         {

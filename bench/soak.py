@@ -1,4 +1,4 @@
-"""Many small requests, and the memory of every process: flat, or the run fails.
+"""Many small requests, and the memory of every process: it must stay flat.
 
 1P1D of the demo model with its drafts. Several kept connections send short requests of all kinds: answers in
 one piece and streams, some that are refused and some whose client leaves at once or in the middle. Memory is
@@ -113,7 +113,7 @@ async def soak(one: Deployment, requests: int, connections: int) -> dict[str, An
 
 
 async def every_step_size(client: Client) -> None:
-    """vLLM keeps oneDNN's kernels for the last 128 numbers of tokens that a step had, of every layer.
+    """Meet every step size: vLLM keeps oneDNN's kernels of each layer for the last 128 sizes.
 
     Rare ones come late: without this the cache grows for longer than any soak lasts.
     """
@@ -126,7 +126,7 @@ async def every_step_size(client: Client) -> None:
 
 
 async def look(one: Deployment, waiting: list[float]) -> None:
-    """Note again and again how many requests wait in the router. For a task of its own."""
+    """Record again and again how many requests wait in the router: run as a task."""
     async with httpx.AsyncClient(base_url=one.url, timeout=LOOK_S * 10) as client:
         while True:
             await asyncio.sleep(LOOK_S)
@@ -142,7 +142,7 @@ async def part(
     counts: Counter[str],
     failed: list[str],
 ) -> None:
-    """So many requests over all connections."""
+    """Send so many requests over all connections."""
     left = iter(range(requests))
 
     async def loop() -> None:
@@ -156,7 +156,7 @@ async def part(
 
 
 async def one_request(client: Client, draw: random.Random, kind: str) -> str:
-    """What went wrong, if anything did."""
+    """Send one request. Return what went wrong, or ""."""
     asked: dict[str, Any] = {
         "model": MODEL_NAME,
         "prompt": [draw.randrange(300, 4000) for _ in range(draw.randint(4, 24))],
@@ -187,7 +187,7 @@ def sample(watched: dict[str, psutil.Process], requests: int, seconds: float) ->
 
 
 def growth(name: str, samples: list[dict[str, float]]) -> dict[str, float]:
-    """Of one process; MiB. With too few samples behind the warm-up there is no slope."""
+    """Return the growth of a process in MiB. With too few samples after the warm-up there is no slope."""
     behind = [one for one in samples if one["seconds"] >= WARM_UP_S] or samples[-1:]
     return {
         "first": round(samples[0][name], 1),
@@ -200,7 +200,7 @@ def growth(name: str, samples: list[dict[str, float]]) -> dict[str, float]:
 
 
 def slope(points: list[tuple[float, float]]) -> float:
-    """By least squares."""
+    """Return the slope by least squares."""
     x_mean = sum(x for x, _ in points) / len(points)
     y_mean = sum(y for _, y in points) / len(points)
     spread = sum((x - x_mean) ** 2 for x, _ in points)

@@ -47,7 +47,7 @@ def _auto(method: str, limit: int = LIMIT, **more: Any) -> dict[str, Any]:
 
 
 def _hybrid(strategy: str, **more: Any) -> dict[str, Any]:
-    """The demo model's MTP layer was trained on its own drafts: it is right further ahead than one token."""
+    """Return a hybrid's config. The demo model's MTP layer was trained to draft several tokens ahead."""
     return _auto("mtp", HYBRID_LIMIT, num_model_steps=4, mtp_strategy=strategy, **more)
 
 
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> None:
 
 
 def lengthy(prompts: dict[str, list[list[int]]], lengths: dict[str, list[int]]) -> dict[str, Pairs]:
-    """Prompts whose answers have SHORTEST tokens or more, with the answers' lengths."""
+    """Return the prompts whose answers have SHORTEST tokens or more, with the answers' lengths."""
     return {
         kind: [pair for pair in zip(asked, lengths[kind], strict=True) if pair[1] >= SHORTEST]
         for kind, asked in prompts.items()
@@ -134,7 +134,7 @@ class EngineSet(ExitStack):
         return self
 
     def lengths(self, prompts: dict[str, list[list[int]]]) -> dict[str, list[int]]:
-        """Tokens of each answer, of prompts as they are."""
+        """Return the number of tokens of each prompt's answer."""
         return {
             kind: [
                 len(answer) for answer in self.plain.measure([Asked(p, []) for p in them], 16, None).answers
@@ -144,7 +144,7 @@ class EngineSet(ExitStack):
 
 
 def compare(engines: EngineSet, name: str, rounds: int, clock: str) -> dict[str, Any]:
-    """One method against none: kind -> streams -> milliseconds by length, and how much was accepted."""
+    """Compare a method with none: kind -> streams -> milliseconds by draft length, and what was accepted."""
     model, spec, lengths = METHODS[name]
     method = EngineProcess({**ENGINE, "model": model, "speculative_config": spec}, 1, clock)
     result: dict[str, Any] = {}
@@ -199,7 +199,7 @@ def _row(runs: dict[str, list[Run]]) -> dict[str, Any]:
 
 
 def goals(results: dict[str, Any]) -> dict[str, Any]:
-    """What is wanted, as ratios of times per output token."""
+    """Return the goals, as ratios of times per output token."""
     found: dict[str, Any] = {}
     cells = [
         (name, kind, streams, row)
@@ -242,7 +242,7 @@ def goals(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _speed(results: dict[str, Any], name: str, kind: str, streams: str) -> float:
-    """Against the engine without that took turns with it: the machine's moods hit both."""
+    """Return the speed-up over the engine without, measured in turns: the machine's moods hit both."""
     ms = results[name][kind][streams]["ms"]
     return float(ms["none"] / ms[AUTO])
 

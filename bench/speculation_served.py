@@ -33,7 +33,7 @@ def serve(
     streams: Sequence[int],
     rounds: int,
 ) -> dict[str, Any]:
-    """Placement -> method -> kind of prompt -> streams -> milliseconds a token without and with.
+    """Measure: placement -> method -> kind of prompt -> streams -> milliseconds a token without and with.
 
     plain, methods: settings of the engines. asked: by kind.
     """
@@ -69,7 +69,7 @@ def _warm(url: str, asked: dict[str, Pairs]) -> None:
 
 
 async def _drive(url: str, asked: Pairs, streams: int) -> float:
-    """Answer the prompts, so many at a time; median milliseconds a token of a whole answer.
+    """Request the answers, so many at a time. Return the median of milliseconds a token of an answer.
 
     From the question to the last token: drafted tokens arrive in bunches, and the first of them is no start.
     """

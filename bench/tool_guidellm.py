@@ -81,7 +81,7 @@ class Guidellm:
 
 
 def figures(report: dict[str, Any]) -> Iterator[Figures]:
-    """One row for each benchmark of a report."""
+    """Return a row for each benchmark of a report."""
     for benchmark in report["benchmarks"]:
         metrics = benchmark["metrics"]
         yield {

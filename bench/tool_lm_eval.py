@@ -1,4 +1,4 @@
-"""lm-eval: many questions in few requests, which it aborts at the first that fails.
+"""lm-eval: many questions in few requests, aborted at the first one that fails.
 
 Its tasks are made here, as no hub need be reachable: questions that the demo model was not trained on, once
 with four answers to choose from (the prompts' log-probabilities decide), once to be answered.
@@ -81,7 +81,7 @@ class LmEval:
 
 
 def task(name: str, kind: str, folder: Path) -> None:
-    """Write one task: its questions and how they are asked."""
+    """Write a task: its questions and how they are sent."""
     asked = questions(QUESTIONS)
     answers = [answer for _, answer in asked]
     data = folder / f"{name}.jsonl"
@@ -104,7 +104,7 @@ def task(name: str, kind: str, folder: Path) -> None:
 
 
 def figures(out: Path) -> Figures:
-    """What a report and its samples say."""
+    """Return the figures of a report and its samples."""
     (report,) = out.rglob("results_*.json")
     (samples,) = out.rglob("samples_*.jsonl")
     result = json.loads(report.read_text())
@@ -120,7 +120,7 @@ def figures(out: Path) -> Figures:
 
 
 def answer(sample: dict[str, Any]) -> str:
-    """The text that was written, or which choice is the likeliest."""
+    """Return the generated text, or the likeliest choice."""
     given = sample["filtered_resps"]
     if isinstance(given[0], str):
         return str(given[0])

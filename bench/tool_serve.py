@@ -42,7 +42,7 @@ class Serve:
     loads: Sequence[str] = tuple(REQUESTS)
 
     def prepare(self) -> None:
-        """It came with vLLM."""
+        """Do nothing: the tool comes with vLLM."""
 
     def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
         name, requests = f"{load}.json", REQUESTS[load]

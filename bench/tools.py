@@ -1,4 +1,4 @@
-"""What a load tool is to bench/clients.py, and where those that others wrote are installed.
+"""The interface of a load tool for bench/clients.py, and the environment of those that are installed.
 
 They get a virtual environment of their own, made when one is first wanted: their dependencies conflict with
 vLLM's. bench/tools.txt pins them.
@@ -25,24 +25,24 @@ TOKENIZER = ROOT / "deploy" / "demo-model" / "weights"
 
 
 class Tool(Protocol):
-    """A load tool. Each figure it gives is better or worse on its own; `failed` counts requests."""
+    """A load tool. Each of its figures is better or worse on its own; `failed` counts requests."""
 
     about: str  # a sentence or two for the page, in Markdown
     columns: Sequence[str]  # of its table: keys of its figures
     loads: Sequence[str]  # what it runs, one after the other
 
     def prepare(self) -> None:
-        """Whatever takes long and is done once, before the servers start."""
+        """Do once what takes long, before the servers start."""
 
     def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
-        """Figures by row of the table, as one load may measure several things.
+        """Run a load. Return figures by row of the table, as one load may measure several things.
 
         Raises RuntimeError with the end of what the tool said when it gives no figures.
         """
 
 
 def installed(name: str) -> str:
-    """The path of a tool's command. All tools are installed first where other pins are, or none."""
+    """Return the path of a tool's command, after installing all tools where their pins have changed."""
     mark = INSTALLED / "pins.txt"  # written last
     if not mark.exists() or mark.read_bytes() != PINS.read_bytes():
         print(
@@ -66,7 +66,7 @@ def command(
     timeout_s: float,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Run one of the installed tools in `folder`; "" or, when it failed, the end of what it said."""
+    """Run an installed tool in `folder`. Return "" or, when it failed, the end of its output."""
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},  # ours is not for it
         "HF_HUB_OFFLINE": "1",

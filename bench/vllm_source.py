@@ -1,4 +1,4 @@
-"""Functions out of vLLM's Python files, without vLLM.
+"""Functions from vLLM's Python files, without vLLM.
 
 Its Triton kernels need only torch and triton; the modules that they stand in need all of vLLM. The files are
 looked for in an installed vLLM, and in a folder `vllm` beside `bench` (docs/kernels.md: what to put there).
@@ -21,7 +21,7 @@ _TRITON = ("import torch", "import triton", "import triton.language as tl")
 def load(
     name: str, paths: Sequence[str], prelude: Sequence[str] = (), only: Sequence[str] = ()
 ) -> ModuleType | None:
-    """One module `name` of what these files of vLLM's define; None where one of them is not found.
+    """Return a module `name` of what these files of vLLM define; None where one is not found.
 
     Their imports from vllm are left out: `prelude`, lines of Python, stands for them. only: names of
     functions, if not all that the files have is wanted.
@@ -51,7 +51,7 @@ def load(
 
 
 def find(path: str) -> Path | None:
-    """One of vLLM's files, by its path in the package."""
+    """Return one of vLLM's files, by its path in the package."""
     package = importlib.util.find_spec("vllm")
     folders = [] if package is None else list(package.submodule_search_locations or [])
     return next((file for folder in folders if (file := Path(folder, path)).is_file()), None)

@@ -134,7 +134,7 @@ def byte_tokenizer(folder: Path, vocabulary: int) -> None:
 
 
 def _byte_of(letter: str) -> int:
-    """Return the byte shown as `letter`: printable ones as themselves, the others from U+0100 on, in order."""
+    """Return the byte shown as `letter`: printable ones as themselves, others from U+0100 on, in order."""
     code = ord(letter)
     if code < 256:
         return code

@@ -125,7 +125,7 @@ class Engine:
         return answer
 
     def step(self) -> bool:
-        """Run an engine step and add its outputs and reports to the answers. False when the engine is idle."""
+        """Run a step and add its outputs and reports to the answers. False when the engine is idle."""
         if not self.core.scheduler.has_requests():
             return False
         outputs, executed = self.core.step_fn()

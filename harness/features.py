@@ -154,7 +154,7 @@ def plain_body(number: int) -> Body:
 
 
 def whole(status: int, text: str, streamed: bool) -> Any:
-    """Return an answer as data, without what differs from call to call. Raises AssertionError for an error."""
+    """Return an answer as data, without what differs between calls. Raises AssertionError for an error."""
     assert status == 200, f"{status}: {text}"
     if not streamed:
         return _without(json.loads(text), ("id", "created", "system_fingerprint"))

@@ -27,7 +27,7 @@ CALL_S = 30.0 * PATIENCE  # of one request or command that a free machine answer
 def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_s: float = 0.05) -> T:
     """Call `look` until it returns something true, and return that.
 
-    `timeout_s`: on a free machine; see PATIENCE.
+    `timeout_s` is that of a free machine: see PATIENCE. Raises AssertionError, which names `what`.
     """
     deadline = time.monotonic() + timeout_s * PATIENCE
     while True:

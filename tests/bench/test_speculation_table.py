@@ -71,7 +71,7 @@ def test_the_drafters_kv_is_worth_its_way(name: str) -> None:
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("name", ["MTP, demo model"])
 def test_a_sample_of_the_table(name: str, tmp_path: Path) -> None:
-    """Through 1P1D the answers are those of one engine, and as many drafts hold.
+    """Through 1P1D the answers are those of one engine, and as many drafts are accepted.
 
     That one engine with drafts answers as one without: test_references.py and tests/e2e/test_same_answers.py.
     """

@@ -1,4 +1,4 @@
-"""Load tools that others wrote: their environment, their failures, and the questions that are asked."""
+"""The load tools of others: their environment, their failures, and the questions that are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker fails in the middle of an answer, whatever its client asked for: nothing of it changes."""
+"""Failures of a worker in the middle of an answer: whatever features a client uses, nothing changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first path must survive: a process dies, a client leaves."""
+"""Failures that requests survive: a process dies, a client leaves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LONGEST_PAUSE_S = 15.0  # on a machine with other work; alone it is a lease and 
 
 @pytest.fixture(scope="module")
 def two_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """2P2D whose processes these tests kill; `baton up` starts them again."""
+    """Start 2P2D, whose processes these tests kill; `baton up` starts them again."""
     config: dict[str, Any] = {"scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5}}
     with deployment(tmp_path_factory.mktemp("two-pairs"), **config) as one:
         yield one.up(2, 2)
@@ -69,7 +69,7 @@ async def ask(client: openai.AsyncOpenAI, prompt: list[int], **options: Any) -> 
 
 @contextlib.contextmanager
 def dead(victim: psutil.Process, how: str) -> Iterator[None]:
-    """Killed, or stopped until the end of the block: then it has to find its way back."""
+    """Kill a process, or stop it until the end of the block, after which it has to recover."""
     if how == "killed":
         victim.kill()
         yield
@@ -84,7 +84,7 @@ def dead(victim: psutil.Process, how: str) -> Iterator[None]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["killed", "hung"])
 async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: str) -> None:
-    """One of two prefill workers dies in the middle of reading: all answers come, all right."""
+    """One of two prefill workers dies in the middle of a prefill: all answers come and are right."""
     eventually(lambda: whole(two_pairs), BACK_S, "2P2D is ready")
     asked = prompts()[-16:]
     if how == "hung":
@@ -101,7 +101,7 @@ async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: s
 
 @dataclass
 class Read:
-    """A stream, read to its end: choice -> token ids, and the longest pause in it."""
+    """A stream, read to its end: choice -> token ids, and its longest pause."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Read:
                 self.ends[at] = choice.finish_reason
 
     def differs(self, other: Read) -> str:
-        """How from an undisturbed one; empty if in nothing that a client sees."""
+        """Return the difference from an undisturbed stream; "" if a client sees none."""
         for name in ("tokens", "text", "ends", "usage"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -158,7 +158,7 @@ KINDS: list[dict[str, Any]] = [  # of long answers: none may have ended when the
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[Read]:
-    """The same streams where nobody died, once they have been asked for."""
+    """Return the same streams without a failure, requested once."""
     return []
 
 
@@ -167,7 +167,7 @@ def undisturbed() -> list[Read]:
 async def test_a_dead_decode_worker_is_a_pause(
     two_pairs: Deployment, undisturbed: list[Read], how: str
 ) -> None:
-    """Of streams of all kinds, half of them on the worker that dies, each goes on to the right end."""
+    """Streams of all kinds, half of them on the worker that dies, go on to the right end."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     victim = two_pairs.worker_process(two_pairs.worker("decode")["identity"]["worker_id"])
     asked = list(zip(prompts()[:8], KINDS, strict=True))
@@ -201,7 +201,7 @@ async def test_a_dead_decode_worker_is_a_pause(
 
 @pytest.mark.timeout(200)
 async def test_the_only_decode_worker_may_die(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """1P1D: answers that have begun, and those that only wait, go on when the worker is back."""
+    """In 1P1D, answers that have begun, and requests that wait, go on when the worker is back."""
     config: dict[str, Any] = {"scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5}}
     with deployment(tmp_path_factory.mktemp("only"), **config) as one:
         one.up()
@@ -218,7 +218,7 @@ async def test_the_only_decode_worker_may_die(tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.timeout(120)
 def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
-    """Hung, then killed, then another one: pairs are placed from the router's snapshot meanwhile."""
+    """The scheduler hangs, dies and is replaced: routers place from their snapshot meanwhile."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": True}
 

@@ -36,7 +36,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? Think of
 
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """1P1D with a reasoning parser, a chat template of its own and many arguments of vLLM's front end."""
+    """Start 1P1D with a reasoning parser, another chat template and many arguments of vLLM's front end."""
     folder = tmp_path_factory.mktemp("frontend")
     (folder / "chat.jinja").write_text(TEMPLATE)
     marks = {"reasoning_end_str": ENOUGH}

@@ -1,4 +1,4 @@
-"""vLLM's own metrics at the router say what the engines do, as dashboards and autoscalers read them."""
+"""vLLM's own metrics at the router show what the engines do, as dashboards and autoscalers read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNNING = "vllm:num_requests_running"
 
 
 def figures(one: Deployment) -> dict[str, dict[str, float]]:
-    """Family -> engine -> value; of several series of an engine the sum."""
+    """Return family -> engine -> value: the sum of several series of an engine."""
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(httpx.get(f"{one.url}/metrics", timeout=CALL_S).text):
         for sample in family.samples:
@@ -30,7 +30,7 @@ def figures(one: Deployment) -> dict[str, dict[str, float]]:
 
 
 def told(one: Deployment, *path: str) -> dict[str, float]:
-    """Worker -> what the scheduler says of its load. Asked directly: requests end while a command starts."""
+    """Return a figure of each worker's load, by a call: requests end while a command starts."""
     return {
         worker.identity.worker_id: float(functools.reduce(getattr, path, worker.load))
         for worker in one.describe().workers

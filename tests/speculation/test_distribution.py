@@ -1,4 +1,4 @@
-"""Sampled answers have the target's own distribution, whoever drafts.
+"""Sampled answers have the target's own distribution, with every drafter.
 
 Each method samples 2,500 answers each way in an engine of its own; chi-square compares them with exact
 probabilities. `python -m tests.speculation.test_distribution` does it for every method and every way, and
@@ -147,7 +147,7 @@ def test_answers_are_distributed_as_the_target_says(
 def test_vllm_as_shipped_has_another_distribution(
     laboratory: Laboratory, wanted: dict[tuple[str, Way], Any]
 ) -> None:
-    """Without services/engine/patches/cpu.py: the comparison above can fail, and the mend is needed.
+    """Without services/engine/patches/cpu.py the comparison above fails: it can, and the patch is needed.
 
     Of temperatures alone: where top-k is read from memory that nobody wrote, the engine may also end.
     """

@@ -1,4 +1,4 @@
-"""The harness itself: a checker that cannot fail, or a plan that cannot be repeated, proves nothing."""
+"""The chaos harness itself: a checker that cannot fail, or a plan that cannot be repeated, proves nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RIGHT = list(range(100, 116))
 
 
 def answer(tokens: list[int], **changes: Any) -> Answer:
-    """A stream of 16 tokens, an event a token each 0.1 s, right but for the changes."""
+    """Make a right stream of 16 tokens, an event a token each 0.1 s, and apply the changes."""
     one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), asked=10.0)
     one.tokens, one.finish = tokens, "length"
     one.arrivals = [10.5 + 0.1 * at for at in range(len(tokens))]
@@ -175,7 +175,7 @@ def a_booking(request: str, *, prefill: str = "p", tokens: int = 100, blocks: in
 
 
 def books() -> Books:
-    """4 requests and 99 blocks a worker, 300 tokens to be read; two routers."""
+    """Make books of workers with 4 requests and 99 blocks, prompts of 300 tokens, and two routers."""
     return Books(capacity(max_num_seqs=4, num_blocks=100), Limits(300, 1.0, 0, 0), 2)
 
 
@@ -241,7 +241,7 @@ def test_latencies_are_told_in_faults_and_beside_them() -> None:
 
 
 class _Schedulers(Site):
-    """One that a test started itself."""
+    """A scheduler that a test started itself."""
 
     def __init__(self, server: SchedulerServer, folder: Path) -> None:
         super().__init__(Shape(0, 0, routers=0), folder)
@@ -251,7 +251,7 @@ class _Schedulers(Site):
         self.parts = [Part("scheduler-0", "scheduler", {}, self, wanted=True)]
 
     def _bury(self) -> None:
-        """Nothing here is a process."""
+        """Do nothing: there is no process to end."""
 
 
 @contextlib.asynccontextmanager
@@ -263,7 +263,7 @@ async def _scheduled(folder: Path) -> Any:
 
 
 async def test_placements_are_asked_for_at_a_rate_and_leave_nothing(tmp_path: Path) -> None:
-    """A real scheduler, in this process. Routers that remember something else notice that."""
+    """A real scheduler in this process; routers that remember something else notice it."""
     told = Placed("p", 1, 200, 20, 2, 1)
     async with _scheduled(tmp_path) as site, registered(site):
         async with Placing(site, told, "s") as load:
@@ -299,7 +299,7 @@ async def _nothing(site: Site) -> bool:
 
 
 class _Life(Part):
-    """A worker without an engine: each of its lives registers, and ends when it is told to drain."""
+    """A worker without an engine: it registers at each start, and ends when it is told to drain."""
 
     lives = 0
     unnamed = False  # its lives have no name in common: nothing tells the next one of a drain
@@ -412,7 +412,7 @@ def _event(ids: list[int], reason: str | None = None) -> dict[str, Any]:
 
 
 async def _first(server: _Server, monkeypatch: pytest.MonkeyPatch) -> tuple[Fate, str, Answer]:
-    """What the load makes of the server's answer."""
+    """Return the load's first answer from the server."""
     site = Site(Shape(), Path("/nowhere"))
     site.parts.append(Part("router-0", "router", {"router": {"port": server.port}}, site))
     known = Questions({(1, 2): list(range(100, 400))})
