@@ -18,8 +18,8 @@ NAMES = [
     "speculation",
     "startup",
 ]
-# By name only: what `all` measures are a CPU's figures, and kernels are for GPUs, `preload` needs libraries
-# that are not installed with us; the others are long.
+# Not part of `all`: kernels are for GPUs, `preload` needs libraries that are not installed here, and the
+# others take long.
 ALONE = ["clients", "kernels", "overload", "preload", "soak"]
 
 

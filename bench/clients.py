@@ -1,7 +1,7 @@
 """Load tools of others, against Baton and one stock vLLM server, in turns on the same cores.
 
 `vllm bench serve`, guidellm and lm-eval, each from its command line as its users run it (the modules tool_*),
-and closed loops of exactly as many clients as there may be requests on the workers. Baton is
+and closed loops of exactly as many clients as the workers admit requests. Baton is
 deploy/laptop.yaml, 1P1D on a core each; stock vLLM has the same model and slots, and both cores.
 """
 

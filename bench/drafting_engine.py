@@ -1,9 +1,9 @@
 """An engine in a process of its own, for comparisons in turns: it measures on request and idles otherwise.
 
-Requests come as they come to a decode worker: read to their end (here: in the prefix cache, after the first
-time), the first token written. So what is timed is the writing.
+Requests come as a decode worker gets them: prefilled (here: a prefix cache hit, after the first time), with
+their first token. So only decoding is timed.
 
-Leans, beside what services/worker does, on vllm.v1.engine.core.EngineCore (preprocess_add_request,
+Besides what services/worker uses, this depends on vllm.v1.engine.core.EngineCore (preprocess_add_request,
 add_request, step_fn, post_step) and its scheduler (dynamic_sd_lookup; kv_cache_manager.coordinator.
 eagle_group_ids).
 """
@@ -25,8 +25,8 @@ START_S = 180.0
 MEASURE_S = 120.0
 MAX_ANSWER = 192  # tokens
 AUTO = "auto"
-# What seconds are taken from. The thread's own time is for a machine that is busy with other things: an
-# engine on one core computes in the thread that steps it.
+# The clocks. The thread's own time is for a machine that is busy with other things: an engine on one core
+# computes in the thread that steps it.
 CLOCKS = {"wall": time.monotonic, "cpu": time.thread_time}
 
 
@@ -131,8 +131,8 @@ class _Engine:
         plan = EnginePlan(settings=settings, worker_id="bench", fingerprint="", needs_handoffs=False)
         self._engine = build_engine(plan, lambda: None)
         self._chooser = draft_length.install(self._engine, plan)
-        # Where a drafter has KV, vLLM reads the last block of a cached prompt again, for its hidden states. A
-        # handed-over prompt is not read again, and with a token written none of it is wanted.
+        # Where a drafter has KV, vLLM recomputes the last block of a cached prompt for its hidden states. A
+        # handed-over prompt is not recomputed: with a token generated these states are not needed.
         self._engine.scheduler.kv_cache_manager.coordinator.eagle_group_ids.clear()
         self._clock = CLOCKS[clock]
         self._count = 0

@@ -1,8 +1,8 @@
 """Ten short prompts that arrive just behind long ones at one prefill worker: the time to each first token.
 
 One engine on one core, stepped as the worker's thread steps it: what arrives during a step is taken after it.
-The ways of queueing are changed between the rounds, in turns, in the same engine. Times are of the core, so
-that a machine that is busy with other things measures the same.
+The ways of queueing change between rounds, in turns, in the same engine. Times are CPU times of the core, so
+that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ MODELS: dict[str, Callable[[], dict[str, Any]]] = {
 
 def run(name: str, rounds: int, core: int) -> dict[str, Any]:
     """Measure in this process, which takes one engine."""
-    # The cache of prefixes would know the prompts of earlier rounds.
+    # The prefix cache would hold the prompts of earlier rounds.
     reader = Reader(MODELS[name]() | {"enable_prefix_caching": False}, core)
     found = {f"behind {longs}": measure(reader, rounds, longs) for longs in (1, 4)}
     for behind, ways in found.items():

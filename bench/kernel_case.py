@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 class Case:
     """A shape of an operation, as functions that are bound to inputs of it.
 
-    `run` and each of `against` may be called any number of times, does the same work each time, waits for
-    nothing on the host, and leaves its inputs as they were.
+    `run` and each of `against` may be called any number of times, do the same work each time, never wait on
+    the host, and leave their inputs unchanged.
     """
 
-    name: str  # what tells it from the operation's other cases
+    name: str  # unique among the operation's cases
     shape: dict[str, int | str]
     bytes_moved: int  # that any implementation has to read and write at least
     run: Callable[[], object]

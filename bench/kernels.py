@@ -5,8 +5,8 @@
 Each operation is checked first; where the check fails, nothing is measured and nothing is written. Medians of
 runs with cold caches: between two runs a buffer larger than the caches is written. On CUDA, times are those
 of events around a run that the host has submitted while that buffer was still being written. Needs torch and
-triton; vLLM only to be compared with, and of it only files (docs/kernels.md). Writes
-bench/results/kernels-DEVICE.json; operations that were not asked for keep the figures that they had.
+triton, and vLLM's files alone for comparisons (docs/kernels.md). Writes bench/results/kernels-DEVICE.json;
+operations that were not chosen keep their figures.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Device:
     def _once(self, run: Callable[[], object]) -> float:
         self._buffer.fill_(1)
         if self.kind == "cpu":
-            began = time.process_time()  # of all threads; a busy machine does not count
+            began = time.process_time()  # CPU time of all threads: other work on the machine does not count
             run()
             return time.process_time() - began
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,7 +1,7 @@
 """`ngram_match` for `python -m bench kernels`: its check, its shapes, plain torch, and vLLM's kernels.
 
-vLLM's are those of its model runner V2 (two launches, without going on with their own drafts), read
-from its source: vLLM itself need not be importable, only its folder be found.
+vLLM's kernels are those of its model runner V2 (two launches, without continuing their own drafts), loaded
+from its source: vLLM need not be importable, only its folder must be found.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Batch:
 
     def __init__(self, requests: int, context: int, device: str, *, letters: int = VOCABULARY, seed: int = 0):
         draw = torch.Generator().manual_seed(seed)
-        # Frequent tokens more often, as in a language: by their ranks about as in Zipf's law.
+        # Tokens are as frequent as in a language: about by Zipf's law.
         texts = (letters ** torch.rand(requests, context, generator=draw, dtype=torch.float64)).int()
         for row in range(0, requests, 2):
             end = int(torch.randint(MAX_N, max(context - K, MAX_N + 1), (1,), generator=draw))
@@ -167,7 +167,7 @@ def _shipped_kernels() -> ModuleType | None:
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
             made += ["", "", *lines[node.decorator_list[0].lineno - 1 : node.end_lineno]]
-    # Triton reads a kernel's source from its file, also later: the file stays as long as the process.
+    # Triton reads a kernel's source from its file, also later: the file lives as long as the process.
     folder = tempfile.mkdtemp(prefix="baton-kernels-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = Path(folder, "vllm_ngram_kernels.py")

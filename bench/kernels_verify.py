@@ -1,10 +1,10 @@
-"""`verify` for `python -m bench kernels`: its gate, its shapes, plain torch, vLLM's two samplers, and one
-reading.
+"""`verify` for `python -m bench kernels`: its check, its shapes, plain torch, vLLM's two samplers, and one read
+of the logits.
 
 Logits of bfloat16 at temperature 0.8. vLLM's model runner V1 is followed step by step, with its kernels: it
 copies the logits to float32, scales them, writes probabilities and exponential noise. V2's is its own
-function, called on logits that were scaled before, which it does by another pass that is not counted. On the
-CPU vLLM's V1 sampler is called as it is, with the mend that it needs, where vLLM is installed.
+function, called on scaled logits; the pass that scales them is not counted. On the CPU vLLM's V1 sampler is
+called as it is, with the patch that it needs, where vLLM is installed.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ def _run(job: Job) -> Any:
 
 
 def plain_torch(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-    """Verify one-hot drafts by tensor operations, by the standard method: place and token of each request's
-    last."""
+    """Verify one-hot drafts by tensor operations. Return the place and the token of each request's last."""
     probabilities = (step.logits.float() / TEMPERATURE).softmax(1)
     width = step.drafted + 1
     drafts = step.tokens.view(step.batch, step.drafted).long()

@@ -1,11 +1,11 @@
 """Five times as many requests as a deployment can serve: latencies of admitted and of refused ones.
 
 1P1D of the demo model on two cores, without speculation (so that an event is a token). Capacity is what four
-closed-loop streams get, as many as the decode worker writes at once (max_num_seqs 4). Then requests come by
-chance, whether answered or not, at five times that rate: they wait in the router, for ten seconds at most,
-and who would wait longer is refused. Before and after, one stream alone and a full house.
+closed-loop streams get, as many as the decode worker has slots (max_num_seqs 4). Then requests come at random
+times, whether answered or not, at five times that rate: they wait in the router for ten seconds at most, and
+one that would wait longer is refused. Before and after, one stream alone and a full house.
 
-The load generator shares the cores; it runs at nice 10 and speaks HTTP by hand (bench/light.py).
+The load generator shares the cores; it runs at nice 10 and uses a light HTTP client (bench/light.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The handoff of a long prompt in a real deployment, stage by stage: idle, and beside four running streams.
 
-From the end of the prefill's last step (its KV is being saved) until the decode worker's engine knows that
-the KV is loaded, which is when its next step can take the request. Read from the router's own histograms,
-whose sums are exact for one request at a time.
+It lasts from the end of the prefill's last step until the decode worker's engine knows that the KV is loaded,
+which is when its next step can take the request. Times come from the router's own histograms, whose sums are
+exact for one request at a time.
 
-    total = save + (router's two hops + wait + move + check + load + the engine's next look)
+    total = save + (router's two hops + wait + move + check + load + time until the engine's next step)
 """
 
 from __future__ import annotations

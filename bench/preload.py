@@ -28,7 +28,7 @@ from harness.deployment import MODEL_NAME, Deployment, deployment
 from harness.stats import median, medians, save
 from harness.support import ROOT
 
-STREAMS = {1: 12, 8: 48}  # how many at a time: prompts of a measurement
+STREAMS = {1: 12, 8: 48}  # streams: prompts of a measurement
 TOKENS = 64  # of each answer
 LEAST_ROUNDS = 3
 PLAIN = "as it is"
@@ -102,13 +102,13 @@ def measure(libraries: list[Path], prompts: list[list[int]]) -> tuple[Run, Answe
     ):
         one.up()
         check_loaded(one, libraries)
-        answers, _ = asyncio.run(ask(one.url, prompts, max(STREAMS)))  # to warm it
+        answers, _ = asyncio.run(ask(one.url, prompts, max(STREAMS)))  # warm up
         for streams, count in STREAMS.items():
             found, took = asyncio.run(ask(one.url, prompts[:count], streams))
             if [answer.token_ids for answer in found] != [answer.token_ids for answer in answers[:count]]:
                 raise SystemExit("an answer is not the one before: the figures would mean nothing")
             figures[f"tokens_per_s_{streams}"] = sum(answer.tokens for answer in found) / took
-            # From the question on: drafted tokens arrive in bunches, and the first of them is no start.
+            # Timed from the request: drafted tokens arrive in bunches, so that the first token is no start.
             each = [1e3 * (answer.arrivals[-1] - answer.asked) / answer.tokens for answer in found]
             figures[f"ms_per_token_{streams}"] = median(each)
     return figures, [answer.token_ids for answer in answers]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / "deploy" / "demo-model"
-# Kinds of dialogues. In the second the answer repeats much of the prompt: edits of code, extraction, copies.
+# Kinds of dialogues. Repetitive answers repeat much of the prompt: edits of code, extraction, copies.
 KINDS: dict[str, tuple[str | None, ...]] = {"chat": (None,), "repetitive": ("edits", "extraction", "copying")}
 
 

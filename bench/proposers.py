@@ -3,8 +3,8 @@
     python -m bench proposers [--batches 1 16 256] [--contexts 2048 32768]
 
 Time: a batch in which each row gets one token a step; microseconds of CPU for the whole batch, median of the
-steps after the first, which reads the prompts and stands beside it. Replay: the repository's own files, a
-third of each as the prompt, the rest written as a greedy model would; the hybrid's draft model is an oracle
+steps after the first, which indexes the prompts and is reported apart. Replay: the repository's own files, a
+third of each as the prompt, the rest as if a greedy model generated it; the hybrid's draft model is an oracle
 that is right three times in four. vLLM's n-gram proposer is measured beside ours, and Arctic Inference's
 suffix tree where it is installed. The run fails, and reports nothing, when a proposer does not copy a text
 that repeats.

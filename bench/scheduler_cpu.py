@@ -1,8 +1,8 @@
 """The CPU time of a scheduler's process while requests are placed, prefilled and finished at a rate.
 
 A real `baton scheduler` over a real Redis, each a process of its own; the routers are in this one. Requests
-come evenly, whatever becomes of the earlier ones, and each lives for `LIVES_S`. The scheduler and its Redis
-remember a request for a minute after its end: what is measured begins behind that, or in the middle of a
+come evenly, whatever happens to earlier ones, and each lives for `LIVES_S`. The scheduler and its Redis
+remember a request for a minute after its end: the measurement begins after that, or in the middle of a
 shorter run.
 """
 
@@ -28,7 +28,7 @@ from baton.scheduler.errors import SchedulerError
 from baton.scheduler.keys import EPOCH_KEEP_MS
 from harness.support import ROOT, eventually, free_port, listening, redis_server
 
-LIVES_S = 2.0  # a request; its prompt is read after a tenth of that
+LIVES_S = 2.0  # a request; its prompt is prefilled after a tenth of that
 TICK_S = 0.01
 START_S = 20.0
 MOST_OPEN = 5_000  # requests under way here; more means that the scheduler does not keep up
@@ -121,7 +121,7 @@ async def _measure(
     return {
         "asked_per_s": rate,
         "placed_per_s": round(placed / took_s),
-        "failed": load.failed,  # more than none: it could not keep up
+        "failed": load.failed,  # above 0 it could not keep up
         "scheduler_cores": round((after[0] - before[0]) / took_s, 3),
         "redis_cores": round((after[1] - before[1]) / took_s, 3),
         "place_p50_ms": round(cuts[49], 2),

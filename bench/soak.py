@@ -3,13 +3,13 @@
 1P1D of the demo model with its drafts. Several kept connections send short requests of all kinds: answers in
 one piece and streams, some that are refused and some whose client leaves at once or in the middle. Memory is
 what a process and its children have for themselves (USS), sampled while nothing waits; its slope is taken by
-least squares over the samples behind the warm-up. That lasts longer than what has ended is remembered: the
-epochs of requests, for a minute, by workers and scheduler.
+least squares over the samples after the warm-up, which is longer than the minute for which workers and
+scheduler remember the epochs of ended requests.
 
-With `--full-house` there are several times as many connections as the workers take requests, so that the rest
-waits in the router between any two samples; the shares of the kinds stay.
+With `--full-house` there are several times as many connections as the workers admit requests, so that the
+others wait in the router; the shares of the kinds stay.
 
-The load generator shares the cores; it runs at nice 10 and speaks HTTP by hand (bench/light.py).
+The load generator shares the cores; it runs at nice 10 and uses a light HTTP client (bench/light.py).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from harness.support import eventually
 CONNECTIONS, SLOTS = 8, 16
 FULL_HOUSE = 96, 8  # of both: at most 10 are on the workers (scheduler.max_queue_factor)
 WAITING = "baton_router_waiting_requests"
-LOOK_S = 1.0  # between looks at who waits
+LOOK_S = 1.0  # between samples of the router's queue
 SAMPLES = 40
 WARM_UP_S = 75.0
 LARGEST_STEP = 256  # tokens
 # MiB a thousand requests of one process: 20,000 requests more would show 10 MiB.
 BOUND = 0.5
 SETTLE_S = 30.0
-# Memory of the KV cache and of the saved KV comes with its first use, and each prompt uses the next part:
-# small ones have been used whole when the warm-up ends.
+# Memory of the KV cache and of the saved KV is allocated at its first use, and each prompt uses the next part:
+# small ones have been used completely when the warm-up ends.
 ENGINE_SETTINGS = {**ENGINE, "kv_cache_gib": 0.05}
 STAGING_MIB = 16
 KINDS = {"answer": 45, "stream": 35, "leaves at once": 5, "leaves in the middle": 5, "refused": 10}
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> None:
 async def soak(one: Deployment, requests: int, connections: int) -> dict[str, Any]:
     client, draw = Client(one.port), random.Random(1)
     watched = processes(one)
-    await part(client, draw, 50, connections, Counter(), [])  # what is made once, is made
+    await part(client, draw, 50, connections, Counter(), [])  # one-time allocations
     await every_step_size(client)
     eventually(lambda: idle(one), SETTLE_S, "nothing runs")
     blocks, began = free_blocks(one), time.monotonic()
@@ -115,7 +115,7 @@ async def soak(one: Deployment, requests: int, connections: int) -> dict[str, An
 async def every_step_size(client: Client) -> None:
     """Meet every step size: vLLM keeps oneDNN's kernels of each layer for the last 128 sizes.
 
-    Rare ones come late: without this the cache grows for longer than any soak lasts.
+    Rare sizes come late: without this the cache grows for longer than any soak lasts.
     """
     for tokens in range(2, LARGEST_STEP + 1):
         prompt = [300 + (tokens * 7 + at) % 3000 for at in range(tokens)]

@@ -1,10 +1,10 @@
 """Time per output token with each speculative method against none, on the demo model.
 
 Engines alone first: a method's engine and one without speculation, a core each, take turns over the same
-prompts; only one works at a time. Fixed lengths and "auto" take turns within the method's engine. Then whole
+prompts; only one works at a time. Fixed numbers of drafted tokens and "auto" take turns within the method's engine. Then whole
 deployments over HTTP (bench/speculation_served.py).
 
-Answers are greedy: a method whose answers differ from those of the engine without is not reported on.
+Answers are greedy: a method whose answers differ from those of the engine without gets no figures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SERVED = {**ENGINE, "kv_cache_gib": 0.25, "enable_prefix_caching": False}
 PLAIN, MTP, EAGLE3 = (str(FOLDER / name) for name in ("weights", "weights-mtp", "eagle3"))
 
 
-# The same prompts are asked again and again: without this, suffixes would be looked up in the very answers.
+# The same prompts come again and again: without this, suffixes would be found in their own answers.
 NO_PAST = {"suffix_decoding_max_cached_requests": 0}
 
 
@@ -51,7 +51,7 @@ def _hybrid(strategy: str, **more: Any) -> dict[str, Any]:
     return _auto("mtp", HYBRID_LIMIT, num_model_steps=4, mtp_strategy=strategy, **more)
 
 
-# Method: the model, its settings, and the lengths that take turns.
+# Method: the model, its settings, and the numbers of drafted tokens that take turns.
 METHODS: dict[str, tuple[str, dict[str, Any], tuple[int | str, ...]]] = {
     "ngram": (PLAIN, _auto("ngram"), (LIMIT, AUTO)),
     "suffix": (PLAIN, _auto("suffix", HYBRID_LIMIT, **NO_PAST), (HYBRID_LIMIT, AUTO)),
@@ -207,7 +207,7 @@ def goals(results: dict[str, Any]) -> dict[str, Any]:
         for kind, loads in kinds.items()
         for streams, row in loads.items()
     ]
-    # No drafts at all are a fixed length, too: 0.
+    # No drafts at all is a fixed number, too: 0.
     over = {
         f"{name}, {kind}, {streams}": max(row["auto_over"].values()) for name, kind, streams, row in cells
     }

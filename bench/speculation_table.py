@@ -28,7 +28,7 @@ RESULTS = ROOT / "bench" / "results" / "speculation-table.json"
 PAGE = ROOT / "docs" / "speculative-decoding.md"
 BEGIN, END = "<!-- table: written by `make table` -->", "<!-- end of table -->"
 PROMPTS, MAX_TOKENS = 20, 64
-NEAR_TIE = 0.06  # of log-probabilities: bfloat16 has 8 bits, and logits here go to some 30
+NEAR_TIE = 0.06  # in log-probability: bfloat16 has 8 bits, and logits here reach 30
 ENGINE = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_gib": 0.125, "enable_prefix_caching": False}
 _HANDOFF = "the model keeps state beside its KV cache, which a handoff does not carry"
 
@@ -187,7 +187,7 @@ class Measuring:
             "handoffs": found.handoffs,
         }
         if isinstance(row.model, Trained) and fleet == "1P1D":
-            # The control: a drafter that does without the prompt's KV could not tell whether that came along.
+            # The control: a drafter that needs no KV of the prompt would not show whether that was handed over.
             without = self.run(row, fleet, engine, withhold=1)
             cell["withheld"] = {
                 "equal": sum(map(eq, without.answers, expected.answers)),

@@ -1,7 +1,6 @@
 """The interface of a load tool for bench/clients.py, and the environment of those that are installed.
 
-They get a virtual environment of their own, made when one is first wanted: their dependencies conflict with
-vLLM's. bench/tools.txt pins them.
+They have a virtual environment of their own, made at first use: their dependencies conflict with vLLM's. bench/tools.txt pins them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Tool(Protocol):
     def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
         """Run a load. Return figures by row of the table, as one load may measure several things.
 
-        Raises RuntimeError with the end of what the tool said when it gives no figures.
+        Raises RuntimeError with the end of the tool's output when it gives no figures.
         """
 
 
@@ -68,7 +67,9 @@ def command(
 ) -> str:
     """Run an installed tool in `folder`. Return "" or, when it failed, the end of its output."""
     environment = {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},  # ours is not for it
+        **{
+            name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+        },  # ours does not apply to it
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder / "hf"),
         **environment,
@@ -76,7 +77,7 @@ def command(
     log = folder / "tool.log"
     with log.open("wb") as out:
         done = subprocess.run(
-            ["nice", "-n", "5", *line],  # it shares the cores with what it measures
+            ["nice", "-n", "5", *line],  # it shares the cores with the servers
             cwd=folder,
             env=environment,
             stdout=out,

@@ -2,10 +2,10 @@
 
     python -m bench wire [--prompts 64] [--tokens 64] [--formats auto fp8_e4m3 int8]
 
-KV: an engine reads the prompts, and its cache is packed and unpacked. Answers: 1P1D deployments that draft
+KV: an engine prefills the prompts, and its cache is packed and unpacked. Answers: 1P1D deployments that draft
 with the MTP layer (whose KV travels along), against one aggregated engine without drafts; greedy, in
-float32, so that an answer changes through the format alone. Acceptance: what the decode worker took of its
-drafts.
+float32, so that only the format can change an answer. Acceptance: the share of drafts that the decode worker
+accepted.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _read(
     engine.run(until=lambda: bool(answer.tokens))
     (ids,) = engine.core.scheduler.kv_cache_manager.get_block_ids(name)
     cache = get_kv_transfer_group()._worker._cache
-    whole = ids[: len(prompt) // BLOCK_SIZE]  # the last one's end may hold anything
+    whole = ids[: len(prompt) // BLOCK_SIZE]  # the last block may be partly filled
     found = {wire: _error(cache, whole, wire) for wire in formats}
     engine.core.abort_requests([name])
     engine.run()

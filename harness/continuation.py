@@ -1,12 +1,12 @@
 """Failures at every token position of every answer: its worker fails there, and the client sees nothing.
 
 In real processes: a router, a prefill and two decode workers with the demo model and its MTP drafts, each
-behind a cutter (harness/cutting.py). Each answer is asked for once whole, then once a position, and
+behind a cutter (harness/cutting.py). Each answer is requested once whole, then once for each position, and
 compared as a client sees it: text, token ids, log-probabilities, tool calls, reasoning, reasons and usage.
 
     python -m harness.continuation [--answers 20] [--feature NAME]... [--plain]
 
-prints how many of how many were equal, feature by feature; `make test` runs a part of it.
+prints how many answers were equal, feature by feature; `make test` runs a part of it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Site:
 def site(folder: Path, speculation: dict[str, Any] | None = MTP, parser: str = "qwen3") -> Iterator[Site]:
     """Start 1P2D behind cutters, and a router."""
     model = thinking_model(folder / "model")
-    # Nobody dies here, the machine may be busy; every prompt is the prefill worker's, whoever is idle.
+    # No process dies here, but the machine may be busy; all prompts go to the prefill worker, whoever is idle.
     scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
     engine = {
         **ENGINE,

@@ -1,12 +1,12 @@
 """A proxy of a worker whose attempts fail at a token of the test's choice.
 
 A cutter stands between the router and one worker and passes everything on, in both directions. Where a
-request's id says so it ends the request's first attempt with `Failed`, as a worker's death would end it, but
-after exactly so many tokens of the answer, in the middle of a step if need be. The id comes from the client
+request's id says so, it ends the request's first attempt with `Failed`, as a worker's death would, but after
+exactly so many output tokens, if need be in the middle of a step. The id comes from the client
 (X-Request-Id), so neither router nor worker knows that they are tested.
 
     cut-7-NAME.   the decode worker fails when the answer has 7 tokens; cut-0: the prefill worker, before any
-    cut-7r-NAME.  and no prefill worker is left afterwards: a decode worker has to read the text itself
+    cut-7r-NAME.  and no prefill worker is left afterwards: a decode worker has to prefill it itself
     cut-1p-NAME.  the prefill worker fails between its token and its manifest
 """
 

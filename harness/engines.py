@@ -51,7 +51,7 @@ class Answer:
     saved: Saved | None = None
     saved_with_first_token: bool = False
     loaded: Loaded | None = None
-    gaps: list[float] = field(default_factory=list)  # by token, from the best to the second; where asked for
+    gaps: list[float] = field(default_factory=list)  # by token, from the best to the second; where requested
 
 
 class Engine:
@@ -232,7 +232,7 @@ def serve(connection: Connection) -> None:
 def clear_prompt(engine: EngineProcess, draw: Callable[[], list[int]], max_tokens: int) -> list[int]:
     """Draw prompts until one has an answer without near-ties, and return it.
 
-    On some CPUs (AMX) what else is in a step decides the order of its sums, and with it the last bit in
+    On some CPUs (AMX) the rest of the batch decides the order of a step's sums, and with it the last bit in
     bfloat16. At half of all prompts the two best tokens of a model of random weights are no further apart.
     """
     for _ in range(10):

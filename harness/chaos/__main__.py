@@ -5,8 +5,8 @@
     python -m harness.chaos --list                           plans and faults
     python -m harness.chaos report [FILE]                    write the table of docs/reliability.md
 
-The exit status is 1 when a request failed, a token was wrong, a placement was one too many, or something was
-still held two lease times after the load.
+The exit status is 1 when a request failed, a token was wrong, a worker was overbooked, or something was still
+held two lease times after the load.
 """
 
 from __future__ import annotations

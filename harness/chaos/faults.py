@@ -1,7 +1,7 @@
 """The faults, by name. A new one is a function with `@fault`; plans.py says in which plans it happens.
 
-A fault does its harm, holds it for as long as it is told, and repairs: afterwards `Site.whole` must become
-true by itself. It reaches for nothing but its `Act`.
+A fault does its harm, holds it for the given time, and repairs it: afterwards `Site.whole` must become true by
+itself. It uses only its `Act`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.chaos.site import Part, Site
 from harness.scheduling import RedisServer
 
 MOMENT_S = 5.0  # a stage is waited for as long
-LONG_PROMPT = 200  # tokens: its handoff can be met
+LONG_PROMPT = 200  # tokens: a handoff long enough to be hit
 STREAMED = 8  # tokens that came: the answer is under way
 
 ANY = "any"
@@ -38,7 +38,7 @@ class Act:
     """A fault while it happens, and everything that it may use."""
 
     site: Site
-    load: Load | None  # None: nobody asks for answers
+    load: Load | None  # None: no requests are sent
     draw: random.Random
     stage: str
     hold_s: float
@@ -108,7 +108,7 @@ class Act:
             else:
                 stage = STREAM
             if stage == STREAM and victim.kind == "prefill":
-                continue  # it has nothing to do with it any more
+                continue  # the request has left this worker
             self.census[f"{victim.kind} {stage}"] += 1
 
     @property
@@ -134,7 +134,7 @@ class Kind:
     name: str
     run: Fault
     stages: tuple[str, ...]
-    hold_s: tuple[float, float]  # between which it lasts
+    hold_s: tuple[float, float]  # least and most
     about: str
 
 

@@ -18,7 +18,7 @@ from harness.chaos.site import Part, Site
 
 DEADLINE_S = 120.0  # of one request, with all its waiting
 MOST_WAIT_S = 2.0  # before the next try after a 503, whatever Retry-After says
-END_S = 150.0  # until the last answers are there
+END_S = 150.0  # until the last answers have come
 
 
 class Fate(Enum):
@@ -79,7 +79,7 @@ class Load:
         self.site = site
         self.running: dict[str, Answer] = {}
         self.over: list[Answer] = []
-        self.tokens = 0  # that came, of all answers
+        self.tokens = 0  # received, of all answers
         self._questions = questions
         self._seed = seed
         self._clients = clients
@@ -90,7 +90,7 @@ class Load:
 
     async def __aenter__(self) -> Load:
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
-        # A connection for each request: one that a dying router closed is nobody's failure.
+        # A connection for each request: one that a dying router closed makes no later request fail.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         self._http = aiohttp.ClientSession(timeout=timeout, connector=connector)
         self._tasks = [

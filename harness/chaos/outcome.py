@@ -11,7 +11,7 @@ from baton.protos import scheduler_pb2 as pb
 from harness.chaos.load import Answer, Fate, judge
 from harness.stats import percentile
 
-TOLD = 20  # messages that are kept of each kind
+TOLD = 20  # messages kept of each kind
 ADDED_S = 2.0  # a pause may take a lease and this
 
 Span = tuple[float, float]  # from, to; time.monotonic, seconds
@@ -67,8 +67,8 @@ class Outcome:
     tokens: int = 0
     failed: int = 0
     wrong: int = 0
-    refused: int = 0  # 503 before any byte, while nobody could serve: asked again
-    refused_needlessly: int = 0  # the same while somebody could: these count as failed
+    refused: int = 0  # 503 before any byte, while nobody could serve: sent again
+    refused_needlessly: int = 0  # the same while a worker could: these count as failed
     router_lost: int = 0  # requests of a router that was killed
     longest_pause_s: float = 0.0
     longest_covered_pause_s: float = 0.0  # without the time in which no worker was left, or its router hung

@@ -1,5 +1,5 @@
-"""A load without engines: workers that register, send heartbeats and do nothing else, and routers that place
-so many requests a second with all that a real router places with, and send them to nobody.
+"""A load without engines: workers only register and send heartbeats, and routers place so many requests a second
+with the code of a real router, but send them to nobody.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ ROUTERS = 2
 CAPACITY = capacity(max_num_seqs=24, num_blocks=1_201, max_model_len=4_096)
 PROMPT = (100, 900)  # tokens
 ANSWER = (16, 300)
-READ_S = (0.005, 0.03)  # until the prompt is read
+READ_S = (0.005, 0.03)  # until the prompt is prefilled
 LIFE_S = (0.05, 0.5)
 RETRIED = 0.05  # share of the requests that lose their worker once
-LATE = 0.02  # share of the scheduler's placements that are asked for once more, with the same epoch
+LATE = 0.02  # share of the scheduler's placements that are made once more, with the same epoch
 TICK_S = 0.01
 LOOK_S = 0.5  # between two looks at what schedulers believe to be live
-MOST_OPEN = 8_000  # requests under way; more means that nobody keeps up
+MOST_OPEN = 8_000  # requests under way; more means that the schedulers do not keep up
 START_S = 20.0
 END_S = 60.0  # until the last requests are over
 
@@ -83,7 +83,7 @@ class Placing:
     """Requests at an even rate, whatever happens to earlier ones; `told` collects what is seen."""
 
     def __init__(self, site: Site, told: Placed, seed: str) -> None:
-        self.over: list[tuple[float, float]] = []  # placements: asked for, there; time.monotonic
+        self.over: list[tuple[float, float]] = []  # placements: begin, end; time.monotonic
         self._site = site
         self._told = told
         self._draw = random.Random(seed)
@@ -222,7 +222,7 @@ class Placing:
                 for live in told.attempts if told is not None else ():
                     attempt = live.attempt.request_id, live.attempt.epoch
                     booked = live.prefill_worker_id, live.decode_worker_id
-                    mine = self._pairs.get(attempt, booked)  # what was not heard of yet may be on its way
+                    mine = self._pairs.get(attempt, booked)  # a placement not received yet may be on its way
                     if mine != booked:
                         where = f"{mine}, and is booked on {booked}"
                         self._told.place_twice(f"{attempt} was placed on {where}{self._after_s()}")

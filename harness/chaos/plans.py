@@ -44,11 +44,11 @@ class Plan:
     about: str
     seconds: float = 120.0
     clients: int = 8
-    rate: int = 0  # above 0: nobody asks for answers, so many requests a second are placed (placing.py)
-    once: bool = False  # end when each fault was there at each of its stages
+    rate: int = 0  # above 0: requests/s that are only placed (placing.py)
+    once: bool = False  # end when each fault was done at each of its stages
     stages: dict[str, tuple[str, ...]] = field(default_factory=dict)  # instead of a fault's own
     hold_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # the same
-    every: int = 2  # so many-th of the prompts is asked: each needs its long answer from before
+    every: int = 2  # one in so many prompts is used: each needs its long answer beforehand
 
     def events(self, seed: int) -> Iterator[Event]:
         """Yield events without end, unless `once`: each round has all faults at all stages, shuffled."""

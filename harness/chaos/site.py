@@ -1,6 +1,6 @@
 """The deployment under test: parts that the harness starts, breaks and mends itself, each a process.
 
-`baton up` gives a part up that dies too often; here each may die as often as the plan wants.
+`baton up` gives up a part that dies too often; here each may die as often as the plan wants.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from harness.support import free_port
 
 START_S = 120.0  # until all parts are ready, on a busy machine
 END_S = 75.0  # until a part that drains has ended
-LOOK_S = 0.05  # between two looks at what the scheduler knows
-SELDOM_S = 0.5  # the same where no worker is a part: no stage of a request has to be met
+LOOK_S = 0.05  # between two calls of the scheduler
+SELDOM_S = 0.5  # the same without workers: no stage of a request has to be met
 MOST_CRASHES = 10  # of all parts; what crashes then stays dead
 CALL_S = 1.0  # deadline of one look
 
@@ -48,7 +48,7 @@ class Shape:
     routers: int = 1
     schedulers: int = 1
     redis: bool = False
-    proxied: bool = False  # a network that can delay and drop stands before each worker
+    proxied: bool = False  # a proxy that can delay and drop is before each worker
     speculation: dict[str, Any] | None = None
     lease_s: float = 3.0  # of workers
     hold_lease_s: float = 6.0  # of placements, and of KV that waits to be pulled
@@ -79,7 +79,7 @@ class Part:
     proxy: Proxy | None = None
     pid: int = 0
     wanted: bool = False  # it should be alive: if it is not, it has crashed
-    away: bool = True  # nobody can count on it now
+    away: bool = True  # it cannot be counted on now
     hung_since: float = 0.0  # time.monotonic; 0: it is not
     hung_times: list[tuple[float, float]] = field(default_factory=list)  # that are over
     killed: bool = False  # and not started again yet
@@ -172,14 +172,14 @@ class Site:
         self.shape = shape
         self.folder = folder
         self.parts: list[Part] = []
-        self.pids: set[int] = set()  # of all lives
+        self.pids: set[int] = set()  # of all restarts
         self.redis: RedisServer | None = None
         self.guests: set[str] = set()  # ids of workers that are no parts, and must be ready, too
         self.restarts: Counter[str] = Counter()
-        self.crashes: list[str] = []  # parts that ended though nobody told them to
-        self.uncovered: list[tuple[float, float]] = []  # when no worker was there; time.monotonic
-        self._uncovered_since = 0.0  # 0: somebody can
-        self.description: pb.Description | None = None  # the last that a scheduler told
+        self.crashes: list[str] = []  # parts that ended unexpectedly
+        self.uncovered: list[tuple[float, float]] = []  # times without a worker; time.monotonic
+        self._uncovered_since = 0.0  # 0: there is a worker
+        self.description: pb.Description | None = None  # the last from a scheduler
         self.live: dict[str, tuple[str, str]] = {}  # attempt's request id -> its prefill and decode worker
         self._addresses: list[str] = []
         self._channels: list[grpc.aio.Channel] = []
