@@ -4,8 +4,8 @@
     python -m bench.router --profile out.pstats    and where the time goes
 
 The worker, the scheduler and the clients run in processes of their own; the figure that counts is the router
-process's own CPU time. `--interval-ms` is the engine's step: 0 sends as fast as the router receives, so that it
-is saturated; 20 is a usual decode step, and shows the cost while nothing piles up.
+process's own CPU time. `--interval-ms` is the engine's step: 0 sends as fast as the router receives, so that
+it is saturated; 20 is a usual decode step, and shows the cost while nothing piles up.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ LARGEST_STEP = 256  # tokens
 # MiB a thousand requests of one process: 20,000 requests more would show 10 MiB.
 BOUND = 0.5
 SETTLE_S = 30.0
-# Memory of the KV cache and of the saved KV is allocated at its first use, and each prompt uses the next part:
+# Memory of the KV cache and of the saved KV is allocated at first use, and each prompt uses the next part:
 # small ones have been used completely when the warm-up ends.
 ENGINE_SETTINGS = {**ENGINE, "kv_cache_gib": 0.05}
 STAGING_MIB = 16

@@ -1,8 +1,8 @@
 """Time per output token with each speculative method against none, on the demo model.
 
 Engines alone first: a method's engine and one without speculation, a core each, take turns over the same
-prompts; only one works at a time. Fixed numbers of drafted tokens and "auto" take turns within the method's engine. Then whole
-deployments over HTTP (bench/speculation_served.py).
+prompts; only one works at a time. Fixed numbers of drafted tokens and "auto" take turns within the method's
+engine. Then whole deployments over HTTP (bench/speculation_served.py).
 
 Answers are greedy: a method whose answers differ from those of the engine without gets no figures.
 """

@@ -187,7 +187,7 @@ class Measuring:
             "handoffs": found.handoffs,
         }
         if isinstance(row.model, Trained) and fleet == "1P1D":
-            # The control: a drafter that needs no KV of the prompt would not show whether that was handed over.
+            # The control: a drafter that needs no KV of the prompt does not show whether it was handed over.
             without = self.run(row, fleet, engine, withhold=1)
             cell["withheld"] = {
                 "equal": sum(map(eq, without.answers, expected.answers)),

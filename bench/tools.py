@@ -1,6 +1,7 @@
 """The interface of a load tool for bench/clients.py, and the environment of those that are installed.
 
-They have a virtual environment of their own, made at first use: their dependencies conflict with vLLM's. bench/tools.txt pins them.
+They have a virtual environment of their own, made at first use: their dependencies conflict with vLLM's.
+bench/tools.txt pins them.
 """
 
 from __future__ import annotations

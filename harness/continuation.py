@@ -91,7 +91,7 @@ class Site:
 def site(folder: Path, speculation: dict[str, Any] | None = MTP, parser: str = "qwen3") -> Iterator[Site]:
     """Start 1P2D behind cutters, and a router."""
     model = thinking_model(folder / "model")
-    # No process dies here, but the machine may be busy; all prompts go to the prefill worker, whoever is idle.
+    # No process dies here, but the machine may be busy; all prompts go to the prefill worker.
     scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
     engine = {
         **ENGINE,

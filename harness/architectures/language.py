@@ -3,7 +3,8 @@
 A trained draft model agrees with its target often but not always. Random weights never agree. So all models
 share one table: each of the 95 printable characters has a successor. Their embeddings are orthogonal, and
 the output head favours the successor of the character that the hidden state is closest to. What the layers
-add is random and depends on all tokens before; its size decides how often the model departs from the table. A drafter that knows the table is right as often as its target follows it.
+add is random and depends on all tokens before; its size decides how often the model departs from the table.
+A drafter that knows the table is right as often as its target follows it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The faults, by name. A new one is a function with `@fault`; plans.py says in which plans it happens.
 
-A fault does its harm, holds it for the given time, and repairs it: afterwards `Site.whole` must become true by
-itself. It uses only its `Act`.
+A fault does its harm, holds it for the given time, and repairs it: afterwards `Site.whole` must become true
+by itself. It uses only its `Act`.
 """
 
 from __future__ import annotations

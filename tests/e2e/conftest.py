@@ -21,7 +21,7 @@ def one_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the URL of stock vLLM, one aggregated engine, on the same model."""
-    # One core: two threads that wait for each other crawl when something else wants a core.
+    # One core: two threads that wait for each other crawl when something else needs a core.
     one_core = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
     with stock_vllm(tmp_path_factory.mktemp("stock"), one_core) as (url, _):
         yield url

@@ -20,7 +20,7 @@ from harness.zygote import Forked
 
 PORTS = (8000, 7400)
 _CLONE_NEWNET = 0x40000000
-# In place of the command: tells what the shell made of its line, in one write, as several tell at a time.
+# Replaces the command: prints the arguments that the shell made, in one write, as several print at a time.
 _TELL_ONE = "import json, sys; sys.stdout.write(json.dumps(sys.argv[1:]) + chr(10))"
 _TELL = f"""baton() {{ {PYTHON} -c '{_TELL_ONE}' "$@"; }}\n"""
 

@@ -19,7 +19,7 @@ from harness import zygote
 from harness.deployment import MODEL, deployment
 from harness.support import BATON, CALL_S, ROOT, eventually, free_port, listening, redis_server
 
-A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker tells how far it is before it fails
+A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker reports its progress before it fails
 
 
 def fails(*command: str, env: dict[str, str] | None = None) -> str:

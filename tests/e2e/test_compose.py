@@ -4,12 +4,11 @@ Each container is a host of harness/netns.py: addresses and a host name of its o
 /etc/hosts, process ids of its own (the command is number 1, as in Docker), a /dev/shm of its own of the size
 that the file says, no privileges, and a working folder that cannot be written to.
 
-What is Docker's own is stood in for. The image is the checkout with its .venv (its steps are tried by
-tests/deploy/test_dockerfile.py; those of its user are run here), and the machine's redis-server without its
-protected mode, as in Redis's own.
-This file minds `depends_on` and health checks as that one orders them, and starts further containers as
-`--scale` does. What comes in by the published port comes from the bridge's own machine to the container's
-port. `restart` and `stop_grace_period` are not tried.
+Docker itself is replaced. The image is the checkout with its .venv (tests/deploy/test_dockerfile.py tests its
+steps; those of its user are run here), and the machine's redis-server without its protected mode, as in
+Redis's image. This file follows `depends_on` and health checks, and starts further containers as `--scale`
+does. Requests to the published port come from the bridge's own machine to the container's port. `restart` and
+`stop_grace_period` are not tested.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from harness.support import CALL_S, PATIENCE, ROOT, eventually
 
 COMPOSE = ROOT / "docker-compose.yml"
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-BATON_USER = User(54321)  # as `useradd` of the image makes one: nobody in particular
+BATON_USER = User(54321)  # as the image's `useradd` makes one
 BUILD_S = 200.0
 START_S = 300.0
 PROMPT = "Tell me a long story about a lighthouse, a storm and the people who wait for a ship. " * 6
@@ -150,7 +149,7 @@ class Compose:
         """Return a container's variables: the image's, Docker's and the file's."""
         image = dockerfile.environment(BASE_PATH) if spec["image"] == "baton" else {"PATH": BASE_PATH}
         image = {key: value.replace(dockerfile.workdir(), str(ROOT)) for key, value in image.items()}
-        if "PYTHONPATH" in os.environ:  # a checkout that is tested beside the one that is installed
+        if "PYTHONPATH" in os.environ:  # another checkout than the installed one is tested
             image["PYTHONPATH"] = os.environ["PYTHONPATH"]
         own = {key: str(value) for key, value in spec.get("environment", {}).items()}
         return {**image, "HOSTNAME": name, "HOME": f"/home/{dockerfile.user()}", **own}
@@ -211,7 +210,7 @@ def test_a_chat_request_passes_through_all_containers(composed: Compose) -> None
     prefill, decode = composed.of("prefill")[0], composed.of("decode")[0]
     status = composed.status()
     workers = {one["identity"]["role"]: one["identity"] for one in status["workers"]}
-    # Who listens on all addresses of a container is found by one of the container's.
+    # A part that listens on all addresses of a container is found at one of the container's.
     for role, host in (("PREFILL", prefill), ("DECODE", decode)):
         assert workers[f"ROLE_{role}"]["address"] in (f"{host.address}:7401", f"[{host.address6}]:7401")
     assert status["store"].startswith("redis")

@@ -11,7 +11,7 @@ from harness.continuation import Asker, Site, site
 from harness.features import FEATURES, Feature
 from harness.support import CALL_S
 
-# `python -m harness.continuation` takes twenty answers of each feature, and every position.
+# `python -m harness.continuation` tests twenty answers of each feature, and every position.
 ANSWERS = 1
 EVERY = 25
 

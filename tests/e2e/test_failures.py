@@ -27,7 +27,7 @@ async def test_a_client_that_leaves_frees_both_workers_within_a_second(one_pair:
     await ask(client, prompts()[0], max_tokens=2)
     eventually(lambda: idle(one_pair), 10, "the deployment is idle")
     before = free_blocks(one_pair)
-    # Without a prefix in common with others: blocks that stay cached count as free, as they are.
+    # Without a prefix in common with others: cached blocks count as free.
     streams = await asyncio.gather(
         *(
             client.completions.create(model=MODEL_NAME, prompt=prompt, stream=True, **LONG)
@@ -44,7 +44,7 @@ async def test_a_client_that_leaves_frees_both_workers_within_a_second(one_pair:
     print(f"free after {time.monotonic() - left:.2f} s, heartbeat of 0.2 s included")
 
 
-LEASE_S = 3.0  # of workers: one that hangs is found by then
+LEASE_S = 3.0  # of workers: a hanging one is noticed by then
 BACK_S = 120.0  # an engine starts in ten seconds, and in many more on a machine that is busy
 LONGEST_PAUSE_S = 15.0  # on a machine with other work; alone it is a lease and a fraction of a second
 
@@ -88,7 +88,7 @@ async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: s
     eventually(lambda: whole(two_pairs), BACK_S, "2P2D is ready")
     asked = prompts()[-16:]
     if how == "hung":
-        asked = [prompt[3:] for prompt in asked]  # of the others the beginnings are cached
+        asked = [prompt[3:] for prompt in asked]  # the others' prefixes are cached
     victim = two_pairs.worker_process(two_pairs.worker("prefill")["identity"]["worker_id"])
     async with two_pairs.async_client(timeout=BACK_S) as client:
         running = [asyncio.create_task(ask(client, prompt, max_tokens=16)) for prompt in asked]
@@ -238,7 +238,7 @@ def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
         assert two_pairs.healthy()
     finally:
         scheduler.kill()
-    for _ in range(20):  # through the new one's start, while workers come back to it
+    for _ in range(20):  # during the new one's start, while workers register again
         code, text = status()
         assert code == 200, text
     eventually(lambda: whole(two_pairs), 30, "the new scheduler knows all workers")
@@ -264,7 +264,7 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
         ]
         for stream in running:
             next(iter(stream))
-        worker.suspend()  # so that neither answer ends before we have asked; its lease is longer than that
+        worker.suspend()  # so that neither answer ends before the others are refused
         try:
             for stream_wanted in (True, False):
                 body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": stream_wanted}

@@ -13,7 +13,7 @@ from harness.deployment import MODEL_NAME, Deployment, deployment
 from harness.support import CALL_S, PATIENCE, ROOT
 
 BEGIN, END = "<tool_response>", "</tool_response>"  # as reasoning_plugin.py has them
-ENOUGH = f" That will do.{END}"  # written where a budget ends
+ENOUGH = f" That will do.{END}"  # generated where a budget ends
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}: {{ message.content }}<|im_end|>\n"
     "{% endfor %}"

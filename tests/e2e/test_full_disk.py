@@ -17,7 +17,7 @@ from harness.support import eventually
 
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
-SHM_MIB = 4  # the router's and the engine's own files find room; not one prompt's KV does
+SHM_MIB = 4  # room for the router's and the engine's own files, but for no prompt's KV
 LOG_KIB = 64
 GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "extra_body": {"return_token_ids": True}}
 

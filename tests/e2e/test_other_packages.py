@@ -26,7 +26,7 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the package with its entry point into a folder, and return that."""
-    source = tmp_path_factory.mktemp("source") / "package"  # setuptools builds where the source lies
+    source = tmp_path_factory.mktemp("source") / "package"  # setuptools builds in the source's folder
     shutil.copytree(PACKAGE, source)
     folder = tmp_path_factory.mktemp("site")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]

@@ -117,9 +117,7 @@ async def test_token_for_token(deployed: Deployment, expected: list[Any], at_a_t
     wrong = [length for length, one, other in asked if one != other]
     print(f"{len(got) - len(wrong)} of {len(got)} equal")
     assert wrong == []
-    assert (
-        len({tuple(ids) for ids, _, _ in expected}) > len(expected) // 2
-    )  # the model does answer differently
+    assert len({tuple(ids) for ids, _, _ in expected}) > len(expected) // 2  # the model's answers do differ
 
 
 @pytest.mark.timeout(60)

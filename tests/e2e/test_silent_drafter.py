@@ -128,7 +128,7 @@ def test_a_drafter_whose_state_was_dropped_raises_the_alarm(
 ) -> None:
     with configured(tmp_path, aggregated, FORGETFUL) as one:
         got = answers(one.up(), prompts)
-        assert texts(got) == texts(aggregated)  # nothing else shows it
+        assert texts(got) == texts(aggregated)  # answers do not show it
         print(json.dumps({"reference": first_acceptance(aggregated), "dropped": first_acceptance(got)}))
         eventually(lambda: drafting(one).get("alarm", False), 10, "the alarm is raised")
         told = warnings(one)

@@ -1,6 +1,6 @@
 """Speculation through prefill and decode workers: sides that do not fit are refused by name.
 
-That answers stay the same is test_same_answers.py's.
+test_same_answers.py tests that answers stay the same.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from harness.support import eventually
 
 LEASE_S = 2.0  # of placements
 WORKER_LEASE_S = 2.0  # a Redis that hangs holds up one heartbeat by a second
-CLIENTS = 2  # that ask without a pause
+CLIENTS = 2  # that send requests without a pause
 ANSWERS = 3  # in every phase of a failure
 WITHIN_S = 60.0  # for these
 TOKENS = 4
@@ -68,7 +68,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     try:
         with deployment(folder / "baton", scheduler=scheduler) as one:
             one.up(0, 0, mixed=1)
-            # The first requests compile: no failure is to be charged with that.
+            # The first requests compile, which no failure is to be blamed for.
             warm = one.client(timeout=START_S).completions
             warm.create(model=MODEL_NAME, prompt=prompts()[4], max_tokens=LONG_TOKENS, **GREEDY)
             yield Site(redis, one)
@@ -125,7 +125,7 @@ async def redis_dies(site: Site) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        site.redis.start()  # without what it knew
+        site.redis.start()  # empty
 
 
 @asynccontextmanager

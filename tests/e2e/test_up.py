@@ -153,8 +153,8 @@ def part(one: Deployment, name: str, *, other_than: int = 0) -> psutil.Process:
 
 @pytest.mark.timeout(150)
 def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
-    """All that runs is watched and started again, who watches too. A part that dies again and again is given
-    up; what is left serves; the end comes when nothing can serve, and says so.
+    """All parts are watched and started again, the watcher too. One that dies too often is given up, and the
+    others serve; `baton up` ends when nothing can serve, and says so.
     """
     with deployment(tmp_path / "again", scheduler={"heartbeat_s": 0.2}) as one:
         one.up()

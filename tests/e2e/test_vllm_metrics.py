@@ -106,5 +106,5 @@ def test_what_no_router_can_tell_is_not_served(one_pair: Deployment) -> None:
     assert workers == {worker.identity.worker_id for worker in one_pair.describe().workers}
     unknown = ("iteration_tokens", "sleep_state", "per_gpu")
     assert not [name for name in now if any(one in name for one in unknown)]
-    # The front end's own have one series: it is one, whoever the workers are.
+    # The front end's own metrics have one series: there is one front end for all workers.
     assert set(now["vllm:time_to_first_token_seconds_count"]) == {"0"}

@@ -78,7 +78,7 @@ def perform(cut: Cut, port: int) -> bytes:
                 while client.recv(65536):
                     pass
         except ConnectionError:
-            pass  # the router may be the one who ends it
+            pass  # the router may end the connection first
     return got
 
 

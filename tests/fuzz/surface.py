@@ -12,8 +12,8 @@ from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from harness.deployment import MODEL_NAME
 
-# A right request of each kind. Fields of generated ones are put into it, or nearly all would end at their
-# first wrong field; `max_tokens` keeps what runs short.
+# A right request of each kind. Generated fields are put into it: most wholly generated requests would fail at
+# their first wrong field. `max_tokens` keeps answers short.
 RIGHT: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},

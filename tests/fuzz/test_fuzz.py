@@ -29,7 +29,7 @@ SETTINGS = settings(
 @pytest.fixture
 def unharmed(target: Deployment) -> Iterator[Deployment]:
     """Check that before and after nothing runs, nothing is held, and the processes are the same."""
-    with httpx.Client(base_url=target.url, timeout=CALL_S) as http:  # what is cached counts as free
+    with httpx.Client(base_url=target.url, timeout=CALL_S) as http:  # cached blocks count as free
         http.post("/v1/completions", json={"model": "baton-demo", "prompt": "Hi", "max_tokens": 2})
     eventually(lambda: idle(target), 20, "the deployment is idle")
     blocks = free_blocks(target)  # by worker, whose names end with their process ids

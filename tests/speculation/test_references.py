@@ -57,7 +57,7 @@ def _quiet() -> Iterator[None]:
     """Silence transformers: it warns of its own deprecations, and of the MTP layers that it leaves out."""
     before, threads = transformers.logging.get_verbosity(), torch.get_num_threads()
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)  # two that wait for each other crawl when something else wants a core
+    torch.set_num_threads(1)  # two threads that wait for each other crawl when something else needs a core
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -113,6 +113,6 @@ def test_as_many_drafts_are_accepted_as_in_transformers(name: str, deployments: 
         for prompt, answer in zip(ARCHITECTURES[name].prompts(PROMPTS), outcome.answers, strict=True):
             written = model.generate(torch.tensor([prompt]), generation_config=options)
             assert written[0, len(prompt) :].tolist() == answer
-    accepted = PROMPTS * (MAX_TOKENS - 1) - drafts  # of the first token no draft was made
+    accepted = PROMPTS * (MAX_TOKENS - 1) - drafts  # the first token has no draft
     print(f"{name}: {accepted} of {drafts} in transformers, {outcome.accepted} of {outcome.drafts} here")
     assert accepted / drafts == pytest.approx(outcome.accepted / outcome.drafts, abs=0.02)

@@ -93,7 +93,7 @@ def test_a_token_twice_or_lost_or_too_many_is_wrong(tokens: list[int]) -> None:
 @pytest.mark.parametrize(
     ("tokens", "changes"),
     [
-        (RIGHT[:9], {}),  # the stream closed, as if that were all
+        (RIGHT[:9], {}),  # the stream closed early, without an error
         (RIGHT[:9], {"finish": ""}),
         ([], {"finish": ""}),
         (RIGHT, {"finish": "stop"}),
@@ -270,7 +270,7 @@ async def test_placements_are_asked_for_at_a_rate_and_leave_nothing(tmp_path: Pa
             await until(lambda: _is(told.placed > 100 and told.late > 0))
 
             async def noticed() -> bool:
-                for attempt in load._pairs:  # again and again: those of a moment may all be over soon
+                for attempt in load._pairs:  # repeatedly: attempts live only briefly
                     load._pairs[attempt] = ("nobody", "nobody")
                 return told.twice > 0
 
@@ -302,8 +302,8 @@ class _Life(Part):
     """A worker without an engine: it registers at each start, and ends when it is told to drain."""
 
     lives = 0
-    unnamed = False  # its lives have no name in common: nothing tells the next one of a drain
-    greedy = False  # its second life has something to do all the same
+    unnamed = False  # its restarts share no name, so the next one does not know of a drain
+    greedy = False  # its second life takes requests all the same
     task: asyncio.Task[None] | None = None
 
     @property
@@ -370,7 +370,7 @@ def test_crashes_and_what_was_not_mended_are_not_good() -> None:
         assert not one.good
 
 
-# -- the load: real HTTP, a server that does what it should not
+# -- the load: real HTTP, and a server that misbehaves
 
 
 class _Server:
@@ -504,7 +504,7 @@ def test_questions_are_of_the_asked_lengths() -> None:
     assert len(answers.asked(PLANS["short"].every)) >= 5
 
 
-# -- what does the harm
+# -- the means of harm
 
 
 def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:
