@@ -38,7 +38,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Prefilled:
     """A prompt and the first token of its answer."""
 
     prompt: list[int]
@@ -78,7 +78,7 @@ class EngineProcess:
         """Wait until the engine is loaded. Raises RuntimeError with the reason when it could not load."""
         self._answer(START_S)
 
-    def measure(self, prompts: Sequence[Asked], streams: int, limit: int | str | None) -> Run:
+    def measure(self, prompts: Sequence[Prefilled], streams: int, limit: int | str | None) -> Run:
         """Answer the prompts, so many streams at a time. `limit`: drafted tokens a step, "auto", or None."""
         self._pipe.send((prompts, streams, limit))
         run: Run = self._answer(MEASURE_S)
@@ -137,7 +137,7 @@ class _Engine:
         self._clock = CLOCKS[clock]
         self._count = 0
 
-    def measure(self, prompts: Sequence[Asked], streams: int, limit: int | str | None) -> Run:
+    def measure(self, prompts: Sequence[Prefilled], streams: int, limit: int | str | None) -> Run:
         engine, scheduler, chooser = self._engine, self._engine.scheduler, self._chooser
         if limit is not None:
             slots = engine.vllm_config.scheduler_config.max_num_seqs + 1
@@ -162,7 +162,7 @@ class _Engine:
                 run.tokens += written
         return run
 
-    def _add(self, asked: Asked) -> str:
+    def _add(self, asked: Prefilled) -> str:
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 

@@ -56,7 +56,7 @@ class Round:
     all: float = 0.0
 
 
-class Reader:
+class PrefillEngine:
     """An engine that prefills prompts and generates one token for each."""
 
     def __init__(self, settings: dict[str, Any], core: int) -> None:
@@ -137,14 +137,14 @@ class Reader:
         return name
 
 
-def measure(reader: Reader, rounds: int, longs: int) -> dict[str, dict[str, float]]:
+def measure(engine: PrefillEngine, rounds: int, longs: int) -> dict[str, dict[str, float]]:
     """Measure all ways, in turns."""
     found: dict[str, list[Round]] = {name: [] for name in WAYS}
     flood: dict[str, list[float]] = {name: [] for name in WAYS}
     for number in range(-1, rounds):
         for name, way in WAYS.items():
-            reader.use(way)
-            one, tokens_per_s = reader.round(longs, way), reader.flood(way) if number % 4 == 0 else None
+            engine.use(way)
+            one, tokens_per_s = engine.round(longs, way), engine.flood(way) if number % 4 == 0 else None
             if number >= 0:
                 found[name].append(one)
                 flood[name] += [tokens_per_s] if tokens_per_s else []
@@ -178,8 +178,8 @@ MODELS: dict[str, Callable[[], dict[str, Any]]] = {
 def run(name: str, rounds: int, core: int) -> dict[str, Any]:
     """Measure in this process, which takes one engine."""
     # The prefix cache would hold the prompts of earlier rounds.
-    reader = Reader(MODELS[name]() | {"enable_prefix_caching": False}, core)
-    found = {f"behind {longs}": measure(reader, rounds, longs) for longs in (1, 4)}
+    engine = PrefillEngine(MODELS[name]() | {"enable_prefix_caching": False}, core)
+    found = {f"behind {longs}": measure(engine, rounds, longs) for longs in (1, 4)}
     for behind, ways in found.items():
         for way, figures in ways.items():
             print(f"{name} {behind} {way:>20}", figures, flush=True)

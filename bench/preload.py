@@ -65,9 +65,7 @@ def main(arguments: list[str]) -> None:
             runs[name].append(figures)
             print(f"{name:>14}", {key: round(value, 2) for key, value in figures.items()}, flush=True)
     if options.rounds < LEAST_ROUNDS:
-        raise SystemExit(
-            f"{options.rounds} round(s) tell nothing: give at least {LEAST_ROUNDS} to report them"
-        )
+        raise SystemExit(f"{options.rounds} round(s) are too few: give at least {LEAST_ROUNDS}")
     middle = {name: medians(them) for name, them in runs.items()}
     ratios = {
         name: medians([_ratios(*pair) for pair in zip(runs[name], runs[PLAIN], strict=True)]) for name in ways

@@ -13,7 +13,7 @@ import argparse
 from contextlib import ExitStack
 from typing import Any
 
-from bench.drafting_engine import AUTO, CLOCKS, Asked, EngineProcess, Run
+from bench.drafting_engine import AUTO, CLOCKS, EngineProcess, Prefilled, Run
 from bench.prompts import FOLDER, KINDS, held_out, whole_blocks
 from bench.speculation_served import SHORTEST, Pairs, serve
 from harness.stats import median, save
@@ -114,7 +114,7 @@ class EngineSet(ExitStack):
     def __init__(self, clock: str, prompts: dict[str, list[list[int]]]) -> None:
         super().__init__()
         self._prompts = prompts
-        self.asked: dict[str, list[Asked]] = {}  # by kind
+        self.prompts: dict[str, list[Prefilled]] = {}  # by kind
         self.answers: dict[str, list[list[int]]] = {}  # to these, without speculation
         self.plain = EngineProcess({**ENGINE, "model": PLAIN}, 0, clock)
         self.callback(self.plain.close)
@@ -123,11 +123,11 @@ class EngineSet(ExitStack):
         super().__enter__()
         self.plain.ready()
         for kind, prompts in self._prompts.items():
-            padded = [Asked(whole_blocks(prompt, BLOCK, PADDING), []) for prompt in prompts]
+            padded = [Prefilled(whole_blocks(prompt, BLOCK, PADDING), []) for prompt in prompts]
             answers = self.plain.measure(padded, 16, None).answers
             self.answers[kind] = [answer for answer in answers if len(answer) > 1]
-            self.asked[kind] = [
-                Asked(asked.prompt, answer[:1])
+            self.prompts[kind] = [
+                Prefilled(asked.prompt, answer[:1])
                 for asked, answer in zip(padded, answers, strict=True)
                 if len(answer) > 1
             ]
@@ -137,7 +137,8 @@ class EngineSet(ExitStack):
         """Return the number of tokens of each prompt's answer."""
         return {
             kind: [
-                len(answer) for answer in self.plain.measure([Asked(p, []) for p in them], 16, None).answers
+                len(answer)
+                for answer in self.plain.measure([Prefilled(p, []) for p in them], 16, None).answers
             ]
             for kind, them in prompts.items()
         }
@@ -150,11 +151,11 @@ def compare(engines: EngineSet, name: str, rounds: int, clock: str) -> dict[str,
     result: dict[str, Any] = {}
     try:
         method.ready()
-        for kind, asked in engines.asked.items():  # the first requests compile and allocate
+        for kind, asked in engines.prompts.items():  # the first requests compile and allocate
             equal = _equal(method.measure(asked, 16, AUTO), engines.answers[kind])
             if equal < EQUAL:
                 raise RuntimeError(f"{name}: {equal:.0%} of the answers are those without speculation")
-        for kind, asked in engines.asked.items():
+        for kind, asked in engines.prompts.items():
             for streams in STREAMS:
                 runs: dict[str, list[Run]] = {}
                 few = asked[: PROMPTS[streams]]

@@ -277,7 +277,7 @@ def main(arguments: list[str]) -> int:
     if arguments != ["--page"]:
         unknown = sorted(set(arguments) - {row.name for row in ROWS})
         if unknown:
-            print(f"no row {', '.join(unknown)}; there are: {', '.join(row.name for row in ROWS)}")
+            print(f"no row {', '.join(unknown)}; rows: {', '.join(row.name for row in ROWS)}")
             return 2
         rows = [row for row in ROWS if not arguments or row.name in arguments]
         with tempfile.TemporaryDirectory() as folder:

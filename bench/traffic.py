@@ -63,7 +63,7 @@ async def stream(
                 answer.arrivals.append(time.perf_counter())
                 answer.token_ids += ids
     if answer.tokens != max_tokens:
-        raise RuntimeError(f"{answer.tokens} tokens came, {max_tokens} were asked for")
+        raise RuntimeError(f"{answer.tokens} tokens came instead of {max_tokens}")
     return answer
 
 

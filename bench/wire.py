@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
     drawn = held_out("chat", 20 * options.prompts, longest=LONGEST)
     prompts = [prompt for prompt in drawn if len(prompt) >= SHORTEST][: options.prompts]
     if len(prompts) < options.prompts:
-        raise SystemExit(f"{len(prompts)} held-out prompts have {SHORTEST} tokens or more: ask for fewer")
+        raise SystemExit(f"{len(prompts)} held-out prompts have {SHORTEST} tokens or more: choose fewer")
     kept: dict[str, dict[str, Any]] = kv_errors(prompts, options.formats)
     alone = answers("aggregated", AS_IS, prompts, options.tokens, speculate=False)
     for name in options.formats:

@@ -47,11 +47,11 @@ class Score:
 
     feature: str
     equal: int = 0
-    asked: int = 0
+    tried: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"{self.feature:32} {self.equal:5} of {self.asked:5} equal" + "".join(
+        return f"{self.feature:32} {self.equal:5} of {self.tried:5} equal" + "".join(
             f"\n    {line[:400]}" for line in self.wrong[:3]
         )
 
@@ -136,7 +136,7 @@ def _router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> 
         process.wait(CALL_S)
 
 
-class Asker:
+class Comparison:
     """A client that requests whole and cut answers, and compares them."""
 
     def __init__(self, site: Site, client: httpx.AsyncClient, every: int = 1) -> None:
@@ -168,7 +168,7 @@ class Asker:
         self, feature: Feature, number: int, wish: str, body: Any, expected: Any, score: Score
     ) -> None:
         name = f"cut-{wish}-{re.sub('[^a-z0-9]+', '-', feature.name.lower())}-{number}"
-        score.asked += 1
+        score.tried += 1
         try:
             found = difference(await self._ask(feature.path, body, f"{name}."), expected)
             if not any(one.cuts[name] for one in self._site.cutters):
@@ -197,10 +197,10 @@ async def scores(where: Site, features: Iterable[Feature], numbers: range) -> li
     """Compare the answers feature by feature, and print each score as it comes."""
     done = []
     async with httpx.AsyncClient(base_url=where.url, timeout=300) as client:
-        asker = Asker(where, client)
+        comparison = Comparison(where, client)
         for feature in features:
             began = time.monotonic()
-            done.append(await asker.score(feature, numbers))
+            done.append(await comparison.score(feature, numbers))
             print(f"{done[-1]}   {time.monotonic() - began:.0f} s", flush=True)
     return done
 
@@ -220,9 +220,9 @@ def main() -> int:
         site(Path(folder) / "site", speculation, args.reasoning_parser) as where,
     ):
         done = asyncio.run(scores(where, chosen, range(args.answers)))
-    equal, asked = sum(one.equal for one in done), sum(one.asked for one in done)
-    print(f"{equal} of {asked} equal")
-    return 0 if equal == asked else 1
+    equal, tried = sum(one.equal for one in done), sum(one.tried for one in done)
+    print(f"{equal} of {tried} equal")
+    return 0 if equal == tried else 1
 
 
 if __name__ == "__main__":

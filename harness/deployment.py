@@ -144,7 +144,7 @@ class Deployment:
                 raise AssertionError(f"baton up ended with {process.popen.returncode}:\n{process.text}")
             return "Ready." in process.text
 
-        eventually(ready, START_S, f"baton up is ready; it said:\n{process.text}")
+        eventually(ready, START_S, f"baton up is ready; its output:\n{process.text}")
         return self
 
     def status(self) -> dict[str, Any]:

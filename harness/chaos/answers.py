@@ -103,7 +103,7 @@ async def _take(url: str, asked: Sequence[tuple[int, ...]]) -> list[list[int]]:
                 raise RuntimeError(f"no reference: HTTP {answer.status}: {told}")
             ids: list[int] = told["choices"][0]["token_ids"]
             if len(ids) != case.tokens:
-                raise RuntimeError(f"no reference: {len(ids)} tokens came, {case.tokens} were asked for")
+                raise RuntimeError(f"no reference: {len(ids)} tokens came instead of {case.tokens}")
             return ids
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:

@@ -13,7 +13,7 @@ from baton.scheduler.types import Booking, Reserved
 from harness.chaos.outcome import Span, counts
 from harness.stats import percentile
 
-TOLD = 5  # messages kept of each kind
+KEPT = 5  # messages kept of each kind
 
 
 class Books:
@@ -168,18 +168,18 @@ class Placed:
     def fail(self, why: str, message: str) -> None:
         self.failed += 1
         self.failures[why] = self.failures.get(why, 0) + 1
-        if self.failures[why] <= TOLD:
+        if self.failures[why] <= KEPT:
             self.messages.append(f"{why}: {message}")
 
     def place_twice(self, message: str) -> None:
         self.twice += 1
-        if self.twice <= TOLD:
+        if self.twice <= KEPT:
             self.messages.append(message)
 
     def as_json(self) -> dict[str, Any]:
-        told = asdict(self)
+        figures = asdict(self)
         return {
-            key: round(value, 3) if isinstance(value, float) else value for key, value in told.items()
+            key: round(value, 3) if isinstance(value, float) else value for key, value in figures.items()
         } | {"good": self.good}
 
     def __str__(self) -> str:
@@ -188,7 +188,7 @@ class Placed:
             f"{self.schedulers} schedulers, seed {self.seed}: {'good' if self.good else 'NOT GOOD'}",
             f"  {self.requests} requests in {self.seconds:.0f} s: {self.placed} attempts placed, "
             f"{self.alone} of them by routers alone; {self.refused} refused as full, {self.failed} failed",
-            f"  {self.twice} placed twice ({self.late} asked for once more); "
+            f"  {self.twice} placed twice ({self.late} epochs repeated); "
             f"{self.beyond} beyond a worker's bounds: the fullest had {self.fullest:.0%}, "
             f"{self.fullest_alone:.0%} where routers placed alone",
             f"  failed: {counts(self.failures)}",

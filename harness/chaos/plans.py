@@ -84,13 +84,13 @@ def plan(one: Plan) -> None:
     PLANS[one.name] = one
 
 
-# 27 minutes of faults in all; starts and ends come on top of it.
+# 27 minutes of faults in all, besides starts and ends.
 plan(
     Plan(
         "workers-1p1d",
         Shape(1, 1, speculation=MTP),
         (*WORKERS, *DRAINS),
-        "the only worker of a role dies, hangs, drains, at every stage",
+        "the only worker of a role dies, hangs or drains, at every stage",
         seconds=180.0,
     )
 )
@@ -99,7 +99,7 @@ plan(
         "workers-2p2d",
         Shape(2, 2, speculation=MTP),
         (*WORKERS, *DRAINS),
-        "one of two workers of a role dies, hangs, drains, at every stage",
+        "one of two workers of a role dies, hangs or drains, at every stage",
         seconds=240.0,
         clients=12,
     )
@@ -109,7 +109,7 @@ plan(
         "hybrid-2p2d",
         Shape(2, 2, speculation=HYBRID, redis=True),
         (*DEATHS, "kill-scheduler", "kill-redis"),
-        "the same with drafts of n-grams and MTP together, over Redis",
+        "the same with drafts by MTP and n-grams together, over Redis",
         seconds=150.0,
         clients=12,
     )
@@ -167,7 +167,7 @@ plan(
         "handoffs-1p1d",
         Shape(1, 1, staging_mib=12, speculation=MTP),
         ("corrupt-handoffs", "kill-prefill", "kill-decode", "hang-prefill"),
-        "corrupted KV, and hardly any room for KV that waits",
+        "corrupted KV, and hardly any room for saved KV",
         seconds=120.0,
     )
 )
@@ -184,7 +184,7 @@ plan(
             "kill-decode",
             "hang-decode",
         ),
-        "six times as many requests as slots: most of them wait in their routers meanwhile",
+        "six times as many requests as slots: most of them wait in the routers",
         seconds=90.0,
         clients=12,
     )

@@ -51,7 +51,7 @@ def test_a_table_and_figures(
     assert found["kv_pack"] == "measured before"
     row = found["verify"]["cases"][0]
     assert row["us"] > 0
-    # All three are rounded: to tenths, hundredths, thousandths. On a busy machine a copy runs at a few tenths.
+    # All three are rounded, to tenths, hundredths and thousandths; a busy machine copies at a few tenths.
     copy = found["verify"]["copy_gb_s"]
     assert row["of_copy"] <= (row["gb_s"] + 0.005) / max(copy - 0.05, 1e-9) + 0.001
     assert row["of_copy"] >= (row["gb_s"] - 0.005) / (copy + 0.05) - 0.001

@@ -29,7 +29,7 @@ def figures(one: Deployment) -> dict[str, dict[str, float]]:
     return found
 
 
-def told(one: Deployment, *path: str) -> dict[str, float]:
+def loads(one: Deployment, *path: str) -> dict[str, float]:
     """Return a figure of each worker's load, by a call: requests end while a command starts."""
     return {
         worker.identity.worker_id: float(functools.reduce(getattr, path, worker.load))
@@ -54,7 +54,7 @@ async def test_the_gauges_tell_what_runs(one_pair: Deployment) -> None:
         20,
         "the router's gauge counts the streams",
     )
-    assert now[RUNNING] == await asyncio.to_thread(told, one_pair, "running")
+    assert now[RUNNING] == await asyncio.to_thread(loads, one_pair, "running")
     assert 0 < now["vllm:kv_cache_usage_perc"][decode] < 1
     await asyncio.gather(*(stream.close() for stream in streams))
     await client.close()
@@ -72,7 +72,7 @@ def test_the_counters_are_the_engines(one_pair: Deployment) -> None:
 
     def ask_and_see(before: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
         def shown() -> dict[str, dict[str, float]] | None:
-            counted, now = told(one_pair, "counts", "prefix_queries"), figures(one_pair)
+            counted, now = loads(one_pair, "counts", "prefix_queries"), figures(one_pair)
             queries = now["vllm:prefix_cache_queries_total"]
             arrived = (
                 queries == counted and queries[prefill] > before["vllm:prefix_cache_queries_total"][prefill]
