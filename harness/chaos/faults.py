@@ -94,7 +94,7 @@ class Act:
         if self.load is None:
             return
         waiting = 0
-        for answer in sorted(self.answers.running.values(), key=lambda one: one.asked):
+        for answer in sorted(self.answers.running.values(), key=lambda one: one.sent):
             prefill, decode = self.workers(answer)
             if victim.is_worker and victim.worker_id not in (prefill, decode):
                 continue

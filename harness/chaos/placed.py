@@ -99,9 +99,9 @@ class Left:
     silent: int = 0  # schedulers that do not answer
 
     @classmethod
-    def of(cls, told: Iterable[pb.Description | None]) -> Left:
+    def of(cls, descriptions: Iterable[pb.Description | None]) -> Left:
         left = cls()
-        for one in told:
+        for one in descriptions:
             if one is None:
                 left.silent += 1
                 continue

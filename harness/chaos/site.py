@@ -339,18 +339,18 @@ class Site:
         """Return the description by the first scheduler that answers; None when none does."""
         for stub in self._stubs:
             with contextlib.suppress(grpc.RpcError):
-                told: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
-                return told
+                description: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
+                return description
         return None
 
     async def describe_each(self) -> list[pb.Description | None]:
         """Return each scheduler's description; None for one that does not answer."""
-        asked = (stub.Describe(pb.DescribeRequest(), timeout=CALL_S) for stub in self._stubs)
-        told = await asyncio.gather(*asked, return_exceptions=True)
-        for one in told:
+        calls = (stub.Describe(pb.DescribeRequest(), timeout=CALL_S) for stub in self._stubs)
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for one in found:
             if isinstance(one, BaseException) and not isinstance(one, grpc.RpcError):
                 raise one
-        return [one if isinstance(one, pb.Description) else None for one in told]
+        return [one if isinstance(one, pb.Description) else None for one in found]
 
     async def whole(self, within_s: float) -> float:
         """Wait until each part serves and the store is in use. Return the seconds that took.
@@ -379,13 +379,13 @@ class Site:
 
     async def _missing(self) -> list[str]:
         missing = [part.name for part in self.parts if part.hung or not part.wanted]
-        for part, told in zip(self.of("scheduler"), await self.describe_each(), strict=True):
-            if told is None:
+        for part, description in zip(self.of("scheduler"), await self.describe_each(), strict=True):
+            if description is None:
                 missing.append(part.name)
                 continue
             part.away = False
-            missing += [f"{part.name}: {told.store_problem}"] if told.store_problem else []
-            ready = self._note_ready(told)
+            missing += [f"{part.name}: {description.store_problem}"] if description.store_problem else []
+            ready = self._note_ready(description)
             missing += [
                 f"{worker.name} at {part.name}" for worker in self.workers if worker.worker_id not in ready
             ]
@@ -397,10 +397,10 @@ class Site:
                 missing.append(router.name)
         return missing
 
-    def _note_ready(self, told: pb.Description) -> set[str]:
+    def _note_ready(self, description: pb.Description) -> set[str]:
         ready = {
             one.identity.worker_id
-            for one in told.workers
+            for one in description.workers
             if one.state == pb.WORKER_STATE_READY and one.heartbeat_age_s < self.shape.lease_s
         }
         for worker in self.workers:
@@ -435,13 +435,13 @@ class Site:
     async def _watch(self) -> None:
         """Keep the scheduler's description, and restart what crashed, for ever: run as a task."""
         while True:
-            told = await self.describe()
-            if told is not None:
-                self.description = told
-                self._note_ready(told)
+            description = await self.describe()
+            if description is not None:
+                self.description = description
+                self._note_ready(description)
                 self.live = {
                     one.attempt.request_id: (one.prefill_worker_id, one.decode_worker_id)
-                    for one in told.attempts
+                    for one in description.attempts
                 }
             self._bury()
             await asyncio.sleep(self._look_s)

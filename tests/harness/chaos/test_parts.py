@@ -46,7 +46,7 @@ RIGHT = list(range(100, 116))
 
 def answer(tokens: list[int], **changes: Any) -> Answer:
     """Make a right stream of 16 tokens, an event a token each 0.1 s, and apply the changes."""
-    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), asked=10.0)
+    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), sent=10.0)
     one.tokens, one.finish = tokens, "length"
     one.arrivals = [10.5 + 0.1 * at for at in range(len(tokens))]
     one.ended = one.arrivals[-1] if tokens else 10.5
@@ -140,7 +140,7 @@ def test_pauses_count_from_the_request_to_the_end_without_the_time_of_a_restart(
     assert (told.longest_covered_pause_s, told.over_limit) == (pytest.approx(1.5), 0)
     told = judged(answer(RIGHT, ended=22.0, router=_Hung()))  # the same where its router hung
     assert (told.longest_covered_pause_s, told.over_limit) == (pytest.approx(1.5), 0)
-    assert judged(answer(RIGHT, asked=4.0)).longest_pause_s == pytest.approx(6.5)
+    assert judged(answer(RIGHT, sent=4.0)).longest_pause_s == pytest.approx(6.5)
     assert covered_s((1.0, 2.0), [(0.0, 9.0)]) == 0.0
 
 
@@ -193,10 +193,10 @@ def test_a_worker_that_is_booked_beyond_its_bounds_is_noticed() -> None:
 def test_what_is_read_and_what_ends_makes_room() -> None:
     one = books()
     for number in range(20):
-        asked = a_booking(f"{number}", tokens=300, blocks=99)
-        one.add(asked, alone=False)
-        one.read(asked)
-        one.end(asked, alone=False)
+        attempt = a_booking(f"{number}", tokens=300, blocks=99)
+        one.add(attempt, alone=False)
+        one.read(attempt)
+        one.end(attempt, alone=False)
     one.add(a_booking("long", tokens=900), alone=False)  # nothing is queued: any prompt is taken
     assert (one.beyond, one.fullest) == (0, 1.0)
 
@@ -262,7 +262,7 @@ async def _scheduled(folder: Path) -> Any:
         await site.channel.close(None)
 
 
-async def test_placements_are_asked_for_at_a_rate_and_leave_nothing(tmp_path: Path) -> None:
+async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> None:
     """A real scheduler in this process; routers that remember something else notice it."""
     told = Placed("p", 1, 200, 20, 2, 1)
     async with _scheduled(tmp_path) as site, registered(site):
@@ -496,12 +496,12 @@ def test_a_name_is_registered_once() -> None:
         plan(Plan("x", Shape(), ("sing",), ""))
 
 
-def test_questions_are_of_the_asked_lengths() -> None:
-    lengths = [len(prompt) for prompt in answers.asked(2)]
+def test_questions_are_of_the_chosen_lengths() -> None:
+    lengths = [len(prompt) for prompt in answers.sample(2)]
     assert min(lengths) <= 32
     assert max(lengths) == answers.LONGEST
     assert len(lengths) > 20
-    assert len(answers.asked(PLANS["short"].every)) >= 5
+    assert len(answers.sample(PLANS["short"].every)) >= 5
 
 
 # -- the means of harm
