@@ -1,1 +1,1 @@
-"""What is measured, against what. `python -m bench --help`; results as JSON in bench/results/."""
+"""Benchmarks: `python -m bench --help`; results are JSON files in bench/results/."""

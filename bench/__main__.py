@@ -1,4 +1,4 @@
-"""`python -m bench [NAME [ARG ...]]`: one benchmark, or all and then the table in docs/benchmarks.md."""
+"""`python -m bench [NAME [ARG ...]]`: one benchmark, or all and then docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NAMES = [
     "speculation",
     "startup",
 ]
-# By name only: what `all` measures are a CPU's figures, and kernels are for GPUs, `preload` needs libraries
-# that are not installed with us; the others are long.
+# Not part of `all`: kernels are for GPUs, `preload` needs libraries that are not installed here, and the
+# others take long.
 ALONE = ["clients", "kernels", "overload", "preload", "soak"]
 
 

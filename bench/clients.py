@@ -1,7 +1,7 @@
-"""Load tools that nobody here wrote, against Baton and one stock vLLM server, in turns on the same cores.
+"""Load tools of others, against Baton and one stock vLLM server, in turns on the same cores.
 
 `vllm bench serve`, guidellm and lm-eval, each from its command line as its users run it (the modules tool_*),
-and closed loops of exactly as many clients as there may be requests on the workers. Baton is
+and closed loops of exactly as many clients as the workers admit requests. Baton is
 deploy/laptop.yaml, 1P1D on a core each; stock vLLM has the same model and slots, and both cores.
 """
 
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
 
 
 async def closed(url: str, clients: int, each: int) -> dict[str, int]:
-    """Statuses of clients that send their next request right after the last byte."""
+    """Count the statuses that clients get which send their next request right after the last byte."""
     client = Client(int(url.rpartition(":")[2]))
     statuses: Counter[str] = Counter()
 
@@ -99,6 +99,6 @@ async def closed(url: str, clients: int, each: int) -> dict[str, int]:
 
 
 def medians(results: list[dict[str, float]]) -> dict[str, float]:
-    """Key by key; of what failed, the sum."""
+    """Return the medians key by key, and the sum of `failed`."""
     middle = {key: round(median([one[key] for one in results]), 2) for key in results[0]}
     return {**middle, "failed": sum(one["failed"] for one in results)}

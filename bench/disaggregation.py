@@ -1,4 +1,4 @@
-"""Does a long prompt stall other people's streams? 1P1D against two aggregated engines on the same cores.
+"""Stalls of running streams by long prompts: 1P1D against two aggregated engines on the same cores.
 
 Both deployments stay up; the load goes to one at a time, A B A B, so that the machine's moods hit both.
 """
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
     mix = Mix(seconds=options.seconds)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         config: dict[str, Any] = {"engine": engine_settings()}
-        # What is compared with reads prompts as vLLM does by default: whole, where a step has room for them.
+        # The aggregated engines prefill as vLLM does by default: a whole prompt where a step has room for it.
         stock = {"engine": {**engine_settings(), "max_num_batched_tokens": 2048}}
         stock["engine"]["extra"] = {"long_prefill_token_threshold": 0, "scheduling_policy": "fcfs"}
         arms = {

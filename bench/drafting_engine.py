@@ -1,9 +1,9 @@
-"""One engine in a process of its own, for comparisons in turns: measures when told, idles otherwise.
+"""An engine in a process of its own, for comparisons in turns: it measures on request and idles otherwise.
 
-Requests come as they come to a decode worker: read to their end (here: in the prefix cache, after the first
-time), the first token written. So what is timed is the writing.
+Requests come as a decode worker gets them: prefilled (here: a prefix cache hit, after the first time), with
+their first token. So only decoding is timed.
 
-Leans, beside what services/worker does, on vllm.v1.engine.core.EngineCore (preprocess_add_request,
+Besides what services/worker uses, this depends on vllm.v1.engine.core.EngineCore (preprocess_add_request,
 add_request, step_fn, post_step) and its scheduler (dynamic_sd_lookup; kv_cache_manager.coordinator.
 eagle_group_ids).
 """
@@ -25,21 +25,21 @@ START_S = 180.0
 MEASURE_S = 120.0
 MAX_ANSWER = 192  # tokens
 AUTO = "auto"
-# What seconds are taken from. The thread's own time is for a machine that is busy with other things: an
-# engine on one core computes in the thread that steps it.
+# The clocks. The thread's own time is for a machine that is busy with other things: an engine on one core
+# computes in the thread that steps it.
 CLOCKS = {"wall": time.monotonic, "cpu": time.thread_time}
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Sent instead of an answer."""
+    """An error that is sent instead of an answer."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A prompt, and how its answer began."""
+class Prefilled:
+    """A prompt and the first token of its answer."""
 
     prompt: list[int]
     written: list[int]
@@ -47,7 +47,7 @@ class Asked:
 
 @dataclass
 class Run:
-    """One measurement."""
+    """The result of a measurement."""
 
     seconds: float = 0.0  # of steps that all streams were in
     tokens: int = 0  # of these steps, all streams
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def ms_per_token(self) -> float:
-        """Time per output token, as one stream sees it."""
+        """The time per output token that one stream sees."""
         return 1e3 * self.seconds * self.streams / max(1, self.tokens)
 
 
@@ -75,11 +75,11 @@ class EngineProcess:
         theirs.close()
 
     def ready(self) -> None:
-        """Raises RuntimeError with the reason when the engine could not load."""
+        """Wait until the engine is loaded. Raises RuntimeError with the reason when it could not load."""
         self._answer(START_S)
 
-    def measure(self, prompts: Sequence[Asked], streams: int, limit: int | str | None) -> Run:
-        """Answer the prompts, so many at a time. `limit`: a fixed length of drafts, "auto", None without."""
+    def measure(self, prompts: Sequence[Prefilled], streams: int, limit: int | str | None) -> Run:
+        """Answer the prompts, so many streams at a time. `limit`: drafted tokens a step, "auto", or None."""
         self._pipe.send((prompts, streams, limit))
         run: Run = self._answer(MEASURE_S)
         return run
@@ -120,7 +120,7 @@ def _serve(pipe: Connection, engine: dict[str, Any], core: int, clock: str) -> N
 
 
 class _Engine:
-    """Built as a mixed worker builds its own, stepped as its thread does."""
+    """An engine built as a mixed worker builds its own, and stepped as its thread does."""
 
     def __init__(self, engine: dict[str, Any], core: int, clock: str) -> None:
         from baton.services.config import Settings
@@ -131,13 +131,13 @@ class _Engine:
         plan = EnginePlan(settings=settings, worker_id="bench", fingerprint="", needs_handoffs=False)
         self._engine = build_engine(plan, lambda: None)
         self._chooser = draft_length.install(self._engine, settings.engine.speculative_config)
-        # Where a drafter has KV, vLLM reads the last block of a cached prompt again, for its hidden states. A
-        # handed-over prompt is not read again, and with a token written none of it is wanted.
+        # Where a drafter has KV, vLLM recomputes the last block of a cached prompt for its hidden states. A
+        # handed-over prompt is not recomputed: with a token generated these states are not needed.
         self._engine.scheduler.kv_cache_manager.coordinator.eagle_group_ids.clear()
         self._clock = CLOCKS[clock]
         self._count = 0
 
-    def measure(self, prompts: Sequence[Asked], streams: int, limit: int | str | None) -> Run:
+    def measure(self, prompts: Sequence[Prefilled], streams: int, limit: int | str | None) -> Run:
         engine, scheduler, chooser = self._engine, self._engine.scheduler, self._chooser
         if limit is not None:
             slots = engine.vllm_config.scheduler_config.max_num_seqs + 1
@@ -162,7 +162,7 @@ class _Engine:
                 run.tokens += written
         return run
 
-    def _add(self, asked: Asked) -> str:
+    def _add(self, asked: Prefilled) -> str:
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -194,7 +194,7 @@ class _Engine:
 
 
 def _take(outputs: dict[int, Any], run: Run, numbers: dict[str, int]) -> int:
-    """Note what a step brought; the number of its tokens."""
+    """Record a step's outputs, and return the number of its tokens."""
     written = 0
     for client in outputs.values():
         stats = client.scheduler_stats

@@ -1,4 +1,4 @@
-"""Imported once by the server that the bench's engines are forked from: each of them starts in seconds."""
+"""Imports of the server from which the bench's engines are forked, so that each starts in seconds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Ten short prompts that arrive just behind long ones at one prefill worker: who waits for whom.
+"""Ten short prompts that arrive just behind long ones at one prefill worker: the time to each first token.
 
 One engine on one core, stepped as the worker's thread steps it: what arrives during a step is taken after it.
-The ways of queueing are changed between the rounds, in turns, in the same engine. Times are of the core, so
-that a machine that is busy with other things measures the same.
+The ways of queueing change between rounds, in turns, in the same engine. Times are CPU times of the core, so
+that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STAGGER_S = 0.001  # between two arrivals; the first step has begun with the fir
 
 @dataclass(frozen=True)
 class Way:
-    """How an engine queues. Tokens; 0: as vLLM has it by default."""
+    """How an engine queues. Sizes are in tokens; 0 is vLLM's default."""
 
     step: int = 0  # most in a step
     cap: int = 0  # of one prompt in a step beside others, or an equal share where that is more
@@ -49,15 +49,15 @@ WAYS = {
 
 @dataclass
 class Round:
-    """Milliseconds from each arrival to the first token, and of it all."""
+    """Milliseconds from each arrival to the first token, and of the whole round."""
 
     short: list[float] = field(default_factory=list)
     long: list[float] = field(default_factory=list)
     all: float = 0.0
 
 
-class Reader:
-    """An engine that reads prompts and writes one token each."""
+class PrefillEngine:
+    """An engine that prefills prompts and generates one token for each."""
 
     def __init__(self, settings: dict[str, Any], core: int) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -74,7 +74,7 @@ class Reader:
         self._count = 0
 
     def use(self, way: Way) -> None:
-        """From now on; nothing may be under way. By what vLLM's scheduler reads in each step."""
+        """Queue this way from now on, by what vLLM's scheduler consults in each step; nothing may run."""
         from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 
         scheduler = self._scheduler
@@ -87,12 +87,12 @@ class Reader:
         scheduler.kv_holding_waiting = create_request_queue(scheduler.policy)
 
     def round(self, longs: int, way: Way) -> Round:
-        """The first long prompt's step begins; the others and then ten short ones arrive meanwhile."""
+        """Start the first long prompt's step; the others and then ten short ones arrive meanwhile."""
         lengths = [LONG] * longs + [self._random.randrange(20, 61) for _ in range(SHORTS)]
         return self._run([(at * STAGGER_S, length) for at, length in enumerate(lengths)], way)
 
     def flood(self, way: Way, count: int = 40) -> float:
-        """Tokens read a second when all came at once, one long prompt in eight."""
+        """Return prefilled tokens/s when all prompts come at once, one in eight of them long."""
         lengths = [LONG if at % 8 == 0 else self._random.randrange(20, 61) for at in range(count)]
         return 1e3 * sum(lengths) / self._run([(0.0, length) for length in lengths], way).all
 
@@ -137,14 +137,14 @@ class Reader:
         return name
 
 
-def measure(reader: Reader, rounds: int, longs: int) -> dict[str, dict[str, float]]:
-    """Way by way, in turns."""
+def measure(engine: PrefillEngine, rounds: int, longs: int) -> dict[str, dict[str, float]]:
+    """Measure all ways, in turns."""
     found: dict[str, list[Round]] = {name: [] for name in WAYS}
     flood: dict[str, list[float]] = {name: [] for name in WAYS}
     for number in range(-1, rounds):
         for name, way in WAYS.items():
-            reader.use(way)
-            one, tokens_per_s = reader.round(longs, way), reader.flood(way) if number % 4 == 0 else None
+            engine.use(way)
+            one, tokens_per_s = engine.round(longs, way), engine.flood(way) if number % 4 == 0 else None
             if number >= 0:
                 found[name].append(one)
                 flood[name] += [tokens_per_s] if tokens_per_s else []
@@ -176,10 +176,10 @@ MODELS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def run(name: str, rounds: int, core: int) -> dict[str, Any]:
-    """In a process of its own: it takes one engine."""
-    # The cache of prefixes would know the prompts of earlier rounds.
-    reader = Reader(MODELS[name]() | {"enable_prefix_caching": False}, core)
-    found = {f"behind {longs}": measure(reader, rounds, longs) for longs in (1, 4)}
+    """Measure in this process, which takes one engine."""
+    # The prefix cache would hold the prompts of earlier rounds.
+    engine = PrefillEngine(MODELS[name]() | {"enable_prefix_caching": False}, core)
+    found = {f"behind {longs}": measure(engine, rounds, longs) for longs in (1, 4)}
     for behind, ways in found.items():
         for way, figures in ways.items():
             print(f"{name} {behind} {way:>20}", figures, flush=True)

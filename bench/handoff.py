@@ -1,4 +1,4 @@
-"""What a handoff costs: one prompt's KV from a cache in one process into a cache in another, by transport.
+"""The cost of a handoff: a prompt's KV from a cache in one process to a cache in another, by transport.
 
     python -m bench handoff [--tokens 100 900 3600] [--rounds 40] [--formats auto int8]
 
@@ -71,7 +71,7 @@ class Shape:
 
 
 def source(connection: Connection, shape: Shape) -> None:
-    """The prefill worker's side, in a process of its own: saves on request."""
+    """Run the prefill worker's side in a process of its own: save on request."""
     cache = shape.cache(shape.tensors(1), shape.wire)
     staging = Staging(Arena(512 * MIB, cache.record_bytes), lease_s=60)
     service = HandoffService(staging, 0, "127.0.0.1:0", shape.chunk_mib * MIB)
@@ -102,7 +102,7 @@ class Bench:
         self.count = 0
 
     def round(self, loader: Loader) -> tuple[ShardSave, ShardLoad, float]:
-        """One handoff; its save, its load, and the pull's wall time in ms."""
+        """Do one handoff. Return its save, its load, and the pull's wall time in ms."""
         self.count += 1
         request_id = f"bench-{self.count}"
         theirs, both = self._blocks(1), self._blocks(2)
@@ -173,7 +173,7 @@ class Bench:
 
 
 def burn(stop: threading.Event) -> None:
-    """An engine's stand-in: matrix products, as a running batch keeps its core busy."""
+    """Compute matrix products in place of an engine: a running batch keeps its core busy."""
     torch.set_num_threads(1)
     left = torch.randn(512, 512)
     while not stop.is_set():

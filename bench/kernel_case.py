@@ -1,4 +1,4 @@
-"""What `python -m bench kernels` times: an operation on inputs of one shape, and what to hold it against."""
+"""A case of `python -m bench kernels`: an operation on inputs of one shape, and its alternatives."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Case:
-    """A shape of an operation, its inputs made and bound into what is called.
+    """A shape of an operation, as functions that are bound to inputs of it.
 
-    `run` and each of `against` may be called any number of times, does the same work each time, waits for
-    nothing on the host, and leaves its inputs as they were.
+    `run` and each of `against` may be called any number of times, do the same work each time, never wait on
+    the host, and leave their inputs unchanged.
     """
 
-    name: str  # what tells it from the operation's other cases
+    name: str  # unique among the operation's cases
     shape: dict[str, int | str]
     bytes_moved: int  # that any implementation has to read and write at least
     run: Callable[[], object]

@@ -1,12 +1,12 @@
-"""What kernels cost: time, against the device's own copy bandwidth, plain torch and vLLM's kernels.
+"""The cost of kernels: time, against the device's own copy bandwidth, plain torch and vLLM's kernels.
 
     python -m bench kernels [--only verify] [--device cuda | cpu]
 
 Each operation is checked first; where the check fails, nothing is measured and nothing is written. Medians of
 runs with cold caches: between two runs a buffer larger than the caches is written. On CUDA, times are those
 of events around a run that the host has submitted while that buffer was still being written. Needs torch and
-triton; vLLM only to be compared with, and of it only files (docs/kernels.md). Writes
-bench/results/kernels-DEVICE.json; operations that were not asked for keep the figures that they had.
+triton, and vLLM's files alone for comparisons (docs/kernels.md). Writes bench/results/kernels-DEVICE.json;
+operations that were not chosen keep their figures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RUNS = {"cuda": 50, "cpu": 7}
 
 
 class Device:
-    """Where it is measured, and how fast that copies."""
+    """A device, and its copy bandwidth."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -44,7 +44,7 @@ class Device:
         self.copy_gb_s = 2 * len(self._buffer) / copied / 1e9
 
     def time(self, run: Callable[[], object]) -> float:
-        """Seconds, median."""
+        """Return the median of seconds."""
         for _ in range(3):
             run()
         return median([self._once(run) for _ in range(self.runs)])
@@ -52,7 +52,7 @@ class Device:
     def _once(self, run: Callable[[], object]) -> float:
         self._buffer.fill_(1)
         if self.kind == "cpu":
-            began = time.process_time()  # of all threads; a busy machine does not count
+            began = time.process_time()  # CPU time of all threads: other work on the machine does not count
             run()
             return time.process_time() - began
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -64,7 +64,7 @@ class Device:
 
 
 def measure(device: Device, case: Case) -> dict[str, Any]:
-    """A row of the table."""
+    """Measure a case, and return its row of the table."""
     ours = device.time(case.run)
     gb_s = case.bytes_moved / ours / 1e9
     against = {name: device.time(run) for name, run in case.against.items()}
@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _kept(kind: str) -> dict[str, Any]:
-    """What was measured before."""
+    """Return the results measured before."""
     path = RESULTS / f"kernels-{kind}.json"
     kept: dict[str, Any] = json.loads(path.read_text())["operations"] if path.exists() else {}
     return kept

@@ -1,4 +1,4 @@
-"""`kv_pack` for `python -m bench kernels`: its gate, its shapes, and plain torch, a few launches a layer.
+"""`kv_pack` for `python -m bench kernels`: its check, its shapes, and plain torch, a few launches a layer.
 
 64 layers x 2,048 tokens in blocks of 16, scattered over caches four times as large: attention with 8 KV heads
 of 128, and MLA's latent of 576, in bfloat16. On the CPU 4 layers stand for the 64: the shapes are a GPU's.
@@ -23,12 +23,12 @@ STORED = {"fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 class Cache:
-    """Layers of random KV, and room for the records of some of their blocks."""
+    """Layers of random KV, and buffers for the records of some of their blocks."""
 
     def __init__(
         self, layers: Sequence[tuple[int, int]], blocks: int, ids: Sequence[int], wire: str, device: str
     ) -> None:
-        """layers: (elements a block, elements a row) of each."""
+        """Make layers of these sizes: (elements a block, elements a row)."""
         draw = torch.Generator().manual_seed(len(layers))
         one = {size: torch.randn(blocks, size, generator=draw).bfloat16() for size, _ in layers}
         self.blocks = [one[size].to(device, copy=True) for size, _ in layers]
@@ -45,7 +45,7 @@ class Cache:
 
 
 def plain_pack(cache: Cache) -> torch.Tensor:
-    """The same records without digests, layer by layer; also what they were before there was a kernel."""
+    """Pack the same records without digests, layer by layer, as was done before there was a kernel."""
     parts = []
     for layer, width in zip(cache.blocks, cache.widths, strict=True):
         part = layer.index_select(0, cache.ids)
@@ -64,7 +64,7 @@ def plain_pack(cache: Cache) -> torch.Tensor:
 
 
 def plain_unpack(cache: Cache) -> None:
-    """The way back, without digests."""
+    """Unpack records, without digests."""
     at = 0
     for layer, width, size in zip(cache.blocks, cache.widths, cache.table.part_bytes, strict=True):
         part = cache.records[:, at : at + size]
@@ -80,7 +80,7 @@ def plain_unpack(cache: Cache) -> None:
 
 
 def check(device: str) -> None:
-    """Raises AssertionError where the kernel, or what it is held against, does not do as naive.py does."""
+    """Compare the kernel and its alternatives with naive.py. Raises AssertionError where they differ."""
     ids = [4, 1, 7]
     for wire in WIRE_DTYPES:
         cache = Cache([SHAPES["GQA"], SHAPES["MLA"], (5 * BLOCK * 2 * 40, 40)], 9, ids, wire, device)
@@ -114,7 +114,7 @@ def _unpack(cache: Cache) -> None:
 
 
 def cases(device: str) -> Iterator[Case]:
-    """Both ways of each shape and format. One cache exists at a time."""
+    """Yield packing and unpacking of each shape and format. One cache exists at a time."""
     layers = LAYERS[device.partition(":")[0]]
     count = TOKENS // BLOCK
     for (name, shape), wire in ((one, wire) for one in SHAPES.items() for wire in WIRE_DTYPES):

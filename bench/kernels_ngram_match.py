@@ -1,7 +1,7 @@
-"""`ngram_match` for `python -m bench kernels`: its gate, its shapes, plain torch, and vLLM's kernels.
+"""`ngram_match` for `python -m bench kernels`: its check, its shapes, plain torch, and vLLM's kernels.
 
-vLLM's are those of its model runner V2 (two launches, without going on with their own drafts), read
-from its source: vLLM itself need not be importable, only its folder be found.
+vLLM's kernels are those of its model runner V2 (two launches, without continuing their own drafts), loaded
+from its source: vLLM need not be importable, only its folder must be found.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SHIPPED_BLOCK = 256  # tokens a program of vLLM's, from 1,024 tokens of context
 
 
 class Batch:
-    """Texts whose end was written before in every second one, and where the drafts go."""
+    """Texts, in every second of which the end occurred before, and buffers for drafts."""
 
     def __init__(self, requests: int, context: int, device: str, *, letters: int = VOCABULARY, seed: int = 0):
         draw = torch.Generator().manual_seed(seed)
-        # Frequent tokens more often, as in a language: by their ranks about as in Zipf's law.
+        # Tokens are as frequent as in a language: about by Zipf's law.
         texts = (letters ** torch.rand(requests, context, generator=draw, dtype=torch.float64)).int()
         for row in range(0, requests, 2):
             end = int(torch.randint(MAX_N, max(context - K, MAX_N + 1), (1,), generator=draw))
@@ -51,7 +51,7 @@ class Batch:
         return self.tokens, self.lengths, self.limits, self.drafts, self.counts
 
     def found_by(self, match: Callable[..., object]) -> tuple[list[list[int]], list[int]]:
-        """Drafts, and how many of each, from buffers that held something else."""
+        """Return drafts and their number for each request, from buffers that held something else."""
         self.drafts.fill_(-1)
         self.counts.fill_(-1)
         match(*self.arguments, min_n=MIN_N, max_n=MAX_N)
@@ -68,7 +68,7 @@ def plain_torch(
     min_n: int,
     max_n: int,
 ) -> None:
-    """The same by tensor operations: every window of every length against the text's end."""
+    """Match by tensor operations: every window of every length against the text's end."""
     width = tokens.shape[1]
     places = torch.arange(width, device=tokens.device)
     best = torch.full_like(lengths, -1, dtype=torch.int64)
@@ -88,7 +88,7 @@ def plain_torch(
 
 
 def check(device: str) -> None:
-    """Raises AssertionError where the kernel, or what it is held against, does not find what it should."""
+    """Check what the kernel and its alternatives find. Raises AssertionError where that is wrong."""
     for letters in (1, 3, 50, VOCABULARY):
         for requests, context in ((1, 63), (5, 1), (7, 1025), (3, 4500)):
             batch = Batch(requests, context, device, letters=letters, seed=context)
@@ -102,7 +102,7 @@ def check(device: str) -> None:
 
 
 def cases(device: str) -> Iterator[Case]:
-    """A case a shape."""
+    """Yield a case for each shape."""
     for requests, context in SHAPES:
         batch = Batch(requests, context, device)
         against = {"plain torch": partial(plain_torch, *batch.arguments, min_n=MIN_N, max_n=MAX_N)}
@@ -121,7 +121,7 @@ def cases(device: str) -> Iterator[Case]:
 
 
 def _shipped(batch: Batch) -> Callable[[], object] | None:
-    """vLLM's two kernels on this batch, launched as its speculator does; None where there is no vLLM."""
+    """Launch vLLM's two kernels on this batch as its speculator does; None without vLLM."""
     kernels = _shipped_kernels()
     if kernels is None:
         return None
@@ -155,7 +155,7 @@ def _shipped(batch: Batch) -> Callable[[], object] | None:
 
 @cache
 def _shipped_kernels() -> ModuleType | None:
-    """A module of nothing but the kernels of vLLM's speculator: the rest of that file needs all of vLLM."""
+    """Load a module of the kernels of vLLM's speculator alone: the rest of that file needs all of vLLM."""
     package = importlib.util.find_spec("vllm")
     folders = [] if package is None else list(package.submodule_search_locations or [])
     source = next((file for folder in folders if (file := Path(folder, _VLLM)).is_file()), None)
@@ -167,7 +167,7 @@ def _shipped_kernels() -> ModuleType | None:
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
             made += ["", "", *lines[node.decorator_list[0].lineno - 1 : node.end_lineno]]
-    # Triton reads a kernel's source from its file, also later: the file stays as long as the process.
+    # Triton reads a kernel's source from its file, also later: the file lives as long as the process.
     folder = tempfile.mkdtemp(prefix="baton-kernels-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = Path(folder, "vllm_ngram_kernels.py")

@@ -1,10 +1,10 @@
-"""`verify` for `python -m bench kernels`: its gate, its shapes, plain torch, vLLM's two samplers, and one
-reading.
+"""`verify` for `python -m bench kernels`: its check, its shapes, plain torch, vLLM's two samplers, and
+one read of the logits.
 
 Logits of bfloat16 at temperature 0.8. vLLM's model runner V1 is followed step by step, with its kernels: it
 copies the logits to float32, scales them, writes probabilities and exponential noise. V2's is its own
-function, called on logits that were scaled before, which it does by another pass that is not counted. On the
-CPU vLLM's V1 sampler is called as it is, with the mend that it needs, where vLLM is installed.
+function, called on scaled logits; the pass that scales them is not counted. On the CPU vLLM's V1 sampler is
+called as it is, with the patch that it needs, where vLLM is installed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _V2 = ("v1/worker/gpu/sample/gumbel.py", "v1/worker/gpu/spec_decode/rejection_sa
 
 
 class Step:
-    """A batch in which everyone drafted as much, half of the drafts likely ones."""
+    """A batch with as many drafts for each request, half of them likely ones."""
 
     def __init__(
         self, batch: int, drafted: int, vocabulary: int, device: str, *, drawn: bool = False
@@ -72,8 +72,7 @@ def _run(job: Job) -> Any:
 
 
 def plain_torch(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-    """Standard verification of one-hot drafts by tensor operations: place and token of each request's
-    last."""
+    """Verify one-hot drafts by tensor operations. Return the place and the token of each request's last."""
     probabilities = (step.logits.float() / TEMPERATURE).softmax(1)
     width = step.drafted + 1
     drafts = step.tokens.view(step.batch, step.drafted).long()
@@ -87,7 +86,7 @@ def plain_torch(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def plain_filtered(step: Step) -> torch.Tensor:
-    """Only the filters: a sort of every row, as it is plainly done."""
+    """Filter only: a sort of every row, as in plain torch."""
     logits = step.logits.float() / TEMPERATURE
     ordered, order = logits.sort(1)
     ordered[:, :-50] = float("-inf")
@@ -112,7 +111,7 @@ def _v2() -> ModuleType | None:
 
 
 def vllm_v1(step: Step, kernels: Any) -> torch.Tensor:
-    """What RejectionSampler.forward does for sampled requests, in its order: tokens [batch, drafted + 1]."""
+    """Do what RejectionSampler.forward does for sampled requests: tokens [batch, drafted + 1]."""
     behind, before = (~step.is_draft).roll(-1).nonzero().flatten(), step.is_draft.roll(-1).nonzero().flatten()
     batch, drafted, vocabulary = step.batch, step.drafted, step.vocabulary
     device = step.logits.device
@@ -139,7 +138,7 @@ def vllm_v1(step: Step, kernels: Any) -> torch.Tensor:
 
 
 def vllm_v2(step: Step, kernels: Any, scaled: torch.Tensor, ends: torch.Tensor, block: bool) -> Any:
-    """V2's rejection_sample: tokens [batch, drafted + 1], and how many but one."""
+    """Run V2's rejection_sample: tokens [batch, drafted + 1], and how many were accepted."""
     slots = step.seeds
     return kernels.rejection_sample(
         scaled, step.proposed, step.fed, ends, step.place, slots, step.request, step.place,
@@ -148,7 +147,7 @@ def vllm_v2(step: Step, kernels: Any, scaled: torch.Tensor, ends: torch.Tensor, 
 
 
 def check(device: str) -> None:
-    """Raises AssertionError where verify, or what it is held against, does not do what it should."""
+    """Check `verify` and its alternatives. Raises AssertionError where one is wrong."""
     for seed, (proposal, filters) in enumerate(
         (one, more) for one in ("one-hot", "probs", "logits") for more in ("", "kp", "m")
     ):
@@ -169,7 +168,7 @@ def check(device: str) -> None:
 
 
 def _certain(device: str) -> Step:
-    """Every draft, and token 5 behind them, has all the probability."""
+    """Make a batch in which every draft, and token 5 after them, has all the probability."""
     step = Step(3, 2, 3000, device)
     step.logits.fill_(-50.0)
     step.logits[step.is_draft.roll(-1).nonzero().flatten(), step.tokens.long()] = 50.0
@@ -178,7 +177,7 @@ def _certain(device: str) -> Step:
 
 
 def _against(step: Step, method: Method) -> dict[str, Callable[[], object]]:
-    """Of one-hot or drawn drafts without filters."""
+    """Return the alternatives for one-hot or drawn drafts without filters."""
     made: dict[str, Callable[[], object]] = {}
     plain = step.proposed is None and method == "standard"
     if step.logits.is_cuda:
@@ -198,7 +197,7 @@ def _against(step: Step, method: Method) -> dict[str, Callable[[], object]]:
 
 
 def _vllm_on_cpu(step: Step) -> Callable[[], object] | None:
-    """vLLM's RejectionSampler, in a process that is set up as its CPU worker; None without vLLM."""
+    """Return vLLM's RejectionSampler, in a process set up as its CPU worker; None without vLLM."""
     try:
         from vllm.platforms import current_platform
         from vllm.v1.sample.logits_processor import LogitsProcessors
@@ -228,7 +227,7 @@ def _vllm_on_cpu(step: Step) -> Callable[[], object] | None:
 
 
 def cases(device: str) -> Iterator[Case]:
-    """The grid of one-hot drafts, sampled; then the other modes in its middle."""
+    """Yield the grid of one-hot drafts, sampled; then the other modes at its middle."""
     grid = [(b, k, v) for v in VOCABULARIES for k in DRAFTED for b in BATCHES] if device == "cuda" else ON_CPU
     for batch, drafted, vocabulary in grid:
         yield _case("sampled", Step(batch, drafted, vocabulary, device), "standard")

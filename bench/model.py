@@ -1,4 +1,4 @@
-"""The model that is measured: 80 M random parameters, as the demo model is too small to keep a core busy."""
+"""The model of most benches: 80 M random parameters, as the demo model is too small to keep a core busy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOLDER = Path.home() / ".cache" / "baton" / "bench" / MODEL_NAME
 
 
 def engine_settings() -> dict[str, Any]:
-    """The `engine` section for it; the checkpoint is written on first use."""
+    """Return the `engine` section for it; the checkpoint is written on first use."""
     from harness.checkpoints import qwen2_80m
 
     if not (FOLDER / "config.json").exists():

@@ -1,11 +1,11 @@
-"""Five times as many requests as a deployment can serve: what those feel that are let in, and the others.
+"""Five times as many requests as a deployment can serve: latencies of admitted and of refused ones.
 
 1P1D of the demo model on two cores, without speculation (so that an event is a token). Capacity is what four
-closed-loop streams get, as many as the decode worker writes at once (max_num_seqs 4). Then requests come by
-chance, whether answered or not, at five times that rate: they wait in the router, for ten seconds at most,
-and who would wait longer is refused. Before and after, one stream alone and a full house.
+closed-loop streams get, as many as the decode worker has slots (max_num_seqs 4). Then requests come at random
+times, whether answered or not, at five times that rate: they wait in the router for ten seconds at most, and
+one that would wait longer is refused. Before and after, one stream alone and a full house.
 
-The load generator shares the cores; it runs at nice 10 and speaks HTTP by hand (bench/light.py).
+The load generator shares the cores; it runs at nice 10 and uses a light HTTP client (bench/light.py).
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ async def measure(one: Deployment, seconds: float, calm_s: float, times: float) 
 
 
 async def closed(client: Client, draw: random.Random, streams: int, seconds: float) -> list[Reply]:
-    """Streams that ask again as soon as they are answered."""
+    """Run streams that send the next request as soon as they are answered."""
     until = time.perf_counter() + seconds
     replies: list[Reply] = []
 
@@ -134,7 +134,7 @@ async def closed(client: Client, draw: random.Random, streams: int, seconds: flo
 
 
 async def opened(client: Client, draw: random.Random, per_s: float, seconds: float) -> list[Reply]:
-    """Requests that come by chance, at a rate that nothing slows down."""
+    """Send requests at random times, at a rate that nothing slows down."""
     replies: list[Reply] = []
 
     async def ask() -> None:
@@ -166,7 +166,7 @@ def body(draw: random.Random) -> dict[str, Any]:
 
 
 def figures(replies: list[Reply]) -> dict[str, Any]:
-    """Milliseconds; the gap to the second token holds the handoff, and counts as any other."""
+    """Return milliseconds; the gap to the second token holds the handoff, and counts as any other."""
     gaps = [gap for reply in replies for gap in reply.gaps]
     return {
         "answers": len(replies),

@@ -1,10 +1,10 @@
-"""The handoff of one long prompt in a real deployment, stage by stage: idle, and beside four running streams.
+"""The handoff of a long prompt in a real deployment, stage by stage: idle, and beside four running streams.
 
-From the end of the prefill's last step (its KV is being saved) until the decode worker's engine knows that
-the KV is loaded, which is when its next step can take the request. Read from the router's own histograms,
-whose sums are exact for one request at a time.
+It lasts from the end of the prefill's last step until the decode worker's engine knows that the KV is loaded,
+which is when its next step can take the request. Times come from the router's own histograms, whose sums are
+exact for one request at a time.
 
-    total = save + (router's two hops + wait + move + check + load + the engine's next look)
+    total = save + (router's two hops + wait + move + check + load + time until the engine's next step)
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def main(arguments: list[str]) -> None:
 
 @contextmanager
 def up(transport: str) -> Iterator[Deployment]:
-    """1P1D over one transport alone."""
+    """Start 1P1D with one transport alone."""
     config: dict[str, Any] = {"engine": engine_settings(), "handoff": {"transports": [transport]}}
     with tempfile.TemporaryDirectory() as folder, deployment(Path(folder) / transport, **config) as one:
         yield one.up(1, 1)
 
 
 async def probe(one: Deployment, count: int, tokens: int, *, busy: bool, seed: int) -> list[dict[str, float]]:
-    """Long prompts, one after the other; the stages of each in milliseconds."""
+    """Send long prompts one after the other. Return the stages of each in milliseconds."""
     draw = random.Random(seed)
     timeout = aiohttp.ClientTimeout(total=300)
     results = []
@@ -99,7 +99,7 @@ async def probe(one: Deployment, count: int, tokens: int, *, busy: bool, seed: i
 
 
 async def stages(http: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    """Sum of each stage over all requests so far, seconds."""
+    """Return the sum of each stage over all requests so far, in seconds."""
     async with http.get(f"{url}/metrics") as response:
         text = await response.text()
     sums = dict.fromkeys(STAGES, 0.0)

@@ -1,4 +1,4 @@
-"""What preloaded libraries give on a CPU: `baton up` as it is, with tcmalloc, with Intel's OpenMP, with both.
+"""The effect of preloaded libraries on a CPU: `baton up` alone, with tcmalloc, Intel's OpenMP, or both.
 
     python -m bench preload --tcmalloc FOLDER/libtcmalloc_minimal.so.4 --iomp FOLDER/libiomp5.so
 
@@ -28,7 +28,7 @@ from harness.deployment import MODEL_NAME, Deployment, deployment
 from harness.stats import median, medians, save
 from harness.support import ROOT
 
-STREAMS = {1: 12, 8: 48}  # how many at a time: prompts of a measurement
+STREAMS = {1: 12, 8: 48}  # streams: prompts of a measurement
 TOKENS = 64  # of each answer
 LEAST_ROUNDS = 3
 PLAIN = "as it is"
@@ -65,9 +65,7 @@ def main(arguments: list[str]) -> None:
             runs[name].append(figures)
             print(f"{name:>14}", {key: round(value, 2) for key, value in figures.items()}, flush=True)
     if options.rounds < LEAST_ROUNDS:
-        raise SystemExit(
-            f"{options.rounds} round(s) tell nothing: give at least {LEAST_ROUNDS} to report them"
-        )
+        raise SystemExit(f"{options.rounds} round(s) are too few: give at least {LEAST_ROUNDS}")
     middle = {name: medians(them) for name, them in runs.items()}
     ratios = {
         name: medians([_ratios(*pair) for pair in zip(runs[name], runs[PLAIN], strict=True)]) for name in ways
@@ -92,7 +90,7 @@ def _ratios(run: Run, plain: Run) -> Run:
 
 
 def measure(libraries: list[Path], prompts: list[list[int]]) -> tuple[Run, Answers]:
-    """One `baton up`, warmed; by streams, tokens/s of all and milliseconds a token of one answer."""
+    """Warm up a `baton up`; measure tokens/s of all streams and milliseconds a token of each."""
     config = yaml.safe_load((ROOT / "deploy" / "laptop.yaml").read_text())
     preload = {"LD_PRELOAD": ":".join(map(str, libraries))}
     figures: Run = {}
@@ -102,20 +100,20 @@ def measure(libraries: list[Path], prompts: list[list[int]]) -> tuple[Run, Answe
     ):
         one.up()
         check_loaded(one, libraries)
-        answers, _ = asyncio.run(ask(one.url, prompts, max(STREAMS)))  # to warm it
+        answers, _ = asyncio.run(ask(one.url, prompts, max(STREAMS)))  # warm up
         for streams, count in STREAMS.items():
             found, took = asyncio.run(ask(one.url, prompts[:count], streams))
             if [answer.token_ids for answer in found] != [answer.token_ids for answer in answers[:count]]:
                 raise SystemExit("an answer is not the one before: the figures would mean nothing")
             figures[f"tokens_per_s_{streams}"] = sum(answer.tokens for answer in found) / took
-            # From the question on: drafted tokens arrive in bunches, and the first of them is no start.
+            # Timed from the request: drafted tokens arrive in bunches, so that the first token is no start.
             each = [1e3 * (answer.arrivals[-1] - answer.asked) / answer.tokens for answer in found]
             figures[f"ms_per_token_{streams}"] = median(each)
     return figures, [answer.token_ids for answer in answers]
 
 
 def check_loaded(one: Deployment, libraries: list[Path]) -> None:
-    """LD_PRELOAD leaves out in silence what it cannot load. Raises SystemExit."""
+    """Check that the libraries are loaded: LD_PRELOAD silently skips others. Raises SystemExit."""
     for worker in one.describe().workers:
         name = worker.identity.worker_id
         mapped = {part.path for part in one.worker_process(name).memory_maps()}
@@ -125,7 +123,7 @@ def check_loaded(one: Deployment, libraries: list[Path]) -> None:
 
 
 async def ask(url: str, prompts: list[list[int]], streams: int) -> tuple[list[Answer], float]:
-    """The answers in the prompts' order, so many at a time; and the seconds for all."""
+    """Return the answers in the prompts' order, requested `streams` at a time, and the seconds for all."""
     gc.collect()
     turn = asyncio.Semaphore(streams)
 

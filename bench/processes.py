@@ -1,4 +1,4 @@
-"""What the processes of a deployment hold: memory, requests, blocks."""
+"""The processes of a deployment, and their memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.deployment import Deployment
 
 
 def processes(one: Deployment) -> dict[str, psutil.Process]:
-    """Name -> process: the router, the scheduler and each worker."""
+    """Return the processes by name: the router, the scheduler and each worker."""
     found = {"scheduler": one.scheduler_process()}
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == one.port and connection.pid:
@@ -22,7 +22,7 @@ def processes(one: Deployment) -> dict[str, psutil.Process]:
 
 
 def private_mib(process: psutil.Process) -> float:
-    """Memory of this process and its children that nobody shares. The shared KV segments are not growth."""
+    """Return the MiB that this process and its children share with nobody (KV segments are shared)."""
     everyone = [process, *process.children(recursive=True)]
     return sum(float(one.memory_full_info().uss) for one in everyone) / 2**20
 

@@ -1,4 +1,4 @@
-"""What is asked of the demo model: prompts it was not trained on, from the generators of its dialogues."""
+"""Prompts that the demo model was not trained on, from the generators of its dialogues."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / "deploy" / "demo-model"
-# Kinds of dialogues. In the second the answer repeats much of the prompt: edits of code, extraction, copies.
+# Kinds of dialogues. Repetitive answers repeat much of the prompt: edits of code, extraction, copies.
 KINDS: dict[str, tuple[str | None, ...]] = {"chat": (None,), "repetitive": ("edits", "extraction", "copying")}
 
 
@@ -21,7 +21,7 @@ def _findable() -> None:
 
 
 def questions(count: int, longest: int = 160) -> list[tuple[str, str]]:
-    """Prompts as text with the right answers, of at most `longest` characters; no answer comes twice."""
+    """Return text prompts with the right answers, of at most `longest` characters; all answers differ."""
     _findable()
     from chat import prompt_of
     from dialogues import stream
@@ -37,7 +37,7 @@ def questions(count: int, longest: int = 160) -> list[tuple[str, str]]:
 
 
 def held_out(kind: str, count: int, *, longest: int = 1200) -> list[list[int]]:
-    """`count` prompts as token ids, shuffled, each of at most `longest` tokens."""
+    """Return `count` prompts as token ids, shuffled, each of at most `longest` tokens."""
     _findable()
     from chat import prompt_of
     from dialogues import stream
@@ -61,5 +61,5 @@ def held_out(kind: str, count: int, *, longest: int = 1200) -> list[list[int]]:
 
 
 def whole_blocks(prompt: list[int], size: int, padding: int) -> list[int]:
-    """The prompt behind so much padding that it fills blocks of `size` tokens, which a prefix cache keeps."""
+    """Pad a prompt at its front to whole blocks of `size` tokens, which a prefix cache keeps."""
     return [padding] * (-len(prompt) % size) + prompt

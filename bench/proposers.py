@@ -1,10 +1,10 @@
-"""What drafting from tokens costs and gives: a step's time, and what is accepted of files written again.
+"""Drafting from tokens: the time of a step, and how much is accepted when files are repeated.
 
     python -m bench proposers [--batches 1 16 256] [--contexts 2048 32768]
 
 Time: a batch in which each row gets one token a step; microseconds of CPU for the whole batch, median of the
-steps after the first, which reads the prompts and stands beside it. Replay: the repository's own files, a
-third of each as the prompt, the rest written as a greedy model would; the hybrid's draft model is an oracle
+steps after the first, which indexes the prompts and is reported apart. Replay: the repository's own files, a
+third of each as the prompt, the rest as if a greedy model generated it; the hybrid's draft model is an oracle
 that is right three times in four. vLLM's n-gram proposer is measured beside ours, and Arctic Inference's
 suffix tree where it is installed. The run fails, and reports nothing, when a proposer does not copy a text
 that repeats.
@@ -36,7 +36,7 @@ ORACLE = 0.75
 
 @dataclass
 class Rows:
-    """The arrays that a model runner has, and one step's batch of them."""
+    """The arrays of a model runner, and a step's batch of them."""
 
     tokens: Ints
     lengths: Ints
@@ -67,7 +67,7 @@ def ours(proposer: Proposer, drafted: int = 0) -> Propose:
 
 
 def vllm_ngrams(low: int, high: int, width: int) -> Propose:
-    """vLLM's own, as its model runner calls it, without the VllmConfig that it takes four numbers from."""
+    """Make vLLM's proposer as its model runner calls it, without a VllmConfig for its four numbers."""
     from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
     one = object.__new__(NgramProposer)
@@ -84,7 +84,7 @@ def vllm_ngrams(low: int, high: int, width: int) -> Propose:
 
 
 def arctic(depth: int) -> Propose | None:
-    """Arctic Inference's tree, as vLLM's suffix method calls it; None where it is not installed."""
+    """Make Arctic Inference's tree as vLLM's suffix method calls it; None where it is not installed."""
     try:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
     except ImportError:
@@ -114,7 +114,7 @@ def arctic(depth: int) -> Propose | None:
 
 
 def makers() -> dict[str, Callable[[int, int], Propose | None]]:
-    """Name -> from (rows, width) a proposer with nothing learnt."""
+    """Return by name what makes an empty proposer from (rows, width)."""
 
     def suffix(drafted: int) -> Callable[[int, int], Propose]:
         return lambda rows, width: ours(
@@ -132,7 +132,7 @@ def makers() -> dict[str, Callable[[int, int], Propose | None]]:
 
 
 def text(rng: random.Random, size: int) -> list[int]:
-    """Half new tokens, frequent ones more often, half copies of passages from before."""
+    """Return a text: half new tokens, frequent ones more often, half copies of earlier passages."""
     made: list[int] = []
     while len(made) < size:
         length = rng.randrange(5, 60)
@@ -145,7 +145,7 @@ def text(rng: random.Random, size: int) -> list[int]:
 
 
 def check(name: str, propose: Propose) -> None:
-    """A text that is written a second time must be drafted."""
+    """Check that a text that is repeated is drafted."""
     rows = Rows.of(1, 1024)
     rows.tokens[0, :120] = [*range(1000, 1100), *range(1000, 1020)]
     rows.lengths[:] = rows.prompts[:] = 120
@@ -154,7 +154,7 @@ def check(name: str, propose: Propose) -> None:
 
 
 def measure(propose: Propose, texts: list[list[int]], context: int) -> tuple[float, float]:
-    """Microseconds of a step, and of the first."""
+    """Return the microseconds of a step, and of the first one."""
     rows = Rows.of(len(texts), context + STEPS + K)
     for row, one in enumerate(texts):
         rows.tokens[row, : len(one)] = one
@@ -170,7 +170,7 @@ def measure(propose: Propose, texts: list[list[int]], context: int) -> tuple[flo
 
 
 def sources() -> list[list[int]]:
-    """The words of Python files, numbered."""
+    """Return the words of Python files, as numbers."""
     numbers: dict[str, int] = {}
     files = sorted([*ROOT.glob("scheduler/**/*.py"), *ROOT.glob("handoff/*.py")])
     words = [re.findall(r"\w+|[^\w\s]|\n| +", file.read_text())[:2500] for file in files]
@@ -180,7 +180,7 @@ def sources() -> list[list[int]]:
 def replay(
     proposer: Proposer, files: list[list[int]], limit: int, *, oracle: bool = False
 ) -> dict[str, float]:
-    """Drafted, accepted and tokens a step; with an oracle, the tokens that it drafted count too."""
+    """Return drafted and accepted tokens and those a step; with an oracle, its drafts count too."""
     rows = Rows.of(1, 4096, limit - oracle)
     rng = random.Random(1)
     steps = drafted = accepted = written = 0

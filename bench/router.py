@@ -1,11 +1,11 @@
-"""What a token costs in the router: 64 streams through vLLM's front end, from a worker that needs no engine.
+"""The cost of a token in the router: 64 streams through vLLM's front end, from a worker without an engine.
 
     python -m bench.router                         one run: tokens/s, CPU microseconds a token
     python -m bench.router --profile out.pstats    and where the time goes
 
 The worker, the scheduler and the clients run in processes of their own; the figure that counts is the router
-process's own CPU time. `--interval-ms` is the engine's step: 0 sends as fast as the router reads, so that it
-is saturated; 20 is a usual decoding step, and shows the price while nothing piles up.
+process's own CPU time. `--interval-ms` is the engine's step: 0 sends as fast as the router receives, so that
+it is saturated; 20 is a usual decode step, and shows the cost while nothing piles up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ READY_S = 90.0
 
 
 async def serve_worker(scheduler_port: int, step_s: float) -> None:
-    """The scheduler and one mixed worker, until killed."""
+    """Run the scheduler and one mixed worker until killed."""
     from baton.protos import scheduler_pb2 as pb
     from baton.scheduler.service import SchedulerServer
     from baton.services.config import SchedulerSettings
@@ -49,7 +49,7 @@ async def serve_worker(scheduler_port: int, step_s: float) -> None:
 
 
 def serve_router(model: str, port: int, scheduler_port: int, profile: str, extra: dict[str, Any]) -> None:
-    """The router, profiled if `profile` names a file."""
+    """Run the router, profiled if `profile` names a file."""
     from baton.services.config import load
     from baton.services.router.app import run_router
 
@@ -76,7 +76,7 @@ def serve_router(model: str, port: int, scheduler_port: int, profile: str, extra
 
 
 async def one_stream(port: int, max_tokens: int) -> tuple[int, int]:
-    """Bytes and events of one answer. A bare socket: the client must not be what is measured."""
+    """Return the bytes and events of one answer, read from a bare socket: the client must cost little."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(
         {

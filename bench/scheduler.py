@@ -1,4 +1,4 @@
-"""What a placement costs: place, report that the prompt was read, report the end, over real gRPC.
+"""The cost of a placement: place, report the prefill, report the end, over real gRPC.
 
     python -m bench scheduler [--stores memory redis]
     python -m bench scheduler --rates 100 500 1000 [--hold 300] [--against FOLDER]
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
 
 
 def shares(options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
-    """Checkout -> rate -> figures."""
+    """Measure each checkout at each rate."""
     arms = {"here": ROOT, **({"against": options.against.resolve()} if options.against else {})}
     workers = [_identity(number) for number in range(WORKERS)]
     found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in arms}
@@ -70,7 +70,7 @@ def shares(options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]
 
 
 async def measure(store: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Concurrency -> figures."""
+    """Measure at each concurrency."""
     topic = f"bench-{uuid.uuid4().hex[:8]}"
     settings = SchedulerSettings(
         address="127.0.0.1:0",
@@ -105,7 +105,7 @@ async def measure(store: str, options: argparse.Namespace) -> dict[str, dict[str
 
 
 async def _round(client: SchedulerClient, requests: int, concurrency: int) -> list[float]:
-    """Latency of each placement, seconds."""
+    """Return the latency of each placement, in seconds."""
     left = iter(range(requests))
     latencies: list[float] = []
 

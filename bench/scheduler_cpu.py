@@ -1,8 +1,8 @@
-"""What a scheduler's process costs while so many requests a second are placed, read and finished.
+"""The CPU time of a scheduler's process while requests are placed, prefilled and finished at a rate.
 
 A real `baton scheduler` over a real Redis, each a process of its own; the routers are in this one. Requests
-come evenly, whatever becomes of the earlier ones, and each lives for `LIVES_S`. The scheduler and its Redis
-remember a request for a minute after its end: what is measured begins behind that, or in the middle of a
+come evenly, whatever happens to earlier ones, and each lives for `LIVES_S`. The scheduler and its Redis
+remember a request for a minute after its end: the measurement begins after that, or in the middle of a
 shorter run.
 """
 
@@ -28,7 +28,7 @@ from baton.scheduler.errors import SchedulerError
 from baton.scheduler.keys import EPOCH_KEEP_MS
 from harness.support import ROOT, eventually, free_port, listening, redis_server
 
-LIVES_S = 2.0  # a request; its prompt is read after a tenth of that
+LIVES_S = 2.0  # a request; its prompt is prefilled after a tenth of that
 TICK_S = 0.01
 START_S = 20.0
 MOST_OPEN = 5_000  # requests under way here; more means that the scheduler does not keep up
@@ -36,7 +36,7 @@ MOST_OPEN = 5_000  # requests under way here; more means that the scheduler does
 
 @dataclass
 class Load:
-    """What one router asked for, and how it was answered."""
+    """A router's placements, and their outcomes."""
 
     rate: int  # requests a second
     latencies: list[float] = field(default_factory=list)  # s, of placements
@@ -44,7 +44,7 @@ class Load:
     open: int = 0
 
     async def hold(self, client: SchedulerClient, seconds: float) -> None:
-        """Ask at the rate for so long, then wait for the last ones' ends."""
+        """Place at the rate for so many seconds, then wait until the last requests end."""
         began = time.monotonic()
         sent = 0
         running: set[asyncio.Task[None]] = set()
@@ -81,7 +81,7 @@ class Load:
 def measure(
     rate: int, hold_s: float, workers: list[pb.WorkerIdentity], code: Path = ROOT
 ) -> dict[str, float]:
-    """The scheduler of the checkout `code` under this load."""
+    """Measure the scheduler of the checkout `code` under this load."""
     redis_port, port = free_port(), free_port()
     address = f"127.0.0.1:{port}"
     with (
@@ -121,7 +121,7 @@ async def _measure(
     return {
         "asked_per_s": rate,
         "placed_per_s": round(placed / took_s),
-        "failed": load.failed,  # more than none: it could not keep up
+        "failed": load.failed,  # above 0 it could not keep up
         "scheduler_cores": round((after[0] - before[0]) / took_s, 3),
         "redis_cores": round((after[1] - before[1]) / took_s, 3),
         "place_p50_ms": round(cuts[49], 2),
@@ -137,7 +137,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 @contextmanager
 def _scheduler(code: Path, address: str, store: str) -> Iterator[int]:
-    """A scheduler's process; its id. It is ended at the end."""
+    """Start a scheduler's process, which ends with the block. Yields its id."""
     command = [sys.executable, "-m", "baton.services.cli.main", "scheduler", "--scheduler", address]
     command += ["--store", store, "--worker-lease-s", "3600", "--max-queued-prompt-tokens", str(10**9)]
     environment = {**os.environ, "PYTHONPATH": f"{code / 'src'}:{code}"}

@@ -1,15 +1,15 @@
-"""Many small requests, and the memory of every process: flat, or the run fails.
+"""Many small requests, and the memory of every process: it must stay flat.
 
 1P1D of the demo model with its drafts. Several kept connections send short requests of all kinds: answers in
 one piece and streams, some that are refused and some whose client leaves at once or in the middle. Memory is
 what a process and its children have for themselves (USS), sampled while nothing waits; its slope is taken by
-least squares over the samples behind the warm-up. That lasts longer than what has ended is remembered: the
-epochs of requests, for a minute, by workers and scheduler.
+least squares over the samples after the warm-up, which is longer than the minute for which workers and
+scheduler remember the epochs of ended requests.
 
-With `--full-house` there are several times as many connections as the workers take requests, so that the rest
-waits in the router between any two samples; the shares of the kinds stay.
+With `--full-house` there are several times as many connections as the workers admit requests, so that the
+others wait in the router; the shares of the kinds stay.
 
-The load generator shares the cores; it runs at nice 10 and speaks HTTP by hand (bench/light.py).
+The load generator shares the cores; it runs at nice 10 and uses a light HTTP client (bench/light.py).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from harness.support import eventually
 CONNECTIONS, SLOTS = 8, 16
 FULL_HOUSE = 96, 8  # of both: at most 10 are on the workers (scheduler.max_queue_factor)
 WAITING = "baton_router_waiting_requests"
-LOOK_S = 1.0  # between looks at who waits
+LOOK_S = 1.0  # between samples of the router's queue
 SAMPLES = 40
 WARM_UP_S = 75.0
 LARGEST_STEP = 256  # tokens
 # MiB a thousand requests of one process: 20,000 requests more would show 10 MiB.
 BOUND = 0.5
 SETTLE_S = 30.0
-# Memory of the KV cache and of the saved KV comes with its first use, and each prompt uses the next part:
-# small ones have been used whole when the warm-up ends.
+# Memory of the KV cache and of the saved KV is allocated at first use, and each prompt uses the next part:
+# small ones have been used completely when the warm-up ends.
 ENGINE_SETTINGS = {**ENGINE, "kv_cache_gib": 0.05}
 STAGING_MIB = 16
 KINDS = {"answer": 45, "stream": 35, "leaves at once": 5, "leaves in the middle": 5, "refused": 10}
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> None:
 async def soak(one: Deployment, requests: int, connections: int) -> dict[str, Any]:
     client, draw = Client(one.port), random.Random(1)
     watched = processes(one)
-    await part(client, draw, 50, connections, Counter(), [])  # what is made once, is made
+    await part(client, draw, 50, connections, Counter(), [])  # one-time allocations
     await every_step_size(client)
     eventually(lambda: idle(one), SETTLE_S, "nothing runs")
     blocks, began = free_blocks(one), time.monotonic()
@@ -113,9 +113,9 @@ async def soak(one: Deployment, requests: int, connections: int) -> dict[str, An
 
 
 async def every_step_size(client: Client) -> None:
-    """vLLM keeps oneDNN's kernels for the last 128 numbers of tokens that a step had, of every layer.
+    """Meet every step size: vLLM keeps oneDNN's kernels of each layer for the last 128 sizes.
 
-    Rare ones come late: without this the cache grows for longer than any soak lasts.
+    Rare sizes come late: without this the cache grows for longer than any soak lasts.
     """
     for tokens in range(2, LARGEST_STEP + 1):
         prompt = [300 + (tokens * 7 + at) % 3000 for at in range(tokens)]
@@ -126,7 +126,7 @@ async def every_step_size(client: Client) -> None:
 
 
 async def look(one: Deployment, waiting: list[float]) -> None:
-    """Note again and again how many requests wait in the router. For a task of its own."""
+    """Record again and again how many requests wait in the router: run as a task."""
     async with httpx.AsyncClient(base_url=one.url, timeout=LOOK_S * 10) as client:
         while True:
             await asyncio.sleep(LOOK_S)
@@ -142,7 +142,7 @@ async def part(
     counts: Counter[str],
     failed: list[str],
 ) -> None:
-    """So many requests over all connections."""
+    """Send so many requests over all connections."""
     left = iter(range(requests))
 
     async def loop() -> None:
@@ -156,7 +156,7 @@ async def part(
 
 
 async def one_request(client: Client, draw: random.Random, kind: str) -> str:
-    """What went wrong, if anything did."""
+    """Send one request. Return what went wrong, or ""."""
     asked: dict[str, Any] = {
         "model": MODEL_NAME,
         "prompt": [draw.randrange(300, 4000) for _ in range(draw.randint(4, 24))],
@@ -187,7 +187,7 @@ def sample(watched: dict[str, psutil.Process], requests: int, seconds: float) ->
 
 
 def growth(name: str, samples: list[dict[str, float]]) -> dict[str, float]:
-    """Of one process; MiB. With too few samples behind the warm-up there is no slope."""
+    """Return the growth of a process in MiB. With too few samples after the warm-up there is no slope."""
     behind = [one for one in samples if one["seconds"] >= WARM_UP_S] or samples[-1:]
     return {
         "first": round(samples[0][name], 1),
@@ -200,7 +200,7 @@ def growth(name: str, samples: list[dict[str, float]]) -> dict[str, float]:
 
 
 def slope(points: list[tuple[float, float]]) -> float:
-    """By least squares."""
+    """Return the slope by least squares."""
     x_mean = sum(x for x, _ in points) / len(points)
     y_mean = sum(y for _, y in points) / len(points)
     spread = sum((x - x_mean) ** 2 for x, _ in points)

@@ -1,10 +1,10 @@
 """Time per output token with each speculative method against none, on the demo model.
 
 Engines alone first: a method's engine and one without speculation, a core each, take turns over the same
-prompts; only one works at a time. Fixed lengths and "auto" take turns within the method's engine. Then whole
-deployments over HTTP (bench/speculation_served.py).
+prompts; only one works at a time. Fixed numbers of drafted tokens and "auto" take turns within the method's
+engine. Then whole deployments over HTTP (bench/speculation_served.py).
 
-Answers are greedy: a method whose answers differ from those of the engine without is not reported on.
+Answers are greedy: a method whose answers differ from those of the engine without gets no figures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 from contextlib import ExitStack
 from typing import Any
 
-from bench.drafting_engine import AUTO, CLOCKS, Asked, EngineProcess, Run
+from bench.drafting_engine import AUTO, CLOCKS, EngineProcess, Prefilled, Run
 from bench.prompts import FOLDER, KINDS, held_out, whole_blocks
 from bench.speculation_served import SHORTEST, Pairs, serve
 from harness.stats import median, save
@@ -38,7 +38,7 @@ SERVED = {**ENGINE, "kv_cache_gib": 0.25, "enable_prefix_caching": False}
 PLAIN, MTP, EAGLE3 = (str(FOLDER / name) for name in ("weights", "weights-mtp", "eagle3"))
 
 
-# The same prompts are asked again and again: without this, suffixes would be looked up in the very answers.
+# The same prompts come again and again: without this, suffixes would be found in their own answers.
 NO_PAST = {"suffix_decoding_max_cached_requests": 0}
 
 
@@ -47,11 +47,11 @@ def _auto(method: str, limit: int = LIMIT, **more: Any) -> dict[str, Any]:
 
 
 def _hybrid(strategy: str, **more: Any) -> dict[str, Any]:
-    """The demo model's MTP layer was trained on its own drafts: it is right further ahead than one token."""
+    """Return a hybrid's config. The demo model's MTP layer was trained to draft several tokens ahead."""
     return _auto("mtp", HYBRID_LIMIT, num_model_steps=4, mtp_strategy=strategy, **more)
 
 
-# Method: the model, its settings, and the lengths that take turns.
+# Method: the model, its settings, and the numbers of drafted tokens that take turns.
 METHODS: dict[str, tuple[str, dict[str, Any], tuple[int | str, ...]]] = {
     "ngram": (PLAIN, _auto("ngram"), (LIMIT, AUTO)),
     "suffix": (PLAIN, _auto("suffix", HYBRID_LIMIT, **NO_PAST), (HYBRID_LIMIT, AUTO)),
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> None:
 
 
 def lengthy(prompts: dict[str, list[list[int]]], lengths: dict[str, list[int]]) -> dict[str, Pairs]:
-    """Prompts whose answers have SHORTEST tokens or more, with the answers' lengths."""
+    """Return the prompts whose answers have SHORTEST tokens or more, with the answers' lengths."""
     return {
         kind: [pair for pair in zip(asked, lengths[kind], strict=True) if pair[1] >= SHORTEST]
         for kind, asked in prompts.items()
@@ -114,7 +114,7 @@ class EngineSet(ExitStack):
     def __init__(self, clock: str, prompts: dict[str, list[list[int]]]) -> None:
         super().__init__()
         self._prompts = prompts
-        self.asked: dict[str, list[Asked]] = {}  # by kind
+        self.prompts: dict[str, list[Prefilled]] = {}  # by kind
         self.answers: dict[str, list[list[int]]] = {}  # to these, without speculation
         self.plain = EngineProcess({**ENGINE, "model": PLAIN}, 0, clock)
         self.callback(self.plain.close)
@@ -123,38 +123,39 @@ class EngineSet(ExitStack):
         super().__enter__()
         self.plain.ready()
         for kind, prompts in self._prompts.items():
-            padded = [Asked(whole_blocks(prompt, BLOCK, PADDING), []) for prompt in prompts]
+            padded = [Prefilled(whole_blocks(prompt, BLOCK, PADDING), []) for prompt in prompts]
             answers = self.plain.measure(padded, 16, None).answers
             self.answers[kind] = [answer for answer in answers if len(answer) > 1]
-            self.asked[kind] = [
-                Asked(asked.prompt, answer[:1])
+            self.prompts[kind] = [
+                Prefilled(asked.prompt, answer[:1])
                 for asked, answer in zip(padded, answers, strict=True)
                 if len(answer) > 1
             ]
         return self
 
     def lengths(self, prompts: dict[str, list[list[int]]]) -> dict[str, list[int]]:
-        """Tokens of each answer, of prompts as they are."""
+        """Return the number of tokens of each prompt's answer."""
         return {
             kind: [
-                len(answer) for answer in self.plain.measure([Asked(p, []) for p in them], 16, None).answers
+                len(answer)
+                for answer in self.plain.measure([Prefilled(p, []) for p in them], 16, None).answers
             ]
             for kind, them in prompts.items()
         }
 
 
 def compare(engines: EngineSet, name: str, rounds: int, clock: str) -> dict[str, Any]:
-    """One method against none: kind -> streams -> milliseconds by length, and how much was accepted."""
+    """Compare a method with none: kind -> streams -> milliseconds by draft length, and what was accepted."""
     model, spec, lengths = METHODS[name]
     method = EngineProcess({**ENGINE, "model": model, "speculative_config": spec}, 1, clock)
     result: dict[str, Any] = {}
     try:
         method.ready()
-        for kind, asked in engines.asked.items():  # the first requests compile and allocate
+        for kind, asked in engines.prompts.items():  # the first requests compile and allocate
             equal = _equal(method.measure(asked, 16, AUTO), engines.answers[kind])
             if equal < EQUAL:
                 raise RuntimeError(f"{name}: {equal:.0%} of the answers are those without speculation")
-        for kind, asked in engines.asked.items():
+        for kind, asked in engines.prompts.items():
             for streams in STREAMS:
                 runs: dict[str, list[Run]] = {}
                 few = asked[: PROMPTS[streams]]
@@ -199,7 +200,7 @@ def _row(runs: dict[str, list[Run]]) -> dict[str, Any]:
 
 
 def goals(results: dict[str, Any]) -> dict[str, Any]:
-    """What is wanted, as ratios of times per output token."""
+    """Return the goals, as ratios of times per output token."""
     found: dict[str, Any] = {}
     cells = [
         (name, kind, streams, row)
@@ -207,7 +208,7 @@ def goals(results: dict[str, Any]) -> dict[str, Any]:
         for kind, loads in kinds.items()
         for streams, row in loads.items()
     ]
-    # No drafts at all are a fixed length, too: 0.
+    # No drafts at all is a fixed number, too: 0.
     over = {
         f"{name}, {kind}, {streams}": max(row["auto_over"].values()) for name, kind, streams, row in cells
     }
@@ -242,7 +243,7 @@ def goals(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _speed(results: dict[str, Any], name: str, kind: str, streams: str) -> float:
-    """Against the engine without that took turns with it: the machine's moods hit both."""
+    """Return the speed-up over the engine without, measured in turns: the machine's moods hit both."""
     ms = results[name][kind][streams]["ms"]
     return float(ms["none"] / ms[AUTO])
 

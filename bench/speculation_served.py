@@ -1,7 +1,7 @@
 """Deployments with each speculative method against one without, over HTTP.
 
 Each is on both cores: 1P1D has an engine on each, aggregated is one mixed worker on both; router and
-scheduler share the cores. The one without stays, those with take turns beside it.
+scheduler share the cores. The one without stays up, those with take turns beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.stats import median
 
 PLACEMENTS = {"1P1D": (1, 1, 0), "aggregated": (0, 0, 1)}
 PROMPTS = {1: 8, 4: 24, 16: 64}  # of a measurement, by streams
-SHORTEST = 32  # tokens of an answer: the first ones cost most, and are not what is measured
+SHORTEST = 32  # tokens of an answer: the first ones cost most, and decoding is to be measured
 
 Pairs = list[tuple[list[int], int]]  # prompts, and the tokens of their answers
 
@@ -33,9 +33,9 @@ def serve(
     streams: Sequence[int],
     rounds: int,
 ) -> dict[str, Any]:
-    """Placement -> method -> kind of prompt -> streams -> milliseconds a token without and with.
+    """Measure: placement -> method -> kind of prompt -> streams -> milliseconds a token without and with.
 
-    plain, methods: settings of the engines. asked: by kind.
+    `plain` and `methods` are settings of the engines; `asked` holds the prompts by kind.
     """
     results: dict[str, Any] = {}
     for placement, fleet in PLACEMENTS.items():
@@ -69,9 +69,9 @@ def _warm(url: str, asked: dict[str, Pairs]) -> None:
 
 
 async def _drive(url: str, asked: Pairs, streams: int) -> float:
-    """Answer the prompts, so many at a time; median milliseconds a token of a whole answer.
+    """Request the answers, so many at a time. Return the median of milliseconds a token of an answer.
 
-    From the question to the last token: drafted tokens arrive in bunches, and the first of them is no start.
+    Timed from the request to the last token: drafted tokens arrive in bunches, so the first is no start.
     """
     gc.collect()
     waiting = list(asked)

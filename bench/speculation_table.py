@@ -28,14 +28,14 @@ RESULTS = ROOT / "bench" / "results" / "speculation-table.json"
 PAGE = ROOT / "docs" / "speculative-decoding.md"
 BEGIN, END = "<!-- table: written by `make table` -->", "<!-- end of table -->"
 PROMPTS, MAX_TOKENS = 20, 64
-NEAR_TIE = 0.06  # of log-probabilities: bfloat16 has 8 bits, and logits here go to some 30
+NEAR_TIE = 0.06  # in log-probability: bfloat16 has 8 bits, and logits here reach 30
 ENGINE = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_gib": 0.125, "enable_prefix_caching": False}
 _HANDOFF = "the model keeps state beside its KV cache, which a handoff does not carry"
 
 
 @dataclass(frozen=True)
 class Trained(Architecture):
-    """The demo model and a head that was trained for it: what it drafts hangs on its KV cache."""
+    """The demo model and a head that was trained for it, whose drafts depend on its KV cache."""
 
     trunk: str = "weights"
     head: str = ""
@@ -55,7 +55,7 @@ def _ready_made(folder: Path) -> None:
 
 
 def _dialogues(model: Path, count: int) -> list[list[int]]:
-    """Texts to be repeated, in the demo model's chat: what a drafter can foresee stands in the prompt."""
+    """Return chats that ask to repeat a text, so that the prompt holds what a drafter can foresee."""
     from transformers import AutoTokenizer
 
     sys.path.insert(0, str(ROOT / "deploy" / "demo-model"))
@@ -82,7 +82,7 @@ MODELS: dict[str, Architecture] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One method on one architecture."""
+    """A method on an architecture."""
 
     name: str
     architecture: str  # of MODELS
@@ -139,7 +139,7 @@ ROWS = [
 
 
 class Measuring:
-    """Runs deployments; what a target says without speculation is asked once."""
+    """Runs of deployments; what a target answers without speculation is measured once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -147,7 +147,7 @@ class Measuring:
         self._runs = 0
 
     def run(self, row: Row, fleet: str, engine: dict[str, Any], withhold: int = 0) -> Outcome:
-        """Raises StartFailed."""
+        """Run a deployment and measure it. Raises StartFailed."""
         self._runs += 1
         folder = self._folder / f"{self._runs}-{fleet}"
         with deployment(folder, FLEETS[fleet], engine, withhold) as one:
@@ -162,14 +162,14 @@ class Measuring:
         return self._plain[key]
 
     def cell(self, row: Row, fleet: str) -> dict[str, Any]:
-        """What the table tells of one method in one fleet; `why` and `tried` where it cannot run."""
+        """Measure one method in one fleet: the table's cell; `why` and `tried` where it cannot run."""
         engine = {**row.engine(), "speculative_config": row.spec()}
         if fleet != "aggregated" and not row.model.handoff:
             try:
                 self.run(row, fleet, engine)
             except StartFailed as failed:
-                return {"why": _HANDOFF, "tried": f"it is refused at start: {_without_paths(str(failed))}"}
-            return {"why": "", "tried": "it started, against expectation"}
+                return {"why": _HANDOFF, "tried": f"refused at start: {_without_paths(str(failed))}"}
+            return {"why": "", "tried": "started, against expectation"}
         try:
             expected = self.plain(row)
             found = self.run(row, fleet, engine)
@@ -187,7 +187,7 @@ class Measuring:
             "handoffs": found.handoffs,
         }
         if isinstance(row.model, Trained) and fleet == "1P1D":
-            # The control: a drafter that does without the prompt's KV could not tell whether that came along.
+            # The control: a drafter that needs no KV of the prompt does not show whether it was handed over.
             without = self.run(row, fleet, engine, withhold=1)
             cell["withheld"] = {
                 "equal": sum(map(eq, without.answers, expected.answers)),
@@ -204,11 +204,18 @@ class Measuring:
             print(f"{row.name:<20} {fleet:<11} {cells[fleet]}", flush=True)
         spec = {key: value for key, value in row.spec().items() if key != "model"}
         seconds = round(time.monotonic() - began, 1)
-        return {"architecture": row.architecture, "spec": spec, "cells": cells, "seconds": seconds}
+        date = time.strftime("%Y-%m-%d")
+        return {
+            "architecture": row.architecture,
+            "spec": spec,
+            "cells": cells,
+            "seconds": seconds,
+            "date": date,
+        }
 
 
 def _near_tie(answers: tuple[list[int], ...], gaps: list[float]) -> bool:
-    """Where these answers part, the model itself had two tokens next to equal: bfloat16 decides by chance."""
+    """Tell whether two tokens are nearly equal where these answers part: there bfloat16 decides by chance."""
     part = next((at for at, tokens in enumerate(zip(*answers, strict=True)) if len(set(tokens)) > 1), None)
     return part is not None and gaps[part] < NEAR_TIE
 
@@ -224,12 +231,12 @@ def load() -> dict[str, Any]:
 
 
 def per_draft(cell: dict[str, Any]) -> float:
-    """Accepted tokens of a draft."""
+    """Return the accepted tokens a draft."""
     return float(cell["accepted"] / cell["drafts"]) if cell["drafts"] else 0.0
 
 
 def render(results: dict[str, Any]) -> str:
-    """The table as Markdown, between its markers."""
+    """Return the table as Markdown, between its markers."""
     heads = " | ".join(FLEETS)
     lines = [BEGIN, f"| method, architecture | {heads} |", "| --- " * (1 + len(FLEETS)) + "|"]
     notes: list[str] = []
@@ -241,9 +248,11 @@ def render(results: dict[str, Any]) -> str:
     for row in ROWS:
         if withheld := results["rows"][row.name]["cells"]["1P1D"].get("withheld"):
             there, without = per_draft(results["rows"][row.name]["cells"]["1P1D"]), per_draft(withheld)
-            text = f"{row.name}, 1P1D: {there:.2f} accepted tokens of a draft; {without:.2f} when its"
-            lines += ["", f"{text} drafter's part of the handoff is withheld."]
-    lines += ["", f"Measured on {results['machine']}, {results['date']}, vLLM {results['vllm']}.", END]
+            text = f"{row.name}, 1P1D: {there:.2f} accepted tokens a draft; {without:.2f} when the drafter's"
+            lines += ["", f"{text} part of the handoff is withheld."]
+    dates = sorted({results["rows"][row.name]["date"] for row in ROWS})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    lines += ["", f"Measured on {results['machine']}, {when}, vLLM {results['vllm']}.", END]
     return "\n".join(lines)
 
 
@@ -268,7 +277,7 @@ def main(arguments: list[str]) -> int:
     if arguments != ["--page"]:
         unknown = sorted(set(arguments) - {row.name for row in ROWS})
         if unknown:
-            print(f"no row {', '.join(unknown)}; there are: {', '.join(row.name for row in ROWS)}")
+            print(f"no row {', '.join(unknown)}; rows: {', '.join(row.name for row in ROWS)}")
             return 2
         rows = [row for row in ROWS if not arguments or row.name in arguments]
         with tempfile.TemporaryDirectory() as folder:
@@ -289,7 +298,6 @@ def _save(results: dict[str, Any]) -> None:
 
     results["vllm"] = vllm.__version__
     results["machine"] = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, one a worker"
-    results["date"] = time.strftime("%Y-%m-%d")
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 

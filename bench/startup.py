@@ -1,4 +1,4 @@
-"""From the command to the first token: `baton up` (two engines) against one stock vLLM server."""
+"""The time from the command to the first token: `baton up` (two engines) against one stock vLLM server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.stats import median, save
 
 
 async def first_token(url: str) -> None:
-    """One answer of a single token."""
+    """Request an answer of a single token."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
         await stream(http, url, MODEL_NAME, [7, 8, 9], 1)
 

@@ -15,9 +15,9 @@ from bench.tools import TOKENIZER, Figures, command, installed
 from harness.deployment import MODEL_NAME
 
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
-# By row: how many at a time, and how many in all.
+# By row: requests at a time, and in all.
 STREAMS = {"1": 8, "8": 32, "64": 128}
-AT_ONCE = 128  # more than the workers of deploy/laptop.yaml take in: the others wait in the router
+AT_ONCE = 128  # more than the workers of deploy/laptop.yaml admit: the others wait in the router
 LIMIT_S = 300.0  # of one run
 FIGURES = {
     "ttft_p50_ms": ("time_to_first_token_ms", "p50"),
@@ -25,7 +25,7 @@ FIGURES = {
     "itl_p50_ms": ("inter_token_latency_ms", "p50"),
     "itl_p99_ms": ("inter_token_latency_ms", "p99"),
 }
-# What each load adds to the command: a profile, and where it ends.
+# The arguments of each load: a profile, and its end.
 LOADS: dict[str, dict[str, Any]] = {
     "concurrent": {
         "--profile": {"kind": "concurrent", "streams": [int(streams) for streams in STREAMS]},
@@ -37,7 +37,7 @@ LOADS: dict[str, dict[str, Any]] = {
     },
 }
 ROWS = {"concurrent": list(STREAMS), "throughput": ["throughput"]}
-# It would start up to ten, each of which takes seconds of the cores that it shares with what it measures.
+# It would start up to ten processes, each of which takes seconds of the cores that the servers need.
 ENVIRONMENT = {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}
 
 
@@ -81,7 +81,7 @@ class Guidellm:
 
 
 def figures(report: dict[str, Any]) -> Iterator[Figures]:
-    """One row for each benchmark of a report."""
+    """Return a row for each benchmark of a report."""
     for benchmark in report["benchmarks"]:
         metrics = benchmark["metrics"]
         yield {

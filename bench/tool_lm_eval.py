@@ -1,7 +1,7 @@
-"""lm-eval: many questions in few requests, which it aborts at the first that fails.
+"""lm-eval: many questions in few requests, aborted at the first one that fails.
 
-Its tasks are made here, as no hub need be reachable: questions that the demo model was not trained on, once
-with four answers to choose from (the prompts' log-probabilities decide), once to be answered.
+Its tasks are made here, so that no hub need be reachable: questions that the demo model was not trained on,
+once with four answers to choose from (the prompts' log-probabilities decide), once to be answered freely.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class LmEval:
         del seed  # the answers are compared
         name = f"baton_{load}"
         task(name, load, folder)
-        out = Path(tempfile.mkdtemp(dir=folder))  # where its report lies, beside reports of none but this run
+        out = Path(tempfile.mkdtemp(dir=folder))  # for the report of this run alone
         model = {
             "model": MODEL_NAME,
             "base_url": f"{url}/v1/completions",
             "tokenizer_backend": "huggingface",
             "tokenizer": TOKENIZER,
             "num_concurrent": CONCURRENCY,
-            "max_retries": 1,  # of attempts: what fails is not tried again
+            "max_retries": 1,  # of attempts: a failed request is not sent again
             "max_length": 1024,
         }
         options = {
@@ -81,7 +81,7 @@ class LmEval:
 
 
 def task(name: str, kind: str, folder: Path) -> None:
-    """Write one task: its questions and how they are asked."""
+    """Write a task: its questions and how they are sent."""
     asked = questions(QUESTIONS)
     answers = [answer for _, answer in asked]
     data = folder / f"{name}.jsonl"
@@ -104,7 +104,7 @@ def task(name: str, kind: str, folder: Path) -> None:
 
 
 def figures(out: Path) -> Figures:
-    """What a report and its samples say."""
+    """Return the figures of a report and its samples."""
     (report,) = out.rglob("results_*.json")
     (samples,) = out.rglob("samples_*.jsonl")
     result = json.loads(report.read_text())
@@ -120,7 +120,7 @@ def figures(out: Path) -> Figures:
 
 
 def answer(sample: dict[str, Any]) -> str:
-    """The text that was written, or which choice is the likeliest."""
+    """Return the generated text, or the likeliest choice."""
     given = sample["filtered_resps"]
     if isinstance(given[0], str):
         return str(given[0])

@@ -22,7 +22,7 @@ FIGURES = {
     "itl_p50_ms": "median_itl_ms",
     "itl_p99_ms": "p99_itl_ms",
 }
-# The command line's own entry asks for a package named vllm; on a CPU it has another name.
+# The command line's own entry needs a package named vllm; the CPU's has another name.
 SERVE = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -42,7 +42,7 @@ class Serve:
     loads: Sequence[str] = tuple(REQUESTS)
 
     def prepare(self) -> None:
-        """It came with vLLM."""
+        """Do nothing: the tool comes with vLLM."""
 
     def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
         name, requests = f"{load}.json", REQUESTS[load]
@@ -64,7 +64,7 @@ class Serve:
         if load != "inf":
             flags["--max-concurrency"] = load
         words = [word for flag in flags.items() for word in flag]
-        # nice: the tool shares the cores with what it measures
+        # nice: the tool shares the cores with the servers
         command = ["nice", "-n", "5", str(PYTHON), "-c", SERVE, "--ignore-eos", "--save-result", *words]
         subprocess.run(
             command, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

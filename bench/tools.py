@@ -1,7 +1,7 @@
-"""What a load tool is to bench/clients.py, and where those that others wrote are installed.
+"""The interface of a load tool for bench/clients.py, and the environment of those that are installed.
 
-They get a virtual environment of their own, made when one is first wanted: their dependencies conflict with
-vLLM's. bench/tools.txt pins them.
+They have a virtual environment of their own, made at first use: their dependencies conflict with vLLM's.
+bench/tools.txt pins them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ TOKENIZER = ROOT / "deploy" / "demo-model" / "weights"
 
 
 class Tool(Protocol):
-    """A load tool. Each figure it gives is better or worse on its own; `failed` counts requests."""
+    """A load tool. Each of its figures is better or worse on its own; `failed` counts requests."""
 
     about: str  # a sentence or two for the page, in Markdown
     columns: Sequence[str]  # of its table: keys of its figures
     loads: Sequence[str]  # what it runs, one after the other
 
     def prepare(self) -> None:
-        """Whatever takes long and is done once, before the servers start."""
+        """Do once what takes long, before the servers start."""
 
     def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
-        """Figures by row of the table, as one load may measure several things.
+        """Run a load. Return figures by row of the table, as one load may measure several things.
 
-        Raises RuntimeError with the end of what the tool said when it gives no figures.
+        Raises RuntimeError with the end of the tool's output when it gives no figures.
         """
 
 
 def installed(name: str) -> str:
-    """The path of a tool's command. All tools are installed first where other pins are, or none."""
+    """Return the path of a tool's command, after installing all tools where their pins have changed."""
     mark = INSTALLED / "pins.txt"  # written last
     if not mark.exists() or mark.read_bytes() != PINS.read_bytes():
         print(
@@ -66,9 +66,11 @@ def command(
     timeout_s: float,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Run one of the installed tools in `folder`; "" or, when it failed, the end of what it said."""
+    """Run an installed tool in `folder`. Return "" or, when it failed, the end of its output."""
     environment = {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},  # ours is not for it
+        **{
+            name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+        },  # ours does not apply to it
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder / "hf"),
         **environment,
@@ -76,7 +78,7 @@ def command(
     log = folder / "tool.log"
     with log.open("wb") as out:
         done = subprocess.run(
-            ["nice", "-n", "5", *line],  # it shares the cores with what it measures
+            ["nice", "-n", "5", *line],  # it shares the cores with the servers
             cwd=folder,
             env=environment,
             stdout=out,

@@ -1,4 +1,4 @@
-"""Requests over HTTP with every token's arrival time: what a client feels."""
+"""Requests over HTTP with every token's arrival time, as a client sees them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.stats import median, percentile
 
 @dataclass
 class Answer:
-    """One streamed answer. Times in seconds, `time.perf_counter`."""
+    """A streamed answer. Times are in seconds of `time.perf_counter`."""
 
     asked: float
     arrivals: list[float] = field(default_factory=list)  # one a chunk that carries tokens
@@ -38,7 +38,7 @@ class Answer:
 async def stream(
     http: aiohttp.ClientSession, url: str, model: str, prompt: list[int], max_tokens: int
 ) -> Answer:
-    """One greedy completion of exactly `max_tokens`. Raises RuntimeError on anything but a whole answer."""
+    """Stream a greedy completion of exactly `max_tokens`. Raises RuntimeError unless it is whole."""
     body = {
         "model": model,
         "prompt": prompt,
@@ -63,7 +63,7 @@ async def stream(
                 answer.arrivals.append(time.perf_counter())
                 answer.token_ids += ids
     if answer.tokens != max_tokens:
-        raise RuntimeError(f"{answer.tokens} tokens came, {max_tokens} were asked for")
+        raise RuntimeError(f"{answer.tokens} tokens came instead of {max_tokens}")
     return answer
 
 
@@ -82,7 +82,7 @@ class Mix:
 
 
 async def run(mix: Mix, url: str, model: str, seed: int) -> dict[str, float]:
-    """Drive `url` with the mix once. Milliseconds and tokens/s."""
+    """Drive `url` with the mix once. Return milliseconds and tokens/s."""
     gc.collect()
     gc.disable()  # our own pauses would look like the server's
     try:

@@ -1,11 +1,11 @@
-"""What a quantised handoff does to the demo model: its KV, its answers and its drafts, by wire format.
+"""The effect of a quantised handoff on the demo model's KV, answers and drafts, by wire format.
 
     python -m bench wire [--prompts 64] [--tokens 64] [--formats auto fp8_e4m3 int8]
 
-KV: an engine reads the prompts, and its cache is packed and unpacked. Answers: 1P1D deployments that draft
+KV: an engine prefills the prompts, and its cache is packed and unpacked. Answers: 1P1D deployments that draft
 with the MTP layer (whose KV travels along), against one aggregated engine without drafts; greedy, in
-float32, so that an answer changes through the format alone. Acceptance: what the decode worker took of its
-drafts.
+float32, so that only the format can change an answer. Acceptance: the share of drafts that the decode worker
+accepted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
     drawn = held_out("chat", 20 * options.prompts, longest=LONGEST)
     prompts = [prompt for prompt in drawn if len(prompt) >= SHORTEST][: options.prompts]
     if len(prompts) < options.prompts:
-        raise SystemExit(f"{len(prompts)} held-out prompts have {SHORTEST} tokens or more: ask for fewer")
+        raise SystemExit(f"{len(prompts)} held-out prompts have {SHORTEST} tokens or more: choose fewer")
     kept: dict[str, dict[str, Any]] = kv_errors(prompts, options.formats)
     alone = answers("aggregated", AS_IS, prompts, options.tokens, speculate=False)
     for name in options.formats:
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
 
 
 def answers(fleet: str, wire: str, prompts: list[list[int]], tokens: int, *, speculate: bool) -> Outcome:
-    """Of a deployment of its own."""
+    """Return the answers of a new deployment."""
     engine = {**ENGINE, "speculative_config": MTP if speculate else None}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -80,7 +80,7 @@ def answers(fleet: str, wire: str, prompts: list[list[int]], tokens: int, *, spe
 
 
 def compare(found: Outcome, alone: Outcome) -> dict[str, Any]:
-    """Answers that stay as they were, one at a time and several at a time; where the others part."""
+    """Compare answers, one at a time and several at a time: how many are equal, and where others part."""
     pairs = list(zip(found.answers, found.together, alone.answers, strict=True))
     changed = [number for number, (one, many, plain) in enumerate(pairs) if not one == many == plain]
     parted = [_parts(found.answers[n], alone.answers[n]) for n in changed]
@@ -103,7 +103,7 @@ def _parts(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def kv_errors(prompts: list[list[int]], formats: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """By format: of all KV of the prompts, MTP layer included, in the cache's dtype."""
+    """Return by format the errors of all KV of the prompts, MTP layer included, in the cache's dtype."""
     engine = {"max_model_len": 1024, "dtype": "float32", "block_size": BLOCK_SIZE}
     spec = {"speculative_config": MTP}
     options = Options(Path(ENGINE["model"]), "bench", engine={**engine, **spec})
@@ -127,14 +127,14 @@ def _sum(parts: list[dict[str, float]]) -> dict[str, Any]:
 def _read(
     engine: Engine, name: str, prompt: list[int], formats: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """In the engine's process: read a prompt, and pack what its blocks then hold."""
+    """Prefill a prompt in the engine's process, and pack its blocks."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     answer = engine.add(name, prompt, 64)
     engine.run(until=lambda: bool(answer.tokens))
     (ids,) = engine.core.scheduler.kv_cache_manager.get_block_ids(name)
     cache = get_kv_transfer_group()._worker._cache
-    whole = ids[: len(prompt) // BLOCK_SIZE]  # the last one's end may hold anything
+    whole = ids[: len(prompt) // BLOCK_SIZE]  # the last block may be partly filled
     found = {wire: _error(cache, whole, wire) for wire in formats}
     engine.core.abort_requests([name])
     engine.run()
@@ -142,7 +142,7 @@ def _read(
 
 
 def _error(cache: BlockCache, ids: Sequence[int], wire: str) -> dict[str, float]:
-    """Of each element, as a share of its row's largest; sums over all rows of all layers."""
+    """Return the error of elements, as a share of their row's largest; sums over all rows of all layers."""
     before = [layer[list(ids)] for layer in cache._table.blocks]
     after = [torch.empty_like(layer) for layer in before]
     there, back = (KVTable(blocks, [HEAD] * len(blocks), wire) for blocks in (before, after))

@@ -1,7 +1,7 @@
 """Checkpoints with random weights and a byte-level tokenizer, made in a second.
 
 tiny_qwen2(folder)   a model that loads at once and whose answers vary: for tests of behaviour
-qwen2_80m(folder)    80 million parameters, enough to keep a core busy: for measurements
+qwen2_80m(folder)    80 million parameters, enough to keep a core busy: for benches
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def byte_tokenizer(folder: Path, vocabulary: int) -> None:
 
 
 def _byte_of(letter: str) -> int:
-    """Return the byte shown as `letter`: printable ones as themselves, the others from U+0100 on, in order."""
+    """Return the byte shown as `letter`: printable ones as themselves, others from U+0100 on, in order."""
     code = ord(letter)
     if code < 256:
         return code

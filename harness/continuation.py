@@ -1,12 +1,12 @@
 """Failures at every token position of every answer: its worker fails there, and the client sees nothing.
 
 In real processes: a router, a prefill and two decode workers with the demo model and its MTP drafts, each
-behind a cutter (harness/cutting.py). Each answer is asked for once whole, then once a position, and
+behind a cutter (harness/cutting.py). Each answer is requested once whole, then once for each position, and
 compared as a client sees it: text, token ids, log-probabilities, tool calls, reasoning, reasons and usage.
 
     python -m harness.continuation [--answers 20] [--feature NAME]... [--plain]
 
-prints how many of how many were equal, feature by feature; `make test` runs a part of it.
+prints how many answers were equal, feature by feature; `make test` runs a part of it.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Score:
 
     feature: str
     equal: int = 0
-    asked: int = 0
+    tried: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"{self.feature:32} {self.equal:5} of {self.asked:5} equal" + "".join(
+        return f"{self.feature:32} {self.equal:5} of {self.tried:5} equal" + "".join(
             f"\n    {line[:400]}" for line in self.wrong[:3]
         )
 
@@ -91,7 +91,7 @@ class Site:
 def site(folder: Path, speculation: dict[str, Any] | None = MTP, parser: str = "qwen3") -> Iterator[Site]:
     """Start 1P2D behind cutters, and a router."""
     model = thinking_model(folder / "model")
-    # Nobody dies here, the machine may be busy; every prompt is the prefill worker's, whoever is idle.
+    # No process dies here, but the machine may be busy; all prompts go to the prefill worker.
     scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
     engine = {
         **ENGINE,
@@ -136,7 +136,7 @@ def _router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> 
         process.wait(CALL_S)
 
 
-class Asker:
+class Comparison:
     """A client that requests whole and cut answers, and compares them."""
 
     def __init__(self, site: Site, client: httpx.AsyncClient, every: int = 1) -> None:
@@ -168,7 +168,7 @@ class Asker:
         self, feature: Feature, number: int, wish: str, body: Any, expected: Any, score: Score
     ) -> None:
         name = f"cut-{wish}-{re.sub('[^a-z0-9]+', '-', feature.name.lower())}-{number}"
-        score.asked += 1
+        score.tried += 1
         try:
             found = difference(await self._ask(feature.path, body, f"{name}."), expected)
             if not any(one.cuts[name] for one in self._site.cutters):
@@ -197,10 +197,10 @@ async def scores(where: Site, features: Iterable[Feature], numbers: range) -> li
     """Compare the answers feature by feature, and print each score as it comes."""
     done = []
     async with httpx.AsyncClient(base_url=where.url, timeout=300) as client:
-        asker = Asker(where, client)
+        comparison = Comparison(where, client)
         for feature in features:
             began = time.monotonic()
-            done.append(await asker.score(feature, numbers))
+            done.append(await comparison.score(feature, numbers))
             print(f"{done[-1]}   {time.monotonic() - began:.0f} s", flush=True)
     return done
 
@@ -220,9 +220,9 @@ def main() -> int:
         site(Path(folder) / "site", speculation, args.reasoning_parser) as where,
     ):
         done = asyncio.run(scores(where, chosen, range(args.answers)))
-    equal, asked = sum(one.equal for one in done), sum(one.asked for one in done)
-    print(f"{equal} of {asked} equal")
-    return 0 if equal == asked else 1
+    equal, tried = sum(one.equal for one in done), sum(one.tried for one in done)
+    print(f"{equal} of {tried} equal")
+    return 0 if equal == tried else 1
 
 
 if __name__ == "__main__":

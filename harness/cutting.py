@@ -1,12 +1,12 @@
 """A proxy of a worker whose attempts fail at a token of the test's choice.
 
 A cutter stands between the router and one worker and passes everything on, in both directions. Where a
-request's id says so it ends the request's first attempt with `Failed`, as a worker's death would end it, but
-after exactly so many tokens of the answer, in the middle of a step if need be. The id comes from the client
+request's id says so, it ends the request's first attempt with `Failed`, as a worker's death would, but after
+exactly so many output tokens, if need be in the middle of a step. The id comes from the client
 (X-Request-Id), so neither router nor worker knows that they are tested.
 
     cut-7-NAME.   the decode worker fails when the answer has 7 tokens; cut-0: the prefill worker, before any
-    cut-7r-NAME.  and no prefill worker is left afterwards: a decode worker has to read the text itself
+    cut-7r-NAME.  and no prefill worker is left afterwards: a decode worker has to prefill it itself
     cut-1p-NAME.  the prefill worker fails between its token and its manifest
 """
 
@@ -43,7 +43,7 @@ class _Cut:
 
     at: int  # tokens of the answer
     epoch: int
-    written: int  # so far
+    generated: int  # so far
     at_manifest: bool = False
 
 
@@ -107,15 +107,15 @@ class Cutter(rpc.WorkerServicer):
         wish = _WISH.search(start.request_id)
         if wish is None:
             return None
-        at, how, written = int(wish[1]), wish[2], len(start.output_token_ids)
-        reading = start.phase == pb.PHASE_PREFILL
+        at, how, generated = int(wish[1]), wish[2], len(start.output_token_ids)
+        prefilling = start.phase == pb.PHASE_PREFILL
         if start.epoch > 1:
-            return self._failed(start.request_id, start.epoch) if reading and how == "r" else None
-        if written >= at and not (reading and at):
+            return self._failed(start.request_id, start.epoch) if prefilling and how == "r" else None
+        if generated >= at and not (prefilling and at):
             return self._failed(start.request_id, start.epoch)
-        if not reading or how == "p":
+        if not prefilling or how == "p":
             with self._lock:
-                self._pending[start.request_id] = _Cut(at, start.epoch, written, at_manifest=how == "p")
+                self._pending[start.request_id] = _Cut(at, start.epoch, generated, at_manifest=how == "p")
         return None
 
     def _shortened(self, reply: pb.RunReply, up: queue.SimpleQueue[pb.RunRequest | None]) -> pb.RunReply:
@@ -135,11 +135,11 @@ class Cutter(rpc.WorkerServicer):
             cut = self._pending.get(output.request_id)
             if cut is None or cut.at_manifest:
                 continue
-            cut.written += len(output.new_token_ids)
-            if cut.written == cut.at and output.finish_reason is not None:
+            cut.generated += len(output.new_token_ids)
+            if cut.generated == cut.at and output.finish_reason is not None:
                 del self._pending[output.request_id]  # a whole answer
-            elif cut.written >= cut.at:
-                _trim(output, len(output.new_token_ids) - (cut.written - cut.at))
+            elif cut.generated >= cut.at:
+                _trim(output, len(output.new_token_ids) - (cut.generated - cut.at))
                 del self._pending[output.request_id]
                 reply.failed.append(self._failed(output.request_id, cut.epoch))
                 ended.append(output.request_id)
@@ -162,7 +162,10 @@ class Cutter(rpc.WorkerServicer):
         wish = _WISH.search(request_id)
         self.cuts[wish[0] if wish else request_id] += 1
         return pb.Failed(
-            request_id=request_id, epoch=epoch, code=pb.Failed.CODE_ENGINE, message="the test wants it"
+            request_id=request_id,
+            epoch=epoch,
+            code=pb.Failed.CODE_ENGINE,
+            message="the test ends this attempt",
         )
 
 

@@ -30,12 +30,12 @@ from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, f
 from harness.zygote import Forked
 
 START_S = 120.0
-# Of a channel to a scheduler that tests kill: it is tried again at once.
+# For a channel to a scheduler that tests kill: connect again at once.
 AT_ONCE_AGAIN = [(f"grpc.{which}_reconnect_backoff_ms", 50) for which in ("initial", "min", "max")]
 STOCK = "vllm.entrypoints.launchers.api_server.entry"  # `vllm serve`, by its module
 MODEL = ROOT / "deploy" / "demo-model" / "weights"  # as stock vLLM serves it
 MODEL_NAME = "baton-demo"
-# Baton serves the same trunk with drafts: what the tests compare holds under speculation.
+# Baton serves the same trunk with drafts, so that tests compare answers with speculation.
 ENGINE: dict[str, Any] = {
     "model": str(MODEL.parent / "weights-mtp"),
     "speculative_config": {"method": "mtp", "num_speculative_tokens": "auto", "max_speculative_tokens": 4},
@@ -87,13 +87,15 @@ class Deployment:
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
     processes: dict[str, Process] = field(default_factory=dict)
-    cold: bool = False  # commands as a person gives them; else forked, as each import takes six seconds
-    path: str = ""  # a folder with packages that its processes find beside ours
-    environment: Mapping[str, str] = field(default_factory=dict)  # beside ours; of cold commands
+    cold: bool = False  # start commands as a person does; else fork them, as each import takes six seconds
+    path: str = ""  # a folder of further packages for its processes
+    environment: Mapping[str, str] = field(default_factory=dict)  # further variables of cold commands
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     _clients: ExitStack = field(default_factory=ExitStack, repr=False)
-    _scheduler: Any = field(default=None, repr=False)  # its stub; asked too often for a channel each time
+    _scheduler: Any = field(
+        default=None, repr=False
+    )  # its stub: called too often for a new channel each time
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +144,7 @@ class Deployment:
                 raise AssertionError(f"baton up ended with {process.popen.returncode}:\n{process.text}")
             return "Ready." in process.text
 
-        eventually(ready, START_S, f"baton up is ready; it said:\n{process.text}")
+        eventually(ready, START_S, f"baton up is ready; its output:\n{process.text}")
         return self
 
     def status(self) -> dict[str, Any]:
@@ -264,7 +266,7 @@ def stock_vllm(
 ) -> Iterator[tuple[str, Process]]:
     """Start vLLM's own API server, without Baton, as the reference. Yields its URL and process.
 
-    Forked, unless it is to start `cold`: its API server and its engine would import vLLM anew.
+    It is forked unless `cold`: its API server and its engine would each import vLLM anew.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()

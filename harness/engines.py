@@ -52,7 +52,7 @@ class Answer:
     saved: Saved | None = None
     saved_with_first_token: bool = False
     loaded: Loaded | None = None
-    gaps: list[float] = field(default_factory=list)  # by token, from the best to the second; where asked for
+    gaps: list[float] = field(default_factory=list)  # by token, from the best to the second; where requested
 
 
 class Engine:
@@ -127,7 +127,7 @@ class Engine:
         return answer
 
     def step(self) -> bool:
-        """Run an engine step and add its outputs and reports to the answers. False when the engine is idle."""
+        """Run a step and add its outputs and reports to the answers. False when the engine is idle."""
         if not self.core.scheduler.has_requests():
             return False
         outputs, executed = self.core.step_fn()
@@ -234,7 +234,7 @@ def serve(connection: Connection) -> None:
 def clear_prompt(engine: EngineProcess, draw: Callable[[], list[int]], max_tokens: int) -> list[int]:
     """Draw prompts until one has an answer without near-ties, and return it.
 
-    On some CPUs (AMX) what else is in a step decides the order of its sums, and with it the last bit in
+    On some CPUs (AMX) the rest of the batch decides the order of a step's sums, and with it the last bit in
     bfloat16. At half of all prompts the two best tokens of a model of random weights are no further apart.
     """
     for _ in range(10):

@@ -49,7 +49,7 @@ class Feature:
     name: str
     path: str
     body: Callable[[int, str], Body]
-    logprobs: bool = False  # the answer has some: a feature that lost them would compare equal
+    logprobs: bool = False  # the answer must have some: without this, losing them would compare equal
 
 
 def _complete(**options: Any) -> Callable[[int, str], Body]:
@@ -154,7 +154,7 @@ def plain_body(number: int) -> Body:
 
 
 def whole(status: int, text: str, streamed: bool) -> Any:
-    """Return an answer as data, without what differs from call to call. Raises AssertionError for an error."""
+    """Return an answer as data, without what differs between calls. Raises AssertionError for an error."""
     assert status == 200, f"{status}: {text}"
     if not streamed:
         return _without(json.loads(text), ("id", "created", "system_fingerprint"))
@@ -183,7 +183,7 @@ def _gather(into: dict[str, Any], piece: dict[str, Any]) -> None:
         elif isinstance(value, list):
             into.setdefault(key, []).extend(_without(value, ("id",)))
         elif isinstance(value, str) and key not in {"role", "finish_reason", "type", "name"}:
-            # A second end of thoughts: vLLM's parser drops it or not, as a stream falls into chunks.
+            # A second end of thoughts: vLLM's parser drops it or not, depending on a stream's chunks.
             into[key] = into.get(key, "") + value.replace("</think>", "")
         else:
             into[key] = value

@@ -35,7 +35,7 @@ from typing import IO, Self
 from harness.support import eventually
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
-# A first process that only waits. What it adopts it need not wait for.
+# A first process that only waits. It need not wait for the processes that it adopts.
 IDLE = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
 END_S = 10.0
 _CLONE_NEWNET = 0x40000000
@@ -224,8 +224,8 @@ class Network:
     ) -> Host:
         """Start a host whose first process is `command`, without waiting for it.
 
-        `service` is a second name of it, which several hosts may have. `setup` is run by a shell, as root, in
-        its mount namespace, before the first process.
+        `service` is a second name for it, which several hosts may share. `setup` is run by a shell, as root,
+        in its mount namespace, before the first process.
         """
         if self._bridge is None:
             raise RuntimeError("the network is not entered")

@@ -16,18 +16,18 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 BATON = ROOT / ".venv" / "bin" / "baton"
 PYTHON = ROOT / ".venv" / "bin" / "python"
-# Before a command: it starts with SIGINT ignored, as from a script's `command &`.
+# A prefix of a command that starts it with SIGINT ignored, as a script's `command &` does.
 IGNORING = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
-# Tests name the seconds that something may take on a free machine. All waits take so many times that, as
-# nothing but a failing test waits to the end, and a busy machine stands still for seconds at times.
+# Tests give the seconds that something may take on a free machine; all waits are this many times as long.
+# Only a failing test waits to the end, and a busy machine stands still for seconds at times.
 PATIENCE = 4
-CALL_S = 30.0 * PATIENCE  # of one request or command that a free machine answers in a second or two
+CALL_S = 30.0 * PATIENCE  # for a request or command that takes a second or two on a free machine
 
 
 def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_s: float = 0.05) -> T:
     """Call `look` until it returns something true, and return that.
 
-    `timeout_s`: on a free machine; see PATIENCE.
+    `timeout_s` is that of a free machine: see PATIENCE. Raises AssertionError, which names `what`.
     """
     deadline = time.monotonic() + timeout_s * PATIENCE
     while True:
@@ -39,7 +39,7 @@ def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_
         time.sleep(every_s)
 
 
-# Each process of pytest has ports of its own, below those that the kernel gives to whoever asks for any.
+# Each process of pytest has its own ports, below those that the kernel gives out by itself.
 _PORTS_EACH = 4_000
 _first_port = 10_000 + _PORTS_EACH * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5)
 _ports = (_first_port + number % _PORTS_EACH for number in itertools.count(os.getpid()))

@@ -5,7 +5,7 @@ reads commands as JSON lines and answers each with one line.
     {"start": name, "call": "module:function", "arguments": {...}, "log_dir": folder}
         ->  {"pid": n, "log": path}
     {"ended": [pid, ...]}  ->  {"ended": {pid: exit code}}
-What was forked for a connection ends with it, and the process with its last connection.
+The processes forked for a connection end with it, and the zygote ends with its last connection.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _launch(folder: Path) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         cwd=ROOT,
-        # Workers that know their cores use them all; others would wait for each other on a busy machine.
+        # Workers that are given cores use them all; others would wait for each other on a busy machine.
         # torch reads its level when it is loaded; a cold start has set it by then (services/logs.py).
         env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
         check=True,
@@ -206,7 +206,7 @@ def run_baton(arguments: list[str], path: str = "") -> None:
     """Run Baton's command line in the forked process, as the entry point does."""
     from baton.services.cli.main import main
 
-    if path:  # as PYTHONPATH would have put it
+    if path:  # as PYTHONPATH would
         sys.path.insert(0, path)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
     sys.argv = ["baton", *arguments]
@@ -256,7 +256,7 @@ def _serve(folder: Path) -> None:
     """Serve until the last connection has ended."""
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
         listener.bind(str(folder / "socket"))
-        listener.listen()  # those that ask wait while this imports
+        listener.listen()  # clients wait while this imports
         _preload()
         selector.register(listener, selectors.EVENT_READ)
         clients = 0
@@ -285,7 +285,7 @@ def _preload() -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        EngineArgs.add_cli_args(FlexibleArgumentParser())  # vLLM keeps what it took half a second to find out
+        EngineArgs.add_cli_args(FlexibleArgumentParser())  # vLLM caches this, which takes half a second
     gc.freeze()
 
 

@@ -85,7 +85,7 @@ def eagle(folder: Path) -> None:
 def eagle3(folder: Path) -> None:
     """Write one Llama layer that attends over [embedding, state], the state made of three layers' states.
 
-    What carries the last token is the attention: each token looks for its own kind and copies it.
+    The attention carries the last token: each token attends to its own kind and copies it.
     """
     weights = Weights(5)
     _layer(weights, "midlayer", 0.3)

@@ -13,7 +13,7 @@ from harness.architectures.weights import Weights, common, mixer
 HIDDEN, HEADS, HEAD_DIM, INNER = language.HIDDEN, 2, 64, 256
 EXPERTS, CHOSEN, EXPERT_INNER = 4, 2, 64
 LAYERS = 3  # the first dense
-KV_RANK, ROPE_DIM, QUERY_RANK = 512, 64, 64  # CPU attention over latents is made for 512 + 64
+KV_RANK, ROPE_DIM, QUERY_RANK = 512, 64, 64  # CPU attention over latents supports 512 + 64
 TARGET, DRAFTER = 1.2, 0.6  # what a layer adds
 
 
@@ -119,7 +119,7 @@ def deepseek_v3(folder: Path) -> None:
         qk_nope_head_dim=HEAD_DIM,
         v_head_dim=HEAD_DIM,
         moe_layer_freq=1,
-        scoring_func="sigmoid",  # vLLM takes softmax without it, transformers never does
+        scoring_func="sigmoid",  # vLLM defaults to softmax, transformers does not
         topk_method="noaux_tc",
     )
     weights.save(folder, config)

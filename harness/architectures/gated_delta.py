@@ -1,6 +1,6 @@
 """Hybrids of linear and full attention: Qwen3.5 and Qwen3-Next, with their MTP layers.
 
-On CPU the gated delta rule is there for bfloat16 and heads of 128 alone. The norms' weights count from one.
+On CPUs the gated delta rule supports only bfloat16 and heads of 128. The norms' weights are offsets from one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KINDS = ["linear_attention", "full_attention"] * 2
 TARGET, DRAFTER = (
     0.75,
     2.5,
-)  # what a layer adds; little to the target, as bfloat16 decides near-ties by chance
+)  # what a layer adds; little in the target, as bfloat16 decides near-ties by chance
 
 # Texts whose answers of both models have no near-ties: over 64 tokens the best token leads the second by
 # more than 0.3 in log-probability. Answers were seen to flip below 0.16.
@@ -55,7 +55,7 @@ def _layer(weights: Weights, prefix: str, kind: str, gain: float, *, experts: bo
     if kind == "linear_attention":
         _linear_attention(weights, f"{prefix}.linear_attn", gain, fused=experts)
     else:
-        attention = f"{prefix}.self_attn"  # its query brings a gate along
+        attention = f"{prefix}.self_attn"  # with a gate beside its query
         weights.attention(
             attention, heads=HEADS, key_heads=1, head_dim=HEAD_DIM, gain=4 * gain, query_parts=2
         )

@@ -2,9 +2,9 @@
 
 A trained draft model agrees with its target often but not always. Random weights never agree. So all models
 share one table: each of the 95 printable characters has a successor. Their embeddings are orthogonal, and
-the output head gives most to the successor of the character that the hidden state is closest to. What the
-layers add is random and depends on all that came before; its size decides how often the model departs
-from the table. A drafter that knows the table is right as often as its target follows it.
+the output head favours the successor of the character that the hidden state is closest to. What the layers
+add is random and depends on all tokens before; its size decides how often the model departs from the table.
+A drafter that knows the table is right as often as its target follows it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import random
 import torch
 
 VOCABULARY = 320
-CHARACTERS = range(32, 127)  # tokens that are ever written: printable ASCII in the byte-level tokenizer
+CHARACTERS = range(32, 127)  # the tokens in use: printable ASCII in the byte-level tokenizer
 HIDDEN = 128
-SHARPNESS = 30.0  # logit of a token whose predecessor is all that the hidden state says
+SHARPNESS = 30.0  # logit of a token where the hidden state holds only its predecessor
 
 
 def successors() -> dict[int, int]:
@@ -39,7 +39,7 @@ def embedding(hidden: int = HIDDEN) -> torch.Tensor:
 def head(hidden: int = HIDDEN, steps: int = 1) -> torch.Tensor:
     """Return [VOCABULARY, hidden]: a state near a character favours the one `steps` places on.
 
-    Tokens that are no characters get 0: they are never the best, and next to never sampled.
+    Tokens that are no characters get 0: they are never the best, and hardly ever sampled.
     """
     rows, embedded, follows = torch.zeros(VOCABULARY, hidden), embedding(hidden), successors()
     for token in CHARACTERS:

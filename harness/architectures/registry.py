@@ -3,10 +3,10 @@
     one = ARCHITECTURES["mtp-mimo"]
     folder = one.checkpoint()                    # made once, then kept until the code that makes it changes
     engine arguments: model=one.target(folder), speculative_config=one.speculative(folder), **one.engine
-    prompts = one.prompts(20)                    # token ids, with answers that hang on no rounding
+    prompts = one.prompts(20)                    # token ids, with answers that do not depend on rounding
 
-Of greedy drafts two to six in ten are accepted. Draft models know what language.py says and nothing of what
-the target's layers add.
+Two to six in ten greedy drafts are accepted. Draft models know the language of language.py, and nothing of
+what the target's layers add.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Architecture:
     engine: dict[str, Any] = field(default_factory=dict)  # further arguments of the engine
     handoff: bool = True  # hybrids of linear and full attention cannot be handed over
     reference: str | None = None  # transformers' class, where its float32 output is equal
-    texts: tuple[int, ...] = tuple(range(100))  # numbers of the texts to ask with
+    texts: tuple[int, ...] = tuple(range(100))  # numbers of the texts that serve as prompts
 
     def build(self, folder: Path) -> None:
         """Write the target, and the drafter if there is one, into `folder`, which is created."""
@@ -87,7 +87,7 @@ def _spec(method: str, tokens: int, **more: Any) -> dict[str, Any]:
     return {"method": method, "num_speculative_tokens": tokens} | more
 
 
-# A prefix cache of linear attention's states takes a Triton kernel, also on CPU, where there is none.
+# A prefix cache of linear attention's states needs a Triton kernel, which CPUs do not have.
 _HYBRID: dict[str, Any] = {
     "dtype": "bfloat16",
     "handoff": False,

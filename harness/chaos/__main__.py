@@ -5,8 +5,8 @@
     python -m harness.chaos --list                           plans and faults
     python -m harness.chaos report [FILE]                    write the table of docs/reliability.md
 
-The exit status is 1 when a request failed, a token was wrong, a placement was one too many, or something was
-still held two lease times after the load.
+The exit status is 1 when a request failed, a token was wrong, a worker was overbooked, or something was still
+held two lease times after the load.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["report"]:
         print(f"wrote {page.write(Path(arguments[1]) if arguments[1:] else page.RESULTS)}")
         return 0
-    asked = _parser().parse_args(arguments)
-    if asked.list:
+    options = _parser().parse_args(arguments)
+    if options.list:
         print(_listed())
         return 0
-    names = asked.plan or ALL
+    names = options.plan or ALL
     # Both end a plan as Ctrl-C does: its task is cancelled, and takes its processes along.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -47,17 +47,17 @@ def main(arguments: list[str]) -> int:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
 
     transformers.logging.set_verbosity_error()  # the sources of the prompts are longer than any prompt
-    folder = Path(asked.logs or tempfile.mkdtemp(prefix="baton-chaos-"))
+    folder = Path(options.logs or tempfile.mkdtemp(prefix="baton-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    say(f"{len(names)} plans, seed {asked.seed}, logs in {folder}")
+    say(f"{len(names)} plans, seed {options.seed}, logs in {folder}")
     outcomes: list[Outcome | Placed] = []
     for name in names:
         plan = PLANS[name]
-        seconds = asked.seconds or plan.seconds
-        outcomes.append(asyncio.run(run(plan, asked.seed, seconds, folder / name, say)))
+        seconds = options.seconds or plan.seconds
+        outcomes.append(asyncio.run(run(plan, options.seed, seconds, folder / name, say)))
         print(outcomes[-1], flush=True)
-        if asked.out:
-            page.save(asked.out, outcomes)
+        if options.out:
+            page.save(options.out, outcomes)
     good = all(one.good for one in outcomes)
     say(f"{sum(one.good for one in outcomes)} of {len(outcomes)} plans are good")
     return 0 if good else 1

@@ -66,7 +66,7 @@ class Questions:
         return self._known[case.prompt][: case.tokens]
 
 
-def asked(every: int) -> list[tuple[int, ...]]:
+def sample(every: int) -> list[tuple[int, ...]]:
     """Return a sample of the prompts of all lengths."""
     chosen = [tuple(prompt) for prompt in texts.prompts() if SHORTEST <= len(prompt) <= LONGEST]
     return chosen[::-every]
@@ -74,7 +74,7 @@ def asked(every: int) -> list[tuple[int, ...]]:
 
 async def questions(url: str, every: int) -> Questions:
     """Return prompts with answers; unknown ones are requested at `url`, where nothing may fail now."""
-    prompts = asked(every)
+    prompts = sample(every)
     file = CACHE / f"{_digest(prompts)}.json"
     if file.exists():
         answers = json.loads(file.read_text())
@@ -87,24 +87,24 @@ async def questions(url: str, every: int) -> Questions:
     return Questions(dict(zip(prompts, answers, strict=True)))
 
 
-def _digest(asked: Sequence[tuple[int, ...]]) -> str:
-    told = json.dumps([model_fingerprint(ENGINE["model"]), ENGINE["dtype"], MOST, asked])
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+def _digest(prompts: Sequence[tuple[int, ...]]) -> str:
+    content = json.dumps([model_fingerprint(ENGINE["model"]), ENGINE["dtype"], MOST, prompts])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-async def _take(url: str, asked: Sequence[tuple[int, ...]]) -> list[list[int]]:
+async def _take(url: str, prompts: Sequence[tuple[int, ...]]) -> list[list[int]]:
     room = asyncio.Semaphore(AT_ONCE)
 
     async def take(http: aiohttp.ClientSession, prompt: tuple[int, ...]) -> list[int]:
         case = Case(prompt, min(MOST, LIMIT - len(prompt)), stream=False)
         async with room, http.post(f"{url}/v1/completions", json=case.body()) as answer:
-            told = await answer.json()
+            body = await answer.json()
             if answer.status != 200:
-                raise RuntimeError(f"no reference: HTTP {answer.status}: {told}")
-            ids: list[int] = told["choices"][0]["token_ids"]
+                raise RuntimeError(f"no reference: HTTP {answer.status}: {body}")
+            ids: list[int] = body["choices"][0]["token_ids"]
             if len(ids) != case.tokens:
-                raise RuntimeError(f"no reference: {len(ids)} tokens came, {case.tokens} were asked for")
+                raise RuntimeError(f"no reference: {len(ids)} tokens came instead of {case.tokens}")
             return ids
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:
-        return list(await asyncio.gather(*(take(http, prompt) for prompt in asked)))
+        return list(await asyncio.gather(*(take(http, prompt) for prompt in prompts)))

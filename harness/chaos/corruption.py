@@ -21,8 +21,8 @@ BLOCK_SIZE = 32  # tokens, on a CPU
 def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) -> int:
     """Flip a bit in each complete save of a worker that is not in `seen`; note it there. Return how many.
 
-    A save is found by its header and known by its first digest, so that its bytes are hit only after they
-    were digested: what is broken before that no reader could notice.
+    A save is found by its header and identified by its first digest, so that its bytes change only after they
+    were digested: nobody could notice an earlier change.
     """
     hit = 0
     for path in segments.DIRECTORY.glob(f"baton-kv-{pid}-*"):

@@ -1,7 +1,7 @@
 """The faults, by name. A new one is a function with `@fault`; plans.py says in which plans it happens.
 
-A fault does its harm, holds it for as long as it is told, and repairs: afterwards `Site.whole` must become
-true by itself. It reaches for nothing but its `Act`.
+A fault does its harm, holds it for the given time, and repairs it: afterwards `Site.whole` must become true
+by itself. It uses only its `Act`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from harness.chaos.load import Answer, Load
 from harness.chaos.site import Part, Site
 from harness.scheduling import RedisServer
 
-MOMENT_S = 5.0  # a stage is waited for as long
-LONG_PROMPT = 200  # tokens: its handoff can be met
-STREAMED = 8  # tokens that came: the answer is under way
+MOMENT_S = 5.0  # to wait for a stage
+LONG_PROMPT = 200  # tokens: a handoff long enough to be hit
+STREAMED = 8  # tokens that have come when an answer is well under way
 
 ANY = "any"
 QUEUE, PREFILL, HANDOFF, STREAM = "queue", "prefill", "handoff", "stream"
-"""Of a request on a worker: several wait to be read; it is read; its first token came, so that its KV is
-pinned or in mid-pull; its later tokens come."""
+"""Stages of a request at a worker: it queues behind others; it is prefilled; its first token has come, so
+that its KV is pinned or being pulled; its later tokens come."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Act:
     """A fault while it happens, and everything that it may use."""
 
     site: Site
-    load: Load | None  # None: nobody asks for answers
+    load: Load | None  # None: no requests are sent
     draw: random.Random
     stage: str
     hold_s: float
@@ -69,7 +69,7 @@ class Act:
             await self.answers.event(lambda answer: len(answer.tokens) >= STREAMED and mine(answer), MOMENT_S)
         elif self.stage in (QUEUE, PREFILL):
             enough = 2 if self.stage == QUEUE else 1
-            while self.unread(victim) < enough and time.monotonic() < deadline:  # noqa: ASYNC110 (no event tells)
+            while self.prefilling(victim) < enough and time.monotonic() < deadline:  # noqa: ASYNC110 (no event)
                 await asyncio.sleep(0.005)
         else:
             await asyncio.sleep(self.draw.uniform(0.0, 0.5))
@@ -82,7 +82,7 @@ class Act:
                 return pair
         return "", ""
 
-    def unread(self, victim: Part) -> int:
+    def prefilling(self, victim: Part) -> int:
         """Return the requests that a worker is to prefill or prefills."""
         return sum(
             not answer.tokens and self.workers(answer)[0] == victim.worker_id
@@ -93,28 +93,28 @@ class Act:
         """Count the requests that are hit, by stage. Queued and prefilling are told apart by age alone."""
         if self.load is None:
             return
-        reading = 0
-        for answer in sorted(self.answers.running.values(), key=lambda one: one.asked):
-            reader, writer = self.workers(answer)
-            if victim.is_worker and victim.worker_id not in (reader, writer):
+        waiting = 0
+        for answer in sorted(self.answers.running.values(), key=lambda one: one.sent):
+            prefill, decode = self.workers(answer)
+            if victim.is_worker and victim.worker_id not in (prefill, decode):
                 continue
             if victim.kind == "router" and answer.router is not victim:
                 continue
             if not answer.tokens:
-                stage = PREFILL if not reading and victim.worker_id == reader else QUEUE
-                reading += 1
+                stage = PREFILL if not waiting and victim.worker_id == prefill else QUEUE
+                waiting += 1
             elif len(answer.tokens) == 1:
                 stage = HANDOFF
             else:
                 stage = STREAM
             if stage == STREAM and victim.kind == "prefill":
-                continue  # it has nothing to do with it any more
+                continue  # the request has left this worker
             self.census[f"{victim.kind} {stage}"] += 1
 
     @property
     def answers(self) -> Load:
         if self.load is None:
-            raise RuntimeError("the plan asks for no answers: its faults come at any stage")
+            raise RuntimeError("the plan sends no requests: its faults come at any stage")
         return self.load
 
     @property
@@ -129,12 +129,12 @@ Fault = Callable[[Act], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Kind:
-    """One registered fault."""
+    """A registered fault."""
 
     name: str
     run: Fault
     stages: tuple[str, ...]
-    hold_s: tuple[float, float]  # between which it lasts
+    hold_s: tuple[float, float]  # least and most
     about: str
 
 
@@ -190,7 +190,7 @@ async def _drain(act: Act, *kinds: str) -> None:
 async def _end_well(act: Act, victim: Part) -> None:
     code = await victim.ended()
     if code != 0:
-        act.site.crashes.append(f"{victim.worker_id} ended with {code} when it was told to drain")
+        act.site.crashes.append(f"{victim.worker_id} ended with {code} instead of draining")
 
 
 @fault(QUEUE, PREFILL, HANDOFF)
@@ -226,12 +226,12 @@ async def pause_worker(act: Act) -> None:
 @fault(HANDOFF)
 async def kill_pair(act: Act) -> None:
     """Kill a prefill and a decode worker at once."""
-    reader, writer = act.pick("prefill"), act.pick("decode")
-    await act.moment(reader)
-    reader.kill()
-    writer.kill()
-    await reader.restart()
-    await writer.restart()
+    prefill, decode = act.pick("prefill"), act.pick("decode")
+    await act.moment(prefill)
+    prefill.kill()
+    decode.kill()
+    await prefill.restart()
+    await decode.restart()
 
 
 @fault()

@@ -18,7 +18,7 @@ from harness.chaos.site import Part, Site
 
 DEADLINE_S = 120.0  # of one request, with all its waiting
 MOST_WAIT_S = 2.0  # before the next try after a 503, whatever Retry-After says
-END_S = 150.0  # until the last answers are there
+END_S = 150.0  # until the last answers have come
 
 
 class Fate(Enum):
@@ -37,7 +37,7 @@ class Answer:
     request_id: str
     case: Case
     router: Part
-    asked: float  # of the try that was admitted
+    sent: float  # of the try that was admitted
     tokens: list[int] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)  # of events with tokens
     ended: float = 0.0
@@ -50,7 +50,7 @@ class Answer:
         """Return (start, end) of each wait of a stream's client; none for a response in one piece."""
         if not self.case.stream:
             return []
-        times = [self.asked, *self.arrivals, self.ended]
+        times = [self.sent, *self.arrivals, self.ended]
         return list(itertools.pairwise(times))
 
 
@@ -79,7 +79,7 @@ class Load:
         self.site = site
         self.running: dict[str, Answer] = {}
         self.over: list[Answer] = []
-        self.tokens = 0  # that came, of all answers
+        self.tokens = 0  # received, of all answers
         self._questions = questions
         self._seed = seed
         self._clients = clients
@@ -90,7 +90,7 @@ class Load:
 
     async def __aenter__(self) -> Load:
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
-        # A connection for each request: one that a dying router closed is nobody's failure.
+        # A connection for each request: one that a dying router closed makes no later request fail.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         self._http = aiohttp.ClientSession(timeout=timeout, connector=connector)
         self._tasks = [
@@ -154,8 +154,8 @@ class Load:
         error = ""
         try:
             while True:
-                answer.asked = time.monotonic()
-                if answer.asked > began + DEADLINE_S:
+                answer.sent = time.monotonic()
+                if answer.sent > began + DEADLINE_S:
                     error = f"not admitted within {DEADLINE_S:g} s"
                     break
                 try:
@@ -203,11 +203,11 @@ class Load:
                     self._take(answer, json.loads(line[6:]))
         return None
 
-    def _take(self, answer: Answer, told: dict[str, object]) -> None:
-        if "error" in told:
-            answer.error = f"{told['error']}"[:400]
+    def _take(self, answer: Answer, event: dict[str, object]) -> None:
+        if "error" in event:
+            answer.error = f"{event['error']}"[:400]
             return
-        choice = told["choices"][0]  # type: ignore[index]
+        choice = event["choices"][0]  # type: ignore[index]
         ids = choice.get("token_ids") or []
         answer.tokens += ids
         self.tokens += len(ids)

@@ -11,7 +11,7 @@ from baton.protos import scheduler_pb2 as pb
 from harness.chaos.load import Answer, Fate, judge
 from harness.stats import percentile
 
-TOLD = 20  # messages that are kept of each kind
+KEPT = 20  # messages kept of each kind
 ADDED_S = 2.0  # a pause may take a lease and this
 
 Span = tuple[float, float]  # from, to; time.monotonic, seconds
@@ -67,8 +67,8 @@ class Outcome:
     tokens: int = 0
     failed: int = 0
     wrong: int = 0
-    refused: int = 0  # 503 before any byte, while nobody could serve: asked again
-    refused_needlessly: int = 0  # the same while somebody could: these count as failed
+    refused: int = 0  # 503 before any byte, while nobody could serve: sent again
+    refused_needlessly: int = 0  # the same while a worker could: these count as failed
     router_lost: int = 0  # requests of a router that was killed
     longest_pause_s: float = 0.0
     longest_covered_pause_s: float = 0.0  # without the time in which no worker was left, or its router hung
@@ -115,9 +115,9 @@ class Outcome:
             self.refused += len(answer.refused) - needless
             self.refused_needlessly += needless
             if needless:
-                self.tell(f"{answer.request_id}: 503 while a worker could serve")
+                self.note(f"{answer.request_id}: 503 while a worker could serve")
             if how and fate is not Fate.ROUTER_LOST:
-                self.tell(how)
+                self.note(how)
             pauses = answer.pauses()[self.full :] if fate is Fate.RIGHT else []
             if pauses:
                 longest.append(max(end - start for start, end in pauses))
@@ -133,16 +133,16 @@ class Outcome:
                 self.over_limit += 1
                 began_s = pause[0] - self.began_at
                 where = f"before its event {event}, {began_s:.1f} s after the start"
-                self.tell(f"{answer.request_id}: a pause of {took_s:.2f} s {where}")
+                self.note(f"{answer.request_id}: a pause of {took_s:.2f} s {where}")
 
-    def tell(self, message: str) -> None:
-        if len(self.messages) < TOLD:
+    def note(self, message: str) -> None:
+        if len(self.messages) < KEPT:
             self.messages.append(message)
 
     def as_json(self) -> dict[str, Any]:
-        told = asdict(self)
+        figures = asdict(self)
         return {
-            key: round(value, 3) if isinstance(value, float) else value for key, value in told.items()
+            key: round(value, 3) if isinstance(value, float) else value for key, value in figures.items()
         } | {"good": self.good}
 
     def __str__(self) -> str:
@@ -152,7 +152,7 @@ class Outcome:
         lines = [
             f"{self.plan}, {self.shape}, seed {self.seed}: {'good' if self.good else 'NOT GOOD'}",
             f"  {self.requests} requests ({self.streams} streams), {self.tokens} tokens: "
-            f"{self.failed} failed, {self.wrong} wrong, {self.refused} refused while nobody could serve, "
+            f"{self.failed} failed, {self.wrong} wrong, {self.refused} refused while no worker could serve, "
             f"{self.refused_needlessly} needlessly, {self.router_lost} of killed routers",
             f"  longest pause {self.longest_pause_s:.2f} s; with a worker left "
             f"{self.longest_covered_pause_s:.2f} s, limit {self.pause_limit_s:.1f} s "

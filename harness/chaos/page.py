@@ -49,9 +49,9 @@ def tables(result: dict[str, Any]) -> str:
             _table([_HEAD, ["---"] * len(_HEAD), *map(_row, plans)]),
             *map(_placements, placements),
             _table([["fault", "times"], ["---", "---"], *sorted(faults.items())]),
-            "Requests that a fault hit, by the role of its victim and where the request stood:\n",
+            "Requests that a fault hit, by the role of its victim and the request's stage:\n",
             _table([["role, stage", "requests"], ["---", "---"], *sorted(stages.items())]),
-            "Attempts at requests that came to nothing, as the routers counted them:\n",
+            "Attempts that failed, as the routers counted them:\n",
             _table([["trouble", "attempts"], ["---", "---"], *sorted(retries.items())]),
         ]
     )
@@ -59,7 +59,7 @@ def tables(result: dict[str, Any]) -> str:
 
 _HEAD = [
     *("plan", "fleet", "drafts", "store", "seed", "requests", "failed", "wrong tokens", "blocks left"),
-    *("leases left", "longest pause, s", "with a worker left, s", "limit, s", "p99, s", "restarts"),
+    *("leases left", "longest pause, s", "while a worker could serve, s", "limit, s", "p99, s", "restarts"),
 ]
 
 
@@ -88,16 +88,16 @@ def _placements(one: dict[str, Any]) -> str:
         ["failed", one["failed"] + len(one["crashes"]) + len(one["unhealed"])],
         ["refused as full", one["refused"]],
         ["placed twice", one["twice"]],
-        ["beyond a worker's bounds", one["beyond"]],
+        ["beyond a worker's limits", one["beyond"]],
         ["fullest worker", f"{one['fullest']:.0%}"],
         ["fullest worker, where routers placed alone", f"{one['fullest_alone']:.0%}"],
-        ["p50, p99, most between faults, ms", _times(one["calm"])],
-        ["p50, p99, most in faults, ms", _times(one["disturbed"])],
+        ["p50, p99, maximum between faults, ms", _times(one["calm"])],
+        ["p50, p99, maximum during faults, ms", _times(one["disturbed"])],
         ["attempts left, reservations left", f"{left['attempts']}, {left['requests']}"],
     ]
-    asked = f"`{one['plan']}`, seed {one['seed']}: {one['rate']} requests/s for {one['seconds']:.0f} s"
+    load = f"`{one['plan']}`, seed {one['seed']}: {one['rate']} requests/s for {one['seconds']:.0f} s"
     fleet = f"{one['routers']} routers, {one['schedulers']} schedulers over Redis, {one['workers']} workers"
-    title = f"{asked}; {fleet} without engines. Times are those of placing.\n"
+    title = f"{load}; {fleet} without engines. Times are those of a placement.\n"
     return "\n".join([title, _table([["what", "measured"], ["---", "---"], *rows])])
 
 

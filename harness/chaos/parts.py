@@ -14,7 +14,7 @@ def run(kind: str, settings: dict[str, Any]) -> None:
 
     loaded = load(settings)
     if loaded.worker.worker_id:
-        loaded.worker.worker_id += f".{os.getpid()}"  # as `baton up` does: its lives share a name
+        loaded.worker.worker_id += f".{os.getpid()}"  # as `baton up` does: restarts share a name
     if kind == "scheduler":
         from baton.services.fleet.scheduler import run_scheduler
 

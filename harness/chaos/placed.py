@@ -13,14 +13,14 @@ from baton.scheduler.types import Booking, PlacementLimits, Reserved
 from harness.chaos.outcome import Span, counts
 from harness.stats import percentile
 
-TOLD = 5  # messages that are kept of each kind
+KEPT = 5  # messages kept of each kind
 
 
 class Books:
     """What live attempts hold at each worker, as their routers know: never more than is booked.
 
-    A worker on which a router placed alone may be fuller: routers do not see each other's bookings then, and
-    each of them may fill the room that all of them saw.
+    A worker on which a router placed alone may be fuller: then routers do not see each other's bookings, and
+    each may fill the room that all of them saw.
     """
 
     def __init__(self, capacity: pb.Capacity, limits: PlacementLimits, routers: int) -> None:
@@ -33,7 +33,7 @@ class Books:
         self._alone: Counter[str] = Counter()  # by worker id: attempts that a router placed alone
         self.fullest = 0.0  # share of a worker's bounds, where schedulers placed all of it
         self.fullest_alone = 0.0  # the same where a router placed something alone
-        self.beyond = 0  # placements that filled a worker further than may be
+        self.beyond = 0  # placements that overbooked a worker
 
     def add(self, booking: Booking, *, alone: bool) -> None:
         reader = self._held.setdefault(booking.reader_id, Reserved())
@@ -42,7 +42,7 @@ class Books:
             self._held.setdefault(worker_id, Reserved()).add(booking.share(worker_id))
             self._alone[worker_id] += alone
         writer = self._held[booking.decode_id]
-        # A reader with nothing queued takes any prompt.
+        # A prefill worker with an empty queue takes any prompt.
         self._look(booking.reader_id, queued and reader.prompt_tokens / self._most.prompt_tokens)
         self._look(booking.decode_id, writer.requests / self._most.requests)
         self._look(booking.decode_id, writer.blocks / self._most.blocks)
@@ -99,9 +99,9 @@ class Left:
     silent: int = 0  # schedulers that do not answer
 
     @classmethod
-    def of(cls, told: Iterable[pb.Description | None]) -> Left:
+    def of(cls, descriptions: Iterable[pb.Description | None]) -> Left:
         left = cls()
-        for one in told:
+        for one in descriptions:
             if one is None:
                 left.silent += 1
                 continue
@@ -123,7 +123,7 @@ class Placed:
 
     plan: str
     seed: int
-    rate: int  # requests a second that were asked for
+    rate: int  # requests a second
     workers: int
     routers: int
     schedulers: int
@@ -135,12 +135,12 @@ class Placed:
     refused: int = 0  # as all workers were full
     failed: int = 0  # for any other reason
     failures: dict[str, int] = field(default_factory=dict)  # those, by the reason
-    late: int = 0  # epochs that were asked for once more
-    twice: int = 0  # of these and of all others: what was placed twice, or is booked on other workers
+    late: int = 0  # epochs that were placed once more
+    twice: int = 0  # placed twice, or booked on other workers
     beyond: int = 0  # see Books
     fullest: float = 0.0
     fullest_alone: float = 0.0
-    dropped: int = 0  # reports that could not be told
+    dropped: int = 0  # reports that were lost
     calm: Latency = field(default_factory=Latency)  # between faults
     disturbed: Latency = field(default_factory=Latency)  # from a fault to the moment when all is whole again
     left: Left = field(default_factory=Left)
@@ -168,18 +168,18 @@ class Placed:
     def fail(self, why: str, message: str) -> None:
         self.failed += 1
         self.failures[why] = self.failures.get(why, 0) + 1
-        if self.failures[why] <= TOLD:
+        if self.failures[why] <= KEPT:
             self.messages.append(f"{why}: {message}")
 
     def place_twice(self, message: str) -> None:
         self.twice += 1
-        if self.twice <= TOLD:
+        if self.twice <= KEPT:
             self.messages.append(message)
 
     def as_json(self) -> dict[str, Any]:
-        told = asdict(self)
+        figures = asdict(self)
         return {
-            key: round(value, 3) if isinstance(value, float) else value for key, value in told.items()
+            key: round(value, 3) if isinstance(value, float) else value for key, value in figures.items()
         } | {"good": self.good}
 
     def __str__(self) -> str:
@@ -188,7 +188,7 @@ class Placed:
             f"{self.schedulers} schedulers, seed {self.seed}: {'good' if self.good else 'NOT GOOD'}",
             f"  {self.requests} requests in {self.seconds:.0f} s: {self.placed} attempts placed, "
             f"{self.alone} of them by routers alone; {self.refused} refused as full, {self.failed} failed",
-            f"  {self.twice} placed twice ({self.late} asked for once more); "
+            f"  {self.twice} placed twice ({self.late} epochs repeated); "
             f"{self.beyond} beyond a worker's bounds: the fullest had {self.fullest:.0%}, "
             f"{self.fullest_alone:.0%} where routers placed alone",
             f"  failed: {counts(self.failures)}",

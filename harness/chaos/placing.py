@@ -1,5 +1,5 @@
-"""A load without engines: workers that register, send heartbeats and do nothing else, and routers that place
-so many requests a second with all that a real router places with, and send them to nobody.
+"""A load without engines: workers only register and send heartbeats, and routers place so many requests a
+second with the code of a real router, but send them to nobody.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ ROUTERS = 2
 CAPACITY = capacity(max_num_seqs=24, num_blocks=1_201, max_model_len=4_096)
 PROMPT = (100, 900)  # tokens
 ANSWER = (16, 300)
-READ_S = (0.005, 0.03)  # until the prompt is read
+READ_S = (0.005, 0.03)  # until the prompt is prefilled
 LIFE_S = (0.05, 0.5)
 RETRIED = 0.05  # share of the requests that lose their worker once
-LATE = 0.02  # share of the scheduler's placements that are asked for once more, with the same epoch
+LATE = 0.02  # share of the scheduler's placements that are made once more, with the same epoch
 TICK_S = 0.01
 LOOK_S = 0.5  # between two looks at what schedulers believe to be live
-MOST_OPEN = 8_000  # requests under way; more means that nobody keeps up
+MOST_OPEN = 8_000  # requests under way; more means that the schedulers do not keep up
 START_S = 20.0
 END_S = 60.0  # until the last requests are over
 
@@ -80,14 +80,14 @@ class _Router:
 
 
 class Placing:
-    """Requests at an even rate, whatever happens to earlier ones; `told` collects what is seen."""
+    """Requests at an even rate, whatever happens to earlier ones; `placed` collects the outcome."""
 
-    def __init__(self, site: Site, told: Placed, seed: str) -> None:
-        self.over: list[tuple[float, float]] = []  # placements: asked for, there; time.monotonic
+    def __init__(self, site: Site, placed: Placed, seed: str) -> None:
+        self.over: list[tuple[float, float]] = []  # placements: begin, end; time.monotonic
         self._site = site
-        self._told = told
+        self._placed = placed
         self._draw = random.Random(seed)
-        self._books = Books(CAPACITY, SchedulerSettings(), told.routers)
+        self._books = Books(CAPACITY, SchedulerSettings(), placed.routers)
         self._pairs: dict[tuple[str, int], tuple[str, str]] = {}  # attempt -> its prefill and decode worker
         self._open: set[asyncio.Task[None]] = set()
         self._routers: list[_Router] = []
@@ -96,11 +96,11 @@ class Placing:
 
     @property
     def progress(self) -> str:
-        return f"{self._told.placed} placed, {self._told.alone} alone, {len(self._open)} under way"
+        return f"{self._placed.placed} placed, {self._placed.alone} alone, {len(self._open)} under way"
 
     async def __aenter__(self) -> Placing:
         lease_s = self._site.shape.lease_s
-        for number in range(self._told.routers):
+        for number in range(self._placed.routers):
             self._routers.append(_Router(self._site.scheduler_address, f"router-{number}", lease_s))
         for router in self._routers:
             await router.client.refresh()  # a router serves from its first snapshot on
@@ -117,22 +117,22 @@ class Placing:
             await asyncio.wait(self._open, timeout=END_S)
         for task in [*self._open, *self._tasks]:
             if task in self._open:
-                self._told.fail("END", f"a request is not over {END_S:g} s after the last one began")
+                self._placed.fail("END", f"a request is not over {END_S:g} s after the last one began")
             await stop(task)
         for router in self._routers:
             await router.client.close()
-            self._told.dropped += router.client.reporter.dropped
-        told, books = self._told, self._books
-        told.beyond, told.fullest, told.fullest_alone = books.beyond, books.fullest, books.fullest_alone
+            self._placed.dropped += router.client.reporter.dropped
+        placed, books = self._placed, self._books
+        placed.beyond, placed.fullest, placed.fullest_alone = books.beyond, books.fullest, books.fullest_alone
 
     async def _ask(self) -> None:
         began = time.monotonic()
         for number in itertools.count():
-            while number >= (time.monotonic() - began) * self._told.rate:  # noqa: ASYNC110 (a pace)
+            while number >= (time.monotonic() - began) * self._placed.rate:  # noqa: ASYNC110 (a pace)
                 await asyncio.sleep(TICK_S)
-            self._told.requests += 1
+            self._placed.requests += 1
             if len(self._open) >= MOST_OPEN:
-                self._told.fail("OPEN", f"{MOST_OPEN} requests are under way: nobody keeps up")
+                self._placed.fail("OPEN", f"{MOST_OPEN} requests are under way: nobody keeps up")
                 continue
             router = self._routers[number % len(self._routers)]
             state = RequestState(
@@ -151,7 +151,7 @@ class Placing:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._open.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            self._told.fail(type(error).__name__, f"{error}")
+            self._placed.fail(type(error).__name__, f"{error}")
 
     async def _request(self, router: _Router, state: RequestState) -> None:
         if self._draw.random() < RETRIED:
@@ -186,20 +186,20 @@ class Placing:
             placement = await router.placements.place(state, set())
         except NotAdmitted as no:
             if no.why is Why.FULL:
-                self._told.refused += 1
+                self._placed.refused += 1
             else:
-                self._told.fail(no.why, f"{state.request_id}{self._after_s()}: {no.message}")
+                self._placed.fail(no.why, f"{state.request_id}{self._after_s()}: {no.message}")
             return None
         self.over.append((began, time.monotonic()))
-        self._told.placed += 1
-        self._told.alone += placement.alone
+        self._placed.placed += 1
+        self._placed.alone += placement.alone
         attempt = placement.attempt
         self._pairs[attempt.request_id, attempt.epoch] = _pair(placement)
         return placement
 
     async def _once_more(self, router: _Router, state: RequestState, placement: Placement) -> None:
         """Place the same epoch again, like a call delivered twice: it must not be placed."""
-        self._told.late += 1
+        self._placed.late += 1
         with contextlib.suppress(NoCapacity, SchedulerUnavailable):
             again = await router.client.place(
                 state.request_id,
@@ -209,22 +209,22 @@ class Placing:
                 vllm_version=VLLM_VERSION,
             )
             where = f"{_pair(placement)}, then on {_pair(again)}"
-            self._told.place_twice(f"{again.attempt} was placed on {where}{self._after_s()}")
+            self._placed.place_twice(f"{again.attempt} was placed on {where}{self._after_s()}")
 
     def _after_s(self) -> str:
-        return f", {time.monotonic() - self._told.began_at:.1f} s after the start"
+        return f", {time.monotonic() - self._placed.began_at:.1f} s after the start"
 
     async def _watch(self) -> None:
         """Compare what schedulers have booked with what the routers were told."""
         while True:
-            for told in await self._site.describe_each():
-                for live in told.attempts if told is not None else ():
+            for description in await self._site.describe_each():
+                for live in description.attempts if description is not None else ():
                     attempt = live.attempt.request_id, live.attempt.epoch
                     booked = live.prefill_worker_id, live.decode_worker_id
-                    mine = self._pairs.get(attempt, booked)  # what was not heard of yet may be on its way
+                    mine = self._pairs.get(attempt, booked)  # a placement not received yet may be on its way
                     if mine != booked:
                         where = f"{mine}, and is booked on {booked}"
-                        self._told.place_twice(f"{attempt} was placed on {where}{self._after_s()}")
+                        self._placed.place_twice(f"{attempt} was placed on {where}{self._after_s()}")
             await asyncio.sleep(LOOK_S)
 
 

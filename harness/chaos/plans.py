@@ -44,11 +44,11 @@ class Plan:
     about: str
     seconds: float = 120.0
     clients: int = 8
-    rate: int = 0  # above 0: nobody asks for answers, so many requests a second are placed (placing.py)
-    once: bool = False  # end when each fault was there at each of its stages
+    rate: int = 0  # above 0: requests/s that are only placed (placing.py)
+    once: bool = False  # end when each fault was done at each of its stages
     stages: dict[str, tuple[str, ...]] = field(default_factory=dict)  # instead of a fault's own
     hold_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # the same
-    every: int = 2  # so many-th of the prompts is asked: each needs its long answer from before
+    every: int = 2  # one in so many prompts is used: each needs its long answer beforehand
 
     def events(self, seed: int) -> Iterator[Event]:
         """Yield events without end, unless `once`: each round has all faults at all stages, shuffled."""
@@ -84,13 +84,13 @@ def plan(one: Plan) -> None:
     PLANS[one.name] = one
 
 
-# 27 minutes of faults in all; starts and ends come on top of it.
+# 27 minutes of faults in all, besides starts and ends.
 plan(
     Plan(
         "workers-1p1d",
         Shape(1, 1, speculation=MTP),
         (*WORKERS, *DRAINS),
-        "the only worker of a role dies, hangs, drains, at every stage",
+        "the only worker of a role dies, hangs or drains, at every stage",
         seconds=180.0,
     )
 )
@@ -99,7 +99,7 @@ plan(
         "workers-2p2d",
         Shape(2, 2, speculation=MTP),
         (*WORKERS, *DRAINS),
-        "one of two workers of a role dies, hangs, drains, at every stage",
+        "one of two workers of a role dies, hangs or drains, at every stage",
         seconds=240.0,
         clients=12,
     )
@@ -109,7 +109,7 @@ plan(
         "hybrid-2p2d",
         Shape(2, 2, speculation=HYBRID, redis=True),
         (*DEATHS, "kill-scheduler", "kill-redis"),
-        "the same with drafts of n-grams and MTP together, over Redis",
+        "the same with drafts by MTP and n-grams together, over Redis",
         seconds=150.0,
         clients=12,
     )
@@ -167,7 +167,7 @@ plan(
         "handoffs-1p1d",
         Shape(1, 1, staging_mib=12, speculation=MTP),
         ("corrupt-handoffs", "kill-prefill", "kill-decode", "hang-prefill"),
-        "corrupted KV, and hardly any room for KV that waits",
+        "corrupted KV, and hardly any room for saved KV",
         seconds=120.0,
     )
 )
@@ -184,7 +184,7 @@ plan(
             "kill-decode",
             "hang-decode",
         ),
-        "six times as many requests as slots: most of them wait in their routers meanwhile",
+        "six times as many requests as slots: most of them wait in the routers",
         seconds=90.0,
         clients=12,
     )

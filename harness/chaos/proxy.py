@@ -1,7 +1,7 @@
 """A network that delays and drops: a TCP proxy in front of one worker.
 
-Dropped bytes are not lost for good: as on a network that is mended within TCP's patience they wait, and no
-connection is closed. A connection made meanwhile is accepted and stays silent.
+Dropped bytes are not lost: they wait, as on a network that is mended before TCP gives up, and no connection
+is closed. A connection made meanwhile is accepted and stays silent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Proxy:
     """A proxy from loopback's `port` to `target`, which may change when the worker starts again."""
 
     def __init__(self) -> None:
-        self.target = 0  # port; 0: nobody is there yet
+        self.target = 0  # port; 0: none yet
         self.port = 0
         self.delay_s = 0.0  # each way
         self._open = asyncio.Event()

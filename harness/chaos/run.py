@@ -47,7 +47,7 @@ async def _ask(site: Site, plan: Plan, seed: int, seconds: float, say: Say) -> O
         full=plan.clients > shape.slots * (shape.decode + shape.mixed),
     )
     try:
-        await _asked(site, plan, seed, seconds, outcome, say)
+        await _with_requests(site, plan, seed, seconds, outcome, say)
     except AssertionError as problem:
         outcome.unhealed.append(f"the plan ended early: {problem}")
     outcome.leaks.segments = len(site.segments_left())
@@ -67,7 +67,9 @@ async def _place(site: Site, plan: Plan, seed: int, seconds: float, say: Say) ->
     return outcome
 
 
-async def _asked(site: Site, plan: Plan, seed: int, seconds: float, outcome: Outcome, say: Say) -> None:
+async def _with_requests(
+    site: Site, plan: Plan, seed: int, seconds: float, outcome: Outcome, say: Say
+) -> None:
     """Run a plan with requests. Raises AssertionError if the deployment does not start or end well."""
     shape = site.shape
     async with site:
@@ -169,13 +171,13 @@ async def _left(site: Site, deadline: float) -> Leaks:
     """Return what is held at the deadline (time.monotonic), or nothing as soon as nothing is."""
     found = Leaks()
     while True:
-        told = await site.describe()
-        if told is not None:
-            found = leaks(told)
+        description = await site.describe()
+        if description is not None:
+            found = leaks(description)
             if not found.any:
                 return found
         if time.monotonic() > deadline:
-            if told is None:
+            if description is None:
                 raise AssertionError("no scheduler answers at the end")
             return found
         await asyncio.sleep(LOOK_S)

@@ -1,6 +1,6 @@
 """The deployment under test: parts that the harness starts, breaks and mends itself, each a process.
 
-`baton up` gives a part up that dies too often; here each may die as often as the plan wants.
+`baton up` gives up a part that dies too often; here each may die as often as the plan wants.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from harness.support import free_port
 
 START_S = 120.0  # until all parts are ready, on a busy machine
 END_S = 75.0  # until a part that drains has ended
-LOOK_S = 0.05  # between two looks at what the scheduler knows
-SELDOM_S = 0.5  # the same where no worker is a part: no stage of a request has to be met
+LOOK_S = 0.05  # between two calls of the scheduler
+SELDOM_S = 0.5  # the same without workers: no stage of a request has to be met
 MOST_CRASHES = 10  # of all parts; what crashes then stays dead
 CALL_S = 1.0  # deadline of one look
 
@@ -48,7 +48,7 @@ class Shape:
     routers: int = 1
     schedulers: int = 1
     redis: bool = False
-    proxied: bool = False  # a network that can delay and drop stands before each worker
+    proxied: bool = False  # a proxy that can delay and drop is before each worker
     speculation: dict[str, Any] | None = None
     lease_s: float = 3.0  # of workers
     hold_lease_s: float = 6.0  # of placements, and of KV that waits to be pulled
@@ -79,7 +79,7 @@ class Part:
     proxy: Proxy | None = None
     pid: int = 0
     wanted: bool = False  # it should be alive: if it is not, it has crashed
-    away: bool = True  # nobody can count on it now
+    away: bool = True  # it cannot be counted on now
     hung_since: float = 0.0  # time.monotonic; 0: it is not
     hung_times: list[tuple[float, float]] = field(default_factory=list)  # that are over
     killed: bool = False  # and not started again yet
@@ -172,14 +172,14 @@ class Site:
         self.shape = shape
         self.folder = folder
         self.parts: list[Part] = []
-        self.pids: set[int] = set()  # of all lives
+        self.pids: set[int] = set()  # of all restarts
         self.redis: RedisServer | None = None
         self.guests: set[str] = set()  # ids of workers that are no parts, and must be ready, too
         self.restarts: Counter[str] = Counter()
-        self.crashes: list[str] = []  # parts that ended though nobody told them to
-        self.uncovered: list[tuple[float, float]] = []  # when no worker was there; time.monotonic
-        self._uncovered_since = 0.0  # 0: somebody can
-        self.description: pb.Description | None = None  # the last that a scheduler told
+        self.crashes: list[str] = []  # parts that ended unexpectedly
+        self.uncovered: list[tuple[float, float]] = []  # times without a worker; time.monotonic
+        self._uncovered_since = 0.0  # 0: there is a worker
+        self.description: pb.Description | None = None  # the last from a scheduler
         self.live: dict[str, tuple[str, str]] = {}  # attempt's request id -> its prefill and decode worker
         self._addresses: list[str] = []
         self._channels: list[grpc.aio.Channel] = []
@@ -339,18 +339,18 @@ class Site:
         """Return the description by the first scheduler that answers; None when none does."""
         for stub in self._stubs:
             with contextlib.suppress(grpc.RpcError):
-                told: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
-                return told
+                description: pb.Description = await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
+                return description
         return None
 
     async def describe_each(self) -> list[pb.Description | None]:
         """Return each scheduler's description; None for one that does not answer."""
-        asked = (stub.Describe(pb.DescribeRequest(), timeout=CALL_S) for stub in self._stubs)
-        told = await asyncio.gather(*asked, return_exceptions=True)
-        for one in told:
+        calls = (stub.Describe(pb.DescribeRequest(), timeout=CALL_S) for stub in self._stubs)
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for one in found:
             if isinstance(one, BaseException) and not isinstance(one, grpc.RpcError):
                 raise one
-        return [one if isinstance(one, pb.Description) else None for one in told]
+        return [one if isinstance(one, pb.Description) else None for one in found]
 
     async def whole(self, within_s: float) -> float:
         """Wait until each part serves and the store is in use. Return the seconds that took.
@@ -379,13 +379,13 @@ class Site:
 
     async def _missing(self) -> list[str]:
         missing = [part.name for part in self.parts if part.hung or not part.wanted]
-        for part, told in zip(self.of("scheduler"), await self.describe_each(), strict=True):
-            if told is None:
+        for part, description in zip(self.of("scheduler"), await self.describe_each(), strict=True):
+            if description is None:
                 missing.append(part.name)
                 continue
             part.away = False
-            missing += [f"{part.name}: {told.store_problem}"] if told.store_problem else []
-            ready = self._note_ready(told)
+            missing += [f"{part.name}: {description.store_problem}"] if description.store_problem else []
+            ready = self._note_ready(description)
             missing += [
                 f"{worker.name} at {part.name}" for worker in self.workers if worker.worker_id not in ready
             ]
@@ -397,10 +397,10 @@ class Site:
                 missing.append(router.name)
         return missing
 
-    def _note_ready(self, told: pb.Description) -> set[str]:
+    def _note_ready(self, description: pb.Description) -> set[str]:
         ready = {
             one.identity.worker_id
-            for one in told.workers
+            for one in description.workers
             if one.state == pb.WORKER_STATE_READY and one.heartbeat_age_s < self.shape.lease_s
         }
         for worker in self.workers:
@@ -435,13 +435,13 @@ class Site:
     async def _watch(self) -> None:
         """Keep the scheduler's description, and restart what crashed, for ever: run as a task."""
         while True:
-            told = await self.describe()
-            if told is not None:
-                self.description = told
-                self._note_ready(told)
+            description = await self.describe()
+            if description is not None:
+                self.description = description
+                self._note_ready(description)
                 self.live = {
                     one.attempt.request_id: (one.prefill_worker_id, one.decode_worker_id)
-                    for one in told.attempts
+                    for one in description.attempts
                 }
             self._bury()
             await asyncio.sleep(self._look_s)

@@ -49,7 +49,9 @@ class Outcome:
     drafted: int = 0
     accepted: int = 0
     handoffs: int = 0
-    gaps: list[list[float]] = field(default_factory=list)  # of each answer's tokens: best to second, logprobs
+    gaps: list[list[float]] = field(
+        default_factory=list
+    )  # of each answer's tokens: the lead of the best, in log-probability
 
     @property
     def accepted_per_draft(self) -> float:
@@ -82,7 +84,7 @@ def deployment(
     port, scheduler = free_port(), free_port()
     settings = {
         "engine": {"served_model_name": MODEL_NAME, **engine},
-        # A busy machine may keep a worker from its heartbeats for seconds; nobody dies here.
+        # A busy machine may delay a worker's heartbeats for seconds; no process dies here.
         "scheduler": {"address": f"127.0.0.1:{scheduler}", "worker_lease_s": 30.0},
         "router": {"port": port},
         "worker": {"metrics_port": 0},
@@ -128,7 +130,7 @@ async def _measure(deployment: Deployment, prompts: list[list[int]], max_tokens:
         base_url=f"{deployment.url}/v1", api_key="none", timeout=CALL_S, max_retries=0
     )
     async with client:
-        await _answer(client, prompts[0], 4)  # what is done once is done before
+        await _answer(client, prompts[0], 4)  # one-time work is done before the counts
         before = _counts(deployment)
         answers = [await _answer(client, prompt, max_tokens) for prompt in prompts]
         after = _counts(deployment)

@@ -13,8 +13,8 @@ from baton.services.fleet import devices, supervisor
 
 def run(fleet: dict[str, int], settings: dict[str, Any], logs: str, withhold: int) -> None:
     """Serve until a signal; no KV of the last `withhold` layers is handed over."""
-    # One core a worker, aggregated or not: figures of different fleets compare, and on a machine with other
-    # work two threads that wait for each other crawl.
+    # One core a worker, aggregated or not: on a machine with other work two threads that wait for each other
+    # crawl.
     devices.assign = _one_core_each
     _withhold(withhold)
     supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), logs, _Log())

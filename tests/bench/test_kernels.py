@@ -1,4 +1,4 @@
-"""The kernels' benchmark: what is wrong is not reported, and what it is held against is called rightly."""
+"""The kernels' benchmark: wrong results are not reported, and the alternatives are called rightly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness import stats
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where figures go; there are some of another operation."""
+    """Put results into a folder that has those of another operation."""
     for module in (stats, kernels):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setitem(kernels.BUFFER, "cpu", 1 << 16)
@@ -51,7 +51,7 @@ def test_a_table_and_figures(
     assert found["kv_pack"] == "measured before"
     row = found["verify"]["cases"][0]
     assert row["us"] > 0
-    # All three are rounded: to tenths, hundredths, thousandths. Beside other work a copy is a few tenths.
+    # All three are rounded, to tenths, hundredths and thousandths; a busy machine copies at a few tenths.
     copy = found["verify"]["copy_gb_s"]
     assert row["of_copy"] <= (row["gb_s"] + 0.005) / max(copy - 0.05, 1e-9) + 0.001
     assert row["of_copy"] >= (row["gb_s"] - 0.005) / (copy + 0.05) - 0.001
@@ -59,7 +59,7 @@ def test_a_table_and_figures(
 
 @pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")  # vLLM's kernels, interpreted
 def test_vllms_samplers_are_called_as_they_should_be(device: str) -> None:
-    """Its kernels, out of its files: they accept what is certain."""
+    """vLLM's kernels, loaded from its files, accept what is certain."""
     step = kernels_verify._certain(device)
     first, second = kernels_verify._v1(), kernels_verify._v2()
     if first is None or second is None:

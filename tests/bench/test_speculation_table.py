@@ -71,9 +71,10 @@ def test_the_drafters_kv_is_worth_its_way(name: str) -> None:
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("name", ["MTP, demo model"])
 def test_a_sample_of_the_table(name: str, tmp_path: Path) -> None:
-    """Through 1P1D the answers are those of one engine, and as many drafts hold.
+    """Through 1P1D the answers are those of one engine, and as many drafts are accepted.
 
-    That one engine with drafts answers as one without: test_references.py and tests/e2e/test_same_answers.py.
+    That one engine answers alike with and without drafts is tested by test_references.py and
+    tests/e2e/test_same_answers.py.
     """
     row = next(row for row in speculation_table.ROWS if row.name == name)
     prompts = row.prompts()[:5]
@@ -87,5 +88,5 @@ def test_a_sample_of_the_table(name: str, tmp_path: Path) -> None:
     assert alone.together == apart.answers == apart.together == alone.answers
     assert apart.handoffs >= len(prompts)
     assert alone.accepted > 0
-    # Greedy answers to equal prompts: what differs is the first step after a handoff alone.
+    # Greedy answers to equal prompts: only the first step after a handoff differs.
     assert apart.accepted_per_draft == pytest.approx(alone.accepted_per_draft, rel=WITHIN)

@@ -1,4 +1,4 @@
-"""Load tools that others wrote: their environment, their failures, and the questions that are asked."""
+"""The load tools of others: their environment, their failures, and the questions that are sent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_tools_are_installed_again_when_their_pins_change(
     capsys.readouterr()
     pins.write_text("# nothing\n")
     tools.installed("python")
-    assert "installing" in capsys.readouterr().out  # what half an installation left does not count
+    assert "installing" in capsys.readouterr().out  # a broken installation is made anew
 
 
 def test_a_tool_sees_no_package_of_ours_and_its_failure_is_told(

@@ -12,7 +12,7 @@ from harness.deployment import Deployment, deployment, stock_vllm
 
 @pytest.fixture(scope="session")
 def one_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """1P1D by `baton up`, memory store, shm. Tests must leave it as they found it."""
+    """Start 1P1D with `baton up`, memory store, shm. Tests must leave it as they found it."""
     # Heartbeats quick enough to see what happens within a second.
     with deployment(tmp_path_factory.mktemp("one-pair"), scheduler={"heartbeat_s": 0.2}) as one:
         yield one.up()
@@ -20,8 +20,8 @@ def one_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of stock vLLM, one aggregated engine, on the same model."""
-    # One core: two threads that wait for each other crawl when something else wants a core.
+    """Return the URL of stock vLLM, one aggregated engine, on the same model."""
+    # One core: two threads that wait for each other crawl when something else needs a core.
     one_core = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
     with stock_vllm(tmp_path_factory.mktemp("stock"), one_core) as (url, _):
         yield url

@@ -1,4 +1,4 @@
-"""README's shell commands as a reader gives them, in a network of their own where its ports are free."""
+"""README's shell commands, run as a reader runs them, in a network of their own where its ports are free."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from harness.zygote import Forked
 
 PORTS = (8000, 7400)
 _CLONE_NEWNET = 0x40000000
-# In place of the command: tells what the shell made of its line, in one write, as several tell at a time.
+# Replaces the command: prints the arguments that the shell made, in one write, as several print at a time.
 _TELL_ONE = "import json, sys; sys.stdout.write(json.dumps(sys.argv[1:]) + chr(10))"
 _TELL = f"""baton() {{ {PYTHON} -c '{_TELL_ONE}' "$@"; }}\n"""
 
 
 def shell_blocks() -> list[str]:
-    """README's ```bash blocks, in order."""
+    """Return README's ```bash blocks, in order."""
     return re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 
 
 @dataclass
 class Reader:
-    """Somebody in the repository's folder, with a shell; `netns`: the file of a network namespace, if any."""
+    """A reader with a shell in the repository's folder; `netns`: the file of a network namespace, if any."""
 
     folder: Path
     netns: str = ""
     started: list[Forked] = field(default_factory=list)
 
     def shell(self, script: str, timeout_s: float = 60.0) -> str:
-        """Run it as it stands, after the environment was activated; its stdout. It must succeed."""
+        """Run a block as it stands in the activated environment. Return its stdout; it must succeed."""
         enter = ["nsenter", f"--net={self.netns}"] if self.netns else []
         done = subprocess.run(
             [*enter, "bash", "-euc", f"source .venv/bin/activate\n{script}"],
@@ -53,12 +53,12 @@ class Reader:
         return done.stdout
 
     def commands(self, block: str) -> list[list[str]]:
-        """The arguments of each `baton` in a block, as the shell understands it; the scheduler's first."""
+        """Return the arguments of each `baton` in a block, split as in a shell; the scheduler's first."""
         told = self.shell(f"{_TELL}{block}\nwait")
         return sorted(map(json.loads, told.splitlines()), key=lambda one: one[0] != "scheduler")
 
     def start(self, arguments: list[str]) -> Forked:
-        """`baton ARGUMENT ...` in the background: forked, as importing vLLM takes six seconds each time."""
+        """Start `baton ARGUMENT ...` in the background: forked, as importing vLLM takes six seconds."""
         name = f"{len(self.started)}-{arguments[0]}"
         call = "tests.e2e.readme:run_there"
         where = {"netns": self.netns, "folder": str(self.folder)}
@@ -68,7 +68,7 @@ class Reader:
 
 
 def run_there(arguments: list[str], netns: str, folder: str) -> None:
-    """In the forked process."""
+    """Run `baton ARGUMENT ...` in the forked process, in the reader's network."""
     os.chdir(folder)
     if netns:
         descriptor = os.open(netns, os.O_RDONLY)
@@ -81,7 +81,7 @@ def run_there(arguments: list[str], netns: str, folder: str) -> None:
 
 @contextmanager
 def reader(folder: Path) -> Iterator[Reader]:
-    """Ends what was started. Skips where README's ports are another's and no namespace can be made."""
+    """Make a reader, and end what it started. Skips where README's ports are used and cannot be set apart."""
     for name in ("deploy", ".venv"):
         (folder / name).symlink_to(ROOT / name)
     with _namespace() as netns:

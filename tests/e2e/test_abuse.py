@@ -1,4 +1,4 @@
-"""Clients that behave badly towards a real deployment: they do not read, or want an answer too soon."""
+"""Clients that treat a real deployment badly: they do not read, or set too short a deadline."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ask(http: httpx.Client, max_tokens: int = 32) -> str:
 
 
 def connections(pair: Deployment) -> int:
-    """Open ones of the router's port, as the router's side sees them."""
+    """Count the open connections of the router's port, as the router's side sees them."""
     return sum(
         one.status == psutil.CONN_ESTABLISHED and one.laddr.port == pair.port
         for one in psutil.net_connections("tcp")
@@ -49,7 +49,7 @@ def connections(pair: Deployment) -> int:
 
 
 def router_rss(pair: Deployment) -> int:
-    """Bytes."""
+    """Return the router's resident memory in bytes."""
     for one in psutil.net_connections("tcp"):
         if one.status == psutil.CONN_LISTEN and one.laddr.port == pair.port and one.pid:
             return int(psutil.Process(one.pid).memory_info().rss)
@@ -57,7 +57,7 @@ def router_rss(pair: Deployment) -> int:
 
 
 def deaf(pair: Deployment) -> socket.socket:
-    """A client that asks for a long stream of large events and never reads a byte of it."""
+    """Connect a client that requests a long stream of large events and never reads a byte of it."""
     body = json.dumps({"model": MODEL_NAME, **LONG, "logprobs": 3, "return_token_ids": True}).encode()
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)

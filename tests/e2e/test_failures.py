@@ -1,4 +1,4 @@
-"""What the first path must survive: a process dies, a client leaves."""
+"""Failures that requests survive: a process dies, a client leaves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_a_client_that_leaves_frees_both_workers_within_a_second(one_pair:
     await ask(client, prompts()[0], max_tokens=2)
     eventually(lambda: idle(one_pair), 10, "the deployment is idle")
     before = free_blocks(one_pair)
-    # Without a prefix in common with others: blocks that stay cached count as free, as they are.
+    # Without a prefix in common with others: cached blocks count as free.
     streams = await asyncio.gather(
         *(
             client.completions.create(model=MODEL_NAME, prompt=prompt, stream=True, **LONG)
@@ -44,14 +44,14 @@ async def test_a_client_that_leaves_frees_both_workers_within_a_second(one_pair:
     print(f"free after {time.monotonic() - left:.2f} s, heartbeat of 0.2 s included")
 
 
-LEASE_S = 3.0  # of workers: one that hangs is found by then
+LEASE_S = 3.0  # of workers: a hanging one is noticed by then
 BACK_S = 120.0  # an engine starts in ten seconds, and in many more on a machine that is busy
 LONGEST_PAUSE_S = 15.0  # on a machine with other work; alone it is a lease and a fraction of a second
 
 
 @pytest.fixture(scope="module")
 def two_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """2P2D whose processes these tests kill; `baton up` starts them again."""
+    """Start 2P2D, whose processes these tests kill; `baton up` starts them again."""
     config: dict[str, Any] = {"scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5}}
     with deployment(tmp_path_factory.mktemp("two-pairs"), **config) as one:
         yield one.up(2, 2)
@@ -69,7 +69,7 @@ async def ask(client: openai.AsyncOpenAI, prompt: list[int], **options: Any) -> 
 
 @contextlib.contextmanager
 def dead(victim: psutil.Process, how: str) -> Iterator[None]:
-    """Killed, or stopped until the end of the block: then it has to find its way back."""
+    """Kill a process, or stop it until the end of the block, after which it has to recover."""
     if how == "killed":
         victim.kill()
         yield
@@ -84,11 +84,11 @@ def dead(victim: psutil.Process, how: str) -> Iterator[None]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["killed", "hung"])
 async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: str) -> None:
-    """One of two prefill workers dies in the middle of reading: all answers come, all right."""
+    """One of two prefill workers dies in the middle of a prefill: all answers come and are right."""
     eventually(lambda: whole(two_pairs), BACK_S, "2P2D is ready")
     asked = prompts()[-16:]
     if how == "hung":
-        asked = [prompt[3:] for prompt in asked]  # of the others the beginnings are cached
+        asked = [prompt[3:] for prompt in asked]  # the others' prefixes are cached
     victim = two_pairs.worker_process(two_pairs.worker("prefill")["identity"]["worker_id"])
     async with two_pairs.async_client(timeout=BACK_S) as client:
         running = [asyncio.create_task(ask(client, prompt, max_tokens=16)) for prompt in asked]
@@ -101,7 +101,7 @@ async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: s
 
 @dataclass
 class Read:
-    """A stream, read to its end: choice -> token ids, and the longest pause in it."""
+    """A stream, read to its end: choice -> token ids, and its longest pause."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Read:
                 self.ends[at] = choice.finish_reason
 
     def differs(self, other: Read) -> str:
-        """How from an undisturbed one; empty if in nothing that a client sees."""
+        """Return the difference from an undisturbed stream; "" if a client sees none."""
         for name in ("tokens", "text", "ends", "usage"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -158,7 +158,7 @@ KINDS: list[dict[str, Any]] = [  # of long answers: none may have ended when the
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[Read]:
-    """The same streams where nobody died, once they have been asked for."""
+    """Return the same streams without a failure, requested once."""
     return []
 
 
@@ -167,7 +167,7 @@ def undisturbed() -> list[Read]:
 async def test_a_dead_decode_worker_is_a_pause(
     two_pairs: Deployment, undisturbed: list[Read], how: str
 ) -> None:
-    """Of streams of all kinds, half of them on the worker that dies, each goes on to the right end."""
+    """Streams of all kinds, half of them on the worker that dies, go on to the right end."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     victim = two_pairs.worker_process(two_pairs.worker("decode")["identity"]["worker_id"])
     asked = list(zip(prompts()[:8], KINDS, strict=True))
@@ -201,7 +201,7 @@ async def test_a_dead_decode_worker_is_a_pause(
 
 @pytest.mark.timeout(200)
 async def test_the_only_decode_worker_may_die(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """1P1D: answers that have begun, and those that only wait, go on when the worker is back."""
+    """In 1P1D, answers that have begun, and requests that wait, go on when the worker is back."""
     config: dict[str, Any] = {"scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5}}
     with deployment(tmp_path_factory.mktemp("only"), **config) as one:
         one.up()
@@ -218,7 +218,7 @@ async def test_the_only_decode_worker_may_die(tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.timeout(120)
 def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
-    """Hung, then killed, then another one: pairs are placed from the router's snapshot meanwhile."""
+    """The scheduler hangs, dies and is replaced: routers place from their snapshot meanwhile."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": True}
 
@@ -238,7 +238,7 @@ def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
         assert two_pairs.healthy()
     finally:
         scheduler.kill()
-    for _ in range(20):  # through the new one's start, while workers come back to it
+    for _ in range(20):  # during the new one's start, while workers register again
         code, text = status()
         assert code == 200, text
     eventually(lambda: whole(two_pairs), 30, "the new scheduler knows all workers")
@@ -264,7 +264,7 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
         ]
         for stream in running:
             next(iter(stream))
-        worker.suspend()  # so that neither answer ends before we have asked; its lease is longer than that
+        worker.suspend()  # so that neither answer ends before the others are refused
         try:
             for stream_wanted in (True, False):
                 body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": stream_wanted}

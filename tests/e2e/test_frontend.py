@@ -13,7 +13,7 @@ from harness.deployment import MODEL_NAME, Deployment, deployment
 from harness.support import CALL_S, PATIENCE, ROOT
 
 BEGIN, END = "<tool_response>", "</tool_response>"  # as reasoning_plugin.py has them
-ENOUGH = f" That will do.{END}"  # written where a budget ends
+ENOUGH = f" That will do.{END}"  # generated where a budget ends
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}: {{ message.content }}<|im_end|>\n"
     "{% endfor %}"
@@ -36,7 +36,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? Think of
 
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """1P1D with a reasoning parser, a chat template of its own and many arguments of vLLM's front end."""
+    """Start 1P1D with a reasoning parser, another chat template and many arguments of vLLM's front end."""
     folder = tmp_path_factory.mktemp("frontend")
     (folder / "chat.jinja").write_text(TEMPLATE)
     marks = {"reasoning_end_str": ENOUGH}

@@ -1,4 +1,4 @@
-"""A machine whose shared memory is too small for what is handed over, and whose disk takes no log."""
+"""A machine whose shared memory is too small for handoffs, and whose disk is full for logs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from harness.support import eventually
 
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
-SHM_MIB = 4  # the router's and the engine's own files find room; not one prompt's KV does
+SHM_MIB = 4  # room for the router's and the engine's own files, but for no prompt's KV
 LOG_KIB = 64
 GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "extra_body": {"return_token_ids": True}}
 
 
 def run(arguments: list[str], log_dir: str) -> None:
-    """In the forked process, which sees a /dev/shm and a folder for logs of its own: `baton ARGUMENT ...`."""
+    """Run `baton ARGUMENT ...` in the forked process, with a /dev/shm and a folder for logs of its own."""
     libc = ctypes.CDLL(None, use_errno=True)
     for done in (
         libc.unshare(CLONE_NEWNS),
@@ -48,7 +48,7 @@ def answers(one: Deployment) -> list[list[int]]:
 
 @pytest.mark.timeout(200)
 def test_without_room_all_is_answered(one_pair: Deployment, tmp_path: Path) -> None:
-    """The prompts are read again where their answers are written."""
+    """Prompts are recomputed at the decode worker."""
     logs = tmp_path / "logs"
     logs.mkdir()
     with deployment(tmp_path, scheduler={"heartbeat_s": 0.2}, router={"log_level": "debug"}) as one:

@@ -1,4 +1,4 @@
-"""The network of namespaces that other tests run in: its hosts are apart, and nothing is left of it."""
+"""The network of namespaces that other tests run in: its hosts are isolated, and nothing is left of it."""
 
 from __future__ import annotations
 

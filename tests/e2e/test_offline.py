@@ -34,7 +34,7 @@ GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pipeline]:
-    """1P1D."""
+    """Start 1P1D."""
     with pipeline(MODEL, prefill=1, decode=1, **SETTINGS) as pipe:
         yield pipe
         everything = family(pipe.deployment.pid)
@@ -105,7 +105,7 @@ def test_several_answers_with_logprobs(pair: Pipeline) -> None:
 
 @pytest.fixture
 def ctrl_c_interrupts() -> Iterator[None]:
-    """As in a program started by hand; the shell that started the tests may have had SIGINT ignored."""
+    """Let Ctrl-C interrupt, as in a program started by hand: pytest's shell may have ignored SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -129,7 +129,7 @@ def test_ctrl_c_ends_the_requests_alone(pair: Pipeline) -> None:
 
 @pytest.mark.timeout(180)
 def test_a_killed_batch_loses_and_doubles_nothing(pair: Pipeline, tmp_path: Path) -> None:
-    """Its own deployment, one mixed worker, ends with it; a pair goes on with the rest: the same answers."""
+    """The deployment of a killed batch ends with it; a pair answers the rest, with the same answers."""
     requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     with requests.open("w") as file:
         for number in range(LINES):

@@ -1,4 +1,4 @@
-"""A speculative method of another package, of which Baton knows nothing: served by its name."""
+"""A speculative method of another package, of which Baton knows nothing, served by its name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(url: str, **baton: object) -> tuple[list[list[int]], list[Any]]:
-    """Token ids of each prompt's greedy answer, and what Baton says of it."""
+    """Return the token ids of each prompt's greedy answer, and what Baton says of it."""
     texts, usages = [], []
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=CALL_S) as client:
         for prompt in PROMPTS:

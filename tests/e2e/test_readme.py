@@ -20,7 +20,7 @@ PARTS = "baton scheduler &"
 QUESTIONS = "baton status  "
 BATCH = "baton batch in.jsonl out.jsonl"
 RUN = (ASK, STATUS, DRAFTS, PARTS, QUESTIONS, BATCH)
-NOT_RUN = ("make up", "make chaos")  # what they set up or do takes minutes; their own tests run what they run
+NOT_RUN = ("make up", "make chaos")  # they take minutes; other tests run what they run
 
 READY_S = 240.0
 OWN_LINE = re.compile(r"[\d-]+ [\d:,]+ (INFO|WARNING) \[[\w.-]+\] baton\.")
@@ -45,14 +45,14 @@ def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 def headings(text: str) -> list[str]:
-    """The heads of the tables in what `baton status` prints, whatever their widths."""
+    """Return the heads of the tables that `baton status` prints, whatever their widths."""
     lines = [line.strip() for line in text.splitlines()]
     rules = [number for number, line in enumerate(lines) if line and set(line) == {"─"}]
     return [" ".join(f"{lines[at - 2]} {lines[at - 1]}".split()) for at in rules]
 
 
 def ready(person: Reader) -> bool:
-    """Whether the router takes requests, and two workers are there."""
+    """Tell whether the router takes requests and two workers are there."""
     try:
         person.shell("curl -fsS http://127.0.0.1:8000/health")
         told = json.loads(person.shell("baton status --json"))

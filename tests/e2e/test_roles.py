@@ -1,4 +1,4 @@
-"""Workers change their roles under load: nothing fails, no token differs; one side covers for the other."""
+"""Workers change roles under load: nothing fails, no token differs; one side covers for the other."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """1P2D. Each test leaves it so."""
+    """Start 1P2D. Tests leave it with these roles."""
     with deployment(tmp_path_factory.mktemp("trio"), scheduler={"heartbeat_s": 0.2}) as one:
         yield one.up(1, 2)
 
 
 def baton_role(one: Deployment, worker: str, to: str) -> subprocess.CompletedProcess[str]:
-    """As a person would."""
+    """Run `baton role` as a person would."""
     command = [BATON, "role", worker, to, "--scheduler", one.scheduler_address]
     return subprocess.run(command, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
 
@@ -41,7 +41,7 @@ def roles(one: Deployment) -> dict[str, pb.Role]:
 
 
 async def asked_under_way(one: Deployment, stop: asyncio.Event) -> list[tuple[int, list[int]]]:
-    """Requests, some at a time, until told to stop: index of the prompt, answer."""
+    """Send requests, some at a time, until `stop` is set. Return (index of the prompt, answer) of each."""
     numbers = itertools.cycle(range(12))
     got: list[tuple[int, list[int]]] = []
 
@@ -87,7 +87,7 @@ async def test_roles_flip_under_load(trio: Deployment) -> None:
 
 @pytest.mark.timeout(120)
 async def test_an_operator_changes_a_role(trio: Deployment) -> None:
-    """All three to one side, and back: that side does it all."""
+    """All three workers take one role, and then their own again: one side does all the work."""
     (reader,) = [worker for worker, role in roles(trio).items() if role == pb.ROLE_PREFILL]
     done = await asyncio.to_thread(baton_role, trio, reader, "decode")
     assert done.returncode == 0, done.stderr
@@ -104,7 +104,7 @@ async def test_an_operator_changes_a_role(trio: Deployment) -> None:
 
 
 def operator(one: Deployment, *command: str) -> str:
-    """As a person would, with success."""
+    """Run an operator's command, which must succeed."""
     line = [BATON, *command, "--scheduler", one.scheduler_address]
     done = subprocess.run(line, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
@@ -113,7 +113,7 @@ def operator(one: Deployment, *command: str) -> str:
 
 @pytest.mark.timeout(240)
 def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio: Deployment) -> None:
-    """Its supervisor starts it again: it waits. Before that: nothing told the new life of the drain."""
+    """Its supervisor starts it again, and it takes nothing until `baton undrain`."""
     (reader,) = [worker for worker, role in roles(trio).items() if role == pb.ROLE_PREFILL]
     told = operator(trio, "drain", reader)
     assert f"{reader} drains" in told

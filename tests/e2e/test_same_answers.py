@@ -1,4 +1,4 @@
-"""Through prefill and decode workers, greedy, float32: token for token what one aggregated engine answers."""
+"""Greedy answers in float32 through prefill and decode workers equal those of one engine token for token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TOKENS = 20
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to build a deployment; those below meet every pair of choices at least once."""
+    """A way to build a deployment; those below cover every pair of choices at least once."""
 
     pairs: int
     store: str
@@ -81,13 +81,13 @@ def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def expected(reference: str) -> list[Any]:
-    """Stock vLLM's answers."""
+    """Return stock vLLM's answers."""
     client = openai.AsyncOpenAI(base_url=f"{reference}/v1", api_key="none", timeout=CALL_S)
     return asyncio.run(answers(client, prompts(), at_a_time=8))
 
 
 async def answers(client: openai.AsyncOpenAI, asked: list[list[int]], at_a_time: int) -> list[Any]:
-    """(token ids, finish reason, prompt tokens, completion tokens) of every prompt, in order."""
+    """Return (token ids, finish reason, prompt tokens, completion tokens) of every prompt, in order."""
     slots = asyncio.Semaphore(at_a_time)
 
     async def answer(prompt: list[int]) -> Any:
@@ -111,20 +111,18 @@ async def answers(client: openai.AsyncOpenAI, asked: list[list[int]], at_a_time:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("at_a_time", "every"), [(1, 16), (8, 2)], ids=["alone", "together"])
 async def test_token_for_token(deployed: Deployment, expected: list[Any], at_a_time: int, every: int) -> None:
-    """Every sixteenth prompt alone; every second one eight at a time, which takes four times as long."""
+    """Every sixteenth prompt is sent alone, every second one eight at a time."""
     got = await answers(deployed.async_client(), prompts()[::every], at_a_time)
     asked = zip(LENGTHS[::every], got, expected[::every], strict=True)
     wrong = [length for length, one, other in asked if one != other]
     print(f"{len(got) - len(wrong)} of {len(got)} equal")
     assert wrong == []
-    assert (
-        len({tuple(ids) for ids, _, _ in expected}) > len(expected) // 2
-    )  # the model does answer differently
+    assert len({tuple(ids) for ids, _, _ in expected}) > len(expected) // 2  # the model's answers do differ
 
 
 @pytest.mark.timeout(60)
 def test_the_prompts_were_read_by_the_prefill_workers(deployed: Deployment, setup: Setup) -> None:
-    """After the runs above: each answer has gone over the transport that was asked for, from P to D."""
+    """After the runs above, each answer has gone over the chosen transport, from prefill to decode."""
     status = deployed.status()
     prefill = {worker["identity"]["worker_id"] for worker in deployed.workers("prefill")}
     decode = {worker["identity"]["worker_id"] for worker in deployed.workers("decode")}

@@ -1,4 +1,4 @@
-"""Keys and passwords, put where people put them, are nowhere to be seen: in ps, or in what is printed."""
+"""Keys and passwords, wherever people put them, show neither in ps nor in output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTS = {"watcher", "scheduler", "mixed-0", "router"}
 
 
 def titles(pid: int) -> list[str]:
-    """The command lines of a process and of all below it, as everybody on the machine sees them."""
+    """Return the command lines of a process and its descendants, as everybody on the machine sees them."""
     found = []
     for one in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         raw = Path(f"/proc/{one.pid}/cmdline").read_bytes()
@@ -33,7 +33,7 @@ def titles(pid: int) -> list[str]:
 
 @pytest.mark.timeout(240)
 def test_nothing_shows_them(tmp_path: Path) -> None:
-    """On the command line, the worst place, of `baton up` as a person starts it; and a store that fails.
+    """They are on the command line, the worst place, of `baton up`; and a store fails.
 
     Ctrl-C leaves no process behind.
     """
@@ -106,7 +106,7 @@ def test_a_refusal_shows_none(tmp_path: Path, command: list[str], said: str) -> 
 
 @pytest.mark.parametrize("extra", [{"hf_token": [TOKEN]}, {"hf_tokens": TOKEN}, {"runner": TOKEN}])
 def test_nor_does_vllms(tmp_path: Path, extra: dict[str, object]) -> None:
-    """vLLM's checks are pydantic's, which quote what they were given."""
+    """vLLM's checks are pydantic's, which quote their input."""
     from baton.services.config import load
     from baton.services.errors import ServiceError
     from baton.services.router.vllm.frontend import build_config

@@ -1,4 +1,4 @@
-"""A decode worker whose drafter lost its state answers right and slowly: the alarm tells, and only then."""
+"""A decode worker whose drafter lost its state answers rightly but slowly, which raises the alarm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[dict[str, str]]]:
-    """Texts to be repeated: what the drafter can foresee stands in the prompt, and nowhere else."""
+    """Return texts to be repeated: what the drafter can foresee is in the prompt, and nowhere else."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(DEMO))
         from dialogues.base import stream
@@ -64,7 +64,7 @@ def texts(answers: list[Any]) -> list[str]:
 
 
 def first_acceptance(answers: list[Any]) -> float:
-    """Accepted share of the first drafted position over all answers."""
+    """Return the accepted share of the first drafted position over all answers."""
     told = [answer.usage.baton for answer in answers]
     steps = sum(one["draft_steps"] for one in told)
     assert steps > 250
@@ -75,13 +75,13 @@ def first_acceptance(answers: list[Any]) -> float:
 
 
 def drafting(one: Deployment) -> dict[str, Any]:
-    """What the decode worker reports of its drafts."""
+    """Return what the decode worker reports of its drafts."""
     found: dict[str, Any] = one.worker("decode")["load"]["drafting"]
     return found
 
 
 def status(one: Deployment) -> str:
-    """`baton status` as it is printed."""
+    """Return what `baton status` prints."""
     command = [BATON, "status", "--scheduler", one.scheduler_address]
     return subprocess.run(command, capture_output=True, check=True, timeout=CALL_S, text=True).stdout
 
@@ -93,7 +93,7 @@ def warnings(one: Deployment) -> list[str]:
 
 @pytest.fixture(scope="module")
 def aggregated(prompts: list[list[dict[str, str]]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """Workers that read and write, no handoffs: the reference. Two, as each then has a core of its own."""
+    """Start two mixed workers without handoffs as the reference, each with a core of its own."""
     with deployment(tmp_path_factory.mktemp("aggregated"), engine=ENGINE) as one:
         return answers(one.up(0, 0, 2), prompts)
 
@@ -128,7 +128,7 @@ def test_a_drafter_whose_state_was_dropped_raises_the_alarm(
 ) -> None:
     with configured(tmp_path, aggregated, FORGETFUL) as one:
         got = answers(one.up(), prompts)
-        assert texts(got) == texts(aggregated)  # nothing else shows it
+        assert texts(got) == texts(aggregated)  # answers do not show it
         print(json.dumps({"reference": first_acceptance(aggregated), "dropped": first_acceptance(got)}))
         eventually(lambda: drafting(one).get("alarm", False), 10, "the alarm is raised")
         told = warnings(one)

@@ -1,6 +1,6 @@
-"""Speculation through prefill and decode workers: what does not fit is refused by name.
+"""Speculation through prefill and decode workers: sides that do not fit are refused by name.
 
-That answers stay the same is test_same_answers.py's.
+test_same_answers.py tests that answers stay the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_sides_that_draft_differently_name_what_differs(tmp_path_factory: pytest
 
 
 def refused(one: Deployment) -> bool:
-    """Whether a request is refused, as it has to be, for the drafter's sake."""
+    """Tell whether a request is refused, as it has to be, because of the drafter."""
     body = {"model": MODEL_NAME, "prompt": "a", "max_tokens": 2}
     try:
         answer = httpx.post(f"{one.url}/v1/completions", json=body, timeout=CALL_S)

@@ -1,4 +1,4 @@
-"""Scheduler and Redis die, hang, fill up and come back, under load: clients see right answers alone."""
+"""Scheduler and Redis die, hang, fill up and come back under load: clients see only right answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness.support import eventually
 
 LEASE_S = 2.0  # of placements
 WORKER_LEASE_S = 2.0  # a Redis that hangs holds up one heartbeat by a second
-CLIENTS = 2  # that ask without a pause
+CLIENTS = 2  # that send requests without a pause
 ANSWERS = 3  # in every phase of a failure
 WITHIN_S = 60.0  # for these
 TOKENS = 4
@@ -37,7 +37,7 @@ class Site:
     undisturbed: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
     async def answer(self, client: openai.AsyncOpenAI, prompt: int, tokens: int) -> list[int]:
-        """What comes when nothing fails, asked once."""
+        """Return the answer without a failure, requested once."""
         if (prompt, tokens) not in self.undisturbed:
             self.undisturbed[prompt, tokens] = await ask(client, prompts()[prompt], tokens)
         return self.undisturbed[prompt, tokens]
@@ -49,7 +49,7 @@ class Site:
         return self.deployment.describe().store_problem
 
     def holds(self) -> int:
-        """Attempts and reservations."""
+        """Return the attempts and reservations that are held."""
         description = self.deployment.describe()
         return len(description.attempts) + sum(one.reserved_requests for one in description.workers)
 
@@ -68,7 +68,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     try:
         with deployment(folder / "baton", scheduler=scheduler) as one:
             one.up(0, 0, mixed=1)
-            # The first requests compile: no failure is to be charged with that.
+            # The first requests compile, which no failure is to be blamed for.
             warm = one.client(timeout=START_S).completions
             warm.create(model=MODEL_NAME, prompt=prompts()[4], max_tokens=LONG_TOKENS, **GREEDY)
             yield Site(redis, one)
@@ -77,7 +77,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 class Load:
-    """Clients that ask and check, until told to stop. Raises, in `more`, what went wrong."""
+    """Clients that request and check answers until stopped; `more` raises what went wrong."""
 
     def __init__(self, client: openai.AsyncOpenAI, expected: list[list[int]]) -> None:
         self._client = client
@@ -88,7 +88,7 @@ class Load:
         self.longest_s = 0.0
 
     async def more(self, count: int = ANSWERS) -> None:
-        """Until there are so many more right answers."""
+        """Wait for so many more right answers."""
         wanted = self.answered + count
         deadline = time.monotonic() + WITHIN_S
         while self.answered < wanted:
@@ -125,7 +125,7 @@ async def redis_dies(site: Site) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        site.redis.start()  # without what it knew
+        site.redis.start()  # empty
 
 
 @asynccontextmanager
@@ -173,7 +173,7 @@ async def the_scheduler_dies(site: Site) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def the_scheduler_hangs(site: Site) -> AsyncIterator[None]:
-    """Longer than workers' leases: when it goes on, all of them seem dead to it."""
+    """Stop the scheduler for longer than workers' leases: afterwards all of them seem dead to it."""
     process = site.scheduler()
     process.suspend()
     hung = time.monotonic()
@@ -221,7 +221,7 @@ async def test_requests_go_on(
 
 
 def answers(look: Callable[[], bool]) -> bool:
-    """What `look` says; False while the scheduler starts."""
+    """Return what `look` returns; False while the scheduler starts."""
     try:
         return look()
     except grpc.RpcError:

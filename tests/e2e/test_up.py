@@ -26,13 +26,13 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def segments(processes: list[psutil.Process]) -> list[Path]:
-    """Shared memory that these processes made; a name tells whose it is. Other tests run beside this one."""
+    """Return the shared memory of these processes, by its name: other tests run at the same time."""
     theirs = {str(one.pid) for one in processes}
     return [path for path in Path("/dev/shm").glob("baton-*") if theirs.intersection(path.name.split("-"))]
 
 
 def listen_everywhere(one: Deployment) -> None:
-    """All parts on all addresses. They find each other on this machine, and a person is told so."""
+    """Configure all parts to listen on all addresses; they find each other on this machine."""
     one.config["scheduler"]["address"] = f"0.0.0.0:{one.scheduler_port}"
     one.config["router"]["host"] = "0.0.0.0"
     one.config["worker"] = {"listen": "0.0.0.0:0"}
@@ -42,7 +42,7 @@ def listen_everywhere(one: Deployment) -> None:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
 def test_no_process_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
-    """As a person starts it: test_secrets.py."""
+    """The start is not cold: test_secrets.py has one as a person starts it."""
     with deployment(tmp_path / how.name) as one:
         if how is signal.SIGTERM:
             listen_everywhere(one)
@@ -80,7 +80,7 @@ def test_ctrl_c_while_engines_load(tmp_path: Path) -> None:
 
 
 def loads(process: Process, library: str) -> bool:
-    """Whether it or a child has mapped a file of this library: what is built on it is imported next."""
+    """Tell whether it or a child has mapped a file of this library: what builds on it is imported next."""
     try:
         maps = [Path(f"/proc/{one.pid}/maps").read_text() for one in family(process.popen.pid)]
     except (OSError, psutil.Error):
@@ -91,7 +91,7 @@ def loads(process: Process, library: str) -> bool:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("command", "how"), [("up", signal.SIGINT), ("router", signal.SIGTERM)])
 def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: signal.Signals) -> None:
-    """It ends at once, as it would later, and nothing is left. Cold: a fork has all imported."""
+    """It ends at once, as it would later, and nothing is left. The start is cold: a fork has all imported."""
     with deployment(tmp_path / "import", cold=True) as one:
         process = one.start(command, command)
         eventually(lambda: loads(process, "libtorch"), 60, "it imports torch", 0.01)
@@ -138,7 +138,7 @@ def test_a_worker_told_to_end_while_it_imports(tmp_path: Path) -> None:
 
 
 def part(one: Deployment, name: str, *, other_than: int = 0) -> psutil.Process:
-    """The process of a part of `baton up`, once it is there."""
+    """Wait for the process of a part of `baton up`, and return it."""
     parent = psutil.Process(one.processes["up"].popen.pid)
 
     def found() -> psutil.Process | None:
@@ -153,8 +153,8 @@ def part(one: Deployment, name: str, *, other_than: int = 0) -> psutil.Process:
 
 @pytest.mark.timeout(150)
 def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
-    """All that runs is watched and started again, who watches too. A part that dies again and again is given
-    up; what is left serves; the end comes when nothing can serve, and says so.
+    """All parts are watched and started again, the watcher too. One that dies too often is given up, and the
+    others serve; `baton up` ends when nothing can serve, and says so.
     """
     with deployment(tmp_path / "again", scheduler={"heartbeat_s": 0.2}) as one:
         one.up()

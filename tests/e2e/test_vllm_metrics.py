@@ -1,4 +1,4 @@
-"""vLLM's own metrics at the router say what the engines do, as dashboards and autoscalers read them."""
+"""vLLM's own metrics at the router show what the engines do, as dashboards and autoscalers read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNNING = "vllm:num_requests_running"
 
 
 def figures(one: Deployment) -> dict[str, dict[str, float]]:
-    """Family -> engine -> value; of several series of an engine the sum."""
+    """Return family -> engine -> value: the sum of several series of an engine."""
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(httpx.get(f"{one.url}/metrics", timeout=CALL_S).text):
         for sample in family.samples:
@@ -29,8 +29,8 @@ def figures(one: Deployment) -> dict[str, dict[str, float]]:
     return found
 
 
-def told(one: Deployment, *path: str) -> dict[str, float]:
-    """Worker -> what the scheduler says of its load. Asked directly: requests end while a command starts."""
+def loads(one: Deployment, *path: str) -> dict[str, float]:
+    """Return a figure of each worker's load, by a call: requests end while a command starts."""
     return {
         worker.identity.worker_id: float(functools.reduce(getattr, path, worker.load))
         for worker in one.describe().workers
@@ -54,7 +54,7 @@ async def test_the_gauges_tell_what_runs(one_pair: Deployment) -> None:
         20,
         "the router's gauge counts the streams",
     )
-    assert now[RUNNING] == await asyncio.to_thread(told, one_pair, "running")
+    assert now[RUNNING] == await asyncio.to_thread(loads, one_pair, "running")
     assert 0 < now["vllm:kv_cache_usage_perc"][decode] < 1
     await asyncio.gather(*(stream.close() for stream in streams))
     await client.close()
@@ -72,7 +72,7 @@ def test_the_counters_are_the_engines(one_pair: Deployment) -> None:
 
     def ask_and_see(before: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
         def shown() -> dict[str, dict[str, float]] | None:
-            counted, now = told(one_pair, "counts", "prefix_queries"), figures(one_pair)
+            counted, now = loads(one_pair, "counts", "prefix_queries"), figures(one_pair)
             queries = now["vllm:prefix_cache_queries_total"]
             arrived = (
                 queries == counted and queries[prefill] > before["vllm:prefix_cache_queries_total"][prefill]
@@ -106,5 +106,5 @@ def test_what_no_router_can_tell_is_not_served(one_pair: Deployment) -> None:
     assert workers == {worker.identity.worker_id for worker in one_pair.describe().workers}
     unknown = ("iteration_tokens", "sleep_state", "per_gpu")
     assert not [name for name in now if any(one in name for one in unknown)]
-    # The front end's own have one series: it is one, whoever the workers are.
+    # The front end's own metrics have one series: there is one front end for all workers.
     assert set(now["vllm:time_to_first_token_seconds_count"]) == {"0"}

@@ -1,4 +1,4 @@
-"""One deployment for all that is thrown at it."""
+"""A deployment for all fuzzed requests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from harness.deployment import Deployment, deployment
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """1P1D with quick heartbeats, so that it is soon seen when nothing is left."""
+    """Start 1P1D with quick heartbeats, so that it is soon seen when nothing is left."""
     with deployment(tmp_path_factory.mktemp("target"), scheduler={"heartbeat_s": 0.1}) as one:
         yield one.up()

@@ -1,4 +1,4 @@
-"""Requests made from the router's own OpenAPI document, by schemathesis, and what may come back."""
+"""Requests made from the router's own OpenAPI document by schemathesis, and the answers that are allowed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from harness.deployment import MODEL_NAME
 
-# A right request of each kind. Fields of generated ones are put into it, or nearly all would end at their
-# first wrong field; `max_tokens` keeps what runs short.
+# A right request of each kind. Generated fields are put into it: most wholly generated requests would fail at
+# their first wrong field. `max_tokens` keeps answers short.
 RIGHT: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
@@ -33,14 +33,14 @@ TIMEOUT_S = "20"
 
 
 def operations(url: str) -> list[Any]:
-    """Those that the router offers: path and method each."""
+    """Return the operations that the router offers: the path and method of each."""
     schema: OpenApiSchema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     return [found.ok() for found in schema.get_all_operations()]
 
 
 @st.composite
 def requests(draw: Any, operation: Any) -> tuple[Case, Any]:
-    """A case, and the body to send with it: a right one in which a few fields are the generated ones."""
+    """Generate a case and its body: a right one in which a few fields are generated."""
     case: Case = draw(operation.as_strategy())
     body: Any = case.body
     right = RIGHT.get(operation.path)
@@ -53,7 +53,7 @@ def requests(draw: Any, operation: Any) -> tuple[Case, Any]:
 
 
 def send(http: httpx.Client, case: Case, body: Any) -> httpx.Response | None:
-    """The answer, read to its end; None when the request cannot be written as HTTP at all."""
+    """Return the answer, read to its end; None when the request cannot be expressed in HTTP at all."""
     wanted = case.as_transport_kwargs(base_url=str(http.base_url))
     headers = {**dict(wanted.get("headers") or {}), "X-Request-Timeout": TIMEOUT_S}
     content = {"json": body} if isinstance(body, dict | list) else {"content": wanted.get("data")}

@@ -1,4 +1,4 @@
-"""The HTTP surface under requests that nobody meant: no 5xx but 503 and 504, and nothing is left behind.
+"""The HTTP surface under random requests: no 5xx but 503 and 504, and nothing is left behind.
 
 FUZZ_EXAMPLES, by default 12 an operation, makes it longer: `FUZZ_EXAMPLES=1000 make test ARGS=tests/fuzz`.
 """
@@ -28,8 +28,8 @@ SETTINGS = settings(
 
 @pytest.fixture
 def unharmed(target: Deployment) -> Iterator[Deployment]:
-    """Before and after, nothing runs and nothing is held, and the processes are the same."""
-    with httpx.Client(base_url=target.url, timeout=CALL_S) as http:  # what is cached counts as free
+    """Check that before and after nothing runs, nothing is held, and the processes are the same."""
+    with httpx.Client(base_url=target.url, timeout=CALL_S) as http:  # cached blocks count as free
         http.post("/v1/completions", json={"model": "baton-demo", "prompt": "Hi", "max_tokens": 2})
     eventually(lambda: idle(target), 20, "the deployment is idle")
     blocks = free_blocks(target)  # by worker, whose names end with their process ids

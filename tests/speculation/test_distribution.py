@@ -1,8 +1,8 @@
-"""Sampled answers have the target's own distribution, whoever drafts.
+"""Sampled answers have the target's own distribution, with every drafter.
 
 Each method samples 2,500 answers each way in an engine of its own; chi-square compares them with exact
-probabilities. `python -m tests.speculation.test_distribution` does it for every method and every way, and
-prints the figures.
+probabilities. `python -m tests.speculation.test_distribution` tests every method every way, and prints the
+figures.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from harness.architectures import dense
 from harness.speculation.sampling import LENGTH, Engine, Order, Sample, Way, expected, fit, prompt, reference
 
 SAMPLES = 2_500
-# Of each target, with answers that are neither certain nor without favourites at every temperature.
+# Prompts of each target with answers that are neither certain nor uniform at any temperature.
 PROMPTS = {"qwen2": prompt(74), "mimo": prompt(104)}
 TOGETHER = (Way(0.25), Way(0.8, top_k=5, top_p=0.9))  # each request of a batch has one of them
 APART = (Way(0.25), Way(0.8), Way(1.0), Way(1.0, top_p=0.8), Way(0.8, top_k=5))
-CHANCE = 1e-6  # of a right sample to be called wrong, in each of some 60 comparisons
+CHANCE = 1e-6  # that a right sample is judged wrong, in each of some 60 comparisons
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -64,7 +64,7 @@ CASES = {
 }
 
 
-# A minute's worth; `main` runs every method every way.
+# These take a minute; `main` runs every method every way.
 TESTED = ["eagle", "draft_model, sampled drafts", "mtp, then n-grams"]
 
 
@@ -149,7 +149,7 @@ def test_vllm_as_shipped_has_another_distribution(
 ) -> None:
     """Without patches/cpu/expand_kernel.py the comparison above fails: the patch is needed.
 
-    Of temperatures alone: where top-k is read from memory that nobody wrote, the engine may also end.
+    With temperatures alone: where top-k is read from uninitialised memory, the engine may also end.
     """
     way = Way(0.25)
     sample = laboratory.sample(CASES["draft_model"], (way,), SAMPLES // 4, mended=False).result()

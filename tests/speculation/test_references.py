@@ -1,4 +1,4 @@
-"""Against transformers: greedy answers of 1P1D deployments that speculate, and how often drafts hold."""
+"""1P1D deployments that speculate against transformers: greedy answers, and how many drafts are accepted."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Deployments:
-    """What a 1P1D deployment of each architecture answered; asked for once."""
+    """The answers of a 1P1D deployment of each architecture, each run once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._outcomes: dict[str, Outcome] = {}
 
     def outcome(self, name: str) -> Outcome:
-        """With one token a draft where transformers speculates too: that is what it does."""
+        """Return the outcome; where transformers speculates too, with one drafted token a step as there."""
         if name not in self._outcomes:
             model = ARCHITECTURES[name]
             folder = model.checkpoint()
@@ -54,10 +54,10 @@ def deployments(tmp_path_factory: pytest.TempPathFactory) -> Deployments:
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """transformers warns of what it deprecates in itself, and tells of the MTP layers that it leaves out."""
+    """Silence transformers: it warns of its own deprecations, and of the MTP layers that it leaves out."""
     before, threads = transformers.logging.get_verbosity(), torch.get_num_threads()
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)  # two that wait for each other crawl when something else wants a core
+    torch.set_num_threads(1)  # two threads that wait for each other crawl when something else needs a core
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -66,14 +66,14 @@ def _quiet() -> Iterator[None]:
 
 
 def loaded(model: Architecture) -> Any:
-    """The target by transformers, in float32."""
+    """Load the target in transformers, in float32."""
     kind = getattr(transformers, model.reference or "")
     return kind.from_pretrained(model.target(model.checkpoint()), dtype=torch.float32).eval()
 
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_every_answer_is_the_one_of_transformers(name: str, deployments: Deployments) -> None:
-    """Each token is the best one after all before it, which is what a greedy answer is."""
+    """Each token is the best one after those before it, as in a greedy answer."""
     outcome = deployments.outcome(name)
     assert outcome.handoffs >= PROMPTS
     assert outcome.accepted > 0
@@ -93,7 +93,7 @@ def test_every_answer_is_the_one_of_transformers(name: str, deployments: Deploym
 
 @pytest.mark.parametrize("name", WITH_MTP)
 def test_as_many_drafts_are_accepted_as_in_transformers(name: str, deployments: Deployments) -> None:
-    """One drafted token a step: transformers' MTP layer and ours draft the same."""
+    """With one drafted token a step, transformers' MTP layer and ours draft the same."""
     outcome = deployments.outcome(name)
     model = loaded(ARCHITECTURES[name])
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\."]
@@ -113,6 +113,6 @@ def test_as_many_drafts_are_accepted_as_in_transformers(name: str, deployments: 
         for prompt, answer in zip(ARCHITECTURES[name].prompts(PROMPTS), outcome.answers, strict=True):
             written = model.generate(torch.tensor([prompt]), generation_config=options)
             assert written[0, len(prompt) :].tolist() == answer
-    accepted = PROMPTS * (MAX_TOKENS - 1) - drafts  # of the first token no draft was made
+    accepted = PROMPTS * (MAX_TOKENS - 1) - drafts  # the first token has no draft
     print(f"{name}: {accepted} of {drafts} in transformers, {outcome.accepted} of {outcome.drafts} here")
     assert accepted / drafts == pytest.approx(outcome.accepted / outcome.drafts, abs=0.02)

@@ -1,4 +1,4 @@
-"""The harness itself: a checker that cannot fail, or a plan that cannot be repeated, proves nothing."""
+"""The chaos harness itself: a checker that cannot fail, or a plan that cannot be repeated, proves nothing."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ RIGHT = list(range(100, 116))
 
 
 def answer(tokens: list[int], **changes: Any) -> Answer:
-    """A stream of 16 tokens, an event a token each 0.1 s, right but for the changes."""
-    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), asked=10.0)
+    """Make a right stream of 16 tokens, an event a token each 0.1 s, and apply the changes."""
+    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), sent=10.0)
     one.tokens, one.finish = tokens, "length"
     one.arrivals = [10.5 + 0.1 * at for at in range(len(tokens))]
     one.ended = one.arrivals[-1] if tokens else 10.5
@@ -92,7 +92,7 @@ def test_a_token_twice_or_lost_or_too_many_is_wrong(tokens: list[int]) -> None:
 @pytest.mark.parametrize(
     ("tokens", "changes"),
     [
-        (RIGHT[:9], {}),  # the stream closed, as if that were all
+        (RIGHT[:9], {}),  # the stream closed early, without an error
         (RIGHT[:9], {"finish": ""}),
         ([], {"finish": ""}),
         (RIGHT, {"finish": "stop"}),
@@ -139,7 +139,7 @@ def test_pauses_count_from_the_request_to_the_end_without_the_time_of_a_restart(
     assert (told.longest_covered_pause_s, told.over_limit) == (pytest.approx(1.5), 0)
     told = judged(answer(RIGHT, ended=22.0, router=_Hung()))  # the same where its router hung
     assert (told.longest_covered_pause_s, told.over_limit) == (pytest.approx(1.5), 0)
-    assert judged(answer(RIGHT, asked=4.0)).longest_pause_s == pytest.approx(6.5)
+    assert judged(answer(RIGHT, sent=4.0)).longest_pause_s == pytest.approx(6.5)
     assert covered_s((1.0, 2.0), [(0.0, 9.0)]) == 0.0
 
 
@@ -193,10 +193,10 @@ def test_a_worker_that_is_booked_beyond_its_bounds_is_noticed() -> None:
 def test_what_is_read_and_what_ends_makes_room() -> None:
     one = books()
     for number in range(20):
-        asked = a_booking(f"{number}", tokens=300, blocks=99)
-        one.add(asked, alone=False)
-        one.read(asked)
-        one.end(asked, alone=False)
+        attempt = a_booking(f"{number}", tokens=300, blocks=99)
+        one.add(attempt, alone=False)
+        one.read(attempt)
+        one.end(attempt, alone=False)
     one.add(a_booking("long", tokens=900), alone=False)  # nothing is queued: any prompt is taken
     assert (one.beyond, one.fullest) == (0, 1.0)
 
@@ -241,7 +241,7 @@ def test_latencies_are_told_in_faults_and_beside_them() -> None:
 
 
 class _Schedulers(Site):
-    """One that a test started itself."""
+    """A scheduler that a test started itself."""
 
     def __init__(self, server: SchedulerServer, folder: Path) -> None:
         super().__init__(Shape(0, 0, routers=0), folder)
@@ -251,7 +251,7 @@ class _Schedulers(Site):
         self.parts = [Part("scheduler-0", "scheduler", {}, self, wanted=True)]
 
     def _bury(self) -> None:
-        """Nothing here is a process."""
+        """Do nothing: there is no process to end."""
 
 
 @contextlib.asynccontextmanager
@@ -262,15 +262,15 @@ async def _scheduled(folder: Path) -> Any:
         await site.channel.close(None)
 
 
-async def test_placements_are_asked_for_at_a_rate_and_leave_nothing(tmp_path: Path) -> None:
-    """A real scheduler, in this process. Routers that remember something else notice that."""
+async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> None:
+    """A real scheduler in this process; routers that remember something else notice it."""
     told = Placed("p", 1, 200, 20, 2, 1)
     async with _scheduled(tmp_path) as site, registered(site):
         async with Placing(site, told, "s") as load:
             await until(lambda: _is(told.placed > 100 and told.late > 0))
 
             async def noticed() -> bool:
-                for attempt in load._pairs:  # again and again: those of a moment may all be over soon
+                for attempt in load._pairs:  # repeatedly: attempts live only briefly
                     load._pairs[attempt] = ("nobody", "nobody")
                 return told.twice > 0
 
@@ -299,11 +299,11 @@ async def _nothing(site: Site) -> bool:
 
 
 class _Life(Part):
-    """A worker without an engine: each of its lives registers, and ends when it is told to drain."""
+    """A worker without an engine: it registers at each start, and ends when it is told to drain."""
 
     lives = 0
-    unnamed = False  # its lives have no name in common: nothing tells the next one of a drain
-    greedy = False  # its second life has something to do all the same
+    unnamed = False  # its restarts share no name, so the next one does not know of a drain
+    greedy = False  # its second life takes requests all the same
     task: asyncio.Task[None] | None = None
 
     @property
@@ -370,7 +370,7 @@ def test_crashes_and_what_was_not_mended_are_not_good() -> None:
         assert not one.good
 
 
-# -- the load: real HTTP, a server that does what it should not
+# -- the load: real HTTP, and a server that misbehaves
 
 
 class _Server:
@@ -412,7 +412,7 @@ def _event(ids: list[int], reason: str | None = None) -> dict[str, Any]:
 
 
 async def _first(server: _Server, monkeypatch: pytest.MonkeyPatch) -> tuple[Fate, str, Answer]:
-    """What the load makes of the server's answer."""
+    """Return the load's first answer from the server."""
     site = Site(Shape(), Path("/nowhere"))
     site.parts.append(Part("router-0", "router", {"router": {"port": server.port}}, site))
     known = Questions({(1, 2): list(range(100, 400))})
@@ -496,15 +496,15 @@ def test_a_name_is_registered_once() -> None:
         plan(Plan("x", Shape(), ("sing",), ""))
 
 
-def test_questions_are_of_the_asked_lengths() -> None:
-    lengths = [len(prompt) for prompt in answers.asked(2)]
+def test_questions_are_of_the_chosen_lengths() -> None:
+    lengths = [len(prompt) for prompt in answers.sample(2)]
     assert min(lengths) <= 32
     assert max(lengths) == answers.LONGEST
     assert len(lengths) > 20
-    assert len(answers.asked(PLANS["short"].every)) >= 5
+    assert len(answers.sample(PLANS["short"].every)) >= 5
 
 
-# -- what does the harm
+# -- the means of harm
 
 
 def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:

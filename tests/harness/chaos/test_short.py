@@ -1,4 +1,4 @@
-"""A kill and a hang of workers under load, in real processes: `make chaos` does it for longer."""
+"""A kill and a hang of workers under load, in real processes; `make chaos` runs for longer."""
 
 from __future__ import annotations
 
