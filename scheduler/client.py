@@ -154,18 +154,18 @@ class SchedulerClient:
             vllm_version=vllm_version,
             model_fingerprint=model_fingerprint,
         )
-        picked = self.standby.place(need, self.reporter.holding)
-        if picked is None:
+        assigned = self.standby.place(need, self.reporter.holding)
+        if assigned is None:
             raise SchedulerUnavailable(f"scheduler at {self.address} does not answer, and no worker is known")
-        if isinstance(picked, NoChoice):
-            raise NoCapacity(picked.code, picked.message, ALONE_RETRY_S)
-        self.reporter.hold(Known(need.attempt, picked.booking), self.standby.lease_s, tell=True)
+        if isinstance(assigned, NoChoice):
+            raise NoCapacity(assigned.code, assigned.message, ALONE_RETRY_S)
+        self.reporter.hold(Known(need.attempt, assigned.booking), self.standby.lease_s, tell=True)
         return Placement(
             attempt=need.attempt,
-            prefill=worker_to_wire(picked.prefill) if picked.prefill else None,
-            decode=worker_to_wire(picked.decode),
+            prefill=worker_to_wire(assigned.prefill) if assigned.prefill else None,
+            decode=worker_to_wire(assigned.decode),
             lease_s=self.standby.lease_s,
-            waits=picked.waits,
+            waits=assigned.waits,
             alone=True,
         )
 

@@ -81,7 +81,7 @@ class Reporter:
         """The prompt was read."""
         known = self._held.get(attempt.request_id)
         if known and known.attempt == attempt:
-            self._held[attempt.request_id] = replace(known, read=True)
+            self._held[attempt.request_id] = replace(known, prefilled=True)
         self._add(attempt_to_wire(attempt))
 
     def shared(self, attempt: Attempt, blocks: int) -> None:

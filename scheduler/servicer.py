@@ -14,11 +14,11 @@ import grpc.aio
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
-from baton.scheduler.booking import blocks_for
+from baton.scheduler.booking import Assignment
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.flip import set_role
 from baton.scheduler.metrics import Metrics
-from baton.scheduler.placer import Placed, Placer
+from baton.scheduler.placer import Placer
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import (
@@ -73,7 +73,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         settling = bool(self._settling)  # before: leases may run out in what follows
         outcome = await self._placer.place(need)
         self._metrics.place_seconds.observe(time.perf_counter() - began)
-        if isinstance(outcome, Placed):
+        if isinstance(outcome, Assignment):
             self._metrics.placements.labels("pair" if outcome.prefill else "alone").inc()
             return pb.PlaceReply(placement=self._placement(need, outcome))
         self._metrics.rejected(outcome.code)
@@ -222,15 +222,15 @@ class SchedulerServicer(rpc.SchedulerServicer):
             default=0.0,
         )
 
-    def _placement(self, need: Need, placed: Placed) -> pb.Placement:
+    def _placement(self, need: Need, assigned: Assignment) -> pb.Placement:
         return pb.Placement(
             request_id=need.attempt.request_id,
             epoch=need.attempt.epoch,
-            prefill=worker_to_wire(placed.prefill) if placed.prefill else None,
-            decode=worker_to_wire(placed.decode),
+            prefill=worker_to_wire(assigned.prefill) if assigned.prefill else None,
+            decode=worker_to_wire(assigned.decode),
             lease_s=self._options.placement_lease_s,
-            blocks=blocks_for(need, placed.decode.capacity),
-            waits=placed.waits,
+            blocks=assigned.booking.blocks,
+            waits=assigned.waits,
         )
 
 

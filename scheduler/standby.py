@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import claim, waits_for_slot
+from baton.scheduler.booking import Assignment, claim, waits_for_slot
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.types import (
-    Booking,
     FleetView,
     Known,
     Need,
@@ -40,16 +39,6 @@ KEPT_S = 600.0  # s; the longest absence of a scheduler that an operator may sle
 class _Seen:
     status: pb.WorkerStatus
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """Who shall take it; `prefill` is None where `decode` does it all."""
-
-    prefill: WorkerRecord | None
-    decode: WorkerRecord
-    booking: Booking
-    waits: bool  # the first token is held back: the decode worker cannot go on at once
 
 
 class Standby:
@@ -91,7 +80,7 @@ class Standby:
         seen = self._seen.values()
         return [one.status for one in seen if now - one.at + one.status.heartbeat_age_s <= within_s]
 
-    def place(self, need: Need, mine: Iterable[Known]) -> Picked | NoChoice | None:
+    def place(self, need: Need, mine: Iterable[Known]) -> Assignment | NoChoice | None:
         """Choose, beside what this router holds already (`mine`); None when nobody is known."""
         workers = self._workers(mine)
         if self._policy is None or self._limits is None or not workers:
@@ -101,7 +90,7 @@ class Standby:
         if isinstance(choice, NoChoice):
             return choice
         booked = claim(need, choice.prefill, choice.decode, self._limits).booking
-        return Picked(choice.prefill, choice.decode, booked, waits_for_slot(choice.decode))
+        return Assignment(choice.prefill, choice.decode, booked, waits_for_slot(choice.decode))
 
     def _workers(self, mine: Iterable[Known]) -> dict[str, WorkerRecord]:
         now = self._clock()

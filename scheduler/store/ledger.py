@@ -22,7 +22,7 @@ class Live:
 
     booking: Booking
     lease_until: float
-    read: bool = False  # the prompt is
+    prefilled: bool = False
     look_at: float = 0.0  # when the lease is looked at next, at the latest when it ends
 
 
@@ -94,8 +94,8 @@ class Ledger:
                 self.release(known.attempt.request_id, now, over=True)
             live = self.book(booking, lease_until)
         self.renew(live, max(live.lease_until, lease_until))
-        if known.read:
-            self.read(live)
+        if known.prefilled:
+            self.end_prefill(live)
         self.share(live, booking.blocks)
         return True
 
@@ -109,15 +109,15 @@ class Ledger:
         self._past.pop(request_id, None)
         self._past[request_id] = Past(known.attempt.epoch, now + KEEP_S, known.over)
 
-    def read(self, live: Live) -> None:
+    def end_prefill(self, live: Live) -> None:
         """The prompt is read: what was held for that is free. Twice is once."""
-        if live.read:
+        if live.prefilled:
             return
-        live.read = True
+        live.prefilled = True
         booking = live.booking
         requests = 1 if booking.prefill_id else 0
         self._reserved[booking.decode_id].add(Reserved(decoding=1))
-        self._give_back(booking.reader_id, Reserved(booking.prompt_tokens, requests))
+        self._give_back(booking.prompt_worker_id, Reserved(booking.prompt_tokens, requests))
 
     def share(self, live: Live, blocks: int) -> None:
         """Book no more than so many KV blocks: the others are held by other requests as well."""
@@ -129,7 +129,7 @@ class Ledger:
     def release(self, request_id: str, now: float, *, over: bool) -> None:
         """All that a live request holds is free."""
         live = self.live.pop(request_id)
-        self.read(live)
+        self.end_prefill(live)
         booking = live.booking
         self._give_back(booking.decode_id, Reserved(requests=1, blocks=booking.blocks, decoding=1))
         self._past[request_id] = Past(booking.attempt.epoch, now + KEEP_S, over)
@@ -153,7 +153,7 @@ class Ledger:
     def running(self, now: float) -> Iterator[Known]:
         """The live attempts."""
         for live in self.live.values():
-            yield Known(live.booking.attempt, live.booking, live.read, lease_s=live.lease_until - now)
+            yield Known(live.booking.attempt, live.booking, live.prefilled, lease_s=live.lease_until - now)
 
     def export(self, now: float) -> Iterator[Known]:
         """All that is known."""

@@ -83,9 +83,9 @@ class MemoryStore(Store):
             worker = self._workers.get(worker_id)
             if worker is None or not self._record(worker, now).placeable:
                 return ReserveResult(ReserveOutcome.GONE, worker_id, expired)
-        queued = self._ledger.reserved(booking.reader_id).prompt_tokens
+        queued = self._ledger.reserved(booking.prompt_worker_id).prompt_tokens
         if queued and queued + booking.prompt_tokens > claim.max_prompt_tokens:
-            return ReserveResult(ReserveOutcome.FULL, booking.reader_id, expired)
+            return ReserveResult(ReserveOutcome.FULL, booking.prompt_worker_id, expired)
         writer = self._ledger.reserved(booking.decode_id)
         if writer.requests >= claim.max_requests or writer.blocks + booking.blocks > claim.max_blocks:
             return ReserveResult(ReserveOutcome.FULL, booking.decode_id, expired)
@@ -103,7 +103,7 @@ class MemoryStore(Store):
             self._count_stale(attempt, result)
             live = self._ledger.find(attempt)
             if live:
-                self._ledger.read(live)
+                self._ledger.end_prefill(live)
         for attempt, event in report.finished:
             self._count_stale(attempt, result)
             live = self._ledger.find(attempt)
@@ -281,7 +281,7 @@ def _live_message(live: Live, now: float) -> pb.LiveAttempt:
         attempt=attempt_to_wire(live.booking.attempt),
         prefill_worker_id=live.booking.prefill_id,
         decode_worker_id=live.booking.decode_id,
-        prefilled=live.read,
+        prefilled=live.prefilled,
         lease_left_s=max(0.0, live.lease_until - now),
     )
 

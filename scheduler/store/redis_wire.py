@@ -87,7 +87,7 @@ def attempt(known: Known) -> bytes:
         "decode": booking.decode_id,
         "tokens": booking.prompt_tokens,
         "blocks": booking.blocks,
-        "read": known.read,
+        "read": known.prefilled,
     }
     return json.dumps(entry).encode()
 
