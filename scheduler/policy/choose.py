@@ -108,7 +108,7 @@ class Policy:
         return kept.why or WorkerChoice(None, self._pick(kept.workers, need, Side.BOTH))
 
     def _helped(self, choice: WorkerChoice, queued: int, decodes: _Kept, need: Need) -> WorkerChoice:
-        """Return an idle decode worker alone, if one's queue is below `queued` prompt tokens, else `choice`."""
+        """Return an idle decode worker alone, if its queue is below `queued` prompt tokens, else `choice`."""
         limits = self._limits
         idle = [one for one in decodes.workers if may_help(need, one, queued, limits)] if queued else []
         alone = self._alone(idle, need)

@@ -48,7 +48,7 @@ class _Worker:
 
 
 class MemoryStore(Store):
-    """Every method runs without giving up the event loop: that is what makes it atomic."""
+    """A store in memory. Every method runs without giving up the event loop: that makes it atomic."""
 
     def __init__(self, topic: str, clock: Clock = time.monotonic) -> None:
         self.name = "memory"
@@ -86,8 +86,8 @@ class MemoryStore(Store):
         queued = self._ledger.reserved(booking.prompt_worker_id).prompt_tokens
         if queued and queued + booking.prompt_tokens > claim.max_prompt_tokens:
             return ReserveResult(ReserveOutcome.FULL, booking.prompt_worker_id, expired)
-        writer = self._ledger.reserved(booking.decode_id)
-        if writer.requests >= claim.max_requests or writer.blocks + booking.blocks > claim.max_blocks:
+        decode = self._ledger.reserved(booking.decode_id)
+        if decode.requests >= claim.max_requests or decode.blocks + booking.blocks > claim.max_blocks:
             return ReserveResult(ReserveOutcome.FULL, booking.decode_id, expired)
         self._ledger.book(booking, now + lease_s)
         return ReserveResult(ReserveOutcome.BOOKED, expired=expired)
@@ -228,7 +228,7 @@ class MemoryStore(Store):
         return None
 
     def _merge_worker(self, record: WorkerRecord, now: float) -> None:
-        """The later epoch counts, within it the longer lease. Who runs something else has to register."""
+        """Take the later epoch, within one the longer lease. One with another model has to register."""
         lease_until = now + record.lease_left_s
         known = self._workers.get(record.worker_id)
         here = (known.epoch, known.lease_until) if known else (self._epoch_of(record.worker_id), now)
