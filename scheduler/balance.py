@@ -1,12 +1,12 @@
-"""When one side is short of workers for long while the other has one to spare: whose role changes.
+"""Changes of role, where one side is short of workers for long while the other has one to spare.
 
-A side's pressure is what waits for it, in what it does at once: unread prompt tokens in the token budget of a
-step for readers; for writers the requests that they have in the size of a batch, or the blocks in use where
-that is more. What is only booked on a writer does not count: its prompt may wait for readers, which is their
-pressure. A worker changes sides when the pressure on one side was high for `after_s` without a break, and the
-other side, with one worker less, would still be at ease and hold what is booked on it. The gap between high
-and ease is the hysteresis: a change cannot at once be the reason for the opposite one. Then nobody changes
-for `PAUSE` times as long, in the whole deployment.
+A side's pressure is what waits for it, in what it does at once: for prefill workers queued prompt tokens in
+the token budget of a step; for decode workers the requests that they have in the size of a batch, or the
+blocks in use where that is more. What is only booked on a decode worker does not count: its prompt may wait
+for a prefill worker, which is the other side's pressure. A worker changes sides when the pressure on one side
+was high for `after_s` without a break, and the other side, with one worker less, would still be at ease and
+hold what is booked on it. The gap between high and ease is the hysteresis: a change cannot at once be the
+reason for the opposite one. Then nobody changes for `PAUSE` times as long, in the whole deployment.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import usable_blocks
 from baton.scheduler.types import FleetView, WorkerRecord
 
-HIGH_READ = 2.0  # steps' worth of unread prompts on every prefill worker
-HIGH_WRITE = 0.9  # of the batches, or of the KV caches
-EASE_READ = 0.5
-EASE_WRITE = 0.6
+HIGH_PREFILL = 2.0  # steps' worth of queued prompts on every prefill worker
+HIGH_DECODE = 0.9  # of the batches, or of the KV caches
+EASE_PREFILL = 0.5
+EASE_DECODE = 0.6
 PAUSE = 3.0  # times `after_s`
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """`worker` should take `role`, because of `why`."""
+    """A change that is due: `worker` should take `role`, because of `why`."""
 
     worker: WorkerRecord
     role: pb.Role
@@ -41,17 +41,17 @@ class _Side:
     workers: list[WorkerRecord]
 
     def pressure(self, fewer: int = 0) -> float:
-        """On its workers, or on `fewer` of them."""
+        """Return the pressure on its workers, or on what is left of them with so many `fewer`."""
         share = len(self.workers) / (len(self.workers) - fewer)
-        return share * (_unread(self.workers) if self.role == pb.ROLE_PREFILL else _used(self.workers))
+        return share * (_queued(self.workers) if self.role == pb.ROLE_PREFILL else _used(self.workers))
 
     @property
     def high(self) -> bool:
-        return self.pressure() >= (HIGH_READ if self.role == pb.ROLE_PREFILL else HIGH_WRITE)
+        return self.pressure() >= (HIGH_PREFILL if self.role == pb.ROLE_PREFILL else HIGH_DECODE)
 
     @property
     def can_spare(self) -> bool:
-        ease = EASE_READ if self.role == pb.ROLE_PREFILL else EASE_WRITE
+        ease = EASE_PREFILL if self.role == pb.ROLE_PREFILL else EASE_DECODE
         others = len(self.workers) - 1
         return (
             others > 0 and self.pressure(fewer=1) <= ease and _booked(self.workers) <= others / (others + 1)
@@ -59,7 +59,7 @@ class _Side:
 
 
 class Balance:
-    """Looks at one view after the other. Plain state."""
+    """Watches the sides' pressure from one view to the next. Plain state."""
 
     def __init__(self, after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._after_s = after_s
@@ -68,13 +68,13 @@ class Balance:
 
     @property
     def pause_s(self) -> float:
-        """From one change to the next."""
+        """Least seconds from one change to the next."""
         return PAUSE * self._after_s
 
     def look(self, view: FleetView) -> Flip | None:
-        """Who should change, if it is time. Called about twice a second."""
-        readers, writers = (_side(view, role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE))
-        for short, other in ((readers, writers), (writers, readers)):
+        """Return the worker that should change, if it is time. Called about twice a second."""
+        prefills, decodes = (_side(view, role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE))
+        for short, other in ((prefills, decodes), (decodes, prefills)):
             if not (short.workers and short.high and other.can_spare):
                 self._since.pop(short.role, None)
                 continue
@@ -92,12 +92,12 @@ class Balance:
 
 
 def _side(view: FleetView, role: pb.Role) -> _Side:
-    # Who hands nothing over cannot change sides.
+    # A worker that hands nothing over cannot change sides.
     able = [one for one in view.workers.values() if one.placeable and one.capacity.compatibility_hash]
     return _Side(role, [one for one in able if one.role == role])
 
 
-def _unread(workers: list[WorkerRecord]) -> float:
+def _queued(workers: list[WorkerRecord]) -> float:
     budget = sum(one.capacity.max_num_batched_tokens for one in workers)
     return sum(one.reserved.prompt_tokens for one in workers) / max(1, budget)
 

@@ -1,23 +1,35 @@
-"""How much of a worker a request books, and when it has room.
+"""The share of a worker that a request books, and whether there is room for it.
 
 Three quantities are booked, each released as soon as it is free again:
 
-- prompt tokens, on the worker that reads the prompt, until it is read. The limit keeps the wait for the first
-  token short; a reader with nothing queued takes a prompt above the limit too, or it would never run.
+- prompt tokens, on the worker that runs the prompt, until it is prefilled. The limit keeps the time to first
+  token short; a worker with nothing queued takes a prompt above the limit too, or it would never run.
 - requests, on both workers. The decode worker's limit is a multiple of its batch.
 - KV blocks, on the decode worker, until the request is over. Booked are the prompt, the look-ahead slots of
-  speculation and the first `ANSWER_TOKENS_BOOKED` tokens of the answer (fewer when fewer may be written). A
-  whole answer is not: clients seldom set a limit, so most of the cache would lie idle; what outgrows the
-  cache is preempted by the engine and comes back. Blocks that the worker holds for another running request as
-  well, as those of a common system prompt, are given back when the answer begins.
+  speculation and the first `OUTPUT_TOKENS_BOOKED` output tokens (fewer when max_tokens is lower). The whole
+  output is not: clients seldom set a limit, so most of the cache would lie idle; what outgrows the cache is
+  preempted by the engine and recomputed. Blocks that the worker holds for another running request as well,
+  as those of a common system prompt, are given back when decoding begins.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import Booking, Claim, Need, PlacementLimits, WorkerRecord
 
-ANSWER_TOKENS_BOOKED = 256  # tokens
+OUTPUT_TOKENS_BOOKED = 256  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The workers that take an attempt, and its booking; `prefill` is None where `decode` does it all."""
+
+    prefill: WorkerRecord | None
+    decode: WorkerRecord
+    booking: Booking
+    waits: bool  # the first token is held back: the decode worker may not go on at once (`waits_for_slot`)
 
 
 def max_requests(capacity: pb.Capacity, limits: PlacementLimits) -> int:
@@ -26,65 +38,65 @@ def max_requests(capacity: pb.Capacity, limits: PlacementLimits) -> int:
 
 
 def usable_blocks(capacity: pb.Capacity) -> int:
-    """vLLM keeps block 0 for padding."""
+    """Return the KV blocks that requests can have: vLLM keeps block 0 for padding."""
     return max(0, capacity.num_blocks - 1)
 
 
 def blocks_for(need: Need, capacity: pb.Capacity) -> int:
-    """KV blocks to book for `need` on a decode worker: at most all it has, when the prompt fits at all."""
-    growth = min(need.max_new_tokens, capacity.max_model_len - need.prompt_tokens, ANSWER_TOKENS_BOOKED)
+    """Return the KV blocks to book for `need` on a decode worker: at most all that it has."""
+    growth = min(need.max_new_tokens, capacity.max_model_len - need.prompt_tokens, OUTPUT_TOKENS_BOOKED)
     tokens = need.prompt_tokens + capacity.lookahead_tokens + max(0, growth)
     return min(_blocks(tokens, capacity), usable_blocks(capacity))
 
 
-def could_read(need: Need, worker: WorkerRecord) -> bool:
-    """The prompt fits into the worker when it is idle. The engine wants one token of room for the answer."""
+def could_prefill(need: Need, worker: WorkerRecord) -> bool:
+    """Return whether the prompt fits into the idle worker. The engine wants room for one output token."""
     capacity = worker.capacity
     short_enough = need.prompt_tokens < capacity.max_model_len
     return short_enough and _blocks(need.prompt_tokens, capacity) <= usable_blocks(capacity)
 
 
-def could_write(need: Need, worker: WorkerRecord) -> bool:
-    """The prompt and the look-ahead slots fit into the worker when it is idle."""
+def could_decode(need: Need, worker: WorkerRecord) -> bool:
+    """Return whether the prompt and the look-ahead slots fit into the idle worker."""
     capacity = worker.capacity
     slots = need.prompt_tokens + capacity.lookahead_tokens
     return need.prompt_tokens < capacity.max_model_len and _blocks(slots, capacity) <= usable_blocks(capacity)
 
 
-def may_read(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> bool:
-    """There is room for the prompt now."""
+def may_prefill(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> bool:
+    """Return whether there is room for the prompt now."""
     queued = worker.reserved.prompt_tokens
     return queued == 0 or queued + need.prompt_tokens <= limits.max_queued_prompt_tokens
 
 
-def may_write(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> bool:
-    """There is room for the answer now."""
+def may_decode(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> bool:
+    """Return whether there is room to decode it now."""
     capacity = worker.capacity
     room_in_batch = worker.reserved.requests < max_requests(capacity, limits)
     return room_in_batch and worker.reserved.blocks + blocks_for(need, capacity) <= usable_blocks(capacity)
 
 
 def may_help(need: Need, worker: WorkerRecord, queued: int, limits: PlacementLimits) -> bool:
-    """A decode worker may read this prompt though a prefill worker, with `queued` prompt tokens, could.
+    """Return whether a decode worker may run this prompt though a prefill worker with `queued` tokens could.
 
     It decodes nothing by what is booked, or ran nothing at its last heartbeat (what was booked since then are
-    prompts of the same burst). Bookings alone would end the help with the burst's first answer; heartbeats
-    alone miss a burst that comes within half a second of another request. Answers that are handed to it
-    meanwhile share its steps until its own prompts are read: hence the limit.
+    prompts of the same burst). Bookings alone would end the help with the burst's first handoff; heartbeats
+    alone miss a burst that comes within half a second of another request. Requests that are handed to it
+    meanwhile share its steps until its own prompts are prefilled: hence the limit.
     """
     load, own = worker.load, worker.reserved.prompt_tokens
     idle = load is not None and not (worker.reserved.decoding and (load.running or load.waiting))
     return idle and own < queued and own + need.prompt_tokens <= limits.idle_decode_tokens
 
 
-def reading_bound(worker: WorkerRecord, limits: PlacementLimits) -> str:
-    """What keeps a prompt out, for people: how full it is, and the key that bounds it."""
+def prefill_bound(worker: WorkerRecord, limits: PlacementLimits) -> str:
+    """Say, for people, what keeps a prompt out: how full the worker is, and the key that bounds it."""
     queued = worker.reserved.prompt_tokens
     return f"{queued} of {limits.max_queued_prompt_tokens} prompt tokens: scheduler.max_queued_prompt_tokens"
 
 
-def writing_bound(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> str:
-    """What keeps an answer out, likewise."""
+def decode_bound(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> str:
+    """Say, for people, what keeps a request from being decoded here."""
     reserved, capacity = worker.reserved, worker.capacity
     if reserved.requests >= max_requests(capacity, limits):
         most = max_requests(capacity, limits)
@@ -94,13 +106,13 @@ def writing_bound(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> 
 
 
 def waits_for_slot(worker: WorkerRecord) -> bool:
-    """Another answer may not begin at once: all slots of its batch are booked, or it reads prompts itself."""
+    """Return whether another request may have to wait: all slots are booked, or it runs prompts itself."""
     reserved = worker.reserved
     return reserved.requests >= worker.capacity.max_num_seqs or reserved.prompt_tokens > 0
 
 
 def claim(need: Need, prefill: WorkerRecord | None, decode: WorkerRecord, limits: PlacementLimits) -> Claim:
-    """What to book for `need` on these workers. They must have passed `could_read` and `could_write`."""
+    """Return what to book for `need` on these workers, which `could_prefill` and `could_decode` it."""
     booking = Booking(
         attempt=need.attempt,
         router_id=need.router_id,

@@ -1,4 +1,4 @@
-"""How routers, workers and the command line talk to the scheduler.
+"""The scheduler's client, for routers, workers and the command line.
 
     router         SchedulerClient.place, .place_alone, .refresh, .reporter (baton.scheduler.reporter)
     worker         WorkerSession (baton.scheduler.session), over .register, .heartbeat, .deregister
@@ -32,7 +32,10 @@ ALONE_RETRY_S = 1.0  # when asking again may help, while no scheduler answers
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who takes one attempt; `prefill` is None where `decode` does it all. The reporter renews it."""
+    """The workers that take one attempt; `prefill` is None where `decode` does it all.
+
+    The client's reporter renews it.
+    """
 
     attempt: Attempt
     prefill: pb.Worker | None
@@ -49,7 +52,7 @@ class SchedulerClient:
     """
 
     def __init__(self, address: str, *, router_id: str = "", policy: PolicyOptions | None = None) -> None:
-        """`address`: host:port, or several with commas between: the first that answers is asked.
+        """Prepare a connection to each scheduler of `address`: host:port, or several with commas between.
 
         `policy` is that of `place_alone`; without one nothing is placed alone. The first snapshot raises
         BadPolicy.
@@ -70,12 +73,12 @@ class SchedulerClient:
 
     @property
     def schedulers(self) -> int:
-        """How many there are to be asked."""
+        """The number of schedulers."""
         return len(self._schedulers)
 
     @property
     def answering(self) -> bool:
-        """There is a scheduler that answered the last call to it."""
+        """Whether a scheduler answered the last call to it."""
         return self._schedulers.answering
 
     async def place(
@@ -92,9 +95,9 @@ class SchedulerClient:
     ) -> Placement:
         """Reserve workers for one attempt, and hold them until `reporter.finished`.
 
-        `prompt_tokens` counts what is to be read: the prompt, and on a later attempt the answer so far.
-        Epochs of one request count up from 1. `vllm_version` and `model_fingerprint` say which workers will
-        do, where not all. Raises NoCapacity with code and retry_after_s.
+        `prompt_tokens` counts all that is to be prefilled: the prompt, and on a later attempt the output so
+        far. Epochs of one request count up from 1. `vllm_version` and `model_fingerprint` say which workers
+        will do, where not all. Raises NoCapacity with code and retry_after_s.
         """
         request = pb.PlaceRequest(
             request_id=request_id,
@@ -142,7 +145,7 @@ class SchedulerClient:
         vllm_version: str = "",
         model_fingerprint: str = "",
     ) -> Placement:
-        """The same without a scheduler, from the last snapshot; the scheduler is told when one answers.
+        """Place without a scheduler, from the last snapshot; it is reported as soon as one answers.
 
         Raises NoCapacity, and SchedulerUnavailable where there is no snapshot, or only too old a one.
         """
@@ -156,18 +159,18 @@ class SchedulerClient:
             vllm_version=vllm_version,
             model_fingerprint=model_fingerprint,
         )
-        picked = self.standby.place(need, self.reporter.holding)
-        if picked is None:
+        assigned = self.standby.place(need, self.reporter.holding)
+        if assigned is None:
             raise SchedulerUnavailable(f"scheduler at {self.address} does not answer, and no worker is known")
-        if isinstance(picked, NoChoice):
-            raise NoCapacity(picked.code, picked.message, ALONE_RETRY_S)
-        self.reporter.hold(Known(need.attempt, picked.booking), self.standby.lease_s, tell=True)
+        if isinstance(assigned, NoChoice):
+            raise NoCapacity(assigned.code, assigned.message, ALONE_RETRY_S)
+        self.reporter.hold(Known(need.attempt, assigned.booking), self.standby.lease_s, tell=True)
         return Placement(
             attempt=need.attempt,
-            prefill=worker_to_wire(picked.prefill) if picked.prefill else None,
-            decode=worker_to_wire(picked.decode),
+            prefill=worker_to_wire(assigned.prefill) if assigned.prefill else None,
+            decode=worker_to_wire(assigned.decode),
             lease_s=self.standby.lease_s,
-            waits=picked.waits,
+            waits=assigned.waits,
             alone=True,
         )
 
@@ -185,7 +188,10 @@ class SchedulerClient:
         return reply
 
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState) -> pb.RegisterReply:
-        """Raises Refused when the worker does not fit into the deployment, StaleWorker for an older epoch."""
+        """Register a worker.
+
+        Raises Refused when it does not fit into the deployment, StaleWorker for an older epoch.
+        """
         request = pb.RegisterRequest(identity=identity, state=state)
         reply: pb.RegisterReply = await self._schedulers.call("Register", request, CALL_TIMEOUT_S)
         if reply.epoch:
@@ -197,15 +203,18 @@ class SchedulerClient:
     async def heartbeat(
         self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, epoch: int = 0
     ) -> pb.HeartbeatReply:
+        """Send one heartbeat."""
         request = pb.HeartbeatRequest(worker_id=worker_id, state=state, load=load, epoch=epoch)
         reply: pb.HeartbeatReply = await self._schedulers.call("Heartbeat", request, HEARTBEAT_TIMEOUT_S)
         return reply
 
     async def deregister(self, worker_id: str, epoch: int = 0) -> None:
+        """Tell the scheduler that a worker leaves."""
         request = pb.DeregisterRequest(worker_id=worker_id, epoch=epoch)
         await self._schedulers.call("Deregister", request, CALL_TIMEOUT_S)
 
     async def describe(self) -> pb.Description:
+        """Return all that a scheduler knows, for operators."""
         reply: pb.Description = await self._schedulers.call("Describe", pb.DescribeRequest(), CALL_TIMEOUT_S)
         return reply
 

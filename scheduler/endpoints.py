@@ -1,4 +1,4 @@
-"""Which of several schedulers is asked, and what comes of a call."""
+"""The choice among several schedulers, and the outcome of a call to one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from baton.scheduler.tasks import spawn, stop
 
 CHECK_S = 1.0  # s between checks of one among several, and the deadline of a check
 MISSED = 2  # answers in a row until a scheduler counts as dead
-# Checks in a row until one that says that it does not serve is passed over, and until one that serves again
-# is turned to. Others over the same store lose it, and have it again, up to a second and a half later: then
-# nobody need move, and who was asked meanwhile knows what happened meanwhile.
+# Checks in a row until a scheduler that says that it does not serve is passed over, and until one that serves
+# again is preferred again. Others over the same store lose it, and have it again, up to a second and a half
+# later: then no client need move, and the scheduler that was asked meanwhile knows what happened meanwhile.
 IDLE_CHECKS = 3
 SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
@@ -30,9 +30,9 @@ _BEFORE_REASON = re.compile(r"^failed to connect to all addresses; last error: (
 
 
 def _in_short(details: str) -> str:
-    """The reason in what gRPC says of a call that failed."""
+    """Return the reason out of gRPC's words for a call that failed."""
     reason = _BEFORE_REASON.sub("", details)
-    return f"what listens there is none: {reason}" if "HTTP/2" in reason else reason
+    return f"something else listens there: {reason}" if "HTTP/2" in reason else reason
 
 
 class _Endpoint:
@@ -40,7 +40,7 @@ class _Endpoint:
         self.address = address
         self.channel = aio_channel(address)
         self.stub: Any = rpc.SchedulerStub(self.channel)  # type: ignore[no-untyped-call]
-        self.answering = True  # as far as is known; so is one that was not asked yet
+        self.answering = True  # as far as is known; also before the first call
         self.suspected = False  # an answer was missed, and none came since
         self.asked_at = 0.0  # time.monotonic(), of the last call or check
         self._missed = 0  # answers in a row
@@ -51,33 +51,36 @@ class _Endpoint:
 
     @property
     def well(self) -> bool:
-        """As far as is known."""
+        """Whether it answers and serves, as far as is known."""
         return self.answering and not self.suspected and not self.idle
 
     def answered(self) -> None:
+        """Note that a call was answered."""
         self.answering, self.suspected, self._missed = True, False, 0
 
     def failed(self, error: grpc.aio.AioRpcError, began: float) -> None:
-        """A call or a check that began then came to nothing."""
+        """Note that a call or a check, which began at `began`, had no answer."""
         if error.code() == grpc.StatusCode.UNAVAILABLE:  # refused, or hung up on: nobody is there
             self._missed = MISSED
-        elif began >= self._missed_at:  # those that waited side by side tell of one moment
+        elif began >= self._missed_at:  # calls that waited side by side count as one
             self._missed += 1
         self._missed_at = time.monotonic()
         self.suspected = True
         self.answering = self._missed < MISSED
 
     def check(self) -> None:
-        """Ask in the background how it is, unless that is being asked; no call has to wait for it."""
+        """Check its health in the background, unless a check is under way; no call has to wait for it."""
         if self._check is None or self._check.done():
             self.asked_at = self._checked_at = time.monotonic()
             self._check = spawn(self._ask_health(), f"check of scheduler {self.address}")
 
     def check_if_due(self) -> None:
+        """Check it, unless that was done a moment ago."""
         if time.monotonic() - self._checked_at >= CHECK_S:
             self.check()
 
     async def close(self) -> None:
+        """Hang up."""
         if self._check:
             await stop(self._check)
         await self.channel.close(None)
@@ -97,31 +100,31 @@ class _Endpoint:
 
 
 class Endpoints:
-    """Schedulers that share a store: the first of the list that answers, and serves, is asked.
+    """Schedulers that share a store: the first of the list that answers, and serves, gets the calls.
 
     All clients use the same order, so that all are served by the same one where possible: also while that one
     works from its memory it knows of all bookings and all workers. One that lacks its store says by gRPC's
-    health service that it does not serve: it is passed over for one that does, and asked where none does.
+    health service that it does not serve: it is passed over for one that does, and called where none does.
 
-    Nobody is taken for dead by one missed answer: a machine stands still for a second now and then. The first
-    one makes us check; the next one in a row counts. A refused connection counts at once.
+    No scheduler is taken for dead by one missed answer: a machine stands still for a second now and then. The
+    first one starts a check; the next one in a row counts. A refused connection counts at once.
     """
 
     def __init__(self, addresses: str) -> None:
-        """`addresses`: host:port, or several with commas between them. Connects on first use."""
+        """Take `addresses`: host:port, or several with commas between them. Connects on first use."""
         self._all = [_Endpoint(address.strip()) for address in addresses.split(",")]
-        self._last = self._all[0]  # that was asked
+        self._last = self._all[0]  # the last one that was called
 
     def __len__(self) -> int:
         return len(self._all)
 
     @property
     def answering(self) -> bool:
-        """There is one that is not known to be dead."""
+        """Whether there is one that is not known to be dead."""
         return any(endpoint.answering for endpoint in self._all)
 
     async def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """One call to one scheduler, never repeated. Raises SchedulerUnavailable; Refused for nonsense."""
+        """Call one scheduler, once. Raises SchedulerUnavailable, and Refused for a malformed call."""
         endpoint = self._pick()
         began = endpoint.asked_at = time.monotonic()
         try:
@@ -142,18 +145,19 @@ class Endpoints:
         return reply
 
     async def close(self) -> None:
+        """Hang up."""
         for endpoint in self._all:
             await endpoint.close()
 
     def _pick(self) -> _Endpoint:
-        """The first that is well; else one that answers; else the one that was not asked for longest."""
+        """Return the first that is well; else one that answers; else the one not called for longest."""
         if len(self._all) > 1:
             first = self._all[0]
             for endpoint in [first] if first.well else self._all:
                 endpoint.check_if_due()
         answering = [one for one in self._all if one.answering]
         heard = [one for one in answering if not one.suspected] or answering
-        # Who is asked already may say a few times that it does not serve.
+        # The one that was called last may say a few times that it does not serve.
         best = [one for one in heard if one.idle < (IDLE_CHECKS if one is self._last else 1)] or heard
         if not best:
             return min(self._all, key=lambda endpoint: endpoint.asked_at)

@@ -1,15 +1,15 @@
-"""What goes wrong around placements.
+"""The errors around placements.
 
 BatonError
 └── SchedulerError
     ├── NoCapacity            a router: no placement now; carries the code and when to come back
-    ├── SchedulerUnavailable  a router, a worker, the command line: nobody answers who could place
+    ├── SchedulerUnavailable  a router, a worker, the command line: no scheduler answers
     ├── Refused               a worker: it does not fit into this deployment, or asked something impossible
-    ├── StaleWorker           the scheduler: a worker's message is older than its last one
+    ├── StaleWorker           the scheduler: a worker's message has an older epoch than its last one
     ├── StoreUnavailable      the scheduler: its store does not answer, or not as it should
     │   └── StoreRefuses      waiting will not help: a wrong URL, name or password
     ├── ListenFailed          the scheduler: its port is taken
-    └── BadPolicy             the scheduler: a policy names what does not exist, or a name is taken twice
+    └── BadPolicy             the scheduler: a policy names a part that is not there, or that two offer
 """
 
 from baton.errors import BatonError
@@ -21,10 +21,10 @@ class SchedulerError(BatonError):
 
 
 class NoCapacity(SchedulerError):
-    """The scheduler answered, and the answer is no.
+    """The scheduler rejected a request.
 
-    `code` says why (NO_WORKERS, FULL, TOO_LARGE, STALE_EPOCH); `retry_after_s` is when asking again may
-    help, 0 when it never will. `settling`: who says so began a moment ago and may not know all workers yet.
+    `code` says why (NO_WORKERS, FULL, TOO_LARGE, STALE_EPOCH); `retry_after_s` is when another try may
+    help, 0 when it never will. `settling`: the scheduler began a moment ago and may not know all workers yet.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Refused(SchedulerError):
 
 
 class StaleWorker(SchedulerError):
-    """A registration carries an epoch below `last`, the last one that the worker was heard with."""
+    """A registration carries an epoch below `last`, the worker's last one."""
 
     def __init__(self, worker_id: str, epoch: int, last: int) -> None:
         super().__init__(f"epoch {epoch} of worker {worker_id} is late: {last} was seen")
@@ -71,4 +71,4 @@ class ListenFailed(SchedulerError):
 
 
 class BadPolicy(SchedulerError):
-    """A policy names a filter, scorer or picker that is not there, or a name is registered twice."""
+    """A policy names a filter, scorer or picker that is not there, or that two packages offer."""

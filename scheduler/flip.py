@@ -1,7 +1,7 @@
-"""A worker's other role: asked of the worker itself, which then registers with it.
+"""A change of a worker's role: a call to the worker itself, which then registers with the new one.
 
-The registration is what counts, as at a worker's start: nothing is remembered here that could be left over
-when one of the two dies in between. A worker that is started again has the role of its command line.
+The registration counts, as at a worker's start: nothing is remembered here that could be left over when one
+of the two dies in between. A worker that is started again has the role of its command line.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc import aio_channel
 from baton.scheduler.types import WorkerRecord
 
-TIMEOUT_S = 4.0  # s; the worker registers within it, and whoever asked us waits a little longer
+TIMEOUT_S = 4.0  # s; the worker registers within it, and the operator's call waits a little longer
 
 
 async def set_role(worker: WorkerRecord, role: pb.Role) -> str:
-    """Why it does not take the role, in one line; empty when it has it."""
+    """Give the worker that role. Return why it keeps its own, in one line; empty when it took it."""
     if worker.role == role:
         return ""
     channel = aio_channel(worker.identity.address)

@@ -13,7 +13,7 @@ KEYS: dict[str, tuple[str, str]] = {
     "STATES": ("worker:states", "HASH worker id -> WorkerState, its number"),
     "LOADS": ("worker:loads", "HASH worker id -> WorkerLoad, serialized; absent before the first heartbeat"),
     "WORKER_LEASES": ("worker:leases", "ZSET worker id by the time at which it counts as dead"),
-    "WORKER_NAMES": ("worker:names", "HASH worker id -> its name, the same in all lives of a worker"),
+    "WORKER_NAMES": ("worker:names", "HASH worker id -> its name, the same each time it is started"),
     "DRAINS": (
         "drains",
         "HASH name -> times that an operator drained it or undid that: odd while it is drained",
@@ -23,19 +23,19 @@ KEYS: dict[str, tuple[str, str]] = {
         "worker:epoch:leases",
         "ZSET id of a worker that is gone, by the time at which its last epoch is forgotten",
     ),
-    "ROSTER": ("worker:roster", "STRING changes with each registration: unequal means read identities anew"),
+    "ROSTER": ("worker:roster", "STRING changes with each registration: unequal means fetch identities anew"),
     "DEPLOYMENT": ("deployment", "HASH model, worker: what the first worker alive serves"),
-    "TOKENS": ("reserved:tokens", "HASH worker id -> prompt tokens placed there and not yet read"),
+    "TOKENS": ("reserved:tokens", "HASH worker id -> prompt tokens placed there and not yet prefilled"),
     "REQUESTS": ("reserved:requests", "HASH worker id -> requests placed there and not yet done there"),
     "BLOCKS": ("reserved:blocks", "HASH worker id -> KV blocks booked there"),
-    "DECODING": ("reserved:decoding", "HASH worker id -> requests whose answer is written there now"),
+    "DECODING": ("reserved:decoding", "HASH worker id -> requests that decode there now"),
     "ATTEMPTS": ("attempts", "HASH request id -> live attempt, JSON"),
     "ATTEMPT_LEASES": ("attempt:leases", "ZSET request id by the time at which its reservation is gone"),
     "EPOCHS": ("epochs", "HASH request id -> last epoch placed, with a ! behind it when that one is over"),
     "EPOCH_LEASES": ("epoch:leases", "ZSET request id by the time at which its last epoch is forgotten"),
     "REVISION": ("revision", "STRING count of the changes of requests"),
     "CHANGES": ("changes", "ZSET request id by its last change's count; those of EPOCHS"),
-    "TURNS": ("turns", "HASH what only one scheduler does at a time -> the time until which nobody does it"),
+    "TURNS": ("turns", "HASH job of one scheduler at a time -> the time until which no other does it"),
     "GENERATION": ("generation", "STRING unequal to what it was: the server has lost what it held"),
     "HANDOFFS": ("handoffs", "LIST of finished attempts, newest first, JSON"),
 }
@@ -43,19 +43,19 @@ KEYS: dict[str, tuple[str, str]] = {
 NAMES: tuple[str, ...] = tuple(KEYS)
 
 TOPIC_TTL_MS = 3_600_000  # ms; every key of a topic in which nothing happens any more vanishes after this,
-DRAINS_TTL_MS = 30 * 86_400_000  # ms; or after this: an operator said it, and nobody else says it again
-EPOCH_KEEP_MS = 60_000  # ms; a call that was late by more than this is stopped by its own deadline
+DRAINS_TTL_MS = 30 * 86_400_000  # ms; or after this: an operator said it, and no worker says it again
+EPOCH_KEEP_MS = 60_000  # ms; a call that is late by more than this was stopped by its own deadline
 HANDOFFS_KEPT = 64  # entries
 SWEEP_LIMIT = 256  # attempts, workers and epochs that one script call removes at most, of each
 
 
 def topic_keys(topic: str) -> list[str]:
-    """The full keys of one topic, in the order of `NAMES`."""
+    """Return the full keys of one topic, in the order of `NAMES`."""
     return [f"baton:{{{topic}}}:{suffix}" for suffix, _ in KEYS.values()]
 
 
 def lua_header() -> str:
-    """Lua declarations of the keys and constants above, put before each script."""
+    """Return Lua declarations of the keys and constants above, put before each script."""
     lines = [f"local {name} = KEYS[{number}]" for number, name in enumerate(NAMES, start=1)]
     constants = {
         "TOPIC_TTL_MS": TOPIC_TTL_MS,

@@ -1,4 +1,4 @@
-"""What the scheduler counts, for Prometheus."""
+"""The scheduler's figures, for Prometheus."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Metrics:
         )
         self.stale_epochs = Counter(
             "baton_scheduler_stale_epochs",
-            "Late messages: an older epoch than the last one of the request, or of the worker; refused",
+            "Late messages, with an older epoch than the last one of the request or the worker; refused",
             ["what"],
             registry=self.registry,
         )
         self.adopted = Counter(
             "baton_scheduler_adopted",
-            "Attempts booked as routers told: placed without a scheduler, or lost by it",
+            "Attempts booked by routers' reports: placed without a scheduler, or lost by it",
             registry=self.registry,
         )
         self.flips = Counter(
             "baton_scheduler_role_changes",
-            "Workers that changed their role, by who wanted it: asked (an operator) or balance",
+            "Workers that changed their role, asked by an operator or for balance",
             ["by"],
             registry=self.registry,
         )
@@ -66,10 +66,11 @@ class Metrics:
         )
 
     def stale(self, what: str, count: int = 1) -> None:
-        """`what`: placement, report or worker."""
+        """Count late messages of a kind: placement, report or worker."""
         self.stale_epochs.labels(what).inc(count)
 
     def rejected(self, code: pb.Rejection.Code) -> None:
+        """Count a rejection."""
         self.rejections.labels(short_name(pb.Rejection.Code.Name(code), "CODE_")).inc()
 
     def seen(self, view: FleetView) -> None:
@@ -94,10 +95,11 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
+        """The port that was taken, once entered."""
         return self._running[0].server_port if self._running else self._address[1]
 
     def __enter__(self) -> Self:
-        """Raises ListenFailed."""
+        """Begin to serve. Raises ListenFailed."""
         host, port = self._address
         try:
             self._running = start_http_server(port, addr=host, registry=self._metrics.registry)
@@ -120,5 +122,5 @@ class MetricsServer:
 
 
 def short_name(name: str, prefix: str) -> str:
-    """ROLE_PREFILL -> prefill."""
+    """Return an enum's name without its prefix, in lower case: ROLE_PREFILL -> prefill."""
     return name.removeprefix(prefix).lower()

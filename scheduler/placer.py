@@ -1,9 +1,9 @@
-"""From a need to a booked placement.
+"""Placing: a choice of workers that is booked at once.
 
 Optimistic: the policy chooses on a view that may be `VIEW_AGE_S` old, then one atomic step of the store
 checks limits, epoch and workers again and books. When another placement was faster, the choice is made again
-on a fresh view. So a placement costs one round trip while many come in, two otherwise; and a rejection is
-never decided on an old view.
+on a fresh view. So a placement costs one round trip while many come in, two otherwise; and no request is
+rejected on an old view.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import claim, waits_for_slot
+from baton.scheduler.booking import Assignment, claim, waits_for_slot
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.store import Store
 from baton.scheduler.types import (
@@ -24,20 +23,10 @@ from baton.scheduler.types import (
     PlacementLimits,
     ReserveOutcome,
     ReserveResult,
-    WorkerRecord,
 )
 
-VIEW_AGE_S = 0.02  # s; a view older than this is read again before anything is chosen on it
+VIEW_AGE_S = 0.02  # s; nothing is chosen on a view older than this
 MAX_TRIES = 4  # bookings tried for one placement
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A booked placement; `prefill` is None where `decode` does it all."""
-
-    prefill: WorkerRecord | None
-    decode: WorkerRecord
-    waits: bool  # the answer may not begin at once; see `booking.waits_for_slot`
 
 
 class Placer:
@@ -51,18 +40,18 @@ class Placer:
         lease_s: float,
         on_expired: Callable[[int], None],
     ) -> None:
-        """`on_expired` hears how many attempts ran out of lease, whenever some were found."""
+        """Place by `policy` and `limits`; `on_expired` gets the number of attempts that ran out of lease."""
         self._store = store
         self._policy = policy
         self._limits = limits
         self._lease_s = lease_s
         self._on_expired = on_expired
         self._view: FleetView | None = None
-        self._read_at = 0.0  # time.monotonic() at which reading `_view` began
+        self._read_at = 0.0  # time.monotonic() before `_view` was asked for
         self._reading = asyncio.Lock()
 
-    async def place(self, need: Need) -> Placed | NoChoice:
-        """Choose and book, or say why not."""
+    async def place(self, need: Need) -> Assignment | NoChoice:
+        """Choose workers and book them, or say why not."""
         asked_at = time.monotonic()
         oldest = asked_at - VIEW_AGE_S
         for _ in range(MAX_TRIES):
@@ -73,23 +62,24 @@ class Placer:
                     return choice
                 oldest = asked_at  # an old view is no ground for a rejection
                 continue
-            booked = claim(need, choice.prefill, choice.decode, self._limits)
-            result = await self._store.reserve(booked, self._lease_s)
+            wanted = claim(need, choice.prefill, choice.decode, self._limits)
+            result = await self._store.reserve(wanted, self._lease_s)
             if result.expired:
                 self._on_expired(result.expired)
             if result.outcome is ReserveOutcome.BOOKED:
                 waits = waits_for_slot(choice.decode)
-                self._remember(booked.booking)
-                return Placed(choice.prefill, choice.decode, waits)
+                self._remember(wanted.booking)
+                return Assignment(choice.prefill, choice.decode, wanted.booking, waits)
             if result.outcome is ReserveOutcome.STALE:
                 return _stale(need, result)
             oldest = time.monotonic()
         return NoChoice(
-            pb.Rejection.CODE_FULL, f"others were faster {MAX_TRIES} times: too many requests at once"
+            pb.Rejection.CODE_FULL,
+            f"others were faster {MAX_TRIES} times: too many requests at once",
         )
 
     async def view(self, oldest: float) -> FleetView:
-        """A view read no earlier than `oldest` (time.monotonic()). Callers that wait share one reading."""
+        """Return a view no older than `oldest` (time.monotonic()). Callers that wait share one call."""
         if self._view is not None and self._read_at >= oldest:
             return self._view
         async with self._reading:
@@ -102,7 +92,7 @@ class Placer:
             return self._view
 
     def _remember(self, booked: Booking) -> None:
-        """Count our own booking in the view for the next placement; twice in a view read since: harmless."""
+        """Count our own booking in the view for the next placement. A newer view has it twice: harmless."""
         if self._view is None:
             return
         for worker_id in booked.worker_ids:

@@ -1,8 +1,8 @@
-"""What happened to a router's attempts, told to the scheduler in batches.
+"""A router's reports to the scheduler: the events of its attempts, in batches.
 
-Calls of `prefilled` and `finished` only write into a queue; one task sends it every few milliseconds, and
-renews all attempts held while they run. While nobody answers, the queue is kept, within bounds of length and
-age. A scheduler that lost bookings, or never heard of them, is told what is held.
+Calls of `prefilled` and `finished` only append to a queue; one task sends it every few milliseconds, and
+renews all attempts held while they run. While no scheduler answers, the queue is kept, within bounds of
+length and age. A scheduler that lost bookings, or never had them, gets a report of all that is held.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from baton.scheduler.types import Attempt, Known, attempt_from_wire, attempt_to_
 
 FLUSH_S = 0.005  # s; events wait this long for company
 RETRY_S = 0.2  # s between tries while nobody answers
-KEEP_S = 60.0  # s; older events are of no use any more: the leases they speak of have run out
+KEEP_S = 60.0  # s; older events are of no use any more: their attempts' leases have run out
 BATCH_EVENTS = 512
 QUEUED_EVENTS = 16_384  # more are dropped
 RENEWALS_PER_LEASE = 3
 CLOSE_S = 1.0  # s; for the last batches
 
-Event = pb.Booking | pb.Attempt | pb.Shared | pb.Finished  # placed; the prompt was read; shares KV; over
+Event = pb.Booking | pb.Attempt | pb.Shared | pb.Finished  # placed; prefilled; shares KV; over
 Send = Callable[[pb.ReportRequest], Awaitable[pb.ReportReply]]
 
 log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Belongs to one router's client. Not shared between event loops."""
+    """The reports of one router's client. Not shared between event loops."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -44,27 +44,27 @@ class Reporter:
         self._held: dict[str, Known] = {}  # by request id; renewed while they are here
         self._renew_every_s = 0.0
         self._renew_at = 0.0  # time.monotonic()
-        self._answered = True  # the last call was
+        self._answered = True  # whether the last call was
         self._generation = ""  # of the scheduler's state
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.dropped = 0  # events that were never told
-        self.on_released: Callable[[], None] = lambda: None  # the scheduler has heard that reservations ended
+        self.dropped = 0  # events that were never reported
+        self.on_released: Callable[[], None] = lambda: None  # the scheduler knows that reservations ended
 
     @property
     def held(self) -> int:
-        """Attempts being renewed."""
+        """The number of attempts being renewed."""
         return len(self._held)
 
     @property
     def holding(self) -> Iterable[Known]:
-        """The same, with what they hold of workers."""
+        """The attempts being renewed, with what they hold of workers."""
         return self._held.values()
 
     def hold(self, known: Known, lease_s: float, *, tell: bool = False) -> None:
-        """Renew a live attempt from now on; an earlier one at the same request no longer.
+        """Renew a live attempt from now on, and no longer an earlier one at the same request.
 
-        `tell` what it holds, where the scheduler did not place it.
+        `tell`: report what it holds, where the scheduler did not place it.
         """
         if not self._held:
             self._renew_at = time.monotonic() + lease_s / RENEWALS_PER_LEASE
@@ -78,14 +78,14 @@ class Reporter:
             self._wake.set()  # it may sleep without a time to renew
 
     def prefilled(self, attempt: Attempt) -> None:
-        """The prompt was read."""
+        """Report that the prompt is prefilled."""
         known = self._held.get(attempt.request_id)
         if known and known.attempt == attempt:
-            self._held[attempt.request_id] = replace(known, read=True)
+            self._held[attempt.request_id] = replace(known, prefilled=True)
         self._add(attempt_to_wire(attempt))
 
     def shared(self, attempt: Attempt, blocks: int) -> None:
-        """So many KV blocks of the decode worker are held by other requests as well."""
+        """Report that other requests hold so many KV blocks of the decode worker as well."""
         known = self._held.get(attempt.request_id)
         if known and known.attempt == attempt and known.booking:
             booking = replace(known.booking, blocks=max(0, known.booking.blocks - blocks))
@@ -93,16 +93,16 @@ class Reporter:
             self._add(pb.Shared(attempt=attempt_to_wire(attempt), blocks=booking.blocks))
 
     def finished(self, attempt: Attempt, outcome: str, cost: pb.Cost | None = None) -> None:
-        """The attempt is over: stop, length, abort, error, or retried. Telling it twice does no harm."""
+        """Report that the attempt is over: stop, length, abort, error, or retried. Twice does no harm."""
         self._drop(attempt)
         if not self._answered:
-            self.on_released()  # for placements that are made without it
+            self.on_released()  # for placements that are made without a scheduler
         self._add(pb.Finished(attempt=attempt_to_wire(attempt), outcome=outcome, cost=cost))
 
     def saw_generation(self, generation: str) -> None:
-        """Of the state that answers; when it is another than before, all that is held is told again."""
+        """Note the generation of the state that answers; with a new one, report again all that is held."""
         if generation and self._generation and generation != self._generation:
-            log.warning("the scheduler's bookings may be lost: telling it %d again", self.held)
+            log.warning("the scheduler's bookings may be lost: reporting %d again", self.held)
             for known in self._held.values():
                 self._add(known_to_wire(known))
         self._generation = generation or self._generation
@@ -140,9 +140,9 @@ class Reporter:
                 await self._renew()
 
     async def _flush(self) -> None:
-        """Send what is queued, until somebody does not answer."""
+        """Send what is queued, until a call is not answered."""
         while self._events:
-            # Events leave the queue only when they were told: what a cancelled call carried is sent at close.
+            # Events leave the queue only when they arrived: those of a cancelled call are sent at close.
             batch = [event for _, event in islice(self._events, BATCH_EVENTS)]
             request = pb.ReportRequest(
                 placed=[event for event in batch if isinstance(event, pb.Booking)],
@@ -185,7 +185,7 @@ class Reporter:
                 log.warning("a renewal was refused: %s", error)
 
     async def _tell(self, request: pb.ReportRequest) -> None:
-        """Raises SchedulerUnavailable and Refused."""
+        """Send one report. Raises SchedulerUnavailable and Refused."""
         self._answered = False
         reply = await self._send(request)
         self._answered = True
@@ -193,14 +193,14 @@ class Reporter:
         for message in reply.lost:
             known = self._held.get(message.request_id)
             if known and known.attempt == attempt_from_wire(message):
-                log.info("the booking of %s was lost: telling it again", message.request_id)
+                log.info("the booking of %s was lost: reporting it again", message.request_id)
                 self._add(known_to_wire(known))
         for message in reply.fenced:
             if self._drop(attempt_from_wire(message)):
                 log.warning("%s, epoch %d, is over for the scheduler", message.request_id, message.epoch)
 
     def _drop(self, attempt: Attempt) -> bool:
-        """Renew it no longer; False when it is not held, or another attempt at the request is."""
+        """Renew it no longer; return False when it is not held, or another attempt at the request is."""
         known = self._held.get(attempt.request_id)
         if known is None or known.attempt != attempt:
             return False

@@ -1,7 +1,6 @@
 """The scheduler's process: a gRPC server over a store.
 
-`SchedulerServer` is the server as an object (tests, several in one process); `serve` runs one until it is
-told to stop.
+`SchedulerServer` is the server as an object (tests, several in one process); `serve` runs one until a signal.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from baton.scheduler.types import SchedulerOptions
 
 WATCH_S = 0.5  # s; how often the store is tended and swept
 STOP_GRACE_S = 2.0  # s; for calls under way when the server stops
-_WORK = {pb.ROLE_PREFILL: "read prompts", pb.ROLE_DECODE: "write answers"}
-# What gRPC's health service tells: of the process, that it lives; of the service, whether another scheduler
-# should be asked in its place.
+_WORK = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
+# The names that gRPC's health service knows: the process, which lives; the service, which tells whether to
+# call another scheduler in its place.
 PROCESS, SERVICE = "", pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -50,8 +49,8 @@ class SchedulerServer:
     """Serves while entered.
 
     Raises on entry ListenFailed (the port is taken) and StoreRefuses (a wrong name or password), and
-    BadPolicy when made with a policy that names what is not there. Later the store may come and go: memory
-    stands in for it, and is written back.
+    BadPolicy when made with options whose policy names something unknown. Later the store may come and go:
+    memory stands in for it, and is written back.
     """
 
     def __init__(self, options: SchedulerOptions, *, store_password: str = "") -> None:
@@ -70,6 +69,7 @@ class SchedulerServer:
 
     @property
     def store_name(self) -> str:
+        """The store's URL without its password, or "memory"."""
         return self._store.name
 
     async def __aenter__(self) -> Self:
@@ -122,10 +122,10 @@ class SchedulerServer:
             log.warning("worker %s is to %s now: %s", flip.worker.worker_id, _WORK[flip.role], flip.why)
 
     async def _look(self) -> None:
-        """A fresh view: sweeps what ran out of time though nobody places."""
+        """Take a fresh view, which sweeps what ran out of time though nobody places."""
         view = await self._placer.view(time.monotonic())
         if self._store.problem and not view.workers:
-            self._settling.again()  # nobody talks to this one: who turns to it knows of workers
+            self._settling.again()  # routers that turn to it know of workers that it does not
         self.metrics.seen(view)
         self.metrics.store_up.set(not self._store.problem)
         await self._health.set(SERVICE, _NOT_SERVING if self._store.problem else _SERVING)
@@ -170,7 +170,7 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 def _listen(server: grpc.aio.Server, address: str) -> str:
-    """Bind; host:port with the port that was taken. Raises ListenFailed."""
+    """Bind, and return host:port with the port that was taken. Raises ListenFailed."""
     try:
         host, port = addresses.split(address)
         port = server.add_insecure_port(addresses.join(host, port))

@@ -1,6 +1,6 @@
-"""The calls of routers, workers and operators, answered from the store.
+"""The gRPC service for routers, workers and operators, on top of the store.
 
-Nothing of the state is kept here: a scheduler that starts again, or a second one beside it, answers the same.
+Nothing of the state is kept here: a restarted scheduler, or a second one beside it, answers the same.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import grpc.aio
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
-from baton.scheduler.booking import blocks_for
+from baton.scheduler.booking import Assignment
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.flip import set_role
 from baton.scheduler.metrics import Metrics
-from baton.scheduler.placer import Placed, Placer
+from baton.scheduler.placer import Placer
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import (
@@ -35,7 +35,7 @@ from baton.scheduler.types import (
 )
 
 SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when nobody answers any more
-PEERS_AGE_S = 5.0  # what workers have learned of their drafts moves slowly
+PEERS_AGE_S = 5.0  # the references that workers learn of their drafts move slowly
 SHOWN_ATTEMPTS = 256  # in a description, and as many finished ones as the store keeps
 RETRY_AFTER_S = {  # when asking again may help; 0: never
     pb.Rejection.CODE_NO_WORKERS: 2.0,
@@ -48,7 +48,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SchedulerServicer(rpc.SchedulerServicer):
-    """Malformed calls end with INVALID_ARGUMENT."""
+    """The service's calls. Malformed ones end with INVALID_ARGUMENT."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         settling = bool(self._settling)  # before: leases may run out in what follows
         outcome = await self._placer.place(need)
         self._metrics.place_seconds.observe(time.perf_counter() - began)
-        if isinstance(outcome, Placed):
+        if isinstance(outcome, Assignment):
             self._metrics.placements.labels("pair" if outcome.prefill else "alone").inc()
             return pb.PlaceReply(placement=self._placement(need, outcome))
         self._metrics.rejected(outcome.code)
@@ -183,12 +183,12 @@ class SchedulerServicer(rpc.SchedulerServicer):
         del context
         drained = (await self._placer.view(time.monotonic())).drained
         asked = request.worker_id
-        # What begins with a name and a dot is the id of one of its lives.
+        # An id that begins with a name and a dot belongs to a worker of that name.
         meant = sorted(name for name in drained if name.startswith(asked) or asked.startswith(f"{name}."))
         if asked in drained:
             meant = [asked]
         if len(meant) != 1:
-            there = f"drained are: {', '.join(sorted(drained))}" if drained else "nobody is drained"
+            there = f"drained are: {', '.join(sorted(drained))}" if drained else "no worker is drained"
             which = "means several workers" if meant else "is no drained worker's name"
             return pb.UndrainReply(problem=f"{asked!r} {which}; {there}")
         await self._store.drain(meant[0], undo=True)
@@ -204,7 +204,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         return pb.SetRoleReply(worker_id=meant.worker_id)
 
     async def _peer_reference(self, request: pb.HeartbeatRequest) -> float:
-        """What the others that draft as this worker does have learned, seconds ago perhaps; 0: nothing."""
+        """Return the best reference of the workers with the same method, perhaps seconds old; 0: none."""
         if not request.load.HasField("drafting"):
             return 0.0
         workers = (await self._placer.view(time.monotonic() - PEERS_AGE_S)).workers
@@ -222,15 +222,15 @@ class SchedulerServicer(rpc.SchedulerServicer):
             default=0.0,
         )
 
-    def _placement(self, need: Need, placed: Placed) -> pb.Placement:
+    def _placement(self, need: Need, assigned: Assignment) -> pb.Placement:
         return pb.Placement(
             request_id=need.attempt.request_id,
             epoch=need.attempt.epoch,
-            prefill=worker_to_wire(placed.prefill) if placed.prefill else None,
-            decode=worker_to_wire(placed.decode),
+            prefill=worker_to_wire(assigned.prefill) if assigned.prefill else None,
+            decode=worker_to_wire(assigned.decode),
             lease_s=self._options.placement_lease_s,
-            blocks=blocks_for(need, placed.decode.capacity),
-            waits=placed.waits,
+            blocks=assigned.booking.blocks,
+            waits=assigned.waits,
         )
 
 
@@ -240,7 +240,7 @@ async def _refuse(context: Context, why: str) -> NoReturn:
 
 
 def _need(request: pb.PlaceRequest) -> Need:
-    """Raises ValueError for a request that makes no sense."""
+    """Return the need of a request. Raises ValueError for one that makes no sense."""
     return Need(
         attempt=attempt_from_wire(pb.Attempt(request_id=request.request_id, epoch=request.epoch)),
         router_id=request.router_id,
@@ -254,7 +254,7 @@ def _need(request: pb.PlaceRequest) -> Need:
 
 
 def _problem_of(request: pb.RegisterRequest) -> str:
-    """Why a registration makes no sense, in one line; empty when it does."""
+    """Say why a registration makes no sense, in one line; empty when it does."""
     identity = request.identity
     if not identity.worker_id or not identity.address:
         return "a worker needs an id and an address"
@@ -266,12 +266,12 @@ def _problem_of(request: pb.RegisterRequest) -> str:
     if request.state != pb.WORKER_STATE_STARTING and not (
         capacity.block_size and capacity.num_blocks and capacity.max_num_seqs and capacity.max_model_len
     ):
-        return f"worker {identity.worker_id} is ready but does not tell its capacity"
+        return f"worker {identity.worker_id} is ready but did not send its capacity"
     return ""
 
 
 def _meant(asked: str, view: FleetView) -> WorkerRecord | str:
-    """The one worker whose id is, or alone begins with, `asked`; else why there is none, in one line."""
+    """Return the one worker whose id is `asked`, or alone begins so; else why there is none, in one line."""
     known = sorted(view.workers)
     matches = [asked] if asked in view.workers else [key for key in known if key.startswith(asked)]
     if len(matches) == 1:

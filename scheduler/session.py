@@ -1,4 +1,4 @@
-"""A worker's membership in a deployment: it registers, is heard of regularly, and leaves."""
+"""A worker's membership in a deployment: it registers, sends heartbeats, and leaves."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from baton.scheduler.tasks import spawn, stop
 from baton.scheduler.types import name_of
 
 RETRY_S = 0.5  # s between tries to register at start
-CLOSE_S = 1.0  # s; for the last word
+CLOSE_S = 1.0  # s; for deregistering
 EPOCH_TRIES = 3  # registrations in a row that may meet a later epoch
 
 log = logging.getLogger(__name__)
 
 
 class WorkerSession:
-    """Registered between `start` and `close`. When the scheduler or its store forgot the worker, it registers
-    again.
+    """A registration between `start` and `close`. A worker that the scheduler forgot registers again.
 
-    Each registration and change of state takes the next epoch: what of an older one still travels is refused.
+    Each registration and change of state takes the next epoch: a late message of an older one is refused.
     `draining` is set when an operator asks for it, or by `drain`; from then on nothing new is placed here. A
     worker whose name was drained before it began does not drain: it stays, and nothing is placed on it until
     an operator undoes that (`held`).
@@ -38,7 +37,9 @@ class WorkerSession:
         load: Callable[[], pb.WorkerLoad],
         on_heartbeat: Callable[[pb.HeartbeatReply], None] | None = None,
     ) -> None:
-        """`load` is asked before each heartbeat, `on_heartbeat` gets the answer of a scheduler that knows the
+        """Prepare the session; nothing is sent before `start`.
+
+        `load` is called before each heartbeat, `on_heartbeat` gets the answer of a scheduler that knows the
         worker; both in the event loop: they must be quick and must not raise.
         """
         self._client = client
@@ -49,22 +50,24 @@ class WorkerSession:
         self._state: pb.WorkerState = pb.WORKER_STATE_STARTING
         self._registered = False
         self._heartbeat_s = 1.0
-        self.held: bool | None = None  # None: not told yet
+        self.held: bool | None = None  # None: not known yet
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.draining = asyncio.Event()
 
     @property
     def worker_id(self) -> str:
+        """Its id, another one each time it is started."""
         return self._identity.worker_id
 
     @property
     def name(self) -> str:
+        """Its name, the same each time it is started."""
         return name_of(self._identity)
 
     @property
     def registered(self) -> bool:
-        """The scheduler knew this worker when it last answered."""
+        """Whether the scheduler knew this worker when it last answered."""
         return self._registered
 
     async def start(self, wait_s: float) -> None:
@@ -81,11 +84,11 @@ class WorkerSession:
                     raise
                 await asyncio.sleep(RETRY_S)
         with contextlib.suppress(SchedulerUnavailable):
-            await self._heartbeat()  # whether it is held is known before somebody can ask it to drain
+            await self._heartbeat()  # it must know whether it is held before anybody asks it to drain
         self._task = spawn(self._beat(), "scheduler-heartbeats")
 
     async def ready(self, capacity: pb.Capacity) -> None:
-        """The engine is loaded: take requests. Raises Refused.
+        """Take requests, as the engine is loaded. Raises Refused.
 
         With the scheduler away the registration follows when it is back.
         """
@@ -152,7 +155,7 @@ class WorkerSession:
             self._identity.epoch += 1
             try:
                 reply = await self._client.register(self._identity, self._state)
-            except StaleWorker as error:  # an earlier life of this name: go on above it
+            except StaleWorker as error:  # of an earlier process with this id: go on above it
                 self._identity.epoch = error.last
                 continue
             self._heartbeat_s = reply.heartbeat_s
@@ -166,7 +169,7 @@ class WorkerSession:
         epoch = self._identity.epoch
         reply = await self._client.heartbeat(self.worker_id, self._state, self._load(), epoch)
         if epoch != self._identity.epoch:
-            return  # a registration overtook it: its answer says nothing of that
+            return  # a registration overtook it: the answer is out of date
         if not reply.known:
             log.warning("the scheduler has forgotten this worker: registering again")
             self._registered = False

@@ -1,4 +1,4 @@
-"""When a scheduler may not have heard of all workers again."""
+"""The time in which a scheduler may not know all workers again."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ HELD_UP_S = 2.0  # s without a tick: this process was stopped or starved, and le
 
 
 class Settling:
-    """True for a while after the start, after the process was held up, and `again` when it is told so:
-    workers are heard of again first.
+    """True for a while after the start, after the process was held up, and after `again`.
 
-    Rejections of that time are not the last word: routers may know workers that are still to register.
+    Meanwhile all workers register or send a heartbeat. Rejections of that time are not final: routers may
+    know workers that are still to register.
     """
 
     def __init__(self, settle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`settle_s`: within this time every worker that lives is heard of."""
+        """Begin to settle; within `settle_s` seconds every live worker sends a message."""
         self._settle_s = settle_s
         self._clock = clock
         self._ticked = clock()
         self._until = self._ticked + settle_s
 
     def again(self) -> None:
-        """From now on, for as long as after the start."""
+        """Begin anew."""
         self._until = self._clock() + self._settle_s
 
     def tick(self) -> None:
-        """To be called well within `HELD_UP_S`, again and again."""
+        """Look at the clock; to be called again and again, well within `HELD_UP_S`."""
         now = self._clock()
         if now - self._ticked > HELD_UP_S:
             self._until = now + self._settle_s

@@ -1,14 +1,14 @@
 """Placing without a scheduler: from the last snapshot that it gave.
 
 A router uses this while no scheduler answers, and while one that has just begun may not know all workers.
-What holds then:
+Then:
 
 - Only workers of a snapshot are chosen, by the scheduler's own policy and limits. Those that died since are
   known by their broken streams (`exclude`).
-- What others had booked when the snapshot was taken counts until their leases are over; what this router
-  holds counts as it is. Several routers do not see each other's bookings: at worst each of them fills the
-  room that all of them saw.
-- A worker that no scheduler has named for `KEPT_S` is not chosen any more.
+- Bookings of others count, as of the snapshot, until their leases are over; those of this router count as
+  they are. Several routers do not see each other's bookings: at worst each of them fills the room that all
+  of them saw.
+- A worker that was in no snapshot for `KEPT_S` is not chosen any more.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import claim, waits_for_slot
+from baton.scheduler.booking import Assignment, claim, waits_for_slot
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.types import (
-    Booking,
     FleetView,
     Known,
     Need,
@@ -42,16 +41,6 @@ class _Seen:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """Who shall take it; `prefill` is None where `decode` does it all."""
-
-    prefill: WorkerRecord | None
-    decode: WorkerRecord
-    booking: Booking
-    waits: bool  # the first token is held back: the decode worker cannot go on at once
-
-
 class Standby:
     """The last snapshot, and placements from it. Used in one event loop."""
 
@@ -66,7 +55,7 @@ class Standby:
         self.lease_s = 0.0  # of a placement
 
     def learn(self, snapshot: pb.SnapshotReply) -> None:
-        """From now on this one counts. While a scheduler settles, only who left is taken away."""
+        """Place from this snapshot from now on. While a scheduler settles, only workers that left go."""
         now = self._clock()
         seen = {status.identity.worker_id: _Seen(status, now) for status in snapshot.workers}
         before = {key: value for key, value in self._seen.items() if key not in snapshot.left}
@@ -78,21 +67,21 @@ class Standby:
 
     @property
     def workers(self) -> list[pb.WorkerStatus]:
-        """Those that may be chosen; none before the first snapshot."""
+        """The workers that may be chosen; none before the first snapshot."""
         oldest = self._clock() - KEPT_S
         return [seen.status for seen in self._seen.values() if seen.at >= oldest]
 
     def heard(self, within_s: float) -> list[pb.WorkerStatus]:
-        """Those whose last heartbeat is not older than that.
+        """Return the workers whose last heartbeat is not older than that.
 
-        From any thread, as what it reads is replaced as a whole.
+        Safe in any thread, as snapshots are replaced as a whole.
         """
         now = self._clock()
         seen = self._seen.values()
         return [one.status for one in seen if now - one.at + one.status.heartbeat_age_s <= within_s]
 
-    def place(self, need: Need, mine: Iterable[Known]) -> Picked | NoChoice | None:
-        """Choose, beside what this router holds already (`mine`); None when nobody is known."""
+    def place(self, need: Need, mine: Iterable[Known]) -> Assignment | NoChoice | None:
+        """Choose workers, beside what this router holds already (`mine`); None when no worker is known."""
         workers = self._workers(mine)
         if self._policy is None or self._limits is None or not workers:
             return None
@@ -101,7 +90,7 @@ class Standby:
         if isinstance(choice, NoChoice):
             return choice
         booked = claim(need, choice.prefill, choice.decode, self._limits).booking
-        return Picked(choice.prefill, choice.decode, booked, waits_for_slot(choice.decode))
+        return Assignment(choice.prefill, choice.decode, booked, waits_for_slot(choice.decode))
 
     def _workers(self, mine: Iterable[Known]) -> dict[str, WorkerRecord]:
         now = self._clock()

@@ -1,4 +1,4 @@
-"""Background tasks that do not die unheard."""
+"""Background tasks whose failure is logged."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The scheduler's state, as plain objects with their invariants.
 
 Wire messages (`baton.protos.scheduler_pb2`) stay what they are where the scheduler only carries them: a
-worker's identity and load, an attempt's cost. What it reasons about is here: who needs what (`Need`), who is
-there (`WorkerRecord`, `FleetView`), what is to be booked (`Claim`) and what is (`Booking`), what came of it, and
-all of it together (`Known`, `State`), as it passes from one store to another.
+worker's identity and load, an attempt's cost. The objects that it reasons about are here: what an attempt
+needs (`Need`), the workers (`WorkerRecord`, `FleetView`), what is to be booked (`Claim`) and what is
+(`Booking`), the outcome, and all of it together (`Known`, `State`), as it passes from one store to another.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one attempt needs. `prefix_hashes` is for scorers that know which worker holds which blocks."""
+    """The needs of one attempt. `prefix_hashes` is for scorers that know which worker holds which blocks."""
 
     attempt: Attempt
     router_id: str
@@ -81,8 +81,8 @@ class Need:
     max_new_tokens: int
     prefix_hashes: tuple[bytes, ...] = ()
     exclude: frozenset[str] = frozenset()
-    vllm_version: str = ""  # whose messages the router speaks; empty: any
-    model_fingerprint: str = ""  # of the weights that began the answer; empty: any
+    vllm_version: str = ""  # the one whose messages the router speaks; empty: any
+    model_fingerprint: str = ""  # of the weights that generated the first tokens; empty: any
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
@@ -93,25 +93,27 @@ class Need:
 
 @dataclass(slots=True)
 class Reserved:
-    """What is booked on one worker; never below zero."""
+    """The bookings on one worker, summed up; never below zero."""
 
-    prompt_tokens: int = 0  # placed here and not yet read
+    prompt_tokens: int = 0  # placed here and not yet prefilled
     requests: int = 0  # placed here and not yet done here
-    blocks: int = 0  # of the KV cache, for answers to be written here
-    decoding: int = 0  # requests whose prompt is read and whose answer is written here
+    blocks: int = 0  # of the KV cache, for requests to be decoded here
+    decoding: int = 0  # requests that are prefilled, and decode here
 
     @property
     def empty(self) -> bool:
+        """Whether nothing is booked."""
         return not (self.prompt_tokens or self.requests or self.blocks or self.decoding)
 
     def add(self, other: Reserved) -> None:
+        """Add what `other` books."""
         self.prompt_tokens += other.prompt_tokens
         self.requests += other.requests
         self.blocks += other.blocks
         self.decoding += other.decoding
 
     def take(self, other: Reserved) -> None:
-        """The opposite of `add`; what would be below zero is zero: two views may be of different moments."""
+        """Undo `add`; what would be below zero becomes zero: two views may be of different moments."""
         self.prompt_tokens = max(0, self.prompt_tokens - other.prompt_tokens)
         self.requests = max(0, self.requests - other.requests)
         self.blocks = max(0, self.blocks - other.blocks)
@@ -144,12 +146,12 @@ class WorkerRecord:
 
     @property
     def held(self) -> bool:
-        """It would take requests, but an operator drained its name."""
+        """Whether it would take requests, had an operator not drained its name."""
         return self.drain_asked and self.state != pb.WORKER_STATE_DRAINING
 
     @property
     def placeable(self) -> bool:
-        """It takes new requests: its engine is loaded and nobody wants it gone."""
+        """Whether it takes new requests: its engine is loaded, and nobody drains it."""
         ready = self.state == pb.WORKER_STATE_READY and not self.drain_asked
         return ready and self.identity.HasField("capacity")
 
@@ -160,17 +162,17 @@ class FleetView:
 
     workers: dict[str, WorkerRecord]
     live_attempts: int
-    expired: int  # attempts whose lease had run out and that this reading removed
+    expired: int  # attempts whose lease had run out and that `Store.view` released
     generation: str = ""  # of the store; see `Store.merge`
     drained: frozenset[str] = frozenset()  # names on which an operator wants nothing placed, there or not
 
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """What one attempt holds.
+    """The share of its workers that one attempt holds.
 
-    The reader (the prefill worker, or the decode worker where there is none) gets the prompt's tokens, the
-    decode worker the blocks; each of them gets one request.
+    The worker that runs the prompt (the prefill worker, or the decode worker where there is none) gets the
+    prompt's tokens, the decode worker the blocks; each of them gets one request.
     """
 
     attempt: Attempt
@@ -187,22 +189,24 @@ class Booking:
             )
 
     @property
-    def reader_id(self) -> str:
+    def prompt_worker_id(self) -> str:
+        """The worker that runs the prompt."""
         return self.prefill_id or self.decode_id
 
     @property
     def worker_ids(self) -> tuple[str, ...]:
+        """Both workers, or the only one."""
         return (self.prefill_id, self.decode_id) if self.prefill_id else (self.decode_id,)
 
-    def share(self, worker_id: str, *, read: bool = False) -> Reserved:
-        """What it holds of `worker_id`; once the prompt is `read` no prompt tokens."""
-        reads = worker_id == self.reader_id and not read
-        writes = worker_id == self.decode_id
+    def share(self, worker_id: str, *, prefilled: bool = False) -> Reserved:
+        """Return what it holds of `worker_id`; once `prefilled`, no prompt tokens."""
+        prefills = worker_id == self.prompt_worker_id and not prefilled
+        decodes = worker_id == self.decode_id
         return Reserved(
-            prompt_tokens=self.prompt_tokens if reads else 0,
-            requests=1 if reads or writes else 0,
-            blocks=self.blocks if writes else 0,
-            decoding=1 if writes and read else 0,
+            prompt_tokens=self.prompt_tokens if prefills else 0,
+            requests=1 if prefills or decodes else 0,
+            blocks=self.blocks if decodes else 0,
+            decoding=1 if decodes and prefilled else 0,
         )
 
 
@@ -211,7 +215,7 @@ class Claim:
     """A booking to be made, with the limits that must still hold when it is."""
 
     booking: Booking
-    max_prompt_tokens: int  # on the reader; a reader with nothing queued takes any prompt
+    max_prompt_tokens: int  # on the worker that runs the prompt; one with nothing queued takes any
     max_requests: int  # on the decode worker
     max_blocks: int  # on the decode worker
 
@@ -225,17 +229,17 @@ class Claim:
 
 
 class ReserveOutcome(Enum):
-    """Values are what the script answers."""
+    """The outcome of a claim. Values are those that the Redis script answers."""
 
     BOOKED = "booked"
     STALE = "stale"  # an attempt with this or a later epoch was placed; detail: that epoch
-    GONE = "gone"  # a worker died, drains or was never there; detail: its id
+    GONE = "gone"  # a worker died, drains or never registered; detail: its id
     FULL = "full"  # a limit would be passed; detail: the worker's id
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveResult:
-    """What came of a claim; nothing is booked unless BOOKED."""
+    """The outcome of a claim; nothing is booked unless BOOKED."""
 
     outcome: ReserveOutcome
     detail: str = ""
@@ -244,9 +248,9 @@ class ReserveResult:
 
 @dataclass(frozen=True, slots=True)
 class RouterReport:
-    """What happened to attempts since the last report; applied in the order of the fields."""
+    """Events of a router's attempts since its last report; applied in the order of the fields."""
 
-    placed: tuple[Known, ...] = ()  # by the router itself, or told again
+    placed: tuple[Known, ...] = ()  # by the router itself, or reported again
     prefilled: tuple[Attempt, ...] = ()
     finished: tuple[tuple[Attempt, pb.Finished], ...] = ()
     renewed: tuple[Attempt, ...] = ()
@@ -254,7 +258,7 @@ class RouterReport:
 
     @classmethod
     def from_wire(cls, request: pb.ReportRequest) -> RouterReport:
-        """Raises ValueError for an event without request id or epoch."""
+        """Take a report from the wire. Raises ValueError for an event without request id or epoch."""
         return cls(
             placed=tuple(known_from_wire(booking, request.router_id) for booking in request.placed),
             prefilled=attempts_from_wire(request.prefilled),
@@ -266,7 +270,7 @@ class RouterReport:
 
 @dataclass(slots=True)
 class ReportResult:
-    """What a report met."""
+    """The answer to a report."""
 
     lost: list[Attempt] = field(default_factory=list)  # renewed, but not booked (any more)
     fenced: list[Attempt] = field(default_factory=list)  # renewed or placed, but no longer theirs
@@ -275,7 +279,7 @@ class ReportResult:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What every worker of a topic must serve, and the worker that said so first.
+    """The model that every worker of a topic must serve, and the worker that registered with it first.
 
     vLLM's version and the model's revision may differ: while a deployment is upgraded both are there.
     """
@@ -285,10 +289,11 @@ class Deployment:
 
     @classmethod
     def of(cls, identity: pb.WorkerIdentity) -> Deployment:
+        """Return the deployment that this worker would begin."""
         return cls(identity.model, identity.worker_id)
 
     def refusal(self, topic: str, newcomer: Deployment) -> str:
-        """Why `newcomer` does not fit, in one line that names both sides; empty when it does."""
+        """Say why `newcomer` does not fit, in one line that names both sides; empty when it does."""
         if newcomer.model == self.model:
             return ""
         here = f"in topic {topic!r} (worker {self.worker_id})"
@@ -306,21 +311,22 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a store knows of one request: its last attempt, and how far that one is.
+    """A request as a store knows it: its last attempt, and how far that one is.
 
-    Merged by rising epoch, and within one epoch by rising stage: placed, live, live and read, over.
-    `over` was said by its router. Without it, and without a booking, a lease ran out somewhere: another
-    store may know better.
+    Merged by rising epoch, and within one epoch by rising stage: placed, live, live and prefilled, over.
+    Its router reported `over`. Without it, and without a booking, a lease ran out somewhere: another store
+    may know better.
     """
 
     attempt: Attempt
     booking: Booking | None = None  # while it is live
-    read: bool = False
+    prefilled: bool = False
     over: bool = False
     lease_s: float = 0.0  # left, while it is live
 
     @property
     def router_id(self) -> str:
+        """The router of a live attempt; empty without one."""
         return self.booking.router_id if self.booking else ""
 
 
@@ -328,13 +334,13 @@ class Known:
 class State:
     """A store's whole state, to be merged into another's; what is booked follows from `requests`.
 
-    Merging is commutative and idempotent: it does not matter who knew first.
+    Merging is commutative and idempotent: the order does not matter.
     """
 
-    generation: str = ""  # of the store that it was read from; empty: one that holds nothing yet
+    generation: str = ""  # of the store that it was exported from; empty: one that holds nothing yet
     workers: tuple[WorkerRecord, ...] = ()
     requests: tuple[Known, ...] = ()
-    revision: int = 0  # of the store that it was read from; 0: it keeps none
+    revision: int = 0  # of the store that it was exported from; 0: it keeps none
     # Name -> how often an operator drained it or undid that: odd while it is drained. The higher count wins.
     drains: Mapping[str, int] = field(default_factory=dict)
 
@@ -348,43 +354,44 @@ class History:
 
 
 def name_of(identity: pb.WorkerIdentity) -> str:
-    """What stays the same in all lives of a worker."""
+    """Return the name that a worker keeps when it is started again."""
     return identity.name or identity.worker_id
 
 
 def drained_of(drains: Mapping[str, int]) -> frozenset[str]:
-    """The names that are drained now; see `State.drains`."""
+    """Return the names that are drained now; see `State.drains`."""
     return frozenset(name for name, count in drains.items() if count % 2)
 
 
 def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
-    """By worker id, what these attempts hold in all."""
+    """Return what these attempts hold in all, by worker id."""
     total: dict[str, Reserved] = {}
     for known in attempts:
         booking = known.booking
         if booking is None:
             continue
         for worker_id in booking.worker_ids:
-            total.setdefault(worker_id, Reserved()).add(booking.share(worker_id, read=known.read))
+            total.setdefault(worker_id, Reserved()).add(booking.share(worker_id, prefilled=known.prefilled))
     return total
 
 
 def attempt_from_wire(message: pb.Attempt) -> Attempt:
-    """Raises ValueError when the id or the epoch is missing."""
+    """Take an attempt from the wire. Raises ValueError when the id or the epoch is missing."""
     return Attempt(message.request_id, message.epoch)
 
 
 def attempts_from_wire(messages: Iterable[pb.Attempt]) -> tuple[Attempt, ...]:
-    """Raises ValueError when an id or an epoch is missing."""
+    """Take attempts from the wire. Raises ValueError when an id or an epoch is missing."""
     return tuple(attempt_from_wire(message) for message in messages)
 
 
 def attempt_to_wire(attempt: Attempt) -> pb.Attempt:
+    """Return the attempt's message."""
     return pb.Attempt(request_id=attempt.request_id, epoch=attempt.epoch)
 
 
 def worker_to_wire(record: WorkerRecord) -> pb.Worker:
-    """What a router needs to know of a worker that it was given."""
+    """Return what a router needs to know of a worker that it was given."""
     identity = record.identity
     return pb.Worker(
         worker_id=identity.worker_id,
@@ -395,7 +402,7 @@ def worker_to_wire(record: WorkerRecord) -> pb.Worker:
 
 
 def known_from_wire(message: pb.Booking, router_id: str) -> Known:
-    """Raises ValueError when it makes no sense."""
+    """Take a router's booking from the wire. Raises ValueError when it makes no sense."""
     attempt = attempt_from_wire(message.attempt)
     booking = Booking(
         attempt=attempt,
@@ -405,11 +412,11 @@ def known_from_wire(message: pb.Booking, router_id: str) -> Known:
         prompt_tokens=message.prompt_tokens,
         blocks=message.blocks,
     )
-    return Known(attempt, booking, read=message.read)
+    return Known(attempt, booking, prefilled=message.read)
 
 
 def known_to_wire(known: Known) -> pb.Booking:
-    """Of a live attempt. Raises ValueError for another."""
+    """Return the message of a live attempt's booking. Raises ValueError for another."""
     booking = known.booking
     if booking is None:
         raise ValueError(f"request {known.attempt.request_id!r} holds nothing")
@@ -419,5 +426,5 @@ def known_to_wire(known: Known) -> pb.Booking:
         decode_worker_id=booking.decode_id,
         prompt_tokens=booking.prompt_tokens,
         blocks=booking.blocks,
-        read=known.read,
+        read=known.prefilled,
     )

@@ -36,27 +36,27 @@ class Books:
         self.beyond = 0  # placements that overbooked a worker
 
     def add(self, booking: Booking, *, alone: bool) -> None:
-        reader = self._held.setdefault(booking.reader_id, Reserved())
+        reader = self._held.setdefault(booking.prompt_worker_id, Reserved())
         queued = reader.prompt_tokens
         for worker_id in booking.worker_ids:
             self._held.setdefault(worker_id, Reserved()).add(booking.share(worker_id))
             self._alone[worker_id] += alone
         writer = self._held[booking.decode_id]
         # A prefill worker with an empty queue takes any prompt.
-        self._look(booking.reader_id, queued and reader.prompt_tokens / self._most.prompt_tokens)
+        self._look(booking.prompt_worker_id, queued and reader.prompt_tokens / self._most.prompt_tokens)
         self._look(booking.decode_id, writer.requests / self._most.requests)
         self._look(booking.decode_id, writer.blocks / self._most.blocks)
 
     def read(self, booking: Booking) -> None:
         for worker_id in booking.worker_ids:
-            before, after = booking.share(worker_id), booking.share(worker_id, read=True)
+            before, after = booking.share(worker_id), booking.share(worker_id, prefilled=True)
             before.take(after)
             self._held[worker_id].take(before)
 
     def end(self, booking: Booking, *, alone: bool) -> None:
         """End an attempt whose prompt was prefilled."""
         for worker_id in booking.worker_ids:
-            self._held[worker_id].take(booking.share(worker_id, read=True))
+            self._held[worker_id].take(booking.share(worker_id, prefilled=True))
             self._alone[worker_id] -= alone
 
     def _look(self, worker_id: str, share: float) -> None:

@@ -1,15 +1,15 @@
-"""From a view and a need to the workers: what is preferred when several ways are open.
+"""The choice of workers for a request, and what is preferred when several ways are open.
 
 1. A pair of a prefill and a decode worker, where both have room.
 2. Otherwise a mixed worker alone: where pairs and mixed workers share a topic, the mixed ones take the
    overflow.
-3. A decode worker reads the prompt itself where that is shorter than `handoff_min_tokens`: then it and the
+3. A decode worker prefills itself where the prompt is shorter than `handoff_min_tokens`: then it and the
    mixed workers are equals, and no pair is formed.
-4. A decode worker that runs nothing reads prompts, too, while its own queue is the shorter one and bounded
+4. A decode worker that runs nothing prefills, too, while its own queue is the shorter one and bounded
    (`booking.may_help`): at the beginning of a burst it would stand idle beside prefill workers that queue.
 5. One side does it all where the other one is lost to this request (none ready, or all of them failed it).
-   Full workers are not covered for: long prompts in the decode batches would slow every answer down to hide a
-   lack of prefill workers, and answers on prefill workers every first token.
+   Full workers are not covered for: long prompts in the decode batches would lengthen every inter-token
+   latency to hide a lack of prefill workers, and decoding on prefill workers every time to first token.
 
 When no way is open, the rejection is the most hopeful one: FULL before TOO_LARGE before NO_WORKERS.
 """
@@ -42,27 +42,27 @@ class WorkerChoice:
 
 @dataclass(frozen=True, slots=True)
 class NoChoice:
-    """Why nobody can take the request."""
+    """The reason why nobody can take the request."""
 
     code: pb.Rejection.Code
     message: str
     nobody: bool = False  # there is not even a worker that others could be compared with
 
     def hope(self) -> int:
-        """Higher: sooner over."""
+        """Return how soon the reason may be gone; higher is sooner."""
         return -1 if self.nobody else _HOPE.get(self.code, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What the filters left, or else why they left nothing."""
+    """The workers that the filters left, or else why they left nobody."""
 
     workers: list[WorkerRecord]
     why: NoChoice | None
 
     @property
     def lost(self) -> bool:
-        """Nobody is there to do it, busy or not."""
+        """Whether nobody is there to do it, busy or not."""
         return self.why is not None and self.why.code == pb.Rejection.CODE_NO_WORKERS
 
 
@@ -81,19 +81,19 @@ class Policy:
         self._rng = rng or random.Random()  # noqa: S311 (no secret)
 
     def choose(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
-        """Who shall take `need`, or why nobody can. Changes nothing."""
+        """Return the workers that shall take `need`, or why nobody can. Changes nothing."""
         prefill = [worker for worker in view.workers.values() if worker.role == pb.ROLE_PREFILL]
         decode = [worker for worker in view.workers.values() if worker.role == pb.ROLE_DECODE]
         mixed = [worker for worker in view.workers.values() if worker.role == pb.ROLE_MIXED]
         if need.prompt_tokens < self._limits.handoff_min_tokens:
             return self._alone([*decode, *mixed], need)
-        readers, writers = self._keep(prefill, need, Side.PREFILL), self._keep(decode, need, Side.DECODE)
-        choice = self._alone(decode, need) if readers.lost else self._pair(readers, writers, need)
+        prefills, decodes = self._keep(prefill, need, Side.PREFILL), self._keep(decode, need, Side.DECODE)
+        choice = self._alone(decode, need) if prefills.lost else self._pair(prefills, decodes, need)
         if isinstance(choice, WorkerChoice) and choice.prefill:
-            choice = self._helped(choice, choice.prefill.reserved.prompt_tokens, writers, need)
+            choice = self._helped(choice, choice.prefill.reserved.prompt_tokens, decodes, need)
         if isinstance(choice, NoChoice):
             choice = self._or_else(choice, mixed, need)
-        if isinstance(choice, NoChoice) and writers.lost:
+        if isinstance(choice, NoChoice) and decodes.lost:
             choice = self._or_else(choice, prefill, need)
         return choice
 
@@ -107,25 +107,25 @@ class Policy:
         kept = self._keep(workers, need, Side.BOTH)
         return kept.why or WorkerChoice(None, self._pick(kept.workers, need, Side.BOTH))
 
-    def _helped(self, choice: WorkerChoice, queued: int, writers: _Kept, need: Need) -> WorkerChoice:
-        """An idle decode worker alone where its own queue is below `queued` prompt tokens, else `choice`."""
+    def _helped(self, choice: WorkerChoice, queued: int, decodes: _Kept, need: Need) -> WorkerChoice:
+        """Return an idle decode worker alone, if its queue is below `queued` prompt tokens, else `choice`."""
         limits = self._limits
-        idle = [one for one in writers.workers if may_help(need, one, queued, limits)] if queued else []
+        idle = [one for one in decodes.workers if may_help(need, one, queued, limits)] if queued else []
         alone = self._alone(idle, need)
         return alone if isinstance(alone, WorkerChoice) else choice
 
-    def _pair(self, readers: _Kept, writers: _Kept, need: Need) -> WorkerChoice | NoChoice:
-        failures = [side.why for side in (writers, readers) if side.why]
+    def _pair(self, prefills: _Kept, decodes: _Kept, need: Need) -> WorkerChoice | NoChoice:
+        failures = [side.why for side in (decodes, prefills) if side.why]
         if failures:
             return min(failures, key=NoChoice.hope)  # both sides are needed
-        left = writers.workers
+        left = decodes.workers
         while left:
-            writer = self._pick(left, need, Side.DECODE)
-            partners = [reader for reader in readers.workers if self._compatible(reader, writer)]
+            decode = self._pick(left, need, Side.DECODE)
+            partners = [prefill for prefill in prefills.workers if self._compatible(prefill, decode)]
             if partners:
-                return WorkerChoice(self._pick(partners, need, Side.PREFILL), writer)
-            left = [worker for worker in left if worker is not writer]
-        return NoChoice(pb.Rejection.CODE_NO_WORKERS, self._explain(readers.workers[0], writers.workers[0]))
+                return WorkerChoice(self._pick(partners, need, Side.PREFILL), decode)
+            left = [worker for worker in left if worker is not decode]
+        return NoChoice(pb.Rejection.CODE_NO_WORKERS, self._explain(prefills.workers[0], decodes.workers[0]))
 
     def _keep(self, workers: Iterable[WorkerRecord], need: Need, side: Side) -> _Kept:
         left = list(workers)

@@ -7,13 +7,20 @@ from typing import ClassVar
 
 from baton.facts import differences
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import could_read, could_write, may_read, may_write, reading_bound, writing_bound
+from baton.scheduler.booking import (
+    could_decode,
+    could_prefill,
+    decode_bound,
+    may_decode,
+    may_prefill,
+    prefill_bound,
+)
 from baton.scheduler.policy.base import Filter, PairFilter, Side
 from baton.scheduler.types import Need, WorkerRecord
 
 
 class Placeable(Filter):
-    """The worker is ready and does not drain. That it is alive the view has made sure of."""
+    """The worker is ready and does not drain. A view holds no dead ones."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
     reason: ClassVar[str] = "none is ready"
@@ -41,8 +48,8 @@ class Fits(Filter):
     reason: ClassVar[str] = "the prompt is longer than the model's limit or the KV cache"
 
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        reads = Side.PREFILL not in side or could_read(need, worker)
-        return reads and (Side.DECODE not in side or could_write(need, worker))
+        prefills = Side.PREFILL not in side or could_prefill(need, worker)
+        return prefills and (Side.DECODE not in side or could_decode(need, worker))
 
 
 class HasRoom(Filter):
@@ -52,15 +59,15 @@ class HasRoom(Filter):
     reason: ClassVar[str] = "all are full"
 
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        reads = Side.PREFILL not in side or may_read(need, worker, self.limits)
-        return reads and (Side.DECODE not in side or may_write(need, worker, self.limits))
+        prefills = Side.PREFILL not in side or may_prefill(need, worker, self.limits)
+        return prefills and (Side.DECODE not in side or may_decode(need, worker, self.limits))
 
     def why(self, workers: Sequence[WorkerRecord], need: Need, side: Side) -> str:
         first = workers[0]
-        if Side.PREFILL in side and not may_read(need, first, self.limits):
-            bound = reading_bound(first, self.limits)
+        if Side.PREFILL in side and not may_prefill(need, first, self.limits):
+            bound = prefill_bound(first, self.limits)
         else:
-            bound = writing_bound(need, first, self.limits)
+            bound = decode_bound(need, first, self.limits)
         return f"{self.reason} ({first.worker_id}: {bound})"
 
 

@@ -10,7 +10,7 @@ from baton.scheduler.types import WorkerRecord
 
 
 class PowerOfTwo(Picker):
-    """The better of two drawn at random.
+    """Picks the better of two drawn at random.
 
     Several schedulers that see the same slightly old state do not all run to the same best worker
     (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
@@ -22,7 +22,7 @@ class PowerOfTwo(Picker):
 
 
 class Best(Picker):
-    """The best of all, ties drawn at random: right where one scheduler serves few workers."""
+    """Picks the best of all, ties drawn at random: right where one scheduler serves few workers."""
 
     def pick(self, scored: Sequence[tuple[WorkerRecord, float]], rng: random.Random) -> WorkerRecord:
         top = max(score for _, score in scored)

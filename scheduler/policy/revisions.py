@@ -1,4 +1,4 @@
-"""While a deployment is upgraded: which of the revisions that are there may take a request."""
+"""The choice among revisions, while a deployment is upgraded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from baton.scheduler.types import Need, WorkerRecord
 
 
 class SameRevision(Filter):
-    """The worker runs the vLLM whose messages the router speaks, and the weights that began the answer."""
+    """The worker runs the vLLM whose messages the router speaks, and the weights that began the output."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
     reason: ClassVar[str] = (
-        "those that are ready run another vLLM than the router, or other weights than began it"
+        "those that are ready run another vLLM than the router, or other weights than began the output"
     )
 
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:

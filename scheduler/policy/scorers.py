@@ -1,7 +1,7 @@
 """The built-in scorers.
 
-What the scheduler booked and what the worker says of itself are two views of one load: bookings are exact at
-once, heartbeats are late but know what was placed before the store was lost. The higher one counts.
+The scheduler's bookings and the worker's heartbeat are two views of one load: bookings are exact at once,
+heartbeats are late but know what was placed before the store was lost. The higher one counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.scheduler.types import Need, WorkerRecord
 
 
 class QueuedPromptTokens(Scorer):
-    """Fewest prompt tokens ahead of this one: join the shortest queue, measured in tokens.
+    """Prefers the fewest prompt tokens ahead of this one: join the shortest queue, measured in tokens.
 
     After Splitwise (Patel et al., 2024), section IV.
     """
@@ -27,7 +27,7 @@ class QueuedPromptTokens(Scorer):
 
 
 class StagingRoom(Scorer):
-    """Most room for saved KV: where little is left, a prompt waits before it is read."""
+    """Prefers the most room for saved KV: where little is left, a prompt waits before it is prefilled."""
 
     side: ClassVar[Side] = Side.PREFILL
 
@@ -38,7 +38,7 @@ class StagingRoom(Scorer):
 
 
 class RunningRequests(Scorer):
-    """Fewest requests in the batch and before it: a step's time grows with the batch."""
+    """Prefers the fewest requests in the batch and before it: a step's time grows with the batch."""
 
     side: ClassVar[Side] = Side.DECODE
 
@@ -50,7 +50,7 @@ class RunningRequests(Scorer):
 
 
 class FreeBlocks(Scorer):
-    """Most KV blocks left once this request, with its look-ahead slots, is in."""
+    """Prefers the most KV blocks left once this request, with its look-ahead slots, is in."""
 
     side: ClassVar[Side] = Side.DECODE
 

@@ -10,7 +10,7 @@ __all__ = ["Store", "open_store"]
 
 
 def open_store(url: str, topic: str, password: str = "") -> Store:
-    """`memory`, or `redis://[:password@]host:port/db`, `rediss://` for TLS.
+    """Return the store of a URL: `memory`, or `redis://[:password@]host:port/db`, `rediss://` for TLS.
 
     `password` is for a URL that has none. Raises StoreRefuses when the URL makes no sense.
     """

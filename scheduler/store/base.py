@@ -1,4 +1,4 @@
-"""Where a topic's state lives: who is there, what is booked, which epoch counts.
+"""The interface of a store of a topic's state: its workers, their bookings, the epochs that count.
 
 Called by the scheduler's own process alone; several schedulers may share one store. Every method is one
 atomic step: no other call sees half of it. Time is the store's own, never the caller's.
@@ -30,11 +30,13 @@ from baton.scheduler.types import (
 
 
 class Store(ABC):
-    """A topic's state. Every method raises StoreUnavailable, within a second, when the store is away; those
-    that `open_store` gives raise it in `open` alone.
+    """A topic's state.
 
-    What ran out of time (attempts not renewed, workers not heard of, epochs long past) is swept by `view`,
-    `reserve` and `register`: whoever decides on the state sees it without the dead.
+    Every method raises StoreUnavailable, within a second, when the store is away; those of a store that
+    `open_store` returns raise it in `open` alone.
+
+    Entries out of time (attempts not renewed, workers without heartbeats, epochs long past) are swept by
+    `view`, `reserve` and `register`, so that no decision is made on dead ones.
     """
 
     name: str  # memory, or the URL without its password
@@ -43,7 +45,7 @@ class Store(ABC):
 
     @abstractmethod
     async def view(self) -> FleetView:
-        """All workers alive and what is booked on them. Sweeps first. Called up to some 50 times a second."""
+        """Return the workers alive and their bookings. Sweeps first. Called up to some 50 times a second."""
 
     @abstractmethod
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
@@ -55,19 +57,19 @@ class Store(ABC):
 
     @abstractmethod
     async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
-        """Apply what routers tell. Events with an older epoch, or of an attempt that is gone, change nothing.
+        """Apply a router's report. Events with an older epoch, or of an attempt that is gone, change nothing.
 
         Placed books what runs already, whatever the limits say. Prefilled releases the prompt's tokens (and
         the prefill worker), finished releases all and is remembered in the history, renewed holds the attempt
-        for another `lease_s`. That an attempt has finished is remembered also where it was not known: another
-        store may hold it. Called some 100 times a second a router.
+        for another `lease_s`. A finished attempt is remembered also where it was not known: another store may
+        hold it. Called some 100 times a second a router.
         """
 
     @abstractmethod
     async def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState, lease_s: float) -> str:
-        """Add or replace a worker; empty when accepted, else why not, in one line.
+        """Add or replace a worker; return an empty text when accepted, else why not, in one line.
 
-        The first worker alive says which model the topic serves; others must serve it, too. Sweeps first.
+        The first worker alive decides which model the topic serves; others must serve it, too. Sweeps first.
         Raises StaleWorker when `identity.epoch` is below the worker's last one.
         Called once or twice in a worker's life, and again when the state was lost.
         """
@@ -76,37 +78,37 @@ class Store(ABC):
     async def heartbeat(
         self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, lease_s: float, epoch: int = 0
     ) -> Heard:
-        """Hold a worker for another `lease_s` and remember its load. An unknown one changes nothing.
+        """Hold a worker for another `lease_s` and remember its load.
 
-        Neither does a heartbeat whose `epoch` is below the worker's last one.
-
-        Called about once a second a worker.
+        A heartbeat of an unknown worker changes nothing; neither does one whose `epoch` is below the worker's
+        last one. Called about once a second a worker.
         """
 
     @abstractmethod
     async def deregister(self, worker_id: str, epoch: int = 0) -> bool:
-        """Forget a worker, if it is known. What is booked on it stays until its requests are over.
+        """Forget a worker, if it is known. Its bookings stay until the requests are over.
 
-        False, and nothing is changed, when `epoch` is below the worker's last one.
+        Return False, and change nothing, when `epoch` is below the worker's last one.
         """
 
     @abstractmethod
     async def drain(self, name: str, *, undo: bool = False) -> bool:
-        """Place nothing more on workers of this name and tell them with their heartbeats, also those that are
-        still to come; or `undo` that. False if it was so already.
+        """Place nothing more on workers of this name, present and future, or `undo` that.
+
+        They hear of it with their heartbeats. Return False if it was so already.
         """
 
     @abstractmethod
     async def take_turn(self, what: str, for_s: float) -> bool:
-        """True for one of all callers, of all schedulers; False to all others for `for_s`. Called rarely."""
+        """Return True to one caller of all schedulers, False to all others for `for_s`. Called rarely."""
 
     @abstractmethod
     async def history(self, limit: int) -> History:
-        """At most `limit` attempts under way and as many finished ones, newest first. Changes nothing."""
+        """Return at most `limit` attempts under way and as many finished ones, newest first."""
 
     @abstractmethod
     async def export(self, since: int = 0) -> State:
-        """All that is known; of requests what has changed since that `State.revision`, and perhaps more.
+        """Return all that is known; of requests those changed since that `State.revision`, or more.
 
         Called some two times a second.
         """
@@ -115,23 +117,22 @@ class Store(ABC):
     async def merge(self, state: State) -> str:
         """Learn what another store knows; a worker or an epoch known better here stays as it is.
 
-        Returns `generation`; a store that holds nothing yet takes that of `state`, if it has one.
+        Return `generation`; a store that holds nothing yet takes that of `state`, if it has one.
         """
 
     async def open(self) -> None:
-        """To be called once, before all others. Raises StoreUnavailable: it is away, or
-        StoreRefuses us."""
+        """Connect; to be called once, before all others. Raises StoreUnavailable or StoreRefuses."""
         await self.merge(State())
 
     async def tend(self) -> None:  # noqa: B027 (most stores need none)
-        """Upkeep, called about twice a second. Does not raise."""
+        """Do the upkeep; called about twice a second. Does not raise."""
 
     async def left(self) -> tuple[str, ...]:
-        """Workers that said goodbye a short while ago, as far as is known. Called once a second a router."""
+        """Return the workers that deregistered a short while ago. Called once a second a router."""
         return ()
 
     async def booked_by(self, router_id: str) -> dict[str, Reserved]:
-        """By worker id, what the attempts of one router hold. Called once a second a router."""
+        """Return what the attempts of one router hold, by worker id. Called once a second a router."""
         return held(known for known in (await self.export()).requests if known.router_id == router_id)
 
     @abstractmethod

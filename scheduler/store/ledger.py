@@ -1,4 +1,4 @@
-"""Attempts and what they hold, in this process's memory: the part of the memory store that counts.
+"""Attempts and their bookings, in this process's memory: the part of the memory store that counts.
 
 Invariants: what is booked on a worker is the sum of what live attempts hold of it, and never below zero; a
 request is live or past, never both; its epoch never falls while it is known.
@@ -22,21 +22,21 @@ class Live:
 
     booking: Booking
     lease_until: float
-    read: bool = False  # the prompt is
-    look_at: float = 0.0  # when the lease is looked at next, at the latest when it ends
+    prefilled: bool = False
+    look_at: float = 0.0  # the next look at the lease, at the latest when it ends
 
 
 @dataclass(slots=True)
 class Past:
-    """Who is there no more: the epoch is remembered for a while."""
+    """A request or a worker that is gone: its epoch is remembered for a while."""
 
     epoch: int
     forget_at: float
-    over: bool = False  # as in `Known`; of a worker: it said goodbye
+    over: bool = False  # as in `Known`; of a worker: it deregistered
 
 
 class Ledger:
-    """Every method is one step; none gives up the event loop."""
+    """The bookings. Every method is one step; none gives up the event loop."""
 
     def __init__(self) -> None:
         self.live: dict[str, Live] = {}  # by request id
@@ -47,11 +47,11 @@ class Ledger:
         self._reserved: dict[str, Reserved] = {}  # by worker id; no empty ones
 
     def reserved(self, worker_id: str) -> Reserved:
-        """What is booked on a worker; a copy."""
+        """Return a copy of what is booked on a worker."""
         return replace(self._reserved.get(worker_id, Reserved()))
 
     def last(self, request_id: str) -> tuple[int, bool]:
-        """The last epoch of a request, 0 if it is unknown, and whether that attempt is over."""
+        """Return the last epoch of a request, 0 if it is unknown, and whether that attempt is over."""
         live = self.live.get(request_id)
         if live:
             return live.booking.attempt.epoch, False
@@ -59,12 +59,12 @@ class Ledger:
         return (past.epoch, past.over) if past else (0, False)
 
     def find(self, attempt: Attempt) -> Live | None:
-        """The attempt, if it is the live one."""
+        """Return the attempt, if it is the live one."""
         live = self.live.get(attempt.request_id)
         return live if live and live.booking.attempt == attempt else None
 
     def fenced(self, attempt: Attempt) -> bool:
-        """A later epoch was placed, or this one is over: nothing brings it back."""
+        """Return whether a later epoch was placed, or this one is over: nothing brings it back."""
         last, over = self.last(attempt.request_id)
         return attempt.epoch < last or (attempt.epoch == last and over)
 
@@ -78,13 +78,13 @@ class Ledger:
         return live
 
     def renew(self, live: Live, lease_until: float) -> None:
-        """From now on its lease ends then."""
+        """Let its lease end then."""
         live.lease_until = lease_until
         if lease_until < live.look_at:
             self._look(live)
 
     def adopt(self, known: Known, lease_until: float, now: float) -> bool:
-        """Book what runs already, if it is not; False when it is fenced, or holds nothing."""
+        """Book what runs already, if it is not; return False when it is fenced, or holds nothing."""
         booking = known.booking
         if booking is None or self.fenced(known.attempt):
             return False
@@ -94,13 +94,13 @@ class Ledger:
                 self.release(known.attempt.request_id, now, over=True)
             live = self.book(booking, lease_until)
         self.renew(live, max(live.lease_until, lease_until))
-        if known.read:
-            self.read(live)
+        if known.prefilled:
+            self.end_prefill(live)
         self.share(live, booking.blocks)
         return True
 
     def conclude(self, known: Known, now: float) -> None:
-        """Learn that an attempt is over, or at least that its epoch was placed."""
+        """Note that an attempt is over, or at least that its epoch was placed."""
         request_id = known.attempt.request_id
         if (known.attempt.epoch, known.over) <= self.last(request_id):
             return
@@ -109,33 +109,33 @@ class Ledger:
         self._past.pop(request_id, None)
         self._past[request_id] = Past(known.attempt.epoch, now + KEEP_S, known.over)
 
-    def read(self, live: Live) -> None:
-        """The prompt is read: what was held for that is free. Twice is once."""
-        if live.read:
+    def end_prefill(self, live: Live) -> None:
+        """Free what was held for the prompt, once."""
+        if live.prefilled:
             return
-        live.read = True
+        live.prefilled = True
         booking = live.booking
         requests = 1 if booking.prefill_id else 0
         self._reserved[booking.decode_id].add(Reserved(decoding=1))
-        self._give_back(booking.reader_id, Reserved(booking.prompt_tokens, requests))
+        self._give_back(booking.prompt_worker_id, Reserved(booking.prompt_tokens, requests))
 
     def share(self, live: Live, blocks: int) -> None:
-        """Book no more than so many KV blocks: the others are held by other requests as well."""
+        """Book no more than so many KV blocks: other requests hold the others as well."""
         more = live.booking.blocks - blocks
         if more > 0:
             self._give_back(live.booking.decode_id, Reserved(blocks=more))
             live.booking = replace(live.booking, blocks=blocks)
 
     def release(self, request_id: str, now: float, *, over: bool) -> None:
-        """All that a live request holds is free."""
+        """Free all that a live request holds."""
         live = self.live.pop(request_id)
-        self.read(live)
+        self.end_prefill(live)
         booking = live.booking
         self._give_back(booking.decode_id, Reserved(requests=1, blocks=booking.blocks, decoding=1))
         self._past[request_id] = Past(booking.attempt.epoch, now + KEEP_S, over)
 
     def sweep(self, now: float) -> int:
-        """Release what ran out of lease; the number of attempts."""
+        """Release what ran out of lease; return the number of attempts."""
         expired = 0
         while self._looks and self._looks[0][0] <= now:
             look_at, request_id = heappop(self._looks)
@@ -151,12 +151,12 @@ class Ledger:
         return expired
 
     def running(self, now: float) -> Iterator[Known]:
-        """The live attempts."""
+        """Yield the live attempts."""
         for live in self.live.values():
-            yield Known(live.booking.attempt, live.booking, live.read, lease_s=live.lease_until - now)
+            yield Known(live.booking.attempt, live.booking, live.prefilled, lease_s=live.lease_until - now)
 
     def export(self, now: float) -> Iterator[Known]:
-        """All that is known."""
+        """Yield all that is known."""
         yield from self.running(now)
         for request_id, past in self._past.items():
             yield Known(Attempt(request_id, past.epoch), over=past.over)

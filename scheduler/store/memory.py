@@ -48,7 +48,7 @@ class _Worker:
 
 
 class MemoryStore(Store):
-    """Every method runs without giving up the event loop: that is what makes it atomic."""
+    """A store in memory. Every method runs without giving up the event loop: that makes it atomic."""
 
     def __init__(self, topic: str, clock: Clock = time.monotonic) -> None:
         self.name = "memory"
@@ -83,11 +83,11 @@ class MemoryStore(Store):
             worker = self._workers.get(worker_id)
             if worker is None or not self._record(worker, now).placeable:
                 return ReserveResult(ReserveOutcome.GONE, worker_id, expired)
-        queued = self._ledger.reserved(booking.reader_id).prompt_tokens
+        queued = self._ledger.reserved(booking.prompt_worker_id).prompt_tokens
         if queued and queued + booking.prompt_tokens > claim.max_prompt_tokens:
-            return ReserveResult(ReserveOutcome.FULL, booking.reader_id, expired)
-        writer = self._ledger.reserved(booking.decode_id)
-        if writer.requests >= claim.max_requests or writer.blocks + booking.blocks > claim.max_blocks:
+            return ReserveResult(ReserveOutcome.FULL, booking.prompt_worker_id, expired)
+        decode = self._ledger.reserved(booking.decode_id)
+        if decode.requests >= claim.max_requests or decode.blocks + booking.blocks > claim.max_blocks:
             return ReserveResult(ReserveOutcome.FULL, booking.decode_id, expired)
         self._ledger.book(booking, now + lease_s)
         return ReserveResult(ReserveOutcome.BOOKED, expired=expired)
@@ -103,7 +103,7 @@ class MemoryStore(Store):
             self._count_stale(attempt, result)
             live = self._ledger.find(attempt)
             if live:
-                self._ledger.read(live)
+                self._ledger.end_prefill(live)
         for attempt, event in report.finished:
             self._count_stale(attempt, result)
             live = self._ledger.find(attempt)
@@ -228,7 +228,7 @@ class MemoryStore(Store):
         return None
 
     def _merge_worker(self, record: WorkerRecord, now: float) -> None:
-        """The later epoch counts, within it the longer lease. Who runs something else has to register."""
+        """Take the later epoch, within one the longer lease. One with another model has to register."""
         lease_until = now + record.lease_left_s
         known = self._workers.get(record.worker_id)
         here = (known.epoch, known.lease_until) if known else (self._epoch_of(record.worker_id), now)
@@ -281,7 +281,7 @@ def _live_message(live: Live, now: float) -> pb.LiveAttempt:
         attempt=attempt_to_wire(live.booking.attempt),
         prefill_worker_id=live.booking.prefill_id,
         decode_worker_id=live.booking.decode_id,
-        prefilled=live.read,
+        prefilled=live.prefilled,
         lease_left_s=max(0.0, live.lease_until - now),
     )
 

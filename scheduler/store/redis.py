@@ -67,7 +67,10 @@ SCRIPTS = (
 
 
 class RedisStore(Store):
-    """Connects on first use and again by itself. A call is never repeated: a script may have run unseen."""
+    """A store in Redis. Connects on first use and again by itself.
+
+    A call is never repeated: its script may have run without a reply.
+    """
 
     def __init__(self, url: str, topic: str, password: str = "") -> None:
         self.name = without_password(url)
@@ -95,7 +98,7 @@ class RedisStore(Store):
         self._password: str = pool.connection_kwargs.get("password") or ""
         self._client = Redis(connection_pool=pool)
         self._scripts = {name: self._client.register_script(_source(name)) for name in SCRIPTS}
-        # Identities are read anew only when the roster has changed: they are most of a view's bytes.
+        # Identities are fetched anew only when the roster has changed: they are most of a view's bytes.
         self._roster = b""
         self._identities: dict[str, pb.WorkerIdentity] = {}
 
@@ -196,7 +199,7 @@ class RedisStore(Store):
         return History(live, [wire.past(json.loads(text), now) for text in handoffs])
 
     async def export(self, since: int = 0) -> State:
-        """In pieces, each of them atomic."""
+        """Export in pieces, each of them atomic."""
         requests: list[Known] = []
         more = True
         while more:
@@ -215,7 +218,7 @@ class RedisStore(Store):
         return State(generation.decode(), tuple(workers.values()), tuple(requests), since, drains)
 
     async def merge(self, state: State) -> str:
-        """In pieces, each of them atomic."""
+        """Merge in pieces, each of them atomic."""
         candidate = state.generation or uuid.uuid4().hex
         last = max(len(state.workers), len(state.requests), 1)
         for begin in range(0, last, MERGE_ITEMS):
@@ -234,14 +237,14 @@ class RedisStore(Store):
             return  # what is not connected need not be closed
 
     def _known(self, asked: bytes, roster: bytes, identities: wire.Flat) -> dict[str, pb.WorkerIdentity]:
-        """By worker id; the reply has them where its roster is not the one that was asked with."""
+        """Return identities by worker id; the reply has them where its roster is not the one `asked` with."""
         if roster != asked:
             self._identities = wire.identities(identities)
             self._roster = roster
         return self._identities
 
     async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
-        """One script's reply, as Redis gives it. Raises StoreUnavailable, StoreRefuses."""
+        """Return one script's reply, as Redis gives it. Raises StoreUnavailable, StoreRefuses."""
         try:
             return await _patiently(self._scripts[name](keys=self._keys, args=arguments))
         except (RedisError, OSError, TimeoutError) as error:
@@ -253,7 +256,7 @@ class RedisStore(Store):
 
 
 async def _patiently(call: Coroutine[Any, Any, Any]) -> Any:
-    """The call's outcome. Raises TimeoutError after `CALL_TIMEOUT_S`."""
+    """Return the call's outcome. Raises TimeoutError after `CALL_TIMEOUT_S`."""
     task = asyncio.create_task(call)
     try:
         for _ in range(LOOKS):
@@ -279,20 +282,20 @@ def _refuses_the_password(error: BaseException) -> bool:
 
 
 def _is_nobodys_name(error: BaseException) -> bool:
-    """A name that cannot be resolved for now is another matter: its server may be down with Redis."""
+    """Return whether nobody has that name. One that cannot be resolved for now may be down with Redis."""
     cause = error.__cause__ or error.__context__ or error
     return isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
 
 
 def _for_good(error: BaseException) -> bool:
-    """Whether somebody has to change something here, as far as can be told."""
+    """Return whether an operator has to change something, as far as can be told."""
     wrong_database = "DB index is out of range" in str(error)
     no_redis = isinstance(error, InvalidResponse)
     return _refuses_the_password(error) or _is_nobodys_name(error) or wrong_database or no_redis
 
 
 def _explain(error: BaseException) -> str:
-    """What is wrong and what to do, in a line."""
+    """Say what is wrong and what to do, in a line."""
     text = " ".join(str(error).split())
     if isinstance(error, BusyLoadingError):
         return "still loads its data; it will answer when that is done"

@@ -1,4 +1,4 @@
-"""What the Redis store's scripts take and answer, from and into the scheduler's objects.
+"""The arguments and replies of the Redis store's scripts, from and into the scheduler's objects.
 
 Replies are flat: key, value, key, value.
 """
@@ -17,17 +17,18 @@ Flat = list[bytes]
 
 
 def milliseconds(seconds: float) -> int:
+    """Return whole milliseconds, at least 1."""
     return max(1, round(seconds * 1_000))
 
 
 def pairs(flat: Flat) -> Iterator[tuple[str, bytes]]:
-    """Key and value of each entry of a flat reply."""
+    """Yield key and value of each entry of a flat reply."""
     items = iter(flat)
     return ((key.decode(), value) for key, value in zip(items, items, strict=True))
 
 
 def identities(flat: Flat) -> dict[str, pb.WorkerIdentity]:
-    """By worker id."""
+    """Return identities by worker id."""
     return {key: pb.WorkerIdentity.FromString(raw) for key, raw in pairs(flat)}
 
 
@@ -40,7 +41,7 @@ def workers(
     leases: Flat,
     drained: frozenset[str],
 ) -> dict[str, WorkerRecord]:
-    """By id, without bookings. Times are milliseconds of the server's clock."""
+    """Return workers by id, without bookings. Times are milliseconds of the server's clock."""
     state_of, load_of = dict(pairs(states)), dict(pairs(loads))
     found = {}
     for key, until in pairs(leases):
@@ -59,12 +60,12 @@ def workers(
 
 
 def drains(flat: Flat) -> dict[str, int]:
-    """Name -> how often it was drained or taken back."""
+    """Return how often each name was drained or undrained."""
     return {name: int(count) for name, count in pairs(flat)}
 
 
 def requests(now: int, flat: Flat) -> Iterator[Known]:
-    """Requests, live and past: id, attempt, end of its lease, epoch."""
+    """Yield requests, live and past, of a reply with four items each: id, attempt, end of lease, epoch."""
     items = iter(flat)
     for name, attempt, until, epoch in zip(items, items, items, items, strict=True):
         left_ms = float(until) - now
@@ -76,7 +77,7 @@ def requests(now: int, flat: Flat) -> Iterator[Known]:
 
 
 def attempt(known: Known) -> bytes:
-    """A live attempt as the scripts keep it."""
+    """Return a live attempt as the scripts keep it."""
     booking = known.booking
     if booking is None:
         return b""
@@ -87,7 +88,7 @@ def attempt(known: Known) -> bytes:
         "decode": booking.decode_id,
         "tokens": booking.prompt_tokens,
         "blocks": booking.blocks,
-        "read": known.read,
+        "read": known.prefilled,
     }
     return json.dumps(entry).encode()
 
@@ -95,7 +96,7 @@ def attempt(known: Known) -> bytes:
 def merge_arguments(
     workers: Sequence[WorkerRecord], requests: Sequence[Known], drains: Mapping[str, int]
 ) -> list[str | int | bytes]:
-    """Of `merge.lua`, but the first."""
+    """Return the arguments of `merge.lua`, but the first."""
     model = workers[0].identity.model if workers else ""
     arguments: list[str | int | bytes] = [len(workers), model, len(drains)]
     for name, count in drains.items():
@@ -112,7 +113,7 @@ def merge_arguments(
 
 
 def live_message(request_id: str, entry: dict[str, Any], lease_left_s: float) -> pb.LiveAttempt:
-    """For operators."""
+    """Return a live attempt's message for operators."""
     return pb.LiveAttempt(
         attempt=pb.Attempt(request_id=request_id, epoch=entry["epoch"]),
         prefill_worker_id=entry["prefill"],
@@ -123,7 +124,7 @@ def live_message(request_id: str, entry: dict[str, Any], lease_left_s: float) ->
 
 
 def past(entry: dict[str, Any], now: int) -> pb.PastHandoff:
-    """For operators."""
+    """Return a finished attempt's message for operators."""
     event = pb.Finished.FromString(base64.b64decode(entry["finished"]))
     return pb.PastHandoff(
         attempt=event.attempt,

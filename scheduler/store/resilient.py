@@ -1,13 +1,13 @@
 """A store that others share (Redis), and this process's memory for the time that it is away.
 
-While the shared store answers, it decides; memory follows: at once with what goes through this process, and
-twice a second with what has changed since, as that is what other schedulers did. When a call fails, memory
-decides; following writes, too, as a full store still reads. It is written back, with what is over by now,
-before the shared store decides again: when that answers quickly and takes writes. One that came back empty
-without having been missed is known by its generation, and filled the same way.
+While the shared store answers, it decides; memory follows: at once with the calls of this process, and twice
+a second with the changes since, which other schedulers made. When a call fails, memory decides; following
+includes a write, as a full store can still be read. Memory is written back, with what is over by now, before
+the shared store decides again: when that takes a small write quickly. A store that came back empty without
+having been missed is known by its generation, and filled the same way.
 
-One that is away at the start is gone on without too: workers register again, and routers tell what they hold.
-Only where waiting cannot help, a wrong password or name, the start fails: nobody would see it later.
+The start does without a store that is away, too: workers register again, and routers report what they hold.
+Only where waiting cannot help, with a wrong password or name, the start fails: nobody would notice it later.
 """
 
 from __future__ import annotations
@@ -44,14 +44,17 @@ log = logging.getLogger(__name__)
 
 
 class ResilientStore(Store):
-    """Raises StoreRefuses in `open`, nothing elsewhere. `problem` says why memory decides, while it does."""
+    """A shared store with a memory behind it. `problem` says why memory decides, while it does.
+
+    Raises StoreRefuses in `open`, nothing elsewhere.
+    """
 
     def __init__(self, shared: Store, memory: Store) -> None:
         self.name = shared.name
         self._shared = shared
         self._memory = memory
         self._revision = 0  # of the shared store; memory knows what it knew then
-        self._decided = asyncio.Event()  # who decides; clear for the moment in which that changes
+        self._decided = asyncio.Event()  # clear for the moment in which it changes which of them decides
         self._decided.set()
 
     async def open(self) -> None:
@@ -133,7 +136,7 @@ class ResilientStore(Store):
         return await self._memory.history(limit) if history is None else history
 
     async def export(self, since: int = 0) -> State:
-        """What memory knows: it is near, and hardly behind."""
+        """Return what memory knows: it is near, and hardly behind."""
         del since
         return replace(await self._memory.export(), generation=self.generation)
 
@@ -153,7 +156,7 @@ class ResilientStore(Store):
         await self._memory.close()
 
     async def _ask(self, call: Callable[[], Awaitable[T]]) -> T | None:
-        """The shared store's answer; None while it is away."""
+        """Return the shared store's answer; None while it is away."""
         await self._decided.wait()  # as long as a write-back takes at most: each of its calls has a deadline
         if self.problem:
             return None
@@ -175,7 +178,10 @@ class ResilientStore(Store):
             await self._write_back()
 
     async def _write_back(self) -> None:
-        """Raises StoreUnavailable when it could not be finished: memory goes on deciding."""
+        """Merge memory into the shared store, and let that decide.
+
+        Raises StoreUnavailable when it could not be finished: memory goes on deciding.
+        """
         # Most of it while requests go on: at 500 a second 30,000 are known that are over.
         most = await self._exported()
         there = await self._shared.merge(most)
@@ -184,13 +190,13 @@ class ResilientStore(Store):
         try:
             self.generation = await self._shared.merge(_changed(most, await self._exported()))
             if self.generation != there:
-                raise StoreUnavailable(f"{self.name} has lost what it was told")
+                raise StoreUnavailable(f"{self.name} has lost what was written")
             self.problem = ""
             if self.generation != before:
                 self._revision = 0  # it counts anew
         finally:
             self._decided.set()
-        log.warning("the store at %s is back, and knows what happened meanwhile", self.name)
+        log.warning("the store at %s is back, and has what happened meanwhile", self.name)
 
     async def _follow(self, state: State) -> None:
         await self._memory.merge(state)
@@ -201,7 +207,7 @@ class ResilientStore(Store):
         return replace(await self._memory.export(), generation="")
 
     def _check(self, generation: str) -> None:
-        """A store that came back empty answers all calls, and knows nothing."""
+        """Notice a store that came back empty: it answers all calls, and knows nothing."""
         if generation != self.generation and not self.problem:
             self._lose(StoreUnavailable(f"{self.name} has lost what it held"))
 
@@ -212,7 +218,7 @@ class ResilientStore(Store):
 
 
 def _changed(before: State, now: State) -> State:
-    """Without the requests of which nothing was live then, nor is anything now."""
-    told = {(known.attempt, known.over) for known in before.requests if known.booking is None}
-    left = (known for known in now.requests if known.booking or (known.attempt, known.over) not in told)
+    """Return `now` without the requests that were not live `before` and are as they were."""
+    sent = {(known.attempt, known.over) for known in before.requests if known.booking is None}
+    left = (known for known in now.requests if known.booking or (known.attempt, known.over) not in sent)
     return replace(now, requests=tuple(left))

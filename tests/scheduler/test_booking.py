@@ -4,13 +4,13 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import (
-    ANSWER_TOKENS_BOOKED,
+    OUTPUT_TOKENS_BOOKED,
     blocks_for,
-    could_read,
-    could_write,
+    could_decode,
+    could_prefill,
     max_requests,
-    may_read,
-    may_write,
+    may_decode,
+    may_prefill,
     usable_blocks,
 )
 from baton.scheduler.types import Attempt, Booking, Claim, Need, Reserved, WorkerRecord
@@ -34,7 +34,7 @@ def worker(reserved: Reserved | None = None, **changes: object) -> WorkerRecord:
     ],
 )
 def test_prompt_lookahead_and_the_answers_beginning_are_booked(prompt: int, new: int, blocks: int) -> None:
-    assert ANSWER_TOKENS_BOOKED == 256
+    assert OUTPUT_TOKENS_BOOKED == 256
     assert blocks_for(need(prompt=prompt, new=new), capacity()) == blocks
 
 
@@ -45,23 +45,23 @@ def test_never_more_is_booked_than_there_is() -> None:
 
 
 def test_what_can_never_fit() -> None:
-    assert could_read(need(prompt=1_023), worker())
-    assert not could_read(need(prompt=1_024), worker())  # no room for one token of the answer
-    assert not could_write(need(prompt=1_024), worker())
-    assert could_read(need(prompt=160), worker(num_blocks=11))
-    assert not could_write(need(prompt=160), worker(num_blocks=11))  # look-ahead needs another block
-    assert could_write(need(prompt=156), worker(num_blocks=11))
-    assert not could_read(need(prompt=161), worker(num_blocks=11))
+    assert could_prefill(need(prompt=1_023), worker())
+    assert not could_prefill(need(prompt=1_024), worker())  # no room for one token of the answer
+    assert not could_decode(need(prompt=1_024), worker())
+    assert could_prefill(need(prompt=160), worker(num_blocks=11))
+    assert not could_decode(need(prompt=160), worker(num_blocks=11))  # look-ahead needs another block
+    assert could_decode(need(prompt=156), worker(num_blocks=11))
+    assert not could_prefill(need(prompt=161), worker(num_blocks=11))
 
 
 def test_room_now() -> None:
-    assert may_read(need(prompt=400), worker(Reserved(prompt_tokens=600)), LIMITS)
-    assert not may_read(need(prompt=401), worker(Reserved(prompt_tokens=600)), LIMITS)
-    assert may_read(need(prompt=1_001), worker(Reserved(requests=1)), LIMITS)  # nothing queued
-    assert may_write(need(), worker(Reserved(requests=7)), LIMITS)
-    assert not may_write(need(), worker(Reserved(requests=8)), LIMITS)
-    assert may_write(need(), worker(Reserved(blocks=91)), LIMITS)
-    assert not may_write(need(), worker(Reserved(blocks=92)), LIMITS)
+    assert may_prefill(need(prompt=400), worker(Reserved(prompt_tokens=600)), LIMITS)
+    assert not may_prefill(need(prompt=401), worker(Reserved(prompt_tokens=600)), LIMITS)
+    assert may_prefill(need(prompt=1_001), worker(Reserved(requests=1)), LIMITS)  # nothing queued
+    assert may_decode(need(), worker(Reserved(requests=7)), LIMITS)
+    assert not may_decode(need(), worker(Reserved(requests=8)), LIMITS)
+    assert may_decode(need(), worker(Reserved(blocks=91)), LIMITS)
+    assert not may_decode(need(), worker(Reserved(blocks=92)), LIMITS)
 
 
 def test_at_least_one_request_is_always_allowed() -> None:

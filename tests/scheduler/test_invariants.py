@@ -53,7 +53,7 @@ class Lives(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.follows()
         for known in (self.run(one.export()).requests for one in (self.store, self.follower)):
-            held = {one.attempt: one.read for one in known if one.booking}
+            held = {one.attempt: one.prefilled for one in known if one.booking}
             assert held == {
                 one.attempt: one.attempt.request_id not in self.unread for one in self.live.values()
             }
@@ -171,7 +171,7 @@ class Lives(RuleBasedStateMachine):
                 if name == held.decode_id or unread:
                     expected[name].requests += 1
             if unread:
-                expected[held.reader_id].prompt_tokens += held.prompt_tokens
+                expected[held.prompt_worker_id].prompt_tokens += held.prompt_tokens
             else:
                 expected[held.decode_id].decoding += 1
             expected[held.decode_id].blocks += held.blocks

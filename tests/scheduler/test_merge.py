@@ -33,10 +33,15 @@ READY = pb.WORKER_STATE_READY
 
 
 def live(
-    request_id: str = "r", epoch: int = 1, *, read: bool = False, decode: str = "d", lease_s: float = LEASE_S
+    request_id: str = "r",
+    epoch: int = 1,
+    *,
+    prefilled: bool = False,
+    decode: str = "d",
+    lease_s: float = LEASE_S,
 ) -> Known:
     attempt = Attempt(request_id, epoch)
-    return Known(attempt, Booking(attempt, "router", "p", decode, 100, 8), read, lease_s=lease_s)
+    return Known(attempt, Booking(attempt, "router", "p", decode, 100, 8), prefilled, lease_s=lease_s)
 
 
 def over(request_id: str = "r", epoch: int = 1) -> Known:
@@ -71,7 +76,7 @@ async def booked(store: Store) -> dict[str, Reserved]:
 async def knows(store: Store) -> dict[Attempt, tuple[bool, bool, bool]]:
     """Attempt -> live, read, over."""
     requests = (await store.export()).requests
-    return {one.attempt: (one.booking is not None, one.read, one.over) for one in requests}
+    return {one.attempt: (one.booking is not None, one.prefilled, one.over) for one in requests}
 
 
 async def test_what_runs_elsewhere_is_booked_whatever_the_limits(store: Store) -> None:
@@ -88,7 +93,7 @@ async def test_what_runs_elsewhere_is_booked_whatever_the_limits(store: Store) -
 @pytest.mark.parametrize(
     ("first", "second", "known"),
     [
-        (live(), live(read=True), {Attempt("r", 1): (True, True, False)}),
+        (live(), live(prefilled=True), {Attempt("r", 1): (True, True, False)}),
         (live(), over(), {Attempt("r", 1): (False, False, True)}),
         (live(), placed(), {Attempt("r", 1): (True, False, False)}),
         (live(), live(epoch=2), {Attempt("r", 2): (True, False, False)}),
@@ -120,7 +125,7 @@ async def test_an_expired_lease_is_no_proof_that_it_is_over(store: Store) -> Non
     assert await knows(store) == {Attempt("r", 1): (False, False, False)}
     result = await store.report(report(renewed=[Attempt("r", 1)]), LEASE_S)
     assert (result.lost, result.fenced) == ([Attempt("r", 1)], [])
-    result = await store.report(RouterReport(placed=(live(read=True),)), LEASE_S)
+    result = await store.report(RouterReport(placed=(live(prefilled=True),)), LEASE_S)
     assert (result.fenced, result.stale) == ([], 0)
     assert await booked(store) == {"d": Reserved(0, 1, 8, 1)}
     claim = claim_on(await store.view(), need(epoch=1), "d", "p")
@@ -230,7 +235,7 @@ WHO = st.sampled_from(["a", "b"])
 FACTS = st.builds(
     lambda who, epoch, stage: {
         "live": live(who, epoch, decode=f"d{epoch}"),
-        "read": live(who, epoch, decode=f"d{epoch}", read=True),
+        "read": live(who, epoch, decode=f"d{epoch}", prefilled=True),
         "over": over(who, epoch),
         "placed": placed(who, epoch),
     }[stage],

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.placer import Placed, Placer
+from baton.scheduler.booking import Assignment
+from baton.scheduler.placer import Placer
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.store import Store
 from baton.scheduler.store.redis import RedisStore
@@ -93,7 +94,7 @@ async def counted(store: Store) -> Counting:
 
 async def test_placing_costs_one_view_and_one_booking(counted: Counting) -> None:
     placed = await placer(counted).place(need())
-    assert isinstance(placed, Placed)
+    assert isinstance(placed, Assignment)
     assert placed.prefill is not None
     assert (placed.prefill.worker_id, placed.decode.worker_id) == ("p", "d")
     assert (counted.views, counted.reserves) == (1, 1)
@@ -104,7 +105,7 @@ async def test_many_at_once_share_a_view(counted: Counting) -> None:
     began = time.monotonic()
     placed = await asyncio.gather(*(one.place(need(f"r{number}", prompt=1)) for number in range(50)))
     took = time.monotonic() - began
-    assert all(isinstance(outcome, Placed) for outcome in placed)
+    assert all(isinstance(outcome, Assignment) for outcome in placed)
     assert counted.reserves == 50
     assert counted.views <= 1 + took / 0.02
 
@@ -114,7 +115,7 @@ async def test_own_bookings_count_in_an_old_view(store: Store) -> None:
     await register(store, "b")
     one = placer(store)
     outcomes = [await one.place(need(f"r{number}", prompt=1)) for number in range(8)]
-    names = [outcome.decode.worker_id for outcome in outcomes if isinstance(outcome, Placed)]
+    names = [outcome.decode.worker_id for outcome in outcomes if isinstance(outcome, Assignment)]
     assert (names.count("a"), names.count("b")) == (4, 4)  # of two, the less loaded one each time
 
 
@@ -131,7 +132,7 @@ async def test_a_faster_one_makes_us_choose_again(store: Store) -> None:
 
     counting.before_reserve = [claim(need("theirs", prompt=1), chosen.prefill, chosen.decode, limits)]  # type: ignore[union-attr]
     placed = await one.place(need("mine", prompt=1))
-    assert isinstance(placed, Placed)
+    assert isinstance(placed, Assignment)
     assert placed.decode.worker_id != chosen.decode.worker_id  # type: ignore[union-attr]
     assert counting.reserves == 2
 
@@ -140,7 +141,7 @@ async def test_a_rejection_is_decided_on_a_fresh_view(counted: Counting) -> None
     one = placer(counted)
     await one.place(need("big", prompt=900))
     await counted.report(report(prefilled=[Attempt("big", 1)]), LEASE_S)
-    assert isinstance(await one.place(need("next", prompt=900)), Placed)  # the old view says: no room
+    assert isinstance(await one.place(need("next", prompt=900)), Assignment)  # the old view says: no room
     outcome = await one.place(need("too-many", prompt=900))
     assert isinstance(outcome, NoChoice)
     assert outcome.code == pb.Rejection.CODE_FULL
@@ -148,11 +149,11 @@ async def test_a_rejection_is_decided_on_a_fresh_view(counted: Counting) -> None
 
 async def test_a_worker_that_left_is_not_chosen_again(counted: Counting) -> None:
     one = placer(counted)
-    assert isinstance(await one.place(need("a", prompt=1)), Placed)
+    assert isinstance(await one.place(need("a", prompt=1)), Assignment)
     await register(counted, "d2", pb.ROLE_DECODE)
     await counted.deregister("d")
     placed = await one.place(need("b", prompt=1))  # the old view still has d, and not d2
-    assert isinstance(placed, Placed)
+    assert isinstance(placed, Assignment)
     assert placed.decode.worker_id == "d2"
 
 
@@ -197,7 +198,7 @@ async def test_replicas_placing_at_once_never_pass_a_limit(replicas: list[Store]
     outcomes = await asyncio.gather(
         *(placers[number % 3].place(need(f"r{number}", prompt=50, new=10)) for number in range(300))
     )
-    placed = [outcome for outcome in outcomes if isinstance(outcome, Placed)]
+    placed = [outcome for outcome in outcomes if isinstance(outcome, Assignment)]
     assert len(placed) == 16
     codes = {outcome.code for outcome in outcomes if isinstance(outcome, NoChoice)}
     assert codes == {pb.Rejection.CODE_FULL}
@@ -216,6 +217,6 @@ async def test_replicas_place_one_epoch_once(replicas: list[Store]) -> None:
     await register(replicas[0], "m")
     placers = [placer(store) for store in replicas]
     outcomes = await asyncio.gather(*(one.place(need("r", 1, 10)) for one in placers * 3))
-    assert sum(isinstance(outcome, Placed) for outcome in outcomes) == 1
+    assert sum(isinstance(outcome, Assignment) for outcome in outcomes) == 1
     stale = [outcome.code for outcome in outcomes if isinstance(outcome, NoChoice)]
     assert stale == [pb.Rejection.CODE_STALE_EPOCH] * 8

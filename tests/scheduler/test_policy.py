@@ -76,7 +76,7 @@ def test_two_revisions_and_two_vllms_side_by_side() -> None:
         assert choose(replace(need(), vllm_version=wanted), *old, *later) == pair
     code, message = choose(replace(need(), model_fingerprint="f2"), *old, worker("m", M))
     assert code == "NO_WORKERS"
-    assert "other weights than began it" in message
+    assert "other weights than began the output" in message
 
 
 @pytest.mark.parametrize("crowded", ["p", "d"])

@@ -360,7 +360,9 @@ async def test_following_costs_what_has_changed_and_not_all_that_is_known(
         assert name in own
     await other.report(report(prefilled=[Attempt("a", 1)], finished=[Attempt("b", 1)]), LEASE_S)
     await one.tend()
-    assert {n.attempt.request_id: n.read for n in (await one.export()).requests if n.booking} == {"a": True}
+    assert {n.attempt.request_id: n.prefilled for n in (await one.export()).requests if n.booking} == {
+        "a": True
+    }
     assert len((await one.export()).requests) == 3_002
     await admin.aclose()
 

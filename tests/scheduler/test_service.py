@@ -187,7 +187,7 @@ async def test_another_models_worker_is_refused(client: SchedulerClient, topic: 
         ({"worker_id": ""}, "needs an id"),
         ({"address": ""}, "needs an id and an address"),
         ({"role": pb.ROLE_UNSPECIFIED}, "has no role"),
-        ({"capacity": None}, "does not tell its capacity"),
+        ({"capacity": None}, "did not send its capacity"),
         ({"state": pb.WORKER_STATE_UNSPECIFIED}, "has no state"),
     ],
 )
@@ -236,7 +236,7 @@ async def test_drain_takes_a_unique_beginning(server: SchedulerServer, client: S
     assert "means several workers; drained are: decode-1, prefill-1" in (await client.undrain("")).problem
     assert (await client.undrain("decode-1")).name == "decode-1"
     assert (await client.undrain("pre")).name == "prefill-1"
-    assert "nobody is drained" in (await client.undrain("pre")).problem
+    assert "no worker is drained" in (await client.undrain("pre")).problem
     workers = (await client.describe()).workers
     assert {one.state for one in workers} == {pb.WORKER_STATE_READY}
 
@@ -655,7 +655,7 @@ async def test_who_listens_in_its_place_is_told_from_nobody() -> None:
     speaks_http = await asyncio.start_server(an_http_server, "127.0.0.1", 0)
     port = speaks_http.sockets[0].getsockname()[1]
     async with speaks_http, SchedulerClient(f"127.0.0.1:{port}") as client:
-        with pytest.raises(SchedulerUnavailable, match=r"\(what listens there is none: [^;]*HTTP/2"):
+        with pytest.raises(SchedulerUnavailable, match=r"\(something else listens there: [^;]*HTTP/2"):
             await client.describe()
 
 

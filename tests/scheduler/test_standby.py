@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import Assignment
 from baton.scheduler.policy import NoChoice
 from baton.scheduler.settling import HELD_UP_S, Settling
-from baton.scheduler.standby import KEPT_S, Picked, Standby
+from baton.scheduler.standby import KEPT_S, Standby
 from baton.scheduler.types import Known
 from baton.services.config import PolicySettings
 from harness.scheduling import identity, need
@@ -53,7 +54,7 @@ def fill(standby: Standby, mine: list[Known]) -> int:
     """Place until there is no room; how many got in."""
     for number in range(100):
         picked = standby.place(need(f"r{len(mine)}.{number}", prompt=1, new=1), mine)
-        if not isinstance(picked, Picked):
+        if not isinstance(picked, Assignment):
             assert isinstance(picked, NoChoice)
             assert picked.code == pb.Rejection.CODE_FULL
             return number
@@ -80,7 +81,7 @@ def test_a_heartbeat_is_told_for_as_long_as_it_is_young(standby: Standby, clock:
 def test_a_pair_is_chosen_as_the_scheduler_would(standby: Standby) -> None:
     standby.learn(snapshot("p", "d"))
     picked = standby.place(need(prompt=100, new=10), [])
-    assert isinstance(picked, Picked)
+    assert isinstance(picked, Assignment)
     assert picked.prefill is not None
     assert (picked.prefill.worker_id, picked.decode.worker_id) == ("p", "d")
     assert (picked.booking.prompt_tokens, picked.booking.blocks) == (100, 8)
@@ -104,7 +105,7 @@ def test_no_more_is_booked_than_the_snapshot_leaves(standby: Standby, clock: Clo
 def test_a_snapshot_grows_too_old(standby: Standby, clock: Clock) -> None:
     standby.learn(snapshot("m"))
     clock.now += KEPT_S
-    assert isinstance(standby.place(need(), []), Picked)
+    assert isinstance(standby.place(need(), []), Assignment)
     clock.now += 1
     assert standby.place(need(), []) is None
     assert standby.workers == []
@@ -114,7 +115,7 @@ def test_a_broken_worker_is_avoided(standby: Standby) -> None:
     standby.learn(snapshot("a", "b"))
     for number in range(8):
         picked = standby.place(need(f"r{number}", 1, 100, 10, "a"), [])
-        assert isinstance(picked, Picked)
+        assert isinstance(picked, Assignment)
         assert picked.decode.worker_id == "b"
 
 

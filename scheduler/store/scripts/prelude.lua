@@ -24,14 +24,15 @@ local function add(key, worker, amount)
   if amount ~= 0 and redis.call('HINCRBY', key, worker, amount) <= 0 then redis.call('HDEL', key, worker) end
 end
 
-local function reader(attempt)
+-- The worker that runs the prompt.
+local function prompt_worker(attempt)
   if attempt.prefill ~= '' then return attempt.prefill end
   return attempt.decode
 end
 
--- The prompt is read: its tokens are free, and the prefill worker's request with them. The decode worker goes on.
-local function release_reading(attempt)
-  add(TOKENS, reader(attempt), -attempt.tokens)
+-- The prompt is prefilled: its tokens are free, and the prefill worker's request with them. The decode worker goes on.
+local function release_prompt(attempt)
+  add(TOKENS, prompt_worker(attempt), -attempt.tokens)
   if attempt.prefill ~= '' then add(REQUESTS, attempt.prefill, -1) end
   add(DECODING, attempt.decode, 1)
 end
@@ -50,7 +51,7 @@ local function last_epoch(request)
   return number(text:match('^%d+')), text:sub(-1) == '!'
 end
 
--- To be called with every change of a request, so that a store which follows reads no more than those.
+-- To be called with every change of a request, so that a store which follows fetches no more than those.
 local function changed(request) redis.call('ZADD', CHANGES, redis.call('INCR', REVISION), request) end
 
 -- Count what an attempt holds, whatever the limits. Its request must not be live.
@@ -58,7 +59,7 @@ local function book(request, attempt, lease)
   if attempt.read then
     add(DECODING, attempt.decode, 1)
   else
-    add(TOKENS, reader(attempt), attempt.tokens)
+    add(TOKENS, prompt_worker(attempt), attempt.tokens)
     if attempt.prefill ~= '' then add(REQUESTS, attempt.prefill, 1) end
   end
   add(BLOCKS, attempt.decode, attempt.blocks)
@@ -74,7 +75,7 @@ end
 -- of lease.
 local function release(request, attempt, over)
   if over then redis.call('HSET', EPOCHS, request, attempt.epoch .. '!') end
-  if not attempt.read then release_reading(attempt) end
+  if not attempt.read then release_prompt(attempt) end
   add(REQUESTS, attempt.decode, -1)
   add(DECODING, attempt.decode, -1)
   add(BLOCKS, attempt.decode, -attempt.blocks)
@@ -98,7 +99,7 @@ local function adopt(request, attempt, lease)
   end
   local less = share(held, attempt.blocks)
   if attempt.read and not held.read then
-    release_reading(held)
+    release_prompt(held)
     held.read, less = true, true
   end
   if less then redis.call('HSET', ATTEMPTS, request, cjson.encode(held)) end

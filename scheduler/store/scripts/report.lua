@@ -35,7 +35,7 @@ for index = 2, #ARGV, 4 do
     end
   elseif attempt and kind == 'prefilled' then
     if not attempt.read then
-      release_reading(attempt)
+      release_prompt(attempt)
       attempt.read = true
       redis.call('HSET', ATTEMPTS, request, cjson.encode(attempt))
       changed(request)

@@ -29,7 +29,7 @@ class DraftBatch:
 
 
 @dataclass(frozen=True)
-class Drafts:
+class Proposal:
     """What was drafted: the first counts[r] of row r of `tokens`. Valid until the next call."""
 
     tokens: Ints  # [rows, k]
@@ -39,7 +39,7 @@ class Drafts:
 class Proposer(Protocol):
     """Drafts for a whole batch at once. Called in the engine's thread, once a step."""
 
-    def propose(self, batch: DraftBatch) -> Drafts:
+    def propose(self, batch: DraftBatch) -> Proposal:
         """Draft. Must not raise for any batch: what it raises ends the engine.
 
         Called in every step, also with limits of 0: a proposer that keeps state learns from each.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.services.decode.proposers.drafting import DraftBatch, Drafts, Proposer
+from baton.services.decode.proposers.drafting import DraftBatch, Proposal, Proposer
 from baton.services.speculation import SpeculativeSettings
 
 LONGEST, SHORTEST = 4, 2  # n-grams that continue; bench/proposers.py measures others
@@ -43,18 +43,18 @@ class Hybrid:
         self._then = then
         self._least = least
 
-    def long_matches(self, batch: DraftBatch) -> Drafts:
+    def long_matches(self, batch: DraftBatch) -> Proposal:
         """What to draft instead of the model's tokens; nothing for a row without a long match."""
         found = self._first.propose(batch)
         counts = np.minimum(found.counts, batch.limits)
         counts[counts < self._least] = 0
-        return Drafts(found.tokens.copy(), counts)
+        return Proposal(found.tokens.copy(), counts)
 
     def passes(self, drafting: int, matched: int) -> int:
         """Tokens that the draft model is to make, where so many of the rows that draft have a long match."""
         return 1 if matched >= _NEARLY_ALL * drafting else self.steps
 
-    def propose(self, batch: DraftBatch) -> Drafts:
+    def propose(self, batch: DraftBatch) -> Proposal:
         """Continue the rows whose limit is not 0."""
         return self._then.propose(batch)
 

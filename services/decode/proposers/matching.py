@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from baton.kernels.ngram_match.cpu import match
-from baton.services.decode.proposers.drafting import DraftBatch, Drafts, Ints
+from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposal
 
 
 class NgramMatcher:
@@ -28,12 +28,12 @@ class NgramMatcher:
         self._tokens: Ints = np.zeros((rows, most), dtype=np.int32)
         self._counts: Ints = np.zeros(rows, dtype=np.int32)
 
-    def propose(self, batch: DraftBatch) -> Drafts:
+    def propose(self, batch: DraftBatch) -> Proposal:
         """Linear in the tokens of a row, less where a match of max_n tokens lies near the end."""
         rows = len(batch.lengths)
         tokens, counts = self._tokens[:rows], self._counts[:rows]
         match(batch.tokens, batch.lengths, batch.limits, self._min_n, self._max_n, tokens, counts)
-        return Drafts(tokens, counts)
+        return Proposal(tokens, counts)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing is kept."""

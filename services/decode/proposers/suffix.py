@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from baton.services.decode.proposers.drafting import DraftBatch, Drafts, Ints, Proposer
+from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposal, Proposer
 from baton.services.decode.proposers.hosted import TokenMethod
 from baton.services.decode.proposers.method import SUFFIXES
 from baton.services.speculation import SpeculativeSettings
@@ -94,7 +94,7 @@ class SuffixProposer:
         self._tokens: Ints = np.zeros((rows, most), dtype=np.int32)
         self._counts: Ints = np.zeros(rows, dtype=np.int32)
 
-    def propose(self, batch: DraftBatch) -> Drafts:
+    def propose(self, batch: DraftBatch) -> Proposal:
         """Linear in the tokens that are new since the last step, and in the matches looked at."""
         rows = len(batch.lengths)
         tokens, counts = self._tokens[:rows], self._counts[:rows]
@@ -109,7 +109,7 @@ class SuffixProposer:
             *self._past.index,
             *(self._tree.depth, self._tree.factor, self._tree.floor, tokens, counts),
         )
-        return Drafts(tokens, counts)
+        return Proposal(tokens, counts)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """What these requests answered becomes a past answer."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from baton.services.decode.proposers.drafting import DraftBatch, Drafts
+from baton.services.decode.proposers.drafting import DraftBatch, Proposal
 
 WIDTH = 256
 
@@ -37,7 +37,7 @@ def batch_of(
     )
 
 
-def drafts_of(drafts: Drafts) -> list[list[int]]:
+def drafts_of(drafts: Proposal) -> list[list[int]]:
     """The drafts of each row, as a list."""
     rows = zip(drafts.tokens.tolist(), drafts.counts.tolist(), strict=True)
     return [row[:count] for row, count in rows]

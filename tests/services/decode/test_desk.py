@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.services.decode.proposers.drafting import DraftBatch, Drafts, Proposer
+from baton.services.decode.proposers.drafting import DraftBatch, Proposal, Proposer
 from baton.services.decode.proposers.hybrid import Hybrid
 from baton.services.decode.proposers.matching import NgramMatcher
 from baton.services.engine.patches.drafts_v1 import Desk
@@ -24,10 +24,10 @@ class Listener:
 
     batch: DraftBatch
 
-    def propose(self, batch: DraftBatch) -> Drafts:
+    def propose(self, batch: DraftBatch) -> Proposal:
         self.batch = batch
         tokens = np.tile(np.arange(900, 900 + LIMIT + 1, dtype=np.int32), (len(batch.limits), 1))
-        return Drafts(tokens, batch.limits + np.int32(1))
+        return Proposal(tokens, batch.limits + np.int32(1))
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing is kept."""
@@ -68,8 +68,8 @@ class Model:
 
 
 class NoMatch(Listener):
-    def propose(self, batch: DraftBatch) -> Drafts:
-        return Drafts(np.zeros((len(batch.limits), LIMIT), np.int32), np.zeros_like(batch.limits))
+    def propose(self, batch: DraftBatch) -> Proposal:
+        return Proposal(np.zeros((len(batch.limits), LIMIT), np.int32), np.zeros_like(batch.limits))
 
 
 def hybrid(then: Proposer, steps: int, first: Proposer | None = None) -> Hybrid:

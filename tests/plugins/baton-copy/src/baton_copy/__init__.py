@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.services.decode.proposers.drafting import DraftBatch, Drafts
+from baton.services.decode.proposers.drafting import DraftBatch, Proposal
 from baton.services.decode.proposers.hosted import TokenMethod
 from baton.services.errors import ConfigError
 from baton.services.speculation import SpeculativeSettings
@@ -33,7 +33,7 @@ class CopyProposer:
     def __init__(self, most: int) -> None:
         self.most = most
 
-    def propose(self, batch: DraftBatch) -> Drafts:
+    def propose(self, batch: DraftBatch) -> Proposal:
         rows = len(batch.lengths)
         tokens, counts = np.zeros((rows, self.most), np.int32), np.zeros(rows, np.int32)
         for row in np.flatnonzero(batch.limits):
@@ -43,7 +43,7 @@ class CopyProposer:
                 follows = text[seen[-1] + 1 :][: min(self.most, batch.limits[row])]
                 counts[row] = len(follows)
                 tokens[row, : len(follows)] = follows
-        return Drafts(tokens, counts)
+        return Proposal(tokens, counts)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing is kept of a request."""
