@@ -62,7 +62,7 @@ $(DOCS_READY): docs/mkdocs/requirements.txt
 	@.venv-docs/bin/pip install --quiet --disable-pip-version-check -r docs/mkdocs/requirements.txt
 	@touch $@
 
-config-docs: $(READY) ## Write docs/configuration.md anew
+config-docs: $(READY) ## Write docs/configuration.md from the configuration tree
 	@$(BIN)/python deploy/setup/config-docs
 
 clean: ## Remove what set-up and tests made

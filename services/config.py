@@ -49,7 +49,6 @@ SECRET = {("router", "api_key"), ("scheduler", "store"), ("engine", "extra")}
 REVEAL = {"secrets": True}  # the context of a dump with secrets, for another process of Baton's
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-RoleName = Literal["prefill", "decode", "mixed"]
 
 
 def _address(value: str) -> str:
@@ -70,9 +69,8 @@ Address = Annotated[str, AfterValidator(_address)]
 
 
 def _transport(value: str) -> str:
-    """Refuse a name under which neither Baton nor an installed package offers a handoff transport."""
-    # Only where a configuration names transports: what they are made of takes as long to import as all of
-    # this.
+    """Check the name of a handoff transport, Baton's or an installed package's. Raises ValueError."""
+    # Imported only for a configuration that names transports: it takes as long as all other imports here.
     from baton.handoff.errors import HandoffError
     from baton.handoff.transports import REGISTRY
 

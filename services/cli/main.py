@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,8 @@ from baton.services.cli.batch import batch
 from baton.services.cli.flags import with_settings
 from baton.services.cli.help import SectionedCommand
 from baton.services.cli.title import hide_secrets
-from baton.services.config import RoleName, Settings
+from baton.services.config import Settings
 from baton.services.engine.args import VLLM_VERSION
-from baton.services.errors import ConfigError
 from baton.services.leave import leave
 
 app = typer.Typer(
@@ -147,7 +146,7 @@ def drain(
 ) -> None:
     """Drain a worker: it finishes its requests and exits.
 
-    It takes no new requests meanwhile. A worker restarted under the same name stays drained until `baton undrain`.
+    It takes no new requests meanwhile. Restarted under the same name, it stays drained until `baton undrain`.
     """
     from baton.services.cli.status import run_drain
 
@@ -179,11 +178,10 @@ def role(
 
     Running requests finish in the old role; requests placed from now on use the new one.
     """
+    from baton.services import roles
     from baton.services.cli.status import run_role
 
-    if to not in get_args(RoleName):
-        raise ConfigError(f"there is no role {to!r}: give {', '.join(get_args(RoleName))}")
-    run_role(settings.scheduler.address, worker, to)
+    run_role(settings.scheduler.address, worker, roles.role(to))
 
 
 def _run_worker(settings: Settings, role: str) -> None:

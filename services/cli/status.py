@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from typing import cast
 
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console, Group
@@ -18,8 +17,10 @@ from rich.table import Table
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.types import name_of
-from baton.services.cli.tables import UNLIMITED, TableColumn, fitted, needed
+from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
 from baton.services.errors import ServiceError
+from baton.services.roles import Role
+from baton.services.roles import name_of as role_name
 
 WATCH_S = 1.0
 SHOWN_HANDOFFS = 10
@@ -90,17 +91,17 @@ def run_undrain(address: str, worker: str) -> None:
     print(f"{reply.name} takes requests again as soon as it is ready")
 
 
-def run_role(address: str, worker: str, to: str) -> None:
+def run_role(address: str, worker: str, role: Role) -> None:
     """Change one worker's role. Raises ServiceError when the scheduler or the worker refuses."""
 
     async def ask() -> pb.SetRoleReply:
         async with SchedulerClient(address) as client:
-            return await client.set_role(worker, cast(pb.Role, pb.Role.Value(f"ROLE_{to.upper()}")))
+            return await client.set_role(worker, role.wire)
 
     reply = asyncio.run(ask())
     if not reply.worker_id:
         raise ServiceError(reply.problem)
-    print(f"{reply.worker_id} is a {to} worker now; its running requests finish as they were placed")
+    print(f"{reply.worker_id} is a {role.name} worker now; its running requests finish as they were placed")
 
 
 def render(description: pb.Description, width: int) -> Group:
@@ -143,64 +144,66 @@ def _requests(past: Sequence[pb.PastHandoff], width: int) -> Table:
     return fitted("last requests", [_BOTH_WORKERS, *_REQUESTS], past, width)
 
 
-def _lower(name: str, prefix: str) -> str:
-    return name.removeprefix(prefix).lower()
+def _state(worker: pb.WorkerStatus) -> str:
+    return (
+        "drained"
+        if worker.drained
+        else pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
+    )
 
 
-_WORKERS: list[TableColumn[pb.WorkerStatus]] = [
-    TableColumn("worker", lambda w: w.identity.worker_id),
-    TableColumn("role", lambda w: _lower(pb.Role.Name(w.identity.role), "ROLE_")),
-    TableColumn(
-        "state", lambda w: "drained" if w.drained else _lower(pb.WorkerState.Name(w.state), "WORKER_STATE_")
-    ),
-    TableColumn("running", lambda w: str(w.load.running), number=True, rank=6),
-    TableColumn("waiting", lambda w: str(w.load.waiting), number=True, rank=5),
-    TableColumn(
+_WORKERS: list[Column[pb.WorkerStatus]] = [
+    Column("worker", lambda w: w.identity.worker_id),
+    Column("role", lambda w: role_name(w.identity.role)),
+    Column("state", _state),
+    Column("running", lambda w: str(w.load.running), number=True, rank=6),
+    Column("waiting", lambda w: str(w.load.waiting), number=True, rank=5),
+    Column(
         "free\nblocks",
         lambda w: f"{w.load.free_blocks}/{w.identity.capacity.num_blocks}",
         number=True,
         rank=4,
     ),
-    TableColumn("pinned\nMiB", lambda w: f"{w.load.pinned_bytes / 2**20:.1f}", number=True, rank=2),
-    TableColumn("queued\ntokens", lambda w: str(w.reserved_prompt_tokens), number=True, rank=3),
-    TableColumn("placed", lambda w: str(w.reserved_requests), number=True, rank=1),
-    TableColumn("heartbeat\ns ago", lambda w: f"{w.heartbeat_age_s:.1f}", number=True, rank=2),
+    Column("pinned\nMiB", lambda w: f"{w.load.pinned_bytes / 2**20:.1f}", number=True, rank=2),
+    Column("queued\ntokens", lambda w: str(w.reserved_prompt_tokens), number=True, rank=3),
+    Column("placed", lambda w: str(w.reserved_requests), number=True, rank=1),
+    Column("heartbeat\ns ago", lambda w: f"{w.heartbeat_age_s:.1f}", number=True, rank=2),
 ]
-_SPECULATION: list[TableColumn[pb.WorkerStatus]] = [
-    TableColumn("worker", lambda w: w.identity.worker_id),
-    TableColumn("method", lambda w: w.identity.capacity.speculative_method, rank=4),
-    TableColumn("alarm", lambda w: "LOW ACCEPTANCE" if w.load.drafting.alarm else "-"),
-    TableColumn("draft\nlength", lambda w: str(w.load.drafting.draft_length), number=True, rank=1),
-    TableColumn("drafts\nlast min", lambda w: str(w.load.drafting.drafts), number=True, rank=1),
-    TableColumn(
+_SPECULATION: list[Column[pb.WorkerStatus]] = [
+    Column("worker", lambda w: w.identity.worker_id),
+    Column("method", lambda w: w.identity.capacity.speculative_method, rank=4),
+    Column("alarm", lambda w: "LOW ACCEPTANCE" if w.load.drafting.alarm else "-"),
+    Column("draft\nlength", lambda w: str(w.load.drafting.draft_length), number=True, rank=1),
+    Column("drafts\nlast min", lambda w: str(w.load.drafting.drafts), number=True, rank=1),
+    Column(
         "first position\naccepted",
         lambda w: f"{w.load.drafting.first_acceptance:.0%}" if w.load.drafting.drafts else "-",
         number=True,
         rank=3,
     ),
-    TableColumn(
+    Column(
         "accepted\nlength",
         lambda w: f"{w.load.drafting.mean_accepted_length:.2f}" if w.load.drafting.drafts else "-",
         number=True,
         rank=2,
     ),
 ]
-_PREFILL_WORKER: TableColumn[pb.PastHandoff] = TableColumn(
+_PREFILL_WORKER: Column[pb.PastHandoff] = Column(
     "prefill worker", lambda past: past.prefill_worker_id or past.decode_worker_id
 )
-_DECODE_WORKER: TableColumn[pb.PastHandoff] = TableColumn("decode worker", lambda past: past.decode_worker_id)
-_BOTH_WORKERS: TableColumn[pb.PastHandoff] = TableColumn(
+_DECODE_WORKER: Column[pb.PastHandoff] = Column("decode worker", lambda past: past.decode_worker_id)
+_BOTH_WORKERS: Column[pb.PastHandoff] = Column(
     "prefill worker\ndecode worker",
     lambda past: f"{past.prefill_worker_id or past.decode_worker_id}\n{past.decode_worker_id}",
 )
-_REQUESTS: list[TableColumn[pb.PastHandoff]] = [
-    TableColumn("outcome", lambda past: past.outcome),
-    TableColumn("transport", lambda past: past.cost.transport or "-", rank=1),
-    TableColumn("prompt\ntokens", lambda past: str(past.cost.prompt_tokens), number=True, rank=5),
-    TableColumn("output\ntokens", lambda past: str(past.cost.output_tokens), number=True, rank=6),
-    TableColumn("KV\nMiB", lambda past: f"{past.cost.handoff_bytes / 2**20:.1f}", number=True, rank=2),
-    TableColumn("prefill\nms", lambda past: f"{past.cost.prefill_ms:.1f}", number=True, rank=4),
-    TableColumn("handoff\nms", lambda past: f"{past.cost.handoff_ms:.1f}", number=True, rank=3),
-    TableColumn("decode\nms", lambda past: f"{past.cost.decode_ms:.0f}", number=True, rank=4),
-    TableColumn("ended\ns ago", lambda past: f"{past.age_s:.0f}", number=True, rank=3),
+_REQUESTS: list[Column[pb.PastHandoff]] = [
+    Column("outcome", lambda past: past.outcome),
+    Column("transport", lambda past: past.cost.transport or "-", rank=1),
+    Column("prompt\ntokens", lambda past: str(past.cost.prompt_tokens), number=True, rank=5),
+    Column("output\ntokens", lambda past: str(past.cost.output_tokens), number=True, rank=6),
+    Column("KV\nMiB", lambda past: f"{past.cost.handoff_bytes / 2**20:.1f}", number=True, rank=2),
+    Column("prefill\nms", lambda past: f"{past.cost.prefill_ms:.1f}", number=True, rank=4),
+    Column("handoff\nms", lambda past: f"{past.cost.handoff_ms:.1f}", number=True, rank=3),
+    Column("decode\nms", lambda past: f"{past.cost.decode_ms:.0f}", number=True, rank=4),
+    Column("ended\ns ago", lambda past: f"{past.age_s:.0f}", number=True, rank=3),
 ]

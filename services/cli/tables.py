@@ -18,7 +18,7 @@ _MEASURING = Console(width=UNLIMITED, file=io.StringIO())
 
 
 @dataclass(frozen=True)
-class TableColumn(Generic[Row]):
+class Column(Generic[Row]):
     """One column of a table. Rank 0 is never dropped; of the others the lowest goes first."""
 
     title: str
@@ -27,7 +27,7 @@ class TableColumn(Generic[Row]):
     rank: int = 0
 
 
-def fitted(title: str, columns: Iterable[TableColumn[Row]], rows: Iterable[Row], width: int) -> Table:
+def fitted(title: str, columns: Iterable[Column[Row]], rows: Iterable[Row], width: int) -> Table:
     """Return a table of at most `width` terminal columns, or one of only the columns of rank 0."""
     left, rows = list(columns), list(rows)
     while True:
@@ -43,7 +43,7 @@ def needed(table: Table) -> int:
     return Measurement.get(_MEASURING, _MEASURING.options, table).maximum
 
 
-def _table(title: str, columns: list[TableColumn[Row]], rows: list[Row]) -> Table:
+def _table(title: str, columns: list[Column[Row]], rows: list[Row]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for column in columns:
         table.add_column(

@@ -23,7 +23,7 @@ WATCHER_STOP_S = 1.0  # it has nothing to finish
 Say = Callable[[str, str], None]  # a part's name, what happened to it
 
 
-class PartKind(Enum):
+class Kind(Enum):
     """The kinds of parts, in the order in which they are stopped."""
 
     WATCHER = "watcher"  # first: it would report the end of the others
@@ -55,7 +55,7 @@ class Part:
     """One process that must run, with what restarts it."""
 
     name: str
-    kind: PartKind
+    kind: Kind
     run: Callable[[], None]
     child: Child | None = None  # the latest one
     ready: bool = False
@@ -73,7 +73,7 @@ class Part:
     def known_as(self) -> str:
         """The name by which other parts know the present process: a worker's has its process id."""
         number = self.child.process.pid if self.child else None
-        return f"{self.name}.{number}" if self.kind is PartKind.WORKER else self.name
+        return f"{self.name}.{number}" if self.kind is Kind.WORKER else self.name
 
 
 @dataclass
@@ -85,10 +85,10 @@ class Parts:
     patience: Patience = field(default_factory=Patience)
     members: list[Part] = field(default_factory=list)
 
-    def add(self, name: str, kind: PartKind, run: Callable[[], None]) -> Part:
+    def add(self, name: str, kind: Kind, run: Callable[[], None]) -> Part:
         """Start a part, and restart it whenever it dies."""
         # Nobody watches the watcher: it counts as ready from the start.
-        part = Part(name, kind, run, ready=kind is PartKind.WATCHER, proven=kind is PartKind.WATCHER)
+        part = Part(name, kind, run, ready=kind is Kind.WATCHER, proven=kind is Kind.WATCHER)
         self.members.append(part)
         self._start(part)
         return part
@@ -118,7 +118,7 @@ class Parts:
     @property
     def serve(self) -> bool:
         """Whether a router was ever ready, so that streams may be running."""
-        return any(part.proven for part in self.members if part.kind is PartKind.ROUTER)
+        return any(part.proven for part in self.members if part.kind is Kind.ROUTER)
 
     @property
     def waiting_for(self) -> list[str]:
@@ -138,10 +138,10 @@ class Parts:
 
     def stop(self, drain_s: float) -> None:
         """Stop all parts, kind by kind; the router has `drain_s` seconds more, for running streams."""
-        for kind in PartKind:
+        for kind in Kind:
             group = [part.child for part in self.members if part.kind is kind and part.child]
-            timeout_s = WATCHER_STOP_S if kind is PartKind.WATCHER else STOP_TIMEOUT_S
-            timeout_s += drain_s if kind is PartKind.ROUTER else 0.0
+            timeout_s = WATCHER_STOP_S if kind is Kind.WATCHER else STOP_TIMEOUT_S
+            timeout_s += drain_s if kind is Kind.ROUTER else 0.0
             for child in processes.stop_all(group, timeout_s):
                 self.say(child.name, f"did not exit within {timeout_s:.0f} s: killed")
 
@@ -151,12 +151,12 @@ class Parts:
     def _died(self, part: Part, child: Child, now: float) -> None:
         if not part.proven:
             raise StartError(f"{part.name} could not start: {child.last_error()} (log: {child.log})")
-        if child.left and part.ready and part.kind is PartKind.WORKER:
+        if child.left and part.ready and part.kind is Kind.WORKER:
             part.ready = False  # it was drained: its successor waits until it is undrained
             self.say(part.name, "exited after a drain; restarted")
             self._start(part)
             return
-        part.ready = part.kind is PartKind.WATCHER
+        part.ready = part.kind is Kind.WATCHER
         part.deaths = [at for at in part.deaths if at > now - self.patience.window_s] + [now]
         number, most = len(part.deaths), self.patience.restarts
         if number > most:
@@ -177,18 +177,16 @@ class Parts:
         last = f"{child.last_error()} (log: {child.log})"
         if problem := self._cannot_serve():
             raise StartError(f"{part.name} {died}, and {problem}: {last}")
-        left = (
-            "readiness is no longer reported" if part.kind is PartKind.WATCHER else "the others go on serving"
-        )
+        left = "readiness is no longer reported" if part.kind is Kind.WATCHER else "the others go on serving"
         self.say(part.name, f"{died} ({child.how_it_ended()}): given up, {left}: {last}")
 
     def _cannot_serve(self) -> str:
         """Return why the parts not given up cannot serve; "" where they can."""
-        if all(part.given_up for part in self.members if part.kind is PartKind.WORKER):
+        if all(part.given_up for part in self.members if part.kind is Kind.WORKER):
             return "no worker is left"
         gone = {part.kind for part in self.members if part.given_up}
-        if gone & {PartKind.ROUTER, PartKind.SCHEDULER}:
+        if gone & {Kind.ROUTER, Kind.SCHEDULER}:
             return "nothing can serve without it"
-        if PartKind.WATCHER in gone and not all(part.proven for part in self.members):
+        if Kind.WATCHER in gone and not all(part.proven for part in self.members):
             return "nothing can tell when the others are ready"
         return ""

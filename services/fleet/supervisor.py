@@ -31,7 +31,7 @@ from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, engine_args
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import devices
-from baton.services.fleet.parts import PartKind, Parts, Say
+from baton.services.fleet.parts import Kind, Parts, Say
 from baton.services.fleet.watch import watch
 from baton.services.leave import leave, on_signals
 from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
@@ -137,8 +137,8 @@ def supervise(
         parts.stop(drain_s)
 
     try:
-        parts.add("watcher", PartKind.WATCHER, lambda: watch(peers.scheduler.address, health, theirs))
-        parts.add("scheduler", PartKind.SCHEDULER, lambda: _run_scheduler(settings))
+        parts.add("watcher", Kind.WATCHER, lambda: watch(peers.scheduler.address, health, theirs))
+        parts.add("scheduler", Kind.SCHEDULER, lambda: _run_scheduler(settings))
         if not Path(settings.engine.model).exists():
             say("model", "there is no such folder: it is fetched from Hugging Face")
         say("engine", "importing vLLM; the first time takes longest")
@@ -168,8 +168,8 @@ class _Stopped(Exception):
 def _start_engines(parts: Parts, peers: Settings, fleet: Fleet, placed: list[devices.Devices]) -> None:
     for number, (role, where) in enumerate(zip(fleet.roles, placed, strict=True)):
         name = f"{role}-{fleet.roles[:number].count(role)}"
-        parts.add(name, PartKind.WORKER, _worker(peers, name, role, where))
-    parts.add("router", PartKind.ROUTER, lambda: _run_router(peers))
+        parts.add(name, Kind.WORKER, _worker(peers, name, role, where))
+    parts.add("router", Kind.ROUTER, lambda: _run_router(peers))
 
 
 def _preload(settings: Settings) -> None:

@@ -1,11 +1,10 @@
 """One worker: a process that hosts one vLLM engine and serves routers over gRPC.
 
 lifecycle, node               how the process begins and ends: register, load, serve, drain, leave
-process, advertise            what ends with it, and the address under which others find it
+advertise                     the address under which others find it
 servicer, session             gRPC's side: one stream a router, bounded
 dispatcher, attempts          which requests run here, epoch by epoch, and what became of them
 drafting, metrics, draft_metrics  what is counted of requests, steps and drafts
-roles                         what differs between prefill, decode and mixed workers
 
 The engine that it hosts is baton.services.engine.
 """

@@ -1,4 +1,4 @@
-"""What a role is, and that a name finds it."""
+"""Roles are found by name, with their limits."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from baton.services.errors import StartError
-from baton.services.fleet.parts import Part, PartKind, Parts, Patience
+from baton.services.fleet.parts import Kind, Part, Parts, Patience
 from baton.services.fleet.watch import Seen
 from harness.support import eventually
 
@@ -30,7 +30,7 @@ class Fleet:
         self.said: list[str] = []
         self.parts = Parts(folder, lambda name, text: self.said.append(f"{name}: {text}"), patience)
 
-    def add(self, name: str, kind: PartKind, run: Callable[[], None] = signal.pause) -> Part:
+    def add(self, name: str, kind: Kind, run: Callable[[], None] = signal.pause) -> Part:
         part = self.parts.add(name, kind, run)
         self.see(part)
         return part
@@ -63,10 +63,10 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def pair(fleet: Fleet) -> tuple[Part, Part, Part]:
-    fleet.add("watcher", PartKind.WATCHER)
-    fleet.add("scheduler", PartKind.SCHEDULER)
-    workers = fleet.add("prefill-0", PartKind.WORKER), fleet.add("decode-0", PartKind.WORKER)
-    return *workers, fleet.add("router", PartKind.ROUTER)
+    fleet.add("watcher", Kind.WATCHER)
+    fleet.add("scheduler", Kind.SCHEDULER)
+    workers = fleet.add("prefill-0", Kind.WORKER), fleet.add("decode-0", Kind.WORKER)
+    return *workers, fleet.add("router", Kind.ROUTER)
 
 
 def test_pauses_before_restarts_grow(fleet: Fleet) -> None:
@@ -119,8 +119,8 @@ def test_the_watcher_is_restarted_and_given_up(fleet: Fleet) -> None:
 
 
 def test_a_start_fails_without_a_watcher(fleet: Fleet) -> None:
-    watcher = fleet.add("watcher", PartKind.WATCHER)
-    fleet.parts.add("mixed-0", PartKind.WORKER, signal.pause)
+    watcher = fleet.add("watcher", Kind.WATCHER)
+    fleet.parts.add("mixed-0", Kind.WORKER, signal.pause)
     for _ in range(2):
         fleet.kill(watcher)
     with pytest.raises(StartError, match="nothing can tell when the others are ready"):
@@ -129,7 +129,7 @@ def test_a_start_fails_without_a_watcher(fleet: Fleet) -> None:
 
 def test_an_exit_after_a_drain_is_not_a_death(fleet: Fleet) -> None:
     reading, writing = os.pipe()
-    part = fleet.add("mixed-0", PartKind.WORKER, lambda: print(os.read(reading, 1)))
+    part = fleet.add("mixed-0", Kind.WORKER, lambda: print(os.read(reading, 1)))
     for _ in range(QUICK.restarts + 1):
         fleet.end(part, lambda _: os.write(writing, b"x"))
         fleet.see(part)
@@ -172,6 +172,6 @@ def test_a_part_that_cannot_start_says_why(fleet: Fleet) -> None:
         os.write(2, b"baton: error: no room\n")  # past pytest, which holds sys.stderr here
         sys.exit(1)
 
-    fleet.parts.add("mixed-0", PartKind.WORKER, fail)
+    fleet.parts.add("mixed-0", Kind.WORKER, fail)
     with pytest.raises(StartError, match="mixed-0 could not start: no room"):
         eventually(fleet.parts.reap, 10, "its end is seen")
