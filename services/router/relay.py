@@ -181,8 +181,8 @@ class Relay:
         )
         if step is RecoveryStep.GIVE_UP:
             raise AttemptsExhausted(
-                f"{state.failures} workers of at most {self._max_attempts} failed under the request: "
-                f"{failure.message}",
+                f"{state.failures} workers of at most {self._max_attempts} failed under the request "
+                f"(router.max_attempts): {failure.message}",
                 retry_after_s=1.0,
             )
         if step is RecoveryStep.PLACE_AGAIN:
@@ -222,6 +222,7 @@ class Relay:
         state = self.state
         self._abort_workers()
         because = self._last_failure
+        within = f" within {self._replace_wait_s:g} s (router.replace_wait_s)"
         while time.monotonic() <= self._give_up:
             await asyncio.sleep(backoff_s(self._retries))
             try:
@@ -231,11 +232,12 @@ class Relay:
                 self._retries = max(self._retries, 1) + 1
                 self._last_failure = f"{because}; and {error.message}"
                 if error.never:
+                    within = ""
                     break
                 if not error.waiting_helps:
                     # No other is alive. A worker that failed it may work again: a connection can break alone.
                     state.excluded.clear()
-        raise AttemptsExhausted(f"no worker can take over: {self._last_failure}", retry_after_s=1.0)
+        raise AttemptsExhausted(f"no worker can take over{within}: {self._last_failure}", retry_after_s=1.0)
 
     def _report(self, outcome: str) -> None:
         self._placements.finished(self.state, self.placement.attempt, outcome)

@@ -179,7 +179,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._held += len(body)
         self._intake.held += len(body)
         if self._intake.full:
-            self._refuse(Overloaded("the router has too many large requests already", RETRY_AFTER_S))
+            self._refuse(self._too_many_bodies())
             return
         super().on_body(body)
 
@@ -226,6 +226,13 @@ class LimitedConnection(HttpToolsProtocol):
     def _too_large(self) -> TooLarge:
         mib = self._limits.max_body / (1 << 20)
         return TooLarge(f"the request's body exceeds {mib:g} MiB (router.max_body_mib)")
+
+    def _too_many_bodies(self) -> Overloaded:
+        mib = self._intake.limit / (1 << 20)
+        return Overloaded(
+            f"the bodies of all requests exceed {mib:g} MiB ({BODIES_AT_ONCE} times router.max_body_mib)",
+            RETRY_AFTER_S,
+        )
 
     def _refuse(self, error: RequestFailed) -> None:
         """Respond in the application's stead, and accept nothing more on this connection."""

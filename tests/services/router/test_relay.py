@@ -257,9 +257,16 @@ async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how
 
 
 @pytest.mark.parametrize(
-    ("limits", "status"), [({"request_timeout_s": 0.7}, 504), ({"replace_wait_s": 0.7}, 503)], ids=str
+    ("limits", "status", "because"),
+    [
+        ({"request_timeout_s": 0.7}, 504, "longer than 0.7 s"),
+        ({"replace_wait_s": 0.7}, 503, "no worker can take over within 0.7 s (router.replace_wait_s)"),
+    ],
+    ids=["its own deadline", "the wait for a worker"],
 )
-async def test_no_other_worker_can_decode(cluster: Cluster, limits: dict[str, float], status: int) -> None:
+async def test_no_other_worker_can_decode(
+    cluster: Cluster, limits: dict[str, float], status: int, because: str
+) -> None:
     """The request waits for as long as it may, and then ends with what happened."""
     cluster.remake(**limits)  # type: ignore[arg-type]
     for one in await cluster.pair():
@@ -268,6 +275,7 @@ async def test_no_other_worker_can_decode(cluster: Cluster, limits: dict[str, fl
     assert got.tokens == answer(PROMPT, 7)  # the prefill's one, three by each decode worker
     assert isinstance(got.error, RefusedByRouter)
     assert got.error.http_status == status
+    assert because in str(got.error)
     assert re.search("worker [pd]0", str(got.error))
     await cluster.settled()
 
@@ -466,7 +474,7 @@ async def test_attempts_run_out(cluster: Cluster) -> None:
     for worker in workers[1:]:
         worker.faults.append(Fault(PHASE_DECODE, 1, failed=Failed.CODE_ENGINE))
     got = await cluster.ask(PROMPT, 20)
-    assert "2 workers of at most 2 failed" in str(got.error)
+    assert "2 workers of at most 2 failed under the request (router.max_attempts)" in str(got.error)
     assert got.tokens == answer(PROMPT, len(got.tokens))
     await cluster.settled()
 

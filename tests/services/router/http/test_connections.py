@@ -234,6 +234,7 @@ async def test_too_much_in_all_bodies_at_once_is_503(monkeypatch: pytest.MonkeyP
         await asyncio.sleep(0.1)
         status, error = await exchange(server, part)
         assert (status, error["code"]) == (503, 503)
+        assert "(2 times router.max_body_mib)" in error["message"]
         for _, writer in half:
             writer.write(b"x")
         for reader, writer in half:
