@@ -1,4 +1,4 @@
-"""What goes wrong inside a worker.
+"""The errors inside a worker.
 
 ServiceError
 └── WorkerError
@@ -14,15 +14,15 @@ from baton.services.errors import ServiceError, one_line
 
 
 class WorkerError(ServiceError):
-    """A worker cannot do what it is there for."""
+    """A worker cannot do its work."""
 
 
 class EngineFailed(WorkerError):
-    """The engine raised while it ran; what it held is lost, and the router starts it again elsewhere."""
+    """The engine raised while it ran; its requests are lost here, and routers start them again elsewhere."""
 
 
 def describe(error: BaseException) -> str:
-    """One line of at most 600 characters; with the class where it is not one of ours."""
+    """Return one line of at most 600 characters; with the class where it is not one of ours."""
     text = one_line(error)[:600]
     if isinstance(error, BatonError):
         return text

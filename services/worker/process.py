@@ -1,4 +1,4 @@
-"""What this process owes the system: no process of a worker outlives it, whatever ends it."""
+"""The end of a worker's processes: none outlives the worker, whatever ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def lead_engine_processes() -> None:
-    """Say that processes started from here on belong to the engine in this one.
+    """Let processes that are started from here on belong to the engine in this one.
 
     Those that are spawned follow it as they load plug-ins; forked ones, which have them, follow at once.
     """
@@ -24,19 +24,19 @@ def follow_engine_process() -> None:
     """Die with the process that hosts the engine. Called where vLLM forks, and where it loads plug-ins.
 
     Does nothing in the hosting process itself, and outside a worker (the router loads plug-ins, too).
-    vLLM ends its rank processes when it is asked to; after a SIGKILL nobody asks.
+    vLLM ends its rank processes when it shuts down; after a SIGKILL it does not.
     """
     leader = os.environ.get(_ENGINE_PID)
     if leader is None or int(leader) == os.getpid() or sys.platform != "linux":
         return
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if _ended(int(leader)):  # before the line above: nothing would signal its death any more
+    if _ended(int(leader)):  # before the line above: its death would signal nothing any more
         os._exit(1)
 
 
 def _ended(pid: int) -> bool:
-    """Whether a process is gone, or a zombie of whose end its parent has not heard."""
+    """Return whether a process is gone, or a zombie for which its parent has not waited."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] in (b"Z", b"X")
