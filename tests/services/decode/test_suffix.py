@@ -19,7 +19,7 @@ MOST = 5
 def best_path(
     texts: list[list[int]], ends: int, context: list[int], tree: Tree, limit: int
 ) -> tuple[float, list[int]]:
-    """The score and tokens of the best draft, from every occurrence in `texts` that ends before `ends`."""
+    """Return score and tokens of the best draft, from every occurrence in `texts` before `ends`."""
     longest = max(tree.depth - limit, tree.depth // 2)
     found = []
     for number, text in enumerate(texts):

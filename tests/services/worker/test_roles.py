@@ -1,4 +1,4 @@
-"""What a role is, and that a name finds it."""
+"""The roles, and their names."""
 
 from __future__ import annotations
 
