@@ -1,4 +1,4 @@
-"""What Baton is better and worse at, in one table: for the top of docs/benchmarks.md and for README."""
+"""A table of what Baton is better and worse at: for the top of docs/benchmarks.md and for README."""
 
 from __future__ import annotations
 

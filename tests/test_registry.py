@@ -1,4 +1,4 @@
-"""The registry: names that nobody, one or two offer; what is behind them; entry points of installed packages."""
+"""The registry: names that no one, one or two packages offer; targets; entry points of packages."""
 
 from __future__ import annotations
 

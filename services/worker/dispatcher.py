@@ -333,7 +333,7 @@ class Dispatcher:
             session.send(RunReply(failed=[_failed(attempt, code, message)]))
 
     def _end(self, attempt: RunningAttempt) -> None:
-        """It ran, and is over."""
+        """Forget an attempt that ran, and count its drafts."""
         self._attempts.end(attempt)
         if self._drafting is not None:
             self._drafting.on_request(*outputs.drafts_of(attempt.prepared))
