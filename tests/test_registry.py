@@ -1,4 +1,4 @@
-"""The registry: names that no one, one or two packages offer; targets; entry points of packages."""
+"""The registry: names offered by nobody, once or twice, their targets, and entry points of packages."""
 
 from __future__ import annotations
 
