@@ -46,13 +46,8 @@ class Suffix(TokenMethod):
 
 def suffix_proposer(spec: SpeculativeSettings, vllm_config: Any) -> SuffixProposer:
     """Return the proposer that these settings describe, for the requests of one engine."""
-    tree = Tree(
-        depth=spec.suffix_decoding_max_tree_depth,
-        factor=spec.suffix_decoding_max_spec_factor,
-        floor=spec.suffix_decoding_min_token_prob,
-    )
     return SuffixProposer(
-        tree,
+        Tree.of(spec),
         rows=vllm_config.scheduler_config.max_num_seqs,
         width=vllm_config.model_config.max_model_len,
         most=spec.limit,
@@ -64,9 +59,18 @@ def suffix_proposer(spec: SpeculativeSettings, vllm_config: Any) -> SuffixPropos
 class Tree:
     """The bounds on the length of drafts."""
 
-    depth: int = 24  # of a suffix and its draft together, in tokens
-    factor: float = 1.0  # drafted tokens for each of the suffix
-    floor: float = 0.1  # least probability of a draft up to a token, by frequencies
+    depth: int  # of a suffix and its draft together, in tokens
+    factor: float  # drafted tokens for each of the suffix
+    floor: float  # least probability of a draft up to a token, by frequencies
+
+    @classmethod
+    def of(cls, spec: SpeculativeSettings) -> Tree:
+        """Take the bounds from the settings."""
+        return cls(
+            depth=spec.suffix_decoding_max_tree_depth,
+            factor=spec.suffix_decoding_max_spec_factor,
+            floor=spec.suffix_decoding_min_token_prob,
+        )
 
 
 class SuffixProposer:
