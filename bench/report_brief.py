@@ -1,4 +1,4 @@
-"""A table of what Baton is better and worse at: for the top of docs/benchmarks.md and for README."""
+"""Baton's figures beside others in one table, for the top of docs/benchmarks.md and for README."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
 @dataclass
 class Score:
-    """A count of answers of one feature that were equal."""
+    """The number of equal answers of one feature."""
 
     feature: str
     equal: int = 0
