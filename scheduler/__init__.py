@@ -1,1 +1,1 @@
-"""Placement: which worker prefills a request, and which one decodes it."""
+"""Placement: the choice of a prefill worker and a decode worker for each request."""

@@ -14,7 +14,7 @@ from baton.protos.worker_pb2 import RunReply
 
 logger = logging.getLogger(__name__)
 
-# Replies that wait for a router that does not read: one a step, so some ten seconds of a busy engine.
+# Replies that wait for a router that does not receive: one a step, so some ten seconds of a busy engine.
 QUEUE_LIMIT = 1024
 
 
