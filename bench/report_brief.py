@@ -1,4 +1,4 @@
-"""What Baton is better and worse at, in one table: for the top of docs/benchmarks.md and for README."""
+"""Baton's figures beside others in one table, for the top of docs/benchmarks.md and for README."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Placement: which worker reads a prompt and which one writes the answer."""
+"""Placement: which worker prefills a request, and which one decodes it."""

@@ -58,7 +58,7 @@ class Job:
     logits: torch.Tensor  # [N, V]
     drafts: DraftedTokens
     sampling: Sampling
-    method: Method = "standard"
+    method: Method
     positions: torch.Tensor | None = None  # [N] int64
     tile: int = field(default=TILE)  # a power of two
 

@@ -15,15 +15,13 @@ from typing import Any
 
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Failed, Phase
+from baton.scheduler.keys import EPOCH_KEEP_MS
 from baton.services.engine.errors import RequestRefused
 
 # Ended requests whose last epoch is remembered: for so long (s), as the scheduler does, and at most so many.
 # A message that is late by more was stopped by its own deadline.
-KEEP_S = 60.0
+KEEP_S = EPOCH_KEEP_MS / 1_000
 ENDED_LIMIT = 65_536
-# Seconds for which a handoff's lease is renewed: as long as a router's request may take by default. A handoff
-# that was pulled and whose release was lost goes then.
-RENEWED_S = 600.0
 
 
 @dataclass
@@ -160,10 +158,10 @@ class Attempts:
             del self._saved[name]
         return list(taken.values())
 
-    def to_renew(self) -> list[SavedHandoff]:
-        """Return handoffs whose routers are connected and may still want them."""
+    def to_renew(self, for_s: float) -> list[SavedHandoff]:
+        """Return handoffs whose routers are connected, and that were saved in the last `for_s` seconds."""
         self.forget_expired()
-        since = time.monotonic() - RENEWED_S
+        since = time.monotonic() - for_s
         return [one for one in self._saved.values() if one.saved_s >= since]
 
     def renewed(self, asked: Iterable[SavedHandoff], held: Collection[tuple[str, int]], at_s: float) -> None:

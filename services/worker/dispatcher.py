@@ -113,14 +113,15 @@ class Dispatcher:
         for session in self._sessions.values():
             session.end()
 
-    async def renew_leases(self, every_s: float) -> None:
+    async def renew_leases(self, every_s: float, for_s: float) -> None:
         """Keep what was saved for a router for as long as it is connected and wants it; until cancelled.
 
-        The request waits in a queue on the other side, which may be longer than any lease.
+        The request waits in a queue on the other side, which may be longer than any lease. After `for_s`, as
+        long as a router's request may take, a handoff goes: it was pulled, and its release was lost.
         """
         while True:
             await asyncio.sleep(every_s)
-            if asked := self._attempts.to_renew():
+            if asked := self._attempts.to_renew(for_s):
                 began = time.monotonic()
                 manifests = [one.manifest for one in asked]
                 held = await asyncio.to_thread(self._handoffs.renew, manifests, every_s)
@@ -333,7 +334,7 @@ class Dispatcher:
             session.send(RunReply(failed=[_failed(attempt, code, message)]))
 
     def _end(self, attempt: RunningAttempt) -> None:
-        """It ran, and is over."""
+        """Forget an attempt that ran, and count its drafts."""
         self._attempts.end(attempt)
         if self._drafting is not None:
             self._drafting.on_request(*outputs.drafts_of(attempt.prepared))

@@ -156,7 +156,9 @@ class Node:
             await self._set_health(_SERVING)
             blocks = (info.num_blocks, info.block_size)
             logger.info("ready on %s: %d KV blocks of %d tokens", mine.address, *blocks)
-            renewing = dispatcher.renew_leases(self._settings.handoff.lease_s / 3)
+            renewing = dispatcher.renew_leases(
+                self._settings.handoff.lease_s / 3, self._settings.router.request_timeout_s
+            )
             for watching in (self._watch_pinned(host), self._watch_steps(host, dispatcher), renewing):
                 stack.callback(asyncio.create_task(watching).cancel)
             await self._serve(session, dispatcher, host)

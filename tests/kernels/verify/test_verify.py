@@ -190,7 +190,10 @@ def _first(job: Job, requests: int) -> Job:
 def test_no_requests(gpu: Verify, device: str) -> None:
     none = torch.zeros(0, dtype=torch.int32)
     job = Job(
-        torch.zeros(0, 61), DraftedTokens(none, none, 2), Sampling(torch.zeros(0), torch.zeros(0).long())
+        torch.zeros(0, 61),
+        DraftedTokens(none, none, 2),
+        Sampling(torch.zeros(0), torch.zeros(0).long()),
+        "standard",
     )
     for found in (gpu(moved(job, device)), cpu.verify(job)):
         assert found.tokens.shape == (0, 3)
@@ -210,7 +213,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         verify(logits, drafts, replace(sampling, temperature=sampling.temperature[1:]))
     with pytest.raises(ValueError, match=r"drafts\.probs"):
         verify(logits, replace(drafts, probs=torch.zeros(1, 61)), sampling)
-    with pytest.raises(ValueError, match="say 'standard' or 'block'"):
+    with pytest.raises(ValueError, match="give 'standard' or 'block'"):
         verify(logits, drafts, sampling, method="typical")  # type: ignore[arg-type]
 
 
