@@ -31,7 +31,7 @@ STAGGER_S = 0.001  # between two arrivals; the first step has begun with the fir
 
 @dataclass(frozen=True)
 class Way:
-    """How an engine queues. Sizes are in tokens; 0 is vLLM's default."""
+    """A way of queueing in the engine. Sizes are in tokens; 0 is vLLM's default."""
 
     step: int = 0  # most in a step
     cap: int = 0  # of one prompt in a step beside others, or an equal share where that is more

@@ -1,5 +1,4 @@
-"""`verify` for `python -m bench kernels`: its check, its shapes, plain torch, vLLM's two samplers, and
-one read of the logits.
+"""`verify` for `python -m bench kernels`, beside plain torch, vLLM's two samplers and a read of the logits.
 
 Logits of bfloat16 at temperature 0.8. vLLM's model runner V1 is followed step by step, with its kernels: it
 copies the logits to float32, scales them, writes probabilities and exponential noise. V2's is its own

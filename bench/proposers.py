@@ -25,6 +25,7 @@ import numpy as np
 from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposer
 from baton.services.decode.proposers.matching import NgramMatcher
 from baton.services.decode.proposers.suffix import SuffixProposer, Tree
+from baton.services.speculation import SpeculativeSettings
 from harness.stats import median, save
 from harness.support import ROOT
 
@@ -32,6 +33,7 @@ K = 4
 VOCABULARY = 32_000
 STEPS = 30
 ORACLE = 0.75
+TREE = Tree.of(SpeculativeSettings(method="suffix"))
 
 
 @dataclass
@@ -118,7 +120,7 @@ def makers() -> dict[str, Callable[[int, int], Propose | None]]:
 
     def suffix(drafted: int) -> Callable[[int, int], Propose]:
         return lambda rows, width: ours(
-            SuffixProposer(Tree(), rows=rows, width=width, most=K, past=10_000), drafted
+            SuffixProposer(TREE, rows=rows, width=width, most=K, past=10_000), drafted
         )
 
     return {
@@ -265,5 +267,5 @@ def replayers(limit: int) -> dict[str, Proposer]:
     }
     for past in (0, 10_000):
         name = f"suffixes, {past} past answers"
-        made[name] = SuffixProposer(Tree(), rows=1, width=4096, most=limit, past=past)
+        made[name] = SuffixProposer(TREE, rows=1, width=4096, most=limit, past=past)
     return made

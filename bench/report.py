@@ -23,7 +23,7 @@ HEAD = """# Benchmarks
 Written by `python -m bench report` from `bench/results/`, which `make bench` measures anew (about 20 minutes).
 Figures are medians; where two things are compared they were measured in turns, A B A B, in one run. Unless a section
 says otherwise, the model has the shape of Qwen2 with 80 M random parameters in bfloat16: the demo model is too small
-to keep a core busy.
+to keep a core busy. TTFT is the time to first token, ITL the inter-token latency: the gap between a stream's tokens.
 """
 
 

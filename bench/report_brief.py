@@ -1,4 +1,4 @@
-"""What Baton is better and worse at, in one table: for the top of docs/benchmarks.md and for README."""
+"""Baton's figures beside others in one table, for the top of docs/benchmarks.md and for README."""
 
 from __future__ import annotations
 
@@ -26,8 +26,12 @@ class _Line(NamedTuple):
 
 
 def brief(results: dict[str, Result]) -> str:
-    """Return the table. Raises KeyError where a result is missing."""
-    return table(["", "Baton", "compared with"], [line.row() for line in _lines(results)])
+    """Return the table, with a note on it. Raises KeyError where a result is missing."""
+    note = (
+        "Figures by concurrency are those of `vllm bench serve` with random prompts, against `deploy/laptop.yaml` (1P1D with "
+        "drafts) and one stock vLLM server (without) on the same cores. The better figure is bold.\n"
+    )
+    return table(["", "Baton", "compared with"], [line.row() for line in _lines(results)]) + "\n" + note
 
 
 def measured(results: dict[str, Result]) -> list[Block]:

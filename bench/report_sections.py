@@ -5,7 +5,7 @@ Each returns the blocks of its section in order: Markdown, and figures where the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bench.report_figures import Figure, Panel
@@ -13,12 +13,30 @@ from bench.report_figures import Figure, Panel
 Result = dict[str, Any]
 Block = str | Figure
 STAGES = ("save", "wait", "move", "check", "load")
+# Heads of columns, by the results' keys.
+HEADS = {
+    "tokens_per_s": "tokens/s",
+    "requests_per_s": "requests/s",
+    "ttft_p50_ms": "TTFT p50, ms",
+    "ttft_p99_ms": "TTFT p99, ms",
+    "itl_p50_ms": "ITL p50, ms",
+    "itl_p99_ms": "ITL p99, ms",
+    "itl_max_ms": "longest gap, ms",
+    "interval_ms": "step, ms",
+    "router_cpu_us_per_token": "CPU a token, µs",
+    "tokens_per_event": "tokens an event",
+    "router_rss_mib": "RSS, MiB",
+}
 
 
 def table(head: list[str], rows: list[list[Any]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
+
+
+def _heads(keys: Iterable[str]) -> list[str]:
+    return [HEADS.get(key, key) for key in keys]
 
 
 def _measured(result: Result, command: str) -> str:
@@ -96,7 +114,7 @@ def clients(result: Result) -> list[Block]:
         blocks.append(tool["about"] + "\n")
         if name == "serve":
             blocks.append(_concurrency(tool["median"]))
-        blocks.append(table(["", "", *columns], rows))
+        blocks.append(table(["", "", *_heads(columns)], rows))
     return blocks
 
 
@@ -285,7 +303,7 @@ def router(result: Result) -> list[Block]:
     tokens = [run["tokens_per_s"] for run in result["runs"]]
     return [
         "## One router process, 64 streams, workers without engines\n",
-        "`interval_ms` is the step of the simulated engines; at 0 they never wait. Tokens that pile up for a client leave "
+        "The workers send a token per stream at each step; with a step of 0 ms they never wait. Tokens that pile up for a client leave "
         "in one event. Goal: 16,000 tokens/s.",
         _measured(result, "python -m bench router"),
         Figure(
@@ -301,7 +319,7 @@ def router(result: Result) -> list[Block]:
                 )
             ],
         ),
-        table(keys, [[run[key] for key in keys] for run in result["runs"]]),
+        table(_heads(keys), [[run[key] for key in keys] for run in result["runs"]]),
     ]
 
 
@@ -384,7 +402,7 @@ def overload(result: Result) -> list[Block]:
             "Gap between tokens of admitted requests, before, during and after overload",
             [Panel("Gap between tokens of admitted requests", list(arms), gaps, "ms")],
         ),
-        table(["", *keys], [[name, *(arm[key] for key in keys)] for name, arm in arms.items()]),
+        table(["", *_heads(keys)], [[name, *(arm[key] for key in keys)] for name, arm in arms.items()]),
     ]
 
 

@@ -43,8 +43,8 @@ ENVIRONMENT = {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}
 
 class Guidellm:
     about = (
-        f"`guidellm`, synthetic prompts of {PROMPT_TOKENS} tokens, answers of {ANSWER_TOKENS}; so many at a "
-        f"time, and {AT_ONCE} requests at once (throughput)."
+        f"`guidellm`, synthetic prompts of {PROMPT_TOKENS} tokens, answers of {ANSWER_TOKENS}, by "
+        f"concurrency; throughput: {AT_ONCE} requests at once."
     )
     columns: Sequence[str] = ("failed", "requests_per_s", "tokens_per_s", *FIGURES)
     loads: Sequence[str] = tuple(LOADS)

@@ -40,9 +40,9 @@ TASKS: dict[str, dict[str, Any]] = {
 class LmEval:
     about = (
         f"`lm-eval`, local-completions, {BATCH} prompts a request, {CONCURRENCY} requests at a time, no "
-        f"second try: {QUESTIONS} questions, once with {CHOICES} answers to choose from by their "
-        "log-probabilities (echo), once answered greedily. `seconds` hold its own start. "
-        "`answers` is a checksum of all answers: the same number, the same answers."
+        f"retries: {QUESTIONS} questions, once with {CHOICES} answers to choose from by their "
+        "log-probabilities (echo), once answered greedily. `seconds` include the tool's own start. "
+        "`answers` is a checksum: where it is the same, all answers are."
     )
     columns: Sequence[str] = ("failed", "seconds", "score", "answers")
     loads: Sequence[str] = tuple(TASKS)

@@ -35,7 +35,8 @@ main(parser.parse_args())
 
 class Serve:
     about = (
-        f"`vllm bench serve`, prompts of {PROMPT_TOKENS} random tokens, answers of {ANSWER_TOKENS}; `inf`: "
+        f"`vllm bench serve`, prompts of {PROMPT_TOKENS} random tokens, answers of {ANSWER_TOKENS}, by "
+        f"concurrency; `inf`: "
         f"all {REQUESTS['inf']} requests at once."
     )
     columns: Sequence[str] = ("failed", *FIGURES)

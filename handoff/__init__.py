@@ -1,33 +1,34 @@
-"""How KV gets from a prefill worker to a decode worker.
+"""The handoff of KV from a prefill worker to a decode worker.
 
-The worker's host and the handoff run in the same engine but never call each other directly: vLLM lies between. What
-the host wants goes in with the request, as `Request.kv_transfer_params`; what became of it comes out after a step, by
-`BatonConnector.take_reports`. On the way there are these stations:
+The worker's host and the handoff share an engine but never call each other directly: vLLM lies between.
+What the host wants goes in with the request, as `Request.kv_transfer_params`; what became of it comes
+out after a step, by `BatonConnector.take_reports`. A save passes these stations on the prefill worker:
 
-Save, on the prefill worker
-  1. services/engine/requests.py: prepare           puts params.save_params into the request
-  2. vllm/scheduler_side.py: SchedulerSide.add      parses it into a params.SaveWish
-  3. SchedulerSide.loadable_tokens                  keeps the request waiting until staging has room for its KV
-  4. SchedulerSide.build_step                       makes a SaveJob for the step that ends the prompt
-  5. vllm/worker_side.py: WorkerSide.save           each rank, after that step's forward pass
-  6. save/saver.py: Saver.save                      copies blocks to staging, asks transports for offers: a ShardSave
-  7. SchedulerSide.update                           collects all ranks' ShardSaves and seals a manifest: a Saved
-  8. vllm/connector.py: BatonConnector.take_reports hands the Saved to services/engine/host.py, thence to the router
+1. services/engine/requests.py `prepare` puts `params.save_params` into the request.
+2. vllm/scheduler_side.py `SchedulerSide.add` parses it into a `params.SaveWish`.
+3. `SchedulerSide.loadable_tokens` keeps the request waiting until staging has room for its KV.
+4. `SchedulerSide.build_step` makes a `SaveJob` for the step that ends the prompt.
+5. vllm/worker_side.py `WorkerSide.save` gets it on each rank, after that step's forward pass.
+6. save/saver.py `Saver.save` copies the blocks to staging and asks the transports for offers: a
+   `ShardSave`.
+7. `SchedulerSide.update` collects the ShardSaves of all ranks and seals a manifest: a `Saved`.
+8. vllm/connector.py `BatonConnector.take_reports` hands the Saved to services/engine/host.py, and so to
+   the router.
 
-Load, on the decode worker
-  1. services/engine/requests.py: prepare           puts params.load_params, with the manifest, into the request
-  2. SchedulerSide.add                              parses it into a params.LoadWish
-  3. SchedulerSide.loadable_tokens, .allocated      claim the tokens, then make a LoadJob with the blocks found
-  4. WorkerSide.begin_step                          each rank, before the step's forward pass
-  5. load/loader.py: Loader.submit                  pulls on threads of its own: checks the manifest, chooses a
-                                                    transport, pulls, compares digests, writes the cache: a ShardLoad
-  6. WorkerSide.transfer_results                    tells vLLM that the request can run
-  7. SchedulerSide.update                           collects all ranks' ShardLoads: a Loaded
-  8. BatonConnector.take_reports                    hands the Loaded to services/engine/host.py
+A load passes these on the decode worker:
 
-Meanwhile the saved KV lies in save/staging.py under a lease, and save/service.py serves it. The loader releases it in
-the end through channels.py; docs/leases.md tells what happens if it does not.
+1. services/engine/requests.py `prepare` puts `params.load_params`, with the manifest, into the request.
+2. `SchedulerSide.add` parses it into a `params.LoadWish`.
+3. `SchedulerSide.loadable_tokens` claims the tokens, `allocated` makes a `LoadJob` with the blocks that
+   vLLM found.
+4. `WorkerSide.begin_step` gets it on each rank, before the step's forward pass.
+5. load/loader.py `Loader.submit` queues it for threads of its own. They check the manifest, choose a
+   transport, pull, compare digests, write the cache and release the save: a `ShardLoad`.
+6. `WorkerSide.transfer_results` reports to vLLM that the request can run.
+7. `SchedulerSide.update` collects the ShardLoads of all ranks: a `Loaded`.
+8. `BatonConnector.take_reports` hands the Loaded to services/engine/host.py.
 
-Imports go one way: vllm -> save, load -> transports -> memory -> the modules beside this file. vLLM is imported in
-vllm/ alone.
+Meanwhile the saved KV lies in save/staging.py under a lease, and save/service.py serves it;
+docs/leases.md says what ends the lease if no release arrives. Imports go one way: vllm -> save, load ->
+transports -> memory -> the modules beside this file. Only vllm/ imports vLLM.
 """

@@ -1,4 +1,4 @@
-"""Talking to ranks' Handoff services: one channel an address, releases, renewals, what is staged."""
+"""Client of ranks' Handoff services: one channel for each address; releases, renewals, what is staged."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS
 
 logger = logging.getLogger(__name__)
 
-_MAX_CHANNELS = 64  # the least recently used is closed beyond it
+_MAX_CHANNELS = 64  # the least recently used one is closed when there are more
 
 
 class Channels:
-    """Channels by address, kept for the next pull: connecting costs more than a pull. Any thread."""
+    """Channels by address, kept for the next pull: connecting costs more than a pull. Safe for any thread."""
 
     def __init__(self, bound: int = _MAX_CHANNELS) -> None:
         self._bound = bound
@@ -29,6 +29,7 @@ class Channels:
         self._lock = threading.Lock()
 
     def to(self, address: str) -> grpc.Channel:
+        """Return the channel to host:port, a new one if need be."""
         with self._lock:
             channel = self._channels.get(address)
             if channel is None:
@@ -40,6 +41,7 @@ class Channels:
             return channel
 
     def close(self) -> None:
+        """Close all channels. Idempotent."""
         with self._lock:
             for channel in self._channels.values():
                 channel.close()
@@ -47,7 +49,7 @@ class Channels:
 
 
 class HandoffClient:
-    """Releases and questions. A service that is gone is no error here: its leases end by themselves."""
+    """Releases, renewals and queries. A service that is gone is no error: its leases end by themselves."""
 
     def __init__(self, channels: Channels | None = None) -> None:
         self.channels = channels or Channels()
@@ -55,9 +57,9 @@ class HandoffClient:
     def release(
         self, manifest: pb.Manifest, *, confirmed: bool = False, timeout_s: float = CALL_TIMEOUT_S
     ) -> bool:
-        """Give up what the manifest describes, on every rank, and wait for the answers.
+        """Release what the manifest describes, on every rank, and wait for the replies.
 
-        False: at least one rank held it no more, or could not be reached.
+        Returns False if at least one rank did not hold it any more, or could not be reached.
         """
         calls = self._start_release(manifest, manifest.shards, confirmed, timeout_s)
         return False not in [_held(call) for call in calls]  # every call is waited for
@@ -65,17 +67,17 @@ class HandoffClient:
     def release_soon(
         self, manifest: pb.Manifest, *, confirmed: bool = False, shards: Iterable[pb.Shard] | None = None
     ) -> None:
-        """The same without waiting, for all shards or some."""
+        """Release all shards, or some, without waiting."""
         for call in self._start_release(manifest, shards or manifest.shards, confirmed, CALL_TIMEOUT_S):
             call.add_done_callback(_note)
 
     def renew(
         self, manifests: Iterable[pb.Manifest], timeout_s: float = CALL_TIMEOUT_S
     ) -> set[tuple[str, int]]:
-        """Begin the leases of these anew, in one call a rank. Returns those that a rank still holds, each as
-        (request id, epoch).
+        """Begin the leases of these anew, in one call for each rank.
 
-        A rank that does not answer counts as one that holds all that was asked of it: it may.
+        Returns those that a rank still holds, each as (request id, epoch). A rank that does not reply
+        counts as one that holds all of its shards: it may.
         """
         asked: dict[str, list[pb.Held]] = {}
         for manifest in manifests:
@@ -97,7 +99,7 @@ class HandoffClient:
         return found
 
     def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> Staged:
-        """What these ranks hold. Raises TransportFailed."""
+        """Return what these ranks hold. Raises TransportFailed."""
         calls = [
             self._stub(address).Staged.future(pb.StagedRequest(), timeout=timeout_s) for address in addresses
         ]
@@ -105,7 +107,7 @@ class HandoffClient:
             replies = [call.result() for call in calls]
         except grpc.RpcError as error:
             raise TransportFailed(
-                f"no answer from the Handoff services at {', '.join(addresses)}: {error.code().name}: "
+                f"no reply from the Handoff services at {', '.join(addresses)}: {error.code().name}: "
                 f"{error.details()}"
             ) from None
         return Staged(
@@ -115,6 +117,7 @@ class HandoffClient:
         )
 
     def close(self) -> None:
+        """Close the channels. Idempotent."""
         self.channels.close()
 
     def _stub(self, address: str) -> HandoffStub:
@@ -139,5 +142,5 @@ def _held(call: grpc.Future[pb.ReleaseReply]) -> bool:
     try:
         return bool(call.result().held)
     except (grpc.RpcError, grpc.FutureCancelledError) as error:
-        logger.info("a release was not taken, the lease will end by itself: %s", error)
+        logger.info("a release did not arrive, the lease will end by itself: %s", error)
         return False

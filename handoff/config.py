@@ -16,7 +16,7 @@ MAX_PULL_S = 600.0  # a pull holds the source's KV, and a thread there, until it
 
 @dataclass(frozen=True)
 class HandoffConfig:
-    """How this worker keeps, serves and pulls KV: the settings' section `handoff`, and who the worker is.
+    """The settings' section `handoff` for one worker, and the worker's names.
 
     The defaults are the settings' (services/config.py).
     """

@@ -1,9 +1,8 @@
-"""What can go wrong between a saved KV cache and a loaded one.
+"""Errors between a saved KV cache and a loaded one.
 
 BatonError
-└── HandoffError                 the KV cache could not be handed over; the request can be read again
-elsewhere
-    ├── InvalidWish              what a request asks of the connector cannot be read
+└── HandoffError                 the KV cache could not be handed over; another worker can prefill again
+    ├── InvalidWish              a request's kv_transfer_params cannot be parsed
     ├── UnsupportedCache         this engine's KV cache cannot be handed over at all
     ├── ManifestError            the manifest does not fit the request or this engine
     │   ├── WrongRequest         it describes another request's KV
@@ -15,8 +14,8 @@ elsewhere
     │   ├── LeaseExpired         it did, for as long as the lease said
     │   └── SaveFailed           it could not bring it all from the accelerator
     ├── StagingFull              there is no room to keep KV until it is pulled
-    ├── DigestMismatch           the bytes that came are not the bytes that were saved
-    └── TransportError           the bytes did not come
+    ├── DigestMismatch           the bytes that arrived are not those that were saved
+    └── TransportError           the bytes did not arrive
         ├── NoCommonTransport    the two ends offer none in common
         ├── TransportFailed      the connection or the memory broke
         ├── PullTimeout          not within the pull's deadline
@@ -35,7 +34,7 @@ class HandoffError(BatonError):
 
 
 class InvalidWish(HandoffError):
-    """`kv_transfer_params` of a request cannot be read."""
+    """`kv_transfer_params` of a request cannot be parsed."""
 
 
 class UnsupportedCache(HandoffError):
@@ -51,7 +50,7 @@ class WrongRequest(ManifestError):
 
 
 class StaleEpoch(ManifestError):
-    """The manifest, or the question, is of another attempt at the request."""
+    """The manifest is of another attempt at the request."""
 
 
 class CompatibilityMismatch(ManifestError):
@@ -67,7 +66,7 @@ class SourceError(HandoffError):
 
 
 class UnknownHandoff(SourceError):
-    """Never saved there, or released."""
+    """The source never saved the KV, or released it."""
 
 
 class LeaseExpired(SourceError):
@@ -75,19 +74,19 @@ class LeaseExpired(SourceError):
 
 
 class SaveFailed(SourceError):
-    """The source began to save it, and could not."""
+    """The source began to save the KV, and could not finish."""
 
 
 class StagingFull(HandoffError):
-    """No room to keep the KV until it is pulled."""
+    """There is no room to keep the KV until it is pulled."""
 
 
 class DigestMismatch(HandoffError):
-    """The bytes that came are not those that were saved."""
+    """The bytes that arrived are not those that were saved."""
 
 
 class TransportError(HandoffError):
-    """The bytes did not come."""
+    """The bytes did not arrive."""
 
 
 class NoCommonTransport(TransportError):
@@ -99,7 +98,7 @@ class TransportFailed(TransportError):
 
 
 class PullTimeout(TransportError):
-    """Not within the deadline."""
+    """The bytes did not arrive within the deadline."""
 
 
 class PullCancelled(TransportError):
@@ -114,5 +113,5 @@ def _leaves(cls: type[HandoffError]) -> dict[str, type[HandoffError]]:
 
 
 def named(name: str) -> type[HandoffError]:
-    """The class of that name; HandoffError itself for one that this version does not know."""
+    """Return the class of that name; HandoffError itself for one that this version does not know."""
     return _leaves(HandoffError).get(name, HandoffError)

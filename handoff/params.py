@@ -1,7 +1,8 @@
-"""What the worker's host asks of the connector: `Request.kv_transfer_params`, never set by a client.
+"""The host's orders to the connector: `Request.kv_transfer_params`, never set by a client.
 
-A PREFILL carries `save_params`, a DECODE with a handoff `load_params`, any other request None. The connector parses
-them; the answers are the `Saved` and `Loaded` of reports.py. The package's docstring shows the whole way.
+A PREFILL carries `save_params`, a DECODE with a handoff `load_params`, any other request None. The
+connector parses them; the answers are the `Saved` and `Loaded` of reports.py. The package's docstring shows
+the whole way.
 """
 
 from __future__ import annotations

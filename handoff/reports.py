@@ -1,4 +1,4 @@
-"""What became of saves and loads: by rank on the way to the scheduler's side, then merged over the ranks."""
+"""Results of saves and loads: by rank on their way to the scheduler's side, then merged over the ranks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from baton.protos.handoff_pb2 import Manifest
 
 @dataclass(frozen=True)
 class Problem:
-    """A HandoffError that crosses processes."""
+    """A HandoffError in a form that crosses processes."""
 
     name: str
     text: str
 
     @classmethod
     def of(cls, error: HandoffError) -> Problem:
+        """Take an error's name and its text, on one line."""
         return cls(type(error).__name__, " ".join(str(error).split()))
 
     def to_error(self) -> HandoffError:
+        """Return the error again, or a plain HandoffError for a name that this version does not know."""
         return named(self.name)(self.text)
 
     def __str__(self) -> str:
@@ -29,7 +31,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class ShardSave:
-    """One rank's save. `shard` is a serialized handoff.Shard; empty with a problem."""
+    """One rank's save, done or failed. `shard` is a serialized handoff.Shard; empty with a problem."""
 
     request_id: str
     epoch: int
@@ -42,15 +44,16 @@ class ShardSave:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one load. Milliseconds; a rank's, or the slowest rank's."""
+    """The time that one load took, in milliseconds; a rank's, or the slowest rank's."""
 
-    wait_ms: float = 0.0  # from the request's arrival at the engine to the pull's begin
-    move_ms: float = 0.0  # until the bytes were in this process' reach
-    check_ms: float = 0.0  # digests
+    wait_ms: float = 0.0  # from the request's arrival at the engine to the beginning of the pull
+    move_ms: float = 0.0  # until the bytes were within reach of this process
+    check_ms: float = 0.0  # comparing digests
     load_ms: float = 0.0  # into the engine's cache
 
     @classmethod
     def slowest(cls, costs: Sequence[Costs]) -> Costs:
+        """Return the largest of each."""
         return cls(*(max(getattr(cost, name) for cost in costs) for name in cls.__dataclass_fields__))
 
 
@@ -80,9 +83,9 @@ class Saved:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A handoff ended: the KV is in the engine's cache, or `problem` says why the request ends with an error.
+    """A handoff has ended: its KV is in the engine's cache, or `problem` ends the request with an error.
 
-    Zero blocks without a problem: nothing had to be pulled, for the prefix cache held it all.
+    Zero blocks without a problem: nothing had to be pulled, because the prefix cache held it all.
     """
 
     request_id: str
@@ -91,15 +94,15 @@ class Loaded:
     bytes: int = 0  # all ranks'
     blocks: int = 0
     costs: Costs = field(default_factory=Costs)
-    total_ms: float = (
-        0.0  # from the save's end, on one host, else from the arrival, to the scheduler's knowing
-    )
+    # Until the scheduler's side knows: from the end of the save where that was on this host, else from the
+    # arrival.
+    total_ms: float = 0.0
     problem: Problem | None = None
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What waits on a worker to be pulled. Bytes are those of all ranks."""
+    """The KV that waits on a worker to be pulled. Bytes are those of all ranks."""
 
     handoffs: int = 0
     bytes: int = 0
@@ -108,7 +111,7 @@ class Staged:
 
 @dataclass(frozen=True)
 class Reports:
-    """Since the last time somebody asked."""
+    """All that ended since the last call of `take_reports`."""
 
     saved: tuple[Saved, ...] = ()
     loaded: tuple[Loaded, ...] = ()

@@ -43,7 +43,7 @@ MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
 @dataclass
 class Score:
-    """How many answers of one feature were equal."""
+    """The number of equal answers of one feature."""
 
     feature: str
     equal: int = 0

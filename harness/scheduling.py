@@ -1,4 +1,4 @@
-"""What the scheduler's tests share: workers and needs of known size, a real Redis, polling."""
+"""Tools of the scheduler's tests: workers and needs of known size, a real Redis, polling."""
 
 from __future__ import annotations
 

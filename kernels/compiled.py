@@ -1,4 +1,4 @@
-"""Loops over tokens as machine code, by numba: what the CPU paths of kernels are written with."""
+"""Loops as machine code, by numba: the CPU forms of kernels are written with it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ F = TypeVar("F", bound=Callable[..., object])
 def compiled(*signatures: str) -> Callable[[F], F]:
     """Compile for these types when the module is imported, so that no request waits for it.
 
-    What came out is kept beside the source, or in the user's cache: the next start loads it. Without
-    signatures, for functions that others call: they are compiled into their callers. Other types than those
-    named are a TypeError.
+    The machine code is kept beside the source, or in the user's cache: the next start loads it. Functions
+    that only compiled functions call take no signatures: they are compiled into their callers. Arguments of
+    other types raise TypeError.
     """
 
     def compile_now(function: F) -> F:
         try:
             made: F = njit(list(signatures) or None, cache=True, nogil=True, error_model="numpy")(function)
         except RuntimeError as error:  # numba found no folder that it may write to
-            logger.info("%s is compiled anew in every start: %s", function.__qualname__, error)
+            logger.info("%s is compiled anew at every start: %s", function.__qualname__, error)
             made = njit(list(signatures) or None, nogil=True, error_model="numpy")(function)
         return made
 

@@ -1,1 +1,1 @@
-"""Placement: which worker reads a prompt and which one writes the answer."""
+"""Placement: the choice of a prefill worker and a decode worker for each request."""

@@ -5,7 +5,7 @@
     command line   SchedulerClient.describe, .drain, .undrain, .set_role
 
 Every call has a deadline and ends in a reply or in one of our own exceptions. No call is repeated here: the
-caller knows whether it may be (a placement is asked for again with the next epoch).
+caller knows whether it may be (a placement is tried again with the next epoch).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Placement:
 class SchedulerClient:
     """One connection to each scheduler, made on first use and again by itself. Make it inside the event loop.
 
-    All calls raise SchedulerUnavailable when nobody answers in time, and Refused for a malformed call.
+    All calls raise SchedulerUnavailable when no scheduler answers in time, and Refused for a malformed call.
     """
 
     def __init__(self, address: str, *, router_id: str = "", policy: PolicyOptions | None = None) -> None:

@@ -122,7 +122,7 @@ class SchedulerServer:
             log.warning("worker %s is to %s now: %s", flip.worker.worker_id, _WORK[flip.role], flip.why)
 
     async def _look(self) -> None:
-        """Take a fresh view, which sweeps what ran out of time though nobody places."""
+        """Take a fresh view, which sweeps what ran out of time even without placements."""
         view = await self._placer.view(time.monotonic())
         if self._store.problem and not view.workers:
             self._settling.again()  # routers that turn to it know of workers that it does not

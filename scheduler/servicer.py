@@ -34,7 +34,7 @@ from baton.scheduler.types import (
     worker_to_wire,
 )
 
-SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when nobody answers any more
+SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when no scheduler answers any more
 PEERS_AGE_S = 5.0  # the references that workers learn of their drafts move slowly
 SHOWN_ATTEMPTS = 256  # in a description, and as many finished ones as the store keeps
 RETRY_AFTER_S = {  # when asking again may help; 0: never

@@ -49,7 +49,7 @@ class WorkerSession:
         self._on_heartbeat = on_heartbeat
         self._state: pb.WorkerState = pb.WORKER_STATE_STARTING
         self._registered = False
-        self._heartbeat_s = 1.0
+        self._heartbeat_s = 0.0  # the scheduler says it when the worker registers
         self.held: bool | None = None  # None: not known yet
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

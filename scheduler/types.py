@@ -19,7 +19,7 @@ MAX_EPOCH = 2**31  # Lua's numbers are doubles; nobody gets near it
 
 
 class PlacementLimits(Protocol):
-    """How full workers may get. The scheduler's settings say so, and to routers its snapshots."""
+    """The bounds on a worker's load. The scheduler's settings hold them, and its snapshots for routers."""
 
     max_queued_prompt_tokens: int
     max_queue_factor: float

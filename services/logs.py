@@ -23,8 +23,8 @@ _MADE_HERE = frozenset({"message", "asctime", "fields"})
 
 
 class _Text(logging.Formatter):
-    def __init__(self, who: str) -> None:
-        super().__init__(f"%(asctime)s %(levelname)s [{who}] %(name)s: %(message)s%(fields)s")
+    def __init__(self, process: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s [{process}] %(name)s: %(message)s%(fields)s")
 
     def format(self, record: logging.LogRecord) -> str:
         fields = _fields(record)
@@ -33,16 +33,16 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    def __init__(self, who: str) -> None:
+    def __init__(self, process: str) -> None:
         super().__init__()
-        self._who = who
+        self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{stamp}.{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
-            "process": self._who,
+            "process": self._process,
             "logger": record.name,
             "message": record.getMessage(),
             **_fields(record),
@@ -59,7 +59,9 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return {key: value for key, value in vars(record).items() if key not in usual}
 
 
-def configure(log_format: Literal["text", "json"], who: str, *, libraries: str = "ERROR") -> logging.Logger:
+def configure(
+    log_format: Literal["text", "json"], process: str, *, libraries: str = "ERROR"
+) -> logging.Logger:
     """Send all logs of this process to stderr in one form. To be called once, before vLLM is imported.
 
     Baton's own logs are shown from INFO on, those of libraries and Python's warnings from level `libraries`
@@ -67,7 +69,7 @@ def configure(log_format: Literal["text", "json"], who: str, *, libraries: str =
     """
     level = _level(os.environ.get(LEVEL_VARIABLE) or libraries)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json(who) if log_format == "json" else _Text(who))
+    handler.setFormatter(_Json(process) if log_format == "json" else _Text(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
@@ -85,7 +87,7 @@ def configure(log_format: Literal["text", "json"], who: str, *, libraries: str =
     os.environ.setdefault("HF_HUB_VERBOSITY", shown)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", shown.upper())
     logging.captureWarnings(True)  # Python's own warnings would break a log of JSON lines
-    os.environ[_FORM] = f"{log_format}:{who}"
+    os.environ[_FORM] = f"{log_format}:{process}"
     own = logging.getLogger(LOGGER)
     own.setLevel(logging.INFO)
     return own
@@ -93,9 +95,9 @@ def configure(log_format: Literal["text", "json"], who: str, *, libraries: str =
 
 def follow() -> None:
     """Log as the parent does, in a process that vLLM spawned (a tensor-parallel rank)."""
-    log_format, _, who = os.environ.get(_FORM, "").partition(":")
-    if who and not logging.getLogger().handlers:
-        configure("json" if log_format == "json" else "text", who)
+    log_format, _, process = os.environ.get(_FORM, "").partition(":")
+    if process and not logging.getLogger().handlers:
+        configure("json" if log_format == "json" else "text", process)
 
 
 def keep_warnings() -> None:

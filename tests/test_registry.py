@@ -1,4 +1,4 @@
-"""The registry: names that nobody, one or two offer; what is behind them; entry points of installed packages."""
+"""The registry: names offered by nobody, once or twice, their targets, and entry points of packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of its drafts the trunk accepts, measured in vLLM as it is served: greedy, on held-out prompts."""
+"""Acceptance of drafts by the trunk, measured in vLLM: greedy decoding of held-out prompts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tokenizers import Tokenizer
 if TYPE_CHECKING:
     from vllm import LLM
 
-# What is measured apart: all kinds of chat as they come, and two kinds in which much is copied from the prompt.
+# Measured separately: all kinds of chat as they come, and two kinds that copy much from the prompt.
 KINDS: dict[str, str | None] = {"chat": None, "code edits": "edits", "extraction": "extraction"}
 MAX_REPLY = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to draft: the folder that vLLM serves, and its speculative configuration but for the length."""
+    """A drafter: the folder that vLLM serves, and its speculative configuration without the draft length."""
 
     name: str
     folder: Path
@@ -41,7 +41,7 @@ METHODS = {
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """vLLM's counters over its life: drafts, and how many of them had their token of each place accepted."""
+    """Counters of vLLM since its start: drafts, and accepted tokens by position in the draft."""
 
     drafts: int
     accepted: tuple[int, ...]
@@ -63,12 +63,12 @@ class Counters:
 
     @property
     def mean_length(self) -> float:
-        """Tokens of one pass of the trunk: the accepted ones and the trunk's own."""
+        """Mean tokens per pass of the trunk: the accepted ones and the trunk's own."""
         return 1 + sum(self.shares)
 
 
 def held_out_prompts(tokenizer: Tokenizer, domain: str | None, count: int) -> list[list[int]]:
-    """`count` different encoded prompts of the validation part."""
+    """Return `count` different encoded prompts of the validation part."""
     found: dict[str, None] = {}
     for _, dialogue in itertools.islice(stream(VALIDATION_SEED, held_out=True, domain=domain), 20 * count):
         found.setdefault(prompt_of(dialogue))
@@ -88,7 +88,7 @@ def greedy(engine: LLM, prompts: Sequence[list[int]]) -> list[list[int]]:
 def _rows(
     method: Method, length: int, prompts: dict[str, list[list[int]]], plain: dict[str, list[list[int]]]
 ) -> Iterator[str]:
-    """One row for each kind of prompt; `plain` is what the same trunk answers without drafts."""
+    """Measure one row for each kind of prompt; `plain` are the trunk's outputs without drafts."""
     config = method.speculative | {"num_speculative_tokens": length}
     engine = offline_engine(method.folder, speculative_config=config, dtype="float32", max_num_seqs=16)
     before = Counters(0, (0,) * length)
@@ -105,7 +105,7 @@ def _rows(
 
 
 def report(heads: Sequence[str], count: int, lengths: Sequence[int]) -> Iterator[str]:
-    """The figures of some drafters as lines of Markdown; `count` prompts of each kind.
+    """Return the figures of some drafters as lines of Markdown, for `count` prompts of each kind.
 
     In float32, so that a tie of two tokens falls the same way whether the trunk reads one token at a time or
     several.

@@ -40,7 +40,7 @@ def _system_text(dialogue: Dialogue) -> str | None:
 
 
 def segments(dialogue: Dialogue) -> list[tuple[str, bool]]:
-    """The dialogue as consecutive pieces of text, each with whether the model has to predict it."""
+    """Return the dialogue as consecutive pieces of text, each with whether the model has to predict it."""
     pieces: list[tuple[str, bool]] = []
     system = _system_text(dialogue)
     if system is not None:
@@ -68,6 +68,6 @@ def rendered(dialogue: Dialogue) -> str:
 
 
 def prompt_of(dialogue: Dialogue) -> str:
-    """Everything before the last reply: what a server would be asked to continue."""
+    """Return all text before the last reply: the prompt that a server would get."""
     pieces = segments(dialogue)
     return "".join(text for text, _ in pieces[:-2])

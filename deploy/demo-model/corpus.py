@@ -40,14 +40,14 @@ _SKIPPED = frozenset(
         "pydoc_data",
     }
 )
-# What the user and the system say is weighed down in the loss: it cannot be foreseen, yet it is English.
+# Text of the user and the system has a low weight in the loss: it cannot be predicted, yet it is English.
 PROMPT_WEIGHT = 0.1
 _WEIGHT_UNITS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A domain's documents end to end.
+    """The documents of a domain, end to end.
 
     `ids` [N] token ids; `weights` [N] loss weights in tenths; `starts` [D] where each document begins.
     """
@@ -62,7 +62,7 @@ class Tokens:
         os.replace(partial, path)
 
     def places(self, start: int, count: int) -> NDArray[np.int64]:
-        """Of each of `count` tokens from `start`, its place in its document, or in what the window has of it."""
+        """Return each token's position in its document, as far as the window of `count` from `start` has it."""
         index = np.arange(start, start + count)
         begun = self.starts[np.searchsorted(self.starts, index, side="right") - 1]
         places: NDArray[np.int64] = index - np.maximum(begun, start)
@@ -75,7 +75,7 @@ class Tokens:
 
 
 def _library_files() -> Iterator[tuple[str, str]]:
-    """Relative path and text of the standard library's source files, in a fixed order."""
+    """Yield relative path and text of the standard library's source files, in a fixed order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
@@ -86,7 +86,7 @@ def _library_files() -> Iterator[tuple[str, str]]:
 def _docstrings(source: str) -> Iterator[str]:
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # a file kept for an older or broken grammar: it has no docstrings to give
+    except SyntaxError:  # a file kept for an older or broken grammar
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -96,7 +96,7 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def library_texts(domain: str, *, held_out: bool) -> Iterator[str]:
-    """`code`: source files. `prose`: their longer docstrings and the language reference that pydoc carries."""
+    """Yield the texts of `code` (source files) or `prose` (longer docstrings, pydoc's language reference)."""
     for name, source in _library_files():
         if (zlib.crc32(name.encode()) % 40 == 0) is not held_out:
             continue
@@ -115,7 +115,7 @@ def library_texts(domain: str, *, held_out: bool) -> Iterator[str]:
 def packed(
     documents: Iterable[list[tuple[list[int], int]]], separator: int, separator_weight: int | None = None
 ) -> Tokens:
-    """Documents, each pieces of tokens and their weight in tenths, with `separator` after each of them.
+    """Join documents, each pieces of tokens and their weight in tenths, with `separator` after each of them.
 
     The separator weighs as much as the last piece where `separator_weight` is None.
     """
@@ -142,7 +142,7 @@ def text_tokens(tokenizer: Tokenizer, domain: str, *, held_out: bool) -> Tokens:
 def dialogue_tokens(
     tokenizer: Tokenizer, count: int, seed: int, *, held_out: bool, domain: str | None = None
 ) -> Tokens:
-    """`count` dialogues from `seed`; only what the assistant says has full weight in the loss."""
+    """Yield `count` dialogues from `seed`; only the assistant's text has full weight in the loss."""
     separator = token_id(tokenizer, END_OF_TEXT)
     dialogues = itertools.islice(stream(seed, held_out=held_out, domain=domain), count)
 
@@ -161,7 +161,7 @@ def dialogue_tokens(
 
 
 def windows(tokens: Tokens, length: int) -> NDArray[np.int64]:
-    """Starts of windows of `length` + 1 tokens: each begins with a document, unless one is longer than that.
+    """Return starts of windows of `length` + 1 tokens: each begins with a document, except within longer ones.
 
     A document cut off by one window is begun again by the next, so that short dialogues are seen whole.
     """
@@ -174,7 +174,7 @@ def windows(tokens: Tokens, length: int) -> NDArray[np.int64]:
 
 
 class WindowOrder:
-    """Walks a domain's windows of one length in a shuffled order, epoch after epoch.
+    """A walk over a domain's windows of one length in a shuffled order, epoch after epoch.
 
     The place in the walk is one number, `position`, which a checkpoint keeps.
     """
@@ -189,7 +189,7 @@ class WindowOrder:
         return len(self._starts)
 
     def next(self) -> int:
-        """The start of the next window; advances `position`."""
+        """Return the start of the next window and advance `position`."""
         epoch, index = divmod(self.position, len(self._starts))
         self.position += 1
         if epoch != self._epoch:

@@ -1,4 +1,4 @@
-"""Teaches the demo model to draft, one phase after the other; see README.md beside this file.
+"""Train the demo model's drafters, one phase after the other; see README.md beside this file.
 
     python deploy/demo-model/draft.py outputs
     python deploy/demo-model/draft.py train --head mtp --minutes 25
@@ -38,7 +38,7 @@ def checkpoint_of(kind: str) -> Path:
 
 
 def phase_outputs(options: argparse.Namespace) -> None:
-    """Let the trunk answer prompts of the training part."""
+    """Generate the trunk's replies to prompts of the training part."""
     for tokens in make_shards(WEIGHTS, OUTPUTS, options.shards, options.seed + 1000):
         logger.info("%.2f M tokens of prompts and replies", tokens / 1e6)
 
@@ -56,7 +56,7 @@ def phase_train(options: argparse.Namespace) -> None:
 
 
 def phase_export(options: argparse.Namespace) -> None:
-    """Write the head of the last checkpoint where vLLM finds it."""
+    """Write the head of the last checkpoint as a folder for vLLM."""
     head = new_head(options.head, load_trunk(WEIGHTS))
     state = torch.load(checkpoint_of(options.head), weights_only=True)
     head.load_state_dict(state["model"])
@@ -66,7 +66,7 @@ def phase_export(options: argparse.Namespace) -> None:
 
 
 def phase_eval(options: argparse.Namespace) -> None:
-    """Measure how much of the drafts the trunk accepts, in vLLM."""
+    """Measure in vLLM which share of the drafts the trunk accepts."""
     from acceptance import report
 
     for line in report(options.heads, options.prompts, options.lengths):

@@ -1,4 +1,4 @@
-"""How the drafters lie on disk: one trunk, and two views of it.
+"""The folders of the drafters: one trunk, and two views of it.
 
 `weights/` is the trunk as Qwen2. `weights-mtp/` is the same trunk as MiMo, a Qwen2 with an MTP layer: its index
 names the trunk's file by a link and adds the layer's own. `eagle3/` is a draft model beside either of them.
@@ -18,13 +18,13 @@ from safetensors.torch import save_file
 
 HERE = Path(__file__).resolve().parent
 WEIGHTS, MTP, EAGLE3 = HERE / "weights", HERE / "weights-mtp", HERE / "eagle3"
-# What the MTP view has from the trunk's folder, by links that hold wherever the repository lies.
+# Files that the MTP view links from the trunk's folder, by relative links.
 LINKED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 TRUNK_FILE, MTP_FILE = "model-trunk.safetensors", "model-mtp.safetensors"
 
 
 def write_head(kind: str, tensors: dict[str, torch.Tensor], target: Path) -> None:
-    """Write a head's weights in bfloat16 and its configuration to `target`, replacing what was there."""
+    """Write a head's weights in bfloat16 and its configuration to `target`, replacing older files."""
     target.mkdir(parents=True, exist_ok=True)
     narrow = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in tensors.items()}
     config: dict[str, Any] = json.loads((WEIGHTS / "config.json").read_text())
@@ -66,7 +66,7 @@ def _write_index(target: Path) -> None:
 
 
 def _eagle3_config(trunk: dict[str, Any]) -> dict[str, Any]:
-    """One Llama layer of the trunk's sizes; embedding and output are the trunk's, as no tensor is given for them."""
+    """Return the configuration: a Llama layer of the trunk's sizes, with its embedding and output."""
     shared = (
         "bos_token_id",
         "dtype",

@@ -1,4 +1,4 @@
-"""What a drafter is trained for: to foresee what the frozen trunk would say, several tokens ahead."""
+"""The training objective of a drafter: to predict the frozen trunk's output several tokens ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP_DECAY = 0.8
 
 
 def new_head(kind: str, trunk: Qwen2ForCausalLM) -> Head:
-    """A fresh head; its last norm begins as the trunk's, as both are read by the same output embedding."""
+    """Return a new head; its last norm starts as the trunk's, as both feed the same output embedding."""
     config: Qwen2Config = trunk.config
     head = HEADS[kind](config)
     for module in head.modules():
@@ -37,7 +37,7 @@ def new_head(kind: str, trunk: Qwen2ForCausalLM) -> Head:
 
 
 def load_trunk(folder: Path) -> Qwen2ForCausalLM:
-    """The trunk as it is served: bfloat16, and nothing in it learns."""
+    """Load the trunk as it is served, in bfloat16 and frozen."""
     trunk = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     trunk.set_attn_implementation("eager")
     return trunk.requires_grad_(requires_grad=False)
@@ -46,7 +46,7 @@ def load_trunk(folder: Path) -> Qwen2ForCausalLM:
 def trunk_states(
     trunk: Qwen2ForCausalLM, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Hidden states [B, T, H] below each layer and above the last one, before the final norm."""
+    """Return hidden states [B, T, H] below each layer and above the last one, before the final norm."""
     states = [trunk.model.embed_tokens(ids)]
     rotary = trunk.model.rotary_emb(states[0], positions)
     hidden_places = torch.where(mask, 0.0, torch.finfo(states[0].dtype).min).to(states[0].dtype)
@@ -60,7 +60,7 @@ def trunk_states(
 
 
 def document_mask(documents: torch.Tensor, behind: int) -> torch.Tensor:
-    """[B, 1, T, T], true where a place may look at one of its document that lies `behind` places back or more.
+    """Return a mask [B, 1, T, T]: positions attend to those of their document at least `behind` back.
 
     `documents` [B, T] numbers the documents of each row.
     """
@@ -72,7 +72,7 @@ def document_mask(documents: torch.Tensor, behind: int) -> torch.Tensor:
 def draft_features(
     head: Head, trunk: Qwen2ForCausalLM, ids: torch.Tensor, positions: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Of ids and positions [B, T + 1], what the output embedding reads: the trunk's, and each step's [B, T, H]."""
+    """Return the inputs of the output embedding, the trunk's and each step's [B, T, H]."""
     inputs, places = ids[:, :-1], positions[:, :-1]
     documents = (places == 0).cumsum(1)
     config = trunk.config
@@ -94,7 +94,7 @@ def draft_features(
 
 
 class DraftLoss:
-    """Mean cross-entropy of the head's distributions against the trunk's, over `STEPS` tokens of a draft.
+    """The mean cross-entropy of the head's distributions against the trunk's, over `STEPS` tokens.
 
     The steps see what they will see when served: their own hidden states, and the entries that the steps
     before them left in the cache (the training-time test of EAGLE-3).
@@ -118,7 +118,7 @@ class DraftLoss:
 
 
 def counted_places(weights: torch.Tensor) -> list[torch.Tensor]:
-    """For each step, the places [B, T - 1] from which a draft is judged; `weights` [B, T + 1] are the tokens'.
+    """Return, for each step, the positions [B, T - 1] that count; `weights` [B, T + 1] are the tokens'.
 
     Step j at place p foresees token p + 2 of a draft begun after token p - j + 1 was sampled: all of them have
     to be the trunk's own words.

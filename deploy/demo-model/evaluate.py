@@ -1,4 +1,4 @@
-"""Scores a model folder on the held-out parts: perplexity, right answers, and samples to read.
+"""Score a model folder on the held-out parts: perplexity, right answers, and samples to read.
 
 Only files of the folder and transformers are used, so that what is measured is what gets served.
 """
@@ -48,7 +48,7 @@ class Answers:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def to(self, prompts: Sequence[str], max_new_tokens: int = 160) -> Iterator[str]:
-        """Replies to rendered prompts, in their order, without the end token; markers of tool calls are kept."""
+        """Yield replies to rendered prompts in order, without the end token, with markers of tool calls."""
         for chunk in _batched(prompts, _BATCH):
             batch = self.tokenizer(list(chunk), return_tensors="pt", padding=True, add_special_tokens=False)
             with torch.inference_mode():
@@ -64,14 +64,14 @@ def _batched(values: Sequence[str], size: int) -> Iterator[Sequence[str]]:
 
 
 def holds(reply: str, answer: str) -> bool:
-    """Whether `answer` stands in the reply as a whole, not as a part of a longer word or number."""
+    """Return whether the reply contains `answer` as a whole, not as a part of a longer word or number."""
     before = r"(?<![\w.-])" if answer[:1].isalnum() else ""
     after = r"(?!\w)" if answer[-1:].isalnum() else ""
     return re.search(before + re.escape(answer) + after, reply) is not None
 
 
 def mean_loss(model: PreTrainedModel, tokens: Tokens, most: int = 64) -> float:
-    """Mean weighted cross-entropy in nats per token over up to `most` windows."""
+    """Return the mean weighted cross-entropy, in nats per token, over up to `most` windows."""
     total = count = 0.0
     for start in windows(tokens, WINDOW)[:most]:
         ids = torch.from_numpy(tokens.ids[start : start + WINDOW + 1].astype(np.int64))
@@ -84,7 +84,7 @@ def mean_loss(model: PreTrainedModel, tokens: Tokens, most: int = 64) -> float:
 
 
 def questions(domain: str, count: int) -> list[tuple[str, str]]:
-    """Held-out prompts of a domain and what their replies have to contain."""
+    """Return held-out prompts of a domain, each with the text that its reply has to contain."""
     found: dict[str, str] = {}
     for _, dialogue in itertools.islice(stream(VALIDATION_SEED, held_out=True, domain=domain), 20 * count):
         if dialogue.answer is not None and len(found) < count:
@@ -113,7 +113,7 @@ def _scores(answers: Answers, count: int) -> Iterator[str]:
 
 
 def report(folder: Path, count: int) -> str:
-    """The figures of a model folder as Markdown; `count` questions for each domain."""
+    """Return the figures of a model folder as Markdown, for `count` questions per domain."""
     answers = Answers(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     prompts = [f"{IM_START}user\n{text}<|im_end|>\n{IM_START}assistant\n" for text in SAMPLES]

@@ -48,12 +48,12 @@ class GatedMlp(nn.Module):
 
 
 def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
-    """x [B, H, T, D] moved `by` places to the right; what enters on the left is never looked at."""
+    """Shift x [B, H, T, D] by `by` positions to the right; those entering on the left are masked."""
     return torch.roll(x, by, dims=2) if by else x
 
 
 class DraftAttention(nn.Module):
-    """Attention over what a drafter's cache holds in the middle of a draft.
+    """Attention over a drafter's cache in the middle of a draft.
 
     Draft token j at place p was begun at place p - j: the cache holds the entries made from the trunk's hidden
     states up to p - j, and after them one entry of each step of the draft (EAGLE-3's training-time test).
@@ -69,7 +69,7 @@ class DraftAttention(nn.Module):
         self.o_proj = nn.Linear(self._heads * self._width, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: KeyValues) -> torch.Tensor:
-        """x [B, T, inputs] of step j = len(cache); mask [B, 1, T, T] true where step 0 may be looked at."""
+        """Attend from x [B, T, inputs] of step len(cache); mask [B, 1, T, T] is true where step 0 is visible."""
         rows, length, _ = x.shape
         query = rope.turned(self._split(self.q_proj(x), self._heads))
         key = rope.turned(self._split(self.k_proj(x), self._kv_heads))
@@ -111,7 +111,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """From the trunk's hidden states [B, T, H], by the number of layers below them: what step 0 reads."""
+        """Return the input of step 0, from the trunk's hidden states [B, T, H] by layers below them."""
 
     @abstractmethod
     def forward(
@@ -122,11 +122,11 @@ class Head(nn.Module, ABC):
         mask: torch.Tensor,
         cache: KeyValues,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the output embedding is multiplied with, and what the next step reads; both [B, T, H]."""
+        """Run one step; return the inputs of the output embedding and of the next step, both [B, T, H]."""
 
     @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The weights by the names that vLLM reads."""
+        """Return the weights under the names that vLLM expects."""
 
 
 class MtpLayer(nn.Module):
@@ -144,7 +144,7 @@ class MtpLayer(nn.Module):
 
 
 class MtpHead(Head):
-    """MiMo's MTP layer; it reads the last layer's output before the trunk's final norm."""
+    """The MTP layer of MiMo, on the last layer's output before the trunk's final norm."""
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Head(Head):
-    """EAGLE-3's drafter with the trunk's whole vocabulary and its embedding at both ends."""
+    """The drafter of EAGLE-3, with the trunk's whole vocabulary and its embedding at both ends."""
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 
 def model_config(tokenizer: Tokenizer) -> Qwen2Config:
-    """Eight narrow layers rather than fewer wide ones: copying from the context needs depth."""
+    """Return the configuration: eight narrow layers, as copying from the context needs depth."""
     return Qwen2Config(
         architectures=["Qwen2ForCausalLM"],
         vocab_size=VOCABULARY,
@@ -42,13 +42,13 @@ def model_config(tokenizer: Tokenizer) -> Qwen2Config:
 
 
 def new_model(tokenizer: Tokenizer) -> Qwen2ForCausalLM:
-    """A model with fresh float32 weights."""
+    """Return a model with new float32 weights."""
     config = model_config(tokenizer)
     return Qwen2ForCausalLM(config).float()
 
 
 class NextToken:
-    """Mean cross-entropy of the next token, each counted by its weight."""
+    """The mean cross-entropy of the next token, each counted by its weight."""
 
     def __init__(self, model: Qwen2ForCausalLM) -> None:
         # Plain attention, compiled: 9.6k tokens/s; the fused kernel of torch 2.13, not compiled: 6.6k (two cores of an
@@ -65,7 +65,7 @@ class NextToken:
 
 
 def export(model: Qwen2ForCausalLM, tokenizer_folder: Path, target: Path) -> None:
-    """Write bfloat16 weights, configuration and tokenizer to `target`, replacing what was there file by file."""
+    """Write bfloat16 weights, configuration and tokenizer to `target`, replacing older files one by one."""
     target.mkdir(parents=True, exist_ok=True)
     weights = {
         name: value.detach().to(torch.bfloat16).contiguous()

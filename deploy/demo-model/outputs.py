@@ -1,4 +1,4 @@
-"""What the trunk itself answers: the data that its drafters learn from.
+"""Outputs of the trunk itself: the training data of its drafters.
 
 A drafter has to foresee the trunk, mistakes included, so that it learns from the trunk's replies rather than
 from the ones of the generators (as in Medusa's self-distillation and EAGLE's regenerated answers).
@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 if TYPE_CHECKING:
     from vllm import LLM
 
-# Prompts of one file: small enough that training can begin while later ones are being answered.
+# Prompts per file: few enough that training can begin while later files are generated.
 SHARD_PROMPTS = 4096
 MAX_REPLY = 512
 GREEDY_SHARE, TEMPERATURE = 0.6, 0.8
@@ -31,10 +31,10 @@ REPLY_WEIGHT = 10
 
 
 def offline_engine(folder: Path, **options: object) -> LLM:
-    """vLLM in this process over a model folder; `options` are those of `vllm.LLM`."""
+    """Load vLLM in this process with a model folder; `options` are those of `vllm.LLM`."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # what is printed is the figures alone
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the figures alone
     from vllm import LLM
 
     settings: dict[str, object] = {
@@ -50,7 +50,7 @@ def offline_engine(folder: Path, **options: object) -> LLM:
 
 
 def replies(engine: LLM, prompts: Sequence[list[int]], seed: int) -> list[list[int]]:
-    """The trunk's replies to encoded prompts, the end token included: most greedy, the others sampled."""
+    """Return the trunk's replies to encoded prompts with their end token: most greedy, the others sampled."""
     from vllm import SamplingParams, TokensPrompt
 
     rng = Random(seed)
@@ -70,7 +70,7 @@ def replies(engine: LLM, prompts: Sequence[list[int]], seed: int) -> list[list[i
 
 
 def make_shards(folder: Path, target: Path, count: int, seed: int) -> Iterator[int]:
-    """Answer `count` shards of prompts that nothing is held out of; yields the tokens of each shard written.
+    """Generate replies for `count` shards of training prompts; yield the tokens of each shard written.
 
     Shards that are there already are kept: a run that was ended goes on where it was.
     """
@@ -96,7 +96,7 @@ def shard_path(target: Path, index: int) -> Path:
 
 
 def load_shards(target: Path) -> Tokens:
-    """All shards in `target`, end to end.
+    """Return all shards in `target`, end to end.
 
     Raises FileNotFoundError when there is none.
     """

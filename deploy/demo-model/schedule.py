@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Ends after `steps` steps or at `finish_at` (Unix seconds), whichever comes first.
+    """A run that ends after `steps` steps or at `finish_at` (Unix seconds), whichever comes first.
 
     `began_at` (Unix seconds) is kept across restarts. `decay_share` is the last part of the run in which the
     rate falls.
@@ -25,18 +25,18 @@ class Schedule:
     decay_share: float = 0.35
 
     def remaining(self, step: int, now: float) -> float:
-        """The part of the run that is left, 0 to 1."""
+        """Return the part of the run that is left, 0 to 1."""
         by_time = (self.finish_at - now) / max(self.finish_at - self.began_at, 1.0)
         by_steps = 1.0 - step / self.steps
         return max(0.0, min(by_time, by_steps, 1.0))
 
     def scale(self, step: int, now: float) -> float:
-        """What the peak learning rate is multiplied with, 0 to 1."""
+        """Return the factor of the peak learning rate, 0 to 1."""
         return min((step + 1) / self.warmup_steps, self.remaining(step, now) / self.decay_share, 1.0)
 
 
 def next_time_of_day(text: str, now: float) -> float:
-    """Unix seconds of the next `HH:MM` in UTC.
+    """Return the Unix seconds of the next `HH:MM` in UTC.
 
     Raises ValueError when `text` is not of that form.
     """

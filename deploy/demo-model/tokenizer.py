@@ -24,7 +24,7 @@ class UnknownTokenError(KeyError):
 
 
 def token_id(tokenizer: Tokenizer, text: str) -> int:
-    """The id of a token; raises UnknownTokenError where there is none."""
+    """Return the id of a token. Raises UnknownTokenError where there is none."""
     found = tokenizer.token_to_id(text)
     if found is None:
         raise UnknownTokenError(f"{text} is not in the vocabulary; run `train.py tokenizer` again")
@@ -55,7 +55,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def _with_plain_markers(tokenizer: Tokenizer) -> Tokenizer:
-    """The trainer makes every reserved token special; the markers must survive `skip_special_tokens`."""
+    """Unmark the markers as special, which the trainer makes them: `skip_special_tokens` must keep them."""
     saved = json.loads(tokenizer.to_str())
     for token in saved["added_tokens"]:
         token["special"] = token["content"] in SPECIAL_TOKENS

@@ -1,4 +1,4 @@
-"""Builds Baton's demo model, one phase after the other; see README.md beside this file.
+"""Build Baton's demo model, one phase after the other; see README.md beside this file.
 
     python deploy/demo-model/train.py tokenizer
     python deploy/demo-model/train.py train --minutes 100
@@ -55,7 +55,7 @@ def phase_tokenizer(options: argparse.Namespace) -> None:
 
 
 def cached_tokens(tokenizer: Tokenizer, count: int, seed: int) -> dict[str, Tokens]:
-    """The training part of every domain, encoded once and then read from .work/."""
+    """Return the training part of every domain, encoded once and then read from .work/."""
     tokens = {}
     for domain in DOMAINS:
         path = WORK / f"{domain}.npz"
@@ -70,7 +70,7 @@ def cached_tokens(tokenizer: Tokenizer, count: int, seed: int) -> dict[str, Toke
 
 
 def schedule_of(options: argparse.Namespace) -> Schedule:
-    """From now until --finish-by, --minutes or --steps, whichever comes first."""
+    """Return a schedule from now until --finish-by, --minutes or --steps, whichever comes first."""
     now = time.time()
     finish = next_time_of_day(options.finish_by, now) if options.finish_by else now + 60 * options.minutes
     return Schedule(began_at=now, finish_at=finish, steps=options.steps, decay_share=options.decay_share)
@@ -88,7 +88,7 @@ def phase_train(options: argparse.Namespace) -> None:
 
 
 def load_model(tokenizer: Tokenizer) -> Qwen2ForCausalLM:
-    """The model of the last checkpoint, or a fresh one where there is none."""
+    """Load the model of the last checkpoint, or make a new one."""
     model = new_model(tokenizer)
     if CHECKPOINT.exists():
         state = torch.load(CHECKPOINT, weights_only=True)
@@ -109,7 +109,7 @@ def phase_eval(options: argparse.Namespace) -> None:
 
 
 def add_schedule(train: argparse.ArgumentParser, minutes: float) -> None:
-    """The options that `schedule_of` reads."""
+    """Add the options that `schedule_of` uses."""
     train.add_argument(
         "--minutes", type=float, default=minutes, help=f"how long to train (default: {minutes:g})"
     )

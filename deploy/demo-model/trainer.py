@@ -1,4 +1,4 @@
-"""The training loop: batches from several domains, Muon and AdamW, checkpoints that can be taken up again."""
+"""The training loop: batches from several domains, Muon and AdamW, checkpoints that can be resumed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TrainSettings:
 
 @dataclass(slots=True)
 class Progress:
-    """Where the run is; `positions` is each window walk's place, by `domain/length`."""
+    """The progress of a run; `positions` is that of each walk over windows, by `domain/length`."""
 
     step: int = 0
     tokens: int = 0
@@ -56,7 +56,7 @@ class Batch:
 
 
 class Batches:
-    """Draws micro-batches by domain and window length; what it draws depends on the seed and `positions` alone.
+    """A source of micro-batches by domain and window length, determined by the seed and `positions` alone.
 
     `shares` says which part of the rows each domain of `tokens` has, `lengths` how often a window has which length.
     """
@@ -81,12 +81,12 @@ class Batches:
         return {name: order.position for name, order in self._orders.items()}
 
     def go_to(self, positions: Mapping[str, int]) -> None:
-        """Take up the walks where `positions` says they were."""
+        """Resume the walks at `positions`."""
         for name, position in positions.items():
             self._orders[name].position = position
 
     def draw(self, step: int, part: int) -> Batch:
-        """One micro-batch, about `MICRO_BATCH_TOKENS` in all."""
+        """Draw one micro-batch of about `MICRO_BATCH_TOKENS` tokens."""
         rng = np.random.default_rng([self._seed, step, part])
         length = int(rng.choice(list(self._lengths), p=list(self._lengths.values())))
         domains = rng.choice(
@@ -102,7 +102,7 @@ class Batches:
 
 
 def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al., 2024) for the layers' matrices, AdamW for the embedding, biases and norms."""
+    """Make the optimizers: Muon (Jordan et al., 2024) for the layers' matrices, AdamW for all else."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim < 2 or "embed" in n]
     muon = torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
@@ -111,7 +111,7 @@ def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 class Trainer:
-    """Trains `model` by `loss` until the schedule ends; goes on from the checkpoint where there is one."""
+    """Training of `model` by `loss` until the schedule ends, resumed from a checkpoint if there is one."""
 
     def __init__(
         self,
@@ -131,11 +131,11 @@ class Trainer:
         self._stopped = False
 
     def stop(self) -> None:
-        """Let `run` end after the step in hand, with a checkpoint; safe to call from a signal handler."""
+        """Let `run` end after the present step, with a checkpoint. Safe to call from a signal handler."""
         self._stopped = True
 
     def run_to_the_end(self) -> None:
-        """`run`, with a SIGTERM ending it early; for the main thread only."""
+        """Call `run`, and let SIGTERM end it early. For the main thread only."""
         signal.signal(signal.SIGTERM, lambda _signal, _frame: self.stop())
         self.run()
         logger.info("done: %d steps, %.1f M tokens", self._progress.step, self._progress.tokens / 1e6)

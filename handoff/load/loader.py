@@ -53,7 +53,7 @@ class LoadJob:
 
 @dataclass
 class _Progress:
-    """How far a load has come; its times are in seconds."""
+    """The progress of a load; its times are in seconds."""
 
     job: LoadJob
     after: Mark | None  # the engine's work that was queued before the blocks became the load's
@@ -90,7 +90,10 @@ class Loader:
         pull_timeout_s: float,
         chunk_bytes: int,
     ) -> None:
-        """transports: best first; they are closed by whoever made them, after the loader."""
+        """Load into `cache`.
+
+        transports: best first; they are closed by whoever made them, after the loader.
+        """
         self._cache = cache
         self._puller = puller
         self.transports = list(transports)

@@ -1,8 +1,7 @@
 """Room in shared memory for records: slots of one size, handed out in any number, bounded.
 
-`Arena` is safe to call from any thread. One segment, whose pages are brought in step by step, ahead of need.
-A save takes the slots that are free, wherever they are: in one run where there is one that is long enough,
-else in few.
+There is one segment, whose pages are brought in step by step, ahead of need. A save takes slots that are
+free, wherever they are: in one run if there is one that is long enough, else in few.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ STEP_BYTES = 64 << 20
 
 
 class _Holes:
-    """Free slots. Invariant: the runs are sorted, apart from each other, and none goes beyond a step's end:
-    what was made known to an accelerator piece by piece is not copied across two of them.
+    """Free slots, as runs.
+
+    Invariant: the runs are sorted and apart from each other, and none goes beyond the end of a step. Memory
+    is pinned for an accelerator step by step, and no copy may span two of these pieces.
     """
 
     def __init__(self, step: int) -> None:
@@ -36,7 +37,7 @@ class _Holes:
         self.slots = 0
 
     def take(self, count: int) -> tuple[Run, ...]:
-        """So many, which must be there."""
+        """Remove `count` slots, which must be there."""
         self.slots -= count
         for i, (first, size) in enumerate(self._runs):
             if size >= count:
@@ -58,6 +59,7 @@ class _Holes:
         return tuple(sorted(taken))
 
     def give(self, first: int, count: int) -> None:
+        """Add a run, joined with its neighbours."""
         self.slots += count
         stop = first + count
         i = j = bisect.bisect(self._runs, (first, 0))
@@ -81,14 +83,16 @@ class StagingSlots:
 
     @property
     def segment(self) -> str:
+        """The segment's name."""
         return self.memory.name
 
     def view(self) -> SaveView:
+        """Return the headers and records of these slots."""
         return SaveView(self.memory.data, self.offset, self.record_bytes, self.runs)
 
 
 class Arena:
-    """Slots of `record_bytes` and a header, in at most `bound` bytes."""
+    """Slots of `record_bytes` and a header, in at most `bound` bytes. Safe for any thread."""
 
     def __init__(
         self,
@@ -99,7 +103,7 @@ class Arena:
         pin: Callable[[Bytes], None] | None = None,
         create: Callable[[int, int], Segment] = segments.create,
     ) -> None:
-        """pin: is told of memory when it can be used. Raises HandoffError for a bound below one slot."""
+        """pin: called with memory when it can be used. Raises HandoffError for a bound below one slot."""
         self.record_bytes = record_bytes
         self._slots = slots_in(bound, record_bytes)
         if not self._slots:
@@ -108,7 +112,7 @@ class Arena:
                 f" {bytes_for(1, record_bytes) / 2**20:.3g} MiB: raise it"
             )
         self._offset = records_at(self._slots)
-        unit = PAGE // math.gcd(PAGE, record_bytes)  # so many records end with a page
+        unit = PAGE // math.gcd(PAGE, record_bytes)  # this many records end with a page
         self._step = max(1, step_bytes // record_bytes // unit) * unit
         self._ahead = max(1, self._step // 2)
         self._pin = pin
@@ -126,7 +130,7 @@ class Arena:
 
     @property
     def slots(self) -> int:
-        """All that there are, or may be."""
+        """All slots that there are, or may be."""
         return self._slots
 
     @property
@@ -136,15 +140,15 @@ class Arena:
 
     @property
     def free_slots(self) -> int:
-        """So many fit now, in one save or in several."""
+        """Slots that can be allocated now, in one save or in several."""
         with self._lock:
             return self._holes.slots + self._slots - self._grown
 
     def allocate(self, count: int) -> StagingSlots:
-        """So many slots. Raises StagingFull, and only where fewer are free.
+        """Return `count` slots. Raises StagingFull, and only if fewer are free.
 
-        Takes microseconds where the slots are there, which the thread that grows ahead sees to; else it
-        brings them in.
+        This takes microseconds if the slots' pages are there, which the thread that grows ahead takes care
+        of; else it brings them in.
         """
         place = self._take(count)
         if place is None:
@@ -161,12 +165,13 @@ class Arena:
         return place
 
     def free(self, place: StagingSlots) -> None:
+        """Take slots back."""
         with self._lock:
             for run in place.runs:
                 self._holes.give(*run)
 
     def close(self) -> None:
-        """Remove the segment. Idempotent. Places stay readable as long as somebody holds them."""
+        """Remove the segment. Idempotent. Slots stay readable as long as somebody holds them."""
         self._closed = True
         self._low.set()
         self._grower.join(timeout=5)
@@ -185,7 +190,7 @@ class Arena:
         return StagingSlots(self._segment, self._offset, self.record_bytes, runs)
 
     def _grow(self) -> bool:
-        """By a step, under _growing. False: all is there, or /dev/shm is full."""
+        """Bring in a step's pages, under _growing. Returns False if all are there, or /dev/shm is full."""
         first, count = self._grown, min(self._step, self._slots - self._grown)
         if self._closed or not count:
             return False

@@ -22,7 +22,7 @@ def block_cache(
     wire_dtype: str = AS_IS,
     row_widths: Mapping[str, int] | None = None,
 ) -> BlockCache:
-    """The cache of one rank: layer name to tensor, dimension 0 the block, in the order of the records.
+    """Make the cache of one rank. tensors: by layer, dimension 0 the block, in the order of the records.
 
     A tensor that several layers share counts once. row_widths: elements that share a scale when quantised,
     the innermost dimension by default. Raises UnsupportedCache.
@@ -41,7 +41,7 @@ def block_cache(
     try:
         table = KVTable(list(found.values()), widths, wire_dtype)
     except ValueError as error:
-        raise UnsupportedCache(f"wire dtype {wire_dtype} cannot be made of this cache: {error}") from None
+        raise UnsupportedCache(f"this cache cannot travel as {wire_dtype}: {error}") from None
     layers = tuple(
         _describe(name, tensors[name], num_blocks, size)
         for name, size in zip(found, table.part_bytes, strict=True)
@@ -52,7 +52,7 @@ def block_cache(
 
 
 def _as_blocks(name: str, tensor: Any, num_blocks: int) -> torch.Tensor:
-    """The tensor's memory as [num_blocks, elements], sharing it."""
+    """Return the tensor's memory as [num_blocks, elements], sharing it."""
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedCache(f"layer {name}: its cache is a {type(tensor).__name__}, not one tensor")
     rows, shape, strides = tensor.shape[0], tuple(tensor.shape[1:]), tuple(tensor.stride()[1:])
@@ -70,7 +70,7 @@ def _as_blocks(name: str, tensor: Any, num_blocks: int) -> torch.Tensor:
 
 
 def _row_width(name: str, tensor: torch.Tensor, wanted: int | None) -> int:
-    """Elements side by side in memory that share a scale."""
+    """Return the number of elements, side by side in memory, that share a scale."""
     sizes = [
         size
         for size, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True)

@@ -26,35 +26,35 @@ NULL_BLOCK = 0
 
 
 class Landing(ABC):
-    """One pull's way into the cache, from one thread. The blocks are nobody else's until it ended."""
+    """The writing of one pull's records into the cache, from one thread; the blocks are its own meanwhile."""
 
     def __init__(self, what: str, seed: int) -> None:
-        """what: is pulled, for errors' texts; seed: of its digests."""
+        """Begin. what: the pulled KV, for the texts of errors; seed: of its digests."""
         self.what = what
         self.seed = seed
-        self.check_s = 0.0  # for digests, where they are computed apart
+        self.check_s = 0.0  # time for digests, where they are computed apart
         self.load_s = 0.0
 
     @abstractmethod
     def take(self, first_block: int, records: Bytes, saved: Digests, block_ids: Sequence[int]) -> None:
-        """Check a chunk against its digests and put it into the cache. `records` can be reused on return.
+        """Check a chunk against its digests and write it into the cache. `records` can be reused on return.
 
         Raises DigestMismatch, possibly for an earlier chunk.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """All that was taken is in the cache on return. Raises DigestMismatch."""
+        """Wait until all that was taken is in the cache. Raises DigestMismatch."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing writes the blocks any more on return, however the pull ended. Idempotent."""
+        """Wait until nothing writes the blocks any more, however the pull ended. Idempotent."""
 
 
 class BlockCache(ABC):
     """Copies between one rank's cache tensors and records.
 
-    The caller sees to it that the engine does not use the blocks meanwhile.
+    The caller ensures that the engine does not use the blocks meanwhile.
     """
 
     def __init__(self, layers: tuple[CacheLayer, ...], table: KVTable) -> None:
@@ -63,48 +63,56 @@ class BlockCache(ABC):
 
     @property
     def wire_dtype(self) -> str:
+        """The form in which KV travels: one of WIRE_DTYPES."""
         return self._table.wire
 
     @property
     def record_bytes(self) -> int:
+        """Bytes of one block's record."""
         return self._table.record_bytes
 
     @abstractmethod
     def fill(self, block_ids: Sequence[int], fill: Fill) -> None:
-        """Gather cache blocks into the records of fill.view, and close it in the end.
+        """Gather cache blocks into the records of fill.view, and close it at the end.
 
         Called on the engine's thread, after the step that wrote the blocks. On return the engine may reuse
-        them, by what it then queues; the records may still be on their way.
+        them by work that it queues from then on; the records may still be on their way.
         """
 
     @abstractmethod
     def gather(self, block_ids: Sequence[int], records: Bytes) -> Digests:
-        """The same at once: [n, record_bytes] uint8 in host memory, overwritten; the records' own digests."""
+        """Gather blocks at once.
+
+        records: [n, record_bytes] uint8 in host memory. Returns their own digests.
+        """
 
     @abstractmethod
     def landing(self, what: str, seed: int, after: Mark | None = None) -> Landing:
-        """A way for one pull, on its thread. after: a `mark` from when its blocks became its own."""
+        """Return a landing for one pull, on its thread.
+
+        after: a `mark` from when the blocks became its own.
+        """
 
     def mark(self) -> Mark | None:
-        """What the engine has queued so far, on its thread: a landing writes only after it."""
+        """Mark the work that the engine has queued, on its thread: a landing writes only after it."""
         return None
 
     def pin(self, memory: Bytes) -> None:  # noqa: B027 (host memory needs nothing)
-        """Records will be written to this host memory for as long as the process lives."""
+        """Prepare host memory to which records will be written for as long as the process lives."""
 
     def close(self) -> None:  # noqa: B027
         """Wait for fills under way. Idempotent."""
 
 
 def wanted(block_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """For unpacking: NULL_BLOCK is not written."""
+    """Return block ids for unpacking: NULL_BLOCK is -1, which is not written."""
     ids = np.array(block_ids, np.int64)
     ids[ids == NULL_BLOCK] = -1
     return ids
 
 
 def pieces(total: int, most: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of pieces of at most `most`, and of one at least."""
+    """Yield (start, stop) of pieces of at most `most`, and of one at least."""
     step = max(1, most)
     for start in range(0, total, step):
         yield start, min(start + step, total)

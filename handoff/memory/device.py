@@ -1,4 +1,4 @@
-"""A cache in an accelerator's memory: packed, copied and sent chunk by chunk, all at the same time.
+"""A cache in an accelerator's memory: chunks are packed, copied and sent, all at the same time.
 
     save   engine's queue ─ mark ┐                      ┌ mark ─ the engine may write the blocks again
            packing queue         └ pack 0 ─ pack 1 ─ … ─┘
@@ -8,10 +8,11 @@
     load   pulling thread     host copy of 0 ─ of 1 ─ of 2 (when 0 left its slot) ─ …
            its queue                        └ copy 0, unpack 0 ─ copy 1, unpack 1 ─ …
 
-Slots (a chunk each) are made once and used again. A pack waits for its slot's last copy, on the device; the
+Slots (a chunk each) are made once and reused. A pack waits for its slot's last copy, on the device; the
 engine's thread waits for nothing. A request of no more than `_SAVE_SLOTS` chunks frees its blocks at the
-speed of the device's memory; a longer one at that of the bus. Loads compute digests while they unpack: a
-broken chunk is noticed when it is in the cache, and the load fails; the blocks were no other request's.
+speed of the device's memory, a longer one at that of the bus. Loads compute digests while they unpack: a
+broken chunk is noticed when it is in the cache already, and the load fails; the blocks belong to no other
+request.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ from baton.kernels.kv_pack import KVTable
 
 logger = logging.getLogger(__name__)
 
-# Of a save's chunk: the engine's thread queues some five things for each, so they are few.
+# A save's chunk: the engine's thread queues some five operations for each, so chunks are large and few.
 SAVE_BYTES, _SAVE_SLOTS = 16 << 20, 8
-# Of a load's: as much as the transports bring at once. One slot of a pull fills while the other one leaves.
+# A load's chunk: as much as the transports bring at once. One slot of a pull fills while the other one
+# leaves.
 LOAD_BYTES, _LOAD_SLOTS = 4 << 20, 2
 
 
@@ -55,7 +57,7 @@ class _Target(Protocol):
 
 @dataclass(frozen=True)
 class _Plain:
-    """One piece."""
+    """Host memory in one piece."""
 
     data: Bytes
 
@@ -77,11 +79,11 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Coming:
-    """A chunk of a save on its way down."""
+    """A chunk of a save on its way to the host."""
 
     copied: Mark
     digests: torch.Tensor  # [n] int64, pinned
-    keep: tuple[torch.Tensor, ...]  # read or written by what is still queued
+    keep: tuple[torch.Tensor, ...]  # read or written by work that is still queued
 
 
 class DeviceBlockCache(BlockCache):
@@ -103,16 +105,16 @@ class DeviceBlockCache(BlockCache):
         self._packing, self._copying = self.device.queue(), self.device.queue()
         self._slots = [_Slot(self.room(self._save_chunk)) for _ in range(_SAVE_SLOTS)]
         self._next_slot = 0
-        self._lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()  # of pulls that ended
+        self._lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()  # left by pulls that ended
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-save")
         self._compile()
 
     def room(self, records: int) -> torch.Tensor:
-        """Device memory for so many records."""
+        """Return device memory for so many records."""
         return torch.empty((records, self.record_bytes), dtype=torch.uint8, device=self._table.device)
 
     def _compile(self) -> None:
-        """Both kernels run once, to no effect: no request shall wait for the compiler."""
+        """Run both kernels once, to no effect: no request shall wait for the compiler."""
         record, device = self._slots[0].records[:1], self._table.device
         with self._packing.use():
             digest = torch.empty(1, dtype=torch.int64, device=device)
@@ -132,7 +134,7 @@ class DeviceBlockCache(BlockCache):
             self._thread.submit(_bring, coming, fill)
         except BaseException:
             for each in (self._packing, self._copying):
-                each.mark().synchronize()  # nothing may write the place that is given up now
+                each.mark().synchronize()  # nothing may write to the memory that is given up now
             fill.close()
             raise
 
@@ -150,13 +152,14 @@ class DeviceBlockCache(BlockCache):
         return _DeviceLanding(self, self._table, lane, what, seed)
 
     def give_back(self, lane: _Lane) -> None:
+        """Keep a lane for the next pull."""
         self._lanes.put(lane)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
     def _send_down(self, block_ids: Sequence[int], records: _Target) -> Iterator[_Coming]:
-        """Queue it all: nothing here waits for the device."""
+        """Queue all packs and copies: nothing here waits for the device."""
         count = len(block_ids)
         device = self._table.device
         ids_host = self.device.pinned((count,), torch.int64)
@@ -193,19 +196,19 @@ def _arrived(chunk: _Coming) -> Digests:
 
 
 def _bring(coming: list[_Coming], fill: Fill) -> None:
-    """On a thread of its own: tell readers of each chunk when it is down."""
+    """Publish each chunk when it has arrived; on a thread of its own."""
     try:
         for chunk in coming:
             fill.add(_arrived(chunk))
-    except Exception:  # of the device; whoever pulls is told by the fill
-        logger.exception("KV did not come from the device")
+    except Exception:  # the device's; pullers learn of it by the fill
+        logger.exception("KV did not arrive from the device")
     finally:
         fill.close()
 
 
 @dataclass
 class _Landed:
-    """A chunk of a load that is queued: to be compared when the device is through."""
+    """A queued chunk of a load: its digests are compared when the device is done."""
 
     first_block: int
     saved: Digests
@@ -216,6 +219,8 @@ class _Landed:
 
 @dataclass
 class _LoadSlot:
+    """Memory for a chunk of a load, on both sides."""
+
     host: torch.Tensor  # [chunk, record_bytes] uint8, pinned
     records: torch.Tensor  # the same on the device
     landed: _Landed | None = None
@@ -223,7 +228,7 @@ class _LoadSlot:
 
 @dataclass
 class _Lane:
-    """A queue and its slots; one pull's at a time."""
+    """A queue and its slots, used by one pull at a time."""
 
     cache: DeviceBlockCache
     queue: streams.Queue = field(init=False)
@@ -291,7 +296,7 @@ class _DeviceLanding(Landing):
         )
 
     def _settle(self, slot: _LoadSlot) -> None:
-        """Wait until the slot's chunk is in the cache, and compare."""
+        """Wait until the slot's chunk is in the cache, and compare its digests."""
         landed, slot.landed = slot.landed, None
         if landed is not None:
             landed.done.synchronize()

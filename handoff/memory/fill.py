@@ -16,7 +16,10 @@ class Fill:
     """
 
     def __init__(self, view: SaveView, seed: int, closed: Callable[[], None]) -> None:
-        """view: whose records are to be written; seed: of its digests; closed: called by `close`."""
+        """Begin to write.
+
+        view: whose records are to be written; seed: of its digests; closed: called by `close`.
+        """
         self.view = view
         self._seed = seed
         self._closed = closed

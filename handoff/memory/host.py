@@ -21,11 +21,11 @@ _CACHED_BYTES = 512 << 10
 
 
 class HostBlockCache(BlockCache):
-    """A cache in host memory: all is done on the calling thread, and on return. Any thread may call."""
+    """A cache in host memory: all work is done on the calling thread, on return. Any thread may call."""
 
     def __init__(self, layers: tuple[CacheLayer, ...], table: KVTable) -> None:
         super().__init__(layers, table)
-        self.gather((), np.empty((0, table.record_bytes), np.uint8))  # compiles; no save shall wait for that
+        self.gather((), np.empty((0, table.record_bytes), np.uint8))  # compiles: no save shall wait for that
 
     def fill(self, block_ids: Sequence[int], fill: Fill) -> None:
         try:
@@ -40,7 +40,7 @@ class HostBlockCache(BlockCache):
         return own
 
     def scatter(self, records: Bytes, block_ids: Sequence[int]) -> None:
-        """Records to cache blocks; NULL_BLOCK is left alone."""
+        """Write records to cache blocks; NULL_BLOCK is left alone."""
         kv_pack.unpack(self._table, records, wanted(block_ids), None)
 
     def landing(self, what: str, seed: int, after: Mark | None = None) -> Landing:
@@ -49,7 +49,7 @@ class HostBlockCache(BlockCache):
 
 
 class _HostLanding(Landing):
-    """Checks first and copies then: nothing of a broken chunk reaches the cache."""
+    """A landing that checks first and copies then: nothing of a broken chunk reaches the cache."""
 
     def __init__(self, cache: HostBlockCache, what: str, seed: int) -> None:
         super().__init__(what, seed)

@@ -1,11 +1,12 @@
-"""Shared memory that outlives nobody: named, mapped by any process of the host, removed with its owner.
+"""Shared memory that never outlives its owner: named, mapped by any process of the host, removed with it.
 
-Owner: `create`, `Segment.grow`, `Segment.close`; at start `remove_stale`. Reader: `attach`.
+The owner calls `create`, `Segment.grow` and `Segment.close`, and `remove_stale` at its start; a reader
+`attach`.
 
 A segment's owner holds a lock on it (flock) for as long as it lives. The kernel drops that lock however the
 owner ends, so a segment whose lock can be taken is a dead owner's: unlike a process id, this also holds
 across containers that share /dev/shm. The name appears only after the lock is held (O_TMPFILE, then
-linkat), so no start-up sweep can catch a segment half made.
+linkat), so that no start-up sweep can catch a segment half made.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ import secrets
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
+from baton.handoff.records import Bytes
 
 DIRECTORY = Path("/dev/shm")  # noqa: S108 (where POSIX shared memory lives on Linux)
 _PREFIX = "baton-kv-"
 _NAME = re.compile(rf"{_PREFIX}[0-9]+-[0-9a-f]{{12}}")
 PAGE = mmap.PAGESIZE
-_TOUCH_BYTES = 4 << 20  # touched at once; between two the thread can be told to stop by its process' end
+_TOUCH_BYTES = 4 << 20  # touched at once; between two of these the thread can end with its process
 
 
 class Segment:
@@ -43,8 +43,8 @@ class Segment:
         """Bring in the pages from `start` to `stop`, both whole pages: they are zeros, and can be used.
 
         The first touch of a fresh page costs as much as 30 copies of it, so it happens here, not in a save.
-        Raises OSError (ENOSPC) where /dev/shm is too small: it is asked now, for a later write would end in
-        SIGBUS.
+        Raises OSError (ENOSPC) if /dev/shm is too small: it must be found out now, as a later write would
+        end in SIGBUS.
         """
         os.posix_fallocate(self._descriptor, start, stop - start)
         for at in range(start, stop, _TOUCH_BYTES):
@@ -60,9 +60,9 @@ class Segment:
 
 
 def create(size: int, present: int | None = None) -> Segment:
-    """A segment of `size` bytes; the first `present` of them (all by default) are grown.
+    """Make a segment of `size` bytes; the first `present` of them (all by default) are grown.
 
-    The others cost nothing until they are. Raises OSError as `Segment.grow` does.
+    The others cost nothing until they are grown. Raises OSError as `Segment.grow` does.
     """
     name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
     descriptor = os.open(DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -81,7 +81,7 @@ def create(size: int, present: int | None = None) -> Segment:
 def _name(descriptor: int, name: str) -> None:
     directory = os.open(DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # A directory descriptor makes this linkat(2), which alone follows the link in /proc.
+        # A directory descriptor makes this linkat(2), the only call that follows the link in /proc.
         os.link(
             f"/proc/self/fd/{descriptor}",
             name,
@@ -96,7 +96,7 @@ def _name(descriptor: int, name: str) -> None:
 def attach(name: str) -> Bytes:
     """Map another process' segment: [size] uint8, read-only; unmapped when the array goes.
 
-    Raises FileNotFoundError when its owner is gone, ValueError for a name that is no segment's.
+    Raises FileNotFoundError when the owner is gone, ValueError for a name that is no segment's.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a segment")
@@ -108,12 +108,12 @@ def attach(name: str) -> Bytes:
 
 
 def exists(name: str) -> bool:
-    """Whether the owner still keeps it."""
+    """Return whether the owner still keeps the segment."""
     return (DIRECTORY / name).exists()
 
 
 def remove_stale() -> list[str]:
-    """Remove what killed processes left behind; the names removed."""
+    """Remove segments that killed processes left behind; returns their names."""
     removed = []
     for path in DIRECTORY.glob(f"{_PREFIX}*"):
         try:

@@ -1,7 +1,7 @@
-"""What a device cache needs of an accelerator: queues of work, marks in them, pinned memory.
+"""An accelerator as a device cache needs it: queues of work, marks in them, pinned memory.
 
-`Inline` is a device without queues, the CPU: everything is done when it is asked for. With it the code for
-accelerators runs, and is tested, where there is none.
+`Inline` is a device without queues, the CPU: all work is done at once. With it the code for accelerators
+runs, and is tested, where there is none.
 """
 
 from __future__ import annotations
@@ -25,33 +25,36 @@ class Mark(Protocol):
 
 
 class Queue(Protocol):
-    """Work that a device does in order, beside that of other queues."""
+    """Work that a device does in order, concurrently with other queues."""
 
     def use(self) -> AbstractContextManager[Any]:
-        """What is queued inside, is queued here."""
+        """Return a context in which work is queued here."""
 
     def after(self, mark: Mark) -> None:
-        """What is queued from now on waits for the mark; the caller does not."""
+        """Make all work queued from now on wait for the mark; the caller does not wait."""
 
     def mark(self) -> Mark:
-        """Behind what is queued so far."""
+        """Return a mark behind the work queued so far."""
 
 
 class Device(Protocol):
+    """The device on which a cache lies."""
+
     def queue(self) -> Queue:
-        """A new one."""
+        """Return a new queue."""
 
     def current(self) -> Queue:
-        """The one that the calling thread uses, the engine's on the engine's thread."""
+        """Return the queue that the calling thread uses: on the engine's thread, the engine's."""
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Host memory that the device reads and writes by itself."""
+        """Return host memory that the device reads and writes by itself."""
 
     def pin(self, memory: Bytes) -> None:
-        """Make host memory such."""
+        """Turn existing host memory into such memory."""
 
 
 def of(device: torch.device) -> Device:
+    """Return the queues of a torch device."""
     return Cuda(device) if device.type == "cuda" else Inline()
 
 
@@ -71,7 +74,7 @@ class Cuda:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def pin(self, memory: Bytes) -> None:
-        """Copies to memory that could not be registered are right all the same, and slower."""
+        """Register the memory. Without it copies are slower, but right all the same."""
         status = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, 0)
         if int(status) != 0:
             logger.warning(
@@ -96,7 +99,7 @@ class _Stream:
 
 
 class Inline:
-    """A device that has done everything at once."""
+    """A device that does all work at once."""
 
     def queue(self) -> Queue:
         return _Done()

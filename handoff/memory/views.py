@@ -1,16 +1,16 @@
-"""How saves lie in shared memory, as their writer and their readers see them.
+"""The layout of saves in shared memory, for their writer and their readers.
 
     header 0, header 1, ... | padding to a page | record 0, record 1, ...
                                                 ^ Shard.offset
 
-A slot is a header and its record; a save is so many slots, in the order of its blocks. As headers stand
-apart, the records of neighbouring slots are one piece of memory.
+A slot is a header and its record; a save has one slot for each block, in the order of the blocks. As headers
+stand apart, the records of neighbouring slots are one piece of memory.
 
-A header is its slot's ticket, state and digest. Ticket: a number made of request and epoch, written at
-publication and wiped before the slot is used again. A reader in another process that finds it before and
-after its copy knows that the bytes held still meanwhile (the idea of a sequence lock). State: whether record
-and digest can be read. The first ones can while an accelerator's KV is still on its way down, so that one
-chunk is sent while the next is packed.
+A header holds its slot's ticket, state and digest. The ticket is a number made of request and epoch,
+written at publication and wiped before the slot is reused. A reader in another process that finds it before
+and after its copy knows that the bytes did not change meanwhile (the idea of a sequence lock). The state
+tells whether record and digest can be read. The first ones can while the rest of an accelerator's KV is
+still being copied to the host, so that one chunk is sent while the next is packed.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ HEADER_BYTES = 32
 _WORDS = HEADER_BYTES // 8
 _TICKET, _STATE, _DIGEST = range(3)
 _COMING, _WHOLE, _FAILED = range(3)
-_LOOK_S = 0.0001  # a chunk of 4 MiB is down in about as long
+_LOOK_S = 0.0001  # a chunk of 4 MiB takes about as long to arrive
 
-Run = tuple[int, int]  # of neighbouring slots: the first one, how many
+Run = tuple[int, int]  # neighbouring slots: the first one, and how many
 
 
 def records_at(slots: int) -> int:
-    """Where the first record begins, bytes into a segment of so many slots."""
+    """Return the offset of the first record in a segment of `slots` slots, bytes."""
     return -(-slots * HEADER_BYTES // PAGE) * PAGE
 
 
 def bytes_for(slots: int, record_bytes: int) -> int:
-    """What so many slots take, headers and all."""
+    """Return the bytes that `slots` slots take, headers included."""
     return records_at(slots) + slots * record_bytes
 
 
 def slots_in(size: int, record_bytes: int) -> int:
-    """So many fit in `size` bytes, headers and all."""
+    """Return the number of slots that fit in `size` bytes, headers included."""
     slots = size // (record_bytes + HEADER_BYTES)
     while slots and bytes_for(slots, record_bytes) > size:
         slots -= 1
@@ -53,7 +53,7 @@ def slots_in(size: int, record_bytes: int) -> int:
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
-    """The same slots in as few runs as can be."""
+    """Return the same slots in as few runs as possible."""
     found: list[Run] = []
     for first, count in runs:
         if found and sum(found[-1]) == first:
@@ -64,7 +64,7 @@ def joined(runs: Sequence[Run]) -> list[Run]:
 
 
 def are_inside(runs: Sequence[Run], memory: Bytes, offset: int, record_bytes: int) -> bool:
-    """Whether these slots can lie in that memory, whose records begin at `offset`."""
+    """Return whether these slots can lie in that memory, whose records begin at `offset`."""
     last = max((first + count for first, count in runs), default=0)
     return (
         bool(runs)
@@ -76,12 +76,13 @@ def are_inside(runs: Sequence[Run], memory: Bytes, offset: int, record_bytes: in
 
 
 class SaveView:
-    """Of one save, by the numbers of its blocks. Reading and writing take no lock: one process writes, each
-    number at once.
+    """One save's headers and records, by the numbers of its blocks.
+
+    Reading and writing take no lock: one process writes, each number at once.
     """
 
     def __init__(self, memory: Bytes, offset: int, record_bytes: int, runs: Sequence[Run]) -> None:
-        """memory: a segment; offset: of its first record; runs: of the save's slots."""
+        """memory: a segment; offset: of its first record; runs: the save's slots."""
         self._memory = memory
         self._offset = offset
         self._record_bytes = record_bytes
@@ -93,6 +94,7 @@ class SaveView:
 
     @property
     def num_blocks(self) -> int:
+        """Blocks of the save."""
         return len(self._slots)
 
     # ---- headers
@@ -102,34 +104,33 @@ class SaveView:
         self._headers[self._slots, _TICKET] = ticket
 
     def holds(self, ticket: int, first: int, stop: int) -> bool:
-        """Whether the ticket is on all slots of blocks `first` to `stop`."""
+        """Return whether the ticket is on all slots of blocks `first` to `stop`."""
         return bool((self._headers[self._slots[first:stop], _TICKET] == ticket).all())
 
     def expect(self) -> None:
-        """All records are still to come."""
+        """Mark all records as still to come."""
         self._headers[self._slots, _STATE] = _COMING
 
     def arrived(self, first: int, own: Digests) -> None:
-        """The records from block `first` on are written. own: their digests, with their seed."""
+        """Mark the records from block `first` on as written. own: their digests, with their seed."""
         slots = self._slots[first : first + len(own)]
         self._headers[slots, _DIGEST] = own
         self._headers[slots, _STATE] = _WHOLE
 
     def fail(self) -> None:
-        """The records that did not arrive never will."""
+        """Mark the records that did not arrive as failed: they never will."""
         states = self._headers[self._slots, _STATE]
         self._headers[self._slots[states == _COMING], _STATE] = _FAILED
 
     @property
     def whole(self) -> int:
-        """Records that can be read."""
+        """The number of records that can be read."""
         return int((self._headers[self._slots, _STATE] == _WHOLE).sum())
 
     def wait(self, first: int, stop: int, what: str, check: Callable[[], None]) -> None:
-        """Until the records of blocks `first` to `stop` are whole. `check` is called between looks, and may
-        raise.
+        """Wait until the records of blocks `first` to `stop` are whole.
 
-        Raises SaveFailed when they never will be.
+        check: called between looks, and may raise. Raises SaveFailed when they never will be.
         """
         slots = self._slots[first:stop]
         while True:
@@ -142,14 +143,14 @@ class SaveView:
             time.sleep(_LOOK_S)
 
     def digests(self, first: int, stop: int) -> Digests:
-        """Of blocks `first` to `stop`: [stop - first], a copy."""
+        """Return the digests of blocks `first` to `stop`: [stop - first], a copy."""
         found: Digests = self._headers[self._slots[first:stop], _DIGEST]
         return found
 
     # ---- records
 
     def pieces(self, first: int, stop: int, most: int) -> Iterator[tuple[int, int]]:
-        """Blocks `first` to `stop` in parts of at most `most`, the records of each one piece of memory."""
+        """Yield (start, stop) of parts of at most `most` blocks, the records of each one piece of memory."""
         for end in self._ends:
             while first < min(end, stop):
                 last = min(first + most, end, stop)
@@ -157,7 +158,7 @@ class SaveView:
                 first = last
 
     def records(self, first: int, stop: int) -> Bytes:
-        """Of one of the `pieces`, or a part of it: [stop - first, record_bytes] uint8."""
+        """Return the records of a piece, or of a part of one: [stop - first, record_bytes] uint8."""
         start = self._offset + int(self._slots[first]) * self._record_bytes
         size = (stop - first) * self._record_bytes
         return self._memory[start : start + size].reshape(stop - first, self._record_bytes)

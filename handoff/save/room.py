@@ -1,7 +1,8 @@
-"""Which prompts may be begun: those for whose KV there will be room when they have been read.
+"""Admission of prompts to a prefill: only those whose KV will find room in staging.
 
-A prompt that is read for nothing is read once more on the other side, among the streams that are written
-there. So it waits, for a short while; then whoever asked is told, and may ask elsewhere.
+A prompt prefilled without room is prefilled once more by the decode worker, among the streams that it
+decodes. So it waits, for a short while; then its router learns that there is no room, and may try another
+worker.
 """
 
 from __future__ import annotations
@@ -9,30 +10,30 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-WAIT_S = 3.0  # some pulls of long prompts; a router that is told so has others to ask
+WAIT_S = 3.0  # time for some pulls of long prompts; a router that learns of it has other workers
 
 
 class SaveRoom:
-    """Staging as the scheduler's side knows it. On the engine's thread.
+    """Staging's room as the scheduler's side knows it. Used on the engine's thread.
 
     Invariant: a request is promised room, waits for it, or is unknown.
     """
 
     def __init__(self, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
-        self._staging: Mapping[int, tuple[int, int]] = {}  # by rank: blocks that are free, and all
+        self._staging: Mapping[int, tuple[int, int]] = {}  # by rank: free blocks, and all blocks
         self._promised: dict[str, int] = {}  # by request id: blocks
-        self._waiting: dict[str, tuple[int, float]] = {}  # blocks, until when; the first come first
+        self._waiting: dict[str, tuple[int, float]] = {}  # blocks, until when; first come, first served
         self._overdue: list[str] = []
 
     def hear(self, staging: Mapping[int, tuple[int, int]]) -> None:
-        """What ranks say after a step."""
+        """Take over what ranks report after a step: free blocks and all, by rank."""
         self._staging = {**self._staging, **staging}
 
     def admits(self, request_id: str, blocks: int) -> bool:
-        """Whether a request may be begun that will save so many blocks.
+        """Return whether a request that will save so many blocks may be prefilled now.
 
-        One that waited for too long may, too: `take_overdue` names it first.
+        A request that has waited for too long may, too: `take_overdue` names it first.
         """
         if request_id in self._promised:
             return True
@@ -49,12 +50,12 @@ class SaveRoom:
         return False
 
     def take_overdue(self) -> list[str]:
-        """Requests that have waited for too long, each once."""
+        """Return the requests that have waited for too long, each once."""
         overdue, self._overdue = self._overdue, []
         return overdue
 
     def forget(self, request_id: str) -> None:
-        """It is saved, or over."""
+        """Drop a request that is saved, or over."""
         self._promised.pop(request_id, None)
         self._waiting.pop(request_id, None)
         if request_id in self._overdue:
@@ -64,7 +65,7 @@ class SaveRoom:
         free = min((free for free, _ in self._staging.values()), default=blocks)
         capacity = min((capacity for _, capacity in self._staging.values()), default=blocks)
         if blocks > capacity:
-            return True  # it never will, anywhere here: its answer's worker reads it
+            return True  # it never will fit here: the decode worker prefills it
         ahead = 0
         for other, (others, _) in self._waiting.items():
             if other == request_id:

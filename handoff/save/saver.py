@@ -27,7 +27,7 @@ class SaveJob:
 
 
 class Saver:
-    """Called on the engine's thread, after the step that wrote the blocks: they may be reused on return."""
+    """The saving end of a rank, called on the engine's thread after the step that wrote the blocks."""
 
     def __init__(
         self,
@@ -39,7 +39,10 @@ class Saver:
         address: str,
         chunk_bytes: int,
     ) -> None:
-        """address: host:port of this rank's Handoff service; chunk_bytes: of records read at once."""
+        """Save to `staging`.
+
+        address: host:port of this rank's Handoff service; chunk_bytes: of records read at once.
+        """
         self._cache = cache
         self._staging = staging
         self._transports = transports
@@ -48,7 +51,7 @@ class Saver:
         self._chunk_bytes = chunk_bytes
 
     def save(self, job: SaveJob) -> ShardSave:
-        """Save the job's blocks and offer them over each transport.
+        """Save the job's blocks and offer them over each transport. The engine may reuse them on return.
 
         Never raises HandoffError: a save that fails is a problem to report, not the end of a step.
         """

@@ -1,4 +1,4 @@
-"""How much shared memory a rank's saved KV may take where nobody said it."""
+"""The size of staging, shared memory for a rank's saved KV, where the configuration gives none."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from baton.handoff.memory.segments import DIRECTORY
 from baton.handoff.memory.views import bytes_for
 
-# Of the rank's KV cache: what a batch and the prompts behind it hold while they wait to be pulled.
+# Half of the rank's KV cache: as much as a batch and the prompts behind it hold while they wait to be pulled.
 CACHE_SHARE = 2
-# Of what /dev/shm has free: other ranks and workers of the host begin beside this one, and see the same.
+# A quarter of what /dev/shm has free: other ranks and workers of the host start beside this one, and see
+# the same.
 FREE_SHARE = 4
 
 
 @dataclass(frozen=True)
 class StagingSize:
-    """Bytes, and why so many."""
+    """A number of bytes, and the reason for it."""
 
     bytes: int
     because: str
@@ -26,7 +27,10 @@ class StagingSize:
 
 
 def staging_size(record_bytes: int, cache_blocks: int, prompt_blocks: int, free_bytes: int) -> StagingSize:
-    """prompt_blocks: of the longest prompt, which fits where /dev/shm allows it; one block always does."""
+    """Return the size.
+
+    prompt_blocks: of the longest prompt, which fits if /dev/shm allows it; one block always does.
+    """
     share = StagingSize(bytes_for(cache_blocks // CACHE_SHARE, record_bytes), "half of the KV cache")
     prompt = StagingSize(bytes_for(prompt_blocks, record_bytes), "one prompt of max_model_len")
     wanted = max(share, prompt, key=lambda one: one.bytes)
@@ -39,6 +43,6 @@ def staging_size(record_bytes: int, cache_blocks: int, prompt_blocks: int, free_
 
 
 def free_bytes() -> int:
-    """In /dev/shm."""
+    """Return the free bytes of /dev/shm."""
     found = os.statvfs(DIRECTORY)
     return found.f_bavail * found.f_frsize

@@ -61,14 +61,17 @@ class Entry:
 
 
 def _nothing(*_: object) -> None:
-    """Ignore what one is told."""
+    """Do nothing."""
 
 
 class Staging:
-    """What one rank has saved. Bounded by its arena."""
+    """The saved prompts of one rank, bounded by its arena."""
 
     def __init__(self, arena: Arena, lease_s: float, ended: Callable[[str, int], None] = _nothing) -> None:
-        """ended: called with the request id and epoch of each published entry that ends, holding no lock."""
+        """Start with nothing saved.
+
+        ended: called, without a lock, with the key of each published entry that ends.
+        """
         self.lease_s = lease_s
         self._arena = arena
         self._on_end = ended

@@ -56,10 +56,8 @@ class SavedShard:
     epoch: int
     rank: int
     num_blocks: int
-    place: StagingSlots  # in this host's shared memory; it stays as it is until `Transport.withdraw`
-    read: Callable[
-        [], Iterator[Records]
-    ]  # all records in order, each chunk when it is whole; raises SourceError
+    place: StagingSlots  # in this host's shared memory; reused when the lease has ended, whoever looks at it
+    read: Callable[[], Iterator[Records]]  # all records in order, as they arrive; raises SourceError
 
     @property
     def record_bytes(self) -> int:
@@ -106,7 +104,7 @@ class Pull:
 
 
 class Transport(ABC):
-    """Both ends of one way to move records; made without arguments, once a rank, called from several threads.
+    """Both ends of one way to move records: one object for each rank, called from several threads.
 
     The saving rank `offer`s each save; the offers of all its transports travel in `Shard.offers`, by name.
     The pulling rank takes the first of its own transports that `reaches` the shard, and `pull`s.

@@ -3,11 +3,11 @@
 Loaded by KVTransferConfig(kv_connector="BatonConnector",
 kv_connector_module_path="baton.handoff.vllm.connector", kv_role="kv_both", kv_load_failure_policy="fail",
 kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host, in the scheduler's process,
-uses `take_reports`, `compatibility_hash` and `staged`.
+uses `take_reports`, `compatibility_hash`, `facts` and `staged`.
 
 Leans on vLLM 0.32: KVConnectorBase_V1 and its calls (vllm.distributed.kv_transfer.kv_connector.v1.base),
 KVConnectorRole, KVConnectorTransferResults, get_tensor_model_parallel_rank (vllm.distributed),
-KVTransferConfig.kv_connector_extra_config; further symbols in the vllm_* modules beside this one.
+KVTransferConfig.kv_connector_extra_config; further symbols in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ from baton.rpc import CALL_TIMEOUT_S
 
 
 class BatonConnector(KVConnectorBase_V1):
-    """One object a role: the scheduler's has `_scheduler`, a rank's has `_worker` once its cache exists."""
+    """One object for each role: the scheduler's has `_scheduler`, a rank's `_worker`, once it has a cache."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Raises HandoffError for a wrong configuration or a cache that cannot be handed over."""
+        """Make a role's object.
+
+        Raises HandoffError for a wrong configuration or a cache that cannot be handed over.
+        """
         super().__init__(vllm_config, role, kv_cache_config)
         self._config = HandoffConfig.from_extra_config(self._kv_transfer_config.kv_connector_extra_config)
         self._worker: WorkerSide | None = None
@@ -59,18 +62,18 @@ class BatonConnector(KVConnectorBase_V1):
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the hash is made of, in words."""
+        """The hash's ingredients in words."""
         return self._scheduler_side.facts
 
     def take_reports(self) -> Reports:
-        """What was saved and loaded since the last call.
+        """Return what was saved and loaded since the last call; to be called after each step.
 
-        Called after each step. A save is reported in the step that brings its request's first token.
+        A save is reported in the step that brings its request's first token.
         """
         return self._scheduler_side.take_reports()
 
     def staged(self, timeout_s: float = CALL_TIMEOUT_S) -> Staged:
-        """What waits to be pulled; asks the ranks, any thread may. Raises TransportFailed."""
+        """Ask the ranks how much waits to be pulled; any thread may. Raises TransportFailed."""
         return self._scheduler_side.staged(timeout_s)
 
     # ---- scheduler's side
@@ -96,7 +99,7 @@ class BatonConnector(KVConnectorBase_V1):
             self._scheduler_side.update(connector_output.kv_connector_worker_meta)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        del block_ids  # free to go: what is kept was copied
+        del block_ids  # may be freed: what is kept was copied
         self._scheduler_side.finished(request)
         return False, None
 
@@ -114,13 +117,13 @@ class BatonConnector(KVConnectorBase_V1):
         self._worker_side.begin_step(self._jobs)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Nothing: loads begin with the step (bind_connector_metadata), not behind its forward pass."""
+        """Do nothing: loads begin with the step (bind_connector_metadata), not behind its forward pass."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: a request whose KV is still coming is not in the batch."""
+        """Do nothing: a request whose KV is still arriving is not in the batch."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing: whole blocks are saved when the step ends."""
+        """Do nothing: whole blocks are saved when the step ends."""
 
     def wait_for_save(self) -> None:
         self._worker_side.save(self._jobs)

@@ -1,4 +1,4 @@
-"""What vLLM's configuration says about the meaning of KV bytes.
+"""The meaning of KV bytes, as vLLM's configuration states it.
 
 Leans on vllm.__version__ and on VllmConfig: model_config (hf_config, dtype, quantization),
 cache_config.cache_dtype, parallel_config.{_PARALLEL_SIZES}, speculative_config (method,
@@ -20,7 +20,8 @@ from baton.handoff.compatibility import Facts
 from baton.handoff.errors import UnsupportedCache
 from baton.handoff.memory.cache import BlockCache
 
-# Each says which part of the KV a rank keeps. Expert parallelism is not among them: it splits no attention.
+# Each decides which part of the KV a rank keeps. Expert parallelism is not among them: it splits no
+# attention.
 _PARALLEL_SIZES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -31,7 +32,7 @@ _PARALLEL_SIZES = (
 
 
 def block_size(kv_cache_config: Any) -> int:
-    """Tokens a block. Raises UnsupportedCache for a cache of several groups (hybrid models)."""
+    """Return the tokens in a block. Raises UnsupportedCache for a cache of several groups (hybrid models)."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         raise UnsupportedCache(
@@ -42,9 +43,9 @@ def block_size(kv_cache_config: Any) -> int:
 
 
 def row_widths(kv_cache_config: Any) -> dict[str, int]:
-    """By layer: elements of a cache that are one token's of one head, keys and values apart; MLA's latent.
+    """Return, by layer, the elements of one token of one head, keys and values apart; for MLA of the latent.
 
-    Where keys and values have heads of two sizes, what divides both.
+    Where heads of keys and values differ in size, it is their greatest common divisor.
     """
     widths = {}
     for group in kv_cache_config.kv_cache_groups:
@@ -57,9 +58,9 @@ def row_widths(kv_cache_config: Any) -> dict[str, int]:
 
 
 def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> str:
-    """Which instructions a CPU's attention computes with; empty on a GPU, and for MLA.
+    """Return the instruction sets with which a CPU computes attention; empty on a GPU, and for MLA.
 
-    Each of them keeps keys and values in an order of its own: AMX's of the same shape as another CPU's.
+    Each of them keeps keys and values in an order of its own; AMX's has the same shape as another CPU's.
     """
     layers = vllm_config.compilation_config.static_forward_context
     names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
@@ -73,10 +74,10 @@ def facts(
     model_fingerprint: str,
     drafter_fingerprint: str,
 ) -> Facts:
-    """Of one rank. Raises UnsupportedCache."""
+    """Return the facts of one rank. Raises UnsupportedCache."""
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     if speculative is not None and not speculative.uses_draft_kv_cache():
-        speculative = None  # drafts from tokens or hidden states: nothing of it is in the KV cache
+        speculative = None  # it drafts from tokens or hidden states, and keeps nothing in the KV cache
     drafter = speculative.draft_model_config if speculative is not None else None
     return Facts(
         vllm_version=vllm.__version__,

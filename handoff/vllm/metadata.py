@@ -1,4 +1,4 @@
-"""What the connector's two sides tell each other through vLLM: plain picklable data.
+"""Messages between the connector's two sides, which vLLM carries: plain picklable data.
 
 Leans on vllm.distributed.kv_transfer.kv_connector.v1.base: KVConnectorMetadata, KVConnectorWorkerMetadata,
 KVConnectorHandshakeMetadata.
@@ -22,7 +22,7 @@ from baton.handoff.save.saver import SaveJob
 
 @dataclass
 class StepJobs(KVConnectorMetadata):
-    """Scheduler to ranks: what one engine step has to do."""
+    """From the scheduler to the ranks: the work of one engine step."""
 
     saves: list[SaveJob] = field(default_factory=list)
     loads: list[LoadJob] = field(default_factory=list)
@@ -31,11 +31,11 @@ class StepJobs(KVConnectorMetadata):
 
 @dataclass
 class StepResults(KVConnectorWorkerMetadata):
-    """Ranks to scheduler: what has been done."""
+    """From the ranks to the scheduler: the results of a step."""
 
     saves: list[ShardSave] = field(default_factory=list)
     loads: list[ShardLoad] = field(default_factory=list)
-    staging: dict[int, tuple[int, int]] = field(default_factory=dict)  # by rank: blocks free, and in all
+    staging: dict[int, tuple[int, int]] = field(default_factory=dict)  # by rank: free blocks, and all blocks
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepResults:
         if not isinstance(other, StepResults):
@@ -45,10 +45,10 @@ class StepResults(KVConnectorWorkerMetadata):
 
 @dataclass(frozen=True)
 class RankHandshake(KVConnectorHandshakeMetadata):
-    """A rank to the scheduler, once, when its cache is there."""
+    """From a rank to the scheduler, once, when its cache exists."""
 
     rank: int
-    address: str  # of its Handoff service, as a process of this machine dials it
+    address: str  # of its Handoff service, as processes of this machine dial it
     compatibility_hash: str
-    facts: Mapping[str, str]  # what the hash is made of, in words
+    facts: Mapping[str, str]  # the hash's ingredients in words
     layers: tuple[bytes, ...]  # serialized handoff.Layer

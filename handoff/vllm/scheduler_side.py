@@ -1,8 +1,8 @@
-"""The scheduler's half of the connector: which request saves or loads what, and what became of it.
+"""The scheduler's half of the connector: it orders saves and loads, and collects their results.
 
 Leans on vllm.v1.request.Request (request_id, num_tokens, num_computed_tokens, kv_transfer_params, status),
 RequestStatus.FINISHED_ABORTED, SchedulerOutput (num_scheduled_tokens, kv_connector_block_state), on
-Scheduler.schedule asking get_num_new_matched_tokens again, step by step, where it was told None, and on
+Scheduler.schedule calling get_num_new_matched_tokens again in each step after it returned None, and on
 Scheduler.update_from_output calling update_connector_output after it has finished requests:
 `request_finished` cannot return the manifest, so the worker's host takes it with `take_reports` after each
 step.
@@ -34,7 +34,7 @@ from baton.rpc import host_id
 
 @dataclass
 class _Save:
-    """A save that ranks are doing. It outlives its request, which ends in the same step."""
+    """A save under way on the ranks. It outlives its request, which ends in the same step."""
 
     num_tokens: int
     done: list[ShardSave] = field(default_factory=list)
@@ -43,7 +43,7 @@ class _Save:
 
 @dataclass
 class _Load:
-    """A load that ranks are doing."""
+    """A load under way on the ranks."""
 
     manifest: Manifest
     arrived_s: float
@@ -51,7 +51,7 @@ class _Load:
 
 
 class SchedulerSide:
-    """All methods are called on the engine's thread."""
+    """The state of all saves and loads of an engine. All methods are called on the engine's thread."""
 
     def __init__(self, config: HandoffConfig, block_size: int) -> None:
         self._config = config
@@ -59,8 +59,8 @@ class SchedulerSide:
         self._host = host_id()
         self._client = HandoffClient()
         self._ranks: list[RankHandshake] = []
-        self._to_save: dict[str, tuple[Any, SaveWish]] = {}  # by request id, until its save is under way
-        self._to_load: dict[str, tuple[LoadWish, float]] = {}  # the same; with the time of arrival
+        self._to_save: dict[str, tuple[Any, SaveWish]] = {}  # by request id, until its save begins
+        self._to_load: dict[str, tuple[LoadWish, float]] = {}  # the same for its load; with the arrival
         self._saving: dict[Key, _Save] = {}
         self._loading: dict[Key, _Load] = {}
         self._jobs = StepJobs()
@@ -72,20 +72,24 @@ class SchedulerSide:
 
     @property
     def compatibility_hash(self) -> str:
+        """Hex; the same on all ranks."""
         return self._ranks[0].compatibility_hash
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the hash is made of, in words."""
+        """The hash's ingredients in words."""
         return self._ranks[0].facts
 
     @property
     def addresses(self) -> list[str]:
-        """Of the ranks' Handoff services, in rank order."""
+        """Addresses of the ranks' Handoff services, in rank order."""
         return [rank.address for rank in self._ranks]
 
     def take_reports(self) -> Reports:
-        """Also of prompts that found no room for too long, before they are begun."""
+        """Return what ended since the last call.
+
+        Prompts that have waited too long for room are reported as not saved before their prefill begins.
+        """
         for request_id in self._room.take_overdue():
             _, wish = self._to_save[request_id]
             problem = Problem.of(
@@ -97,12 +101,13 @@ class SchedulerSide:
         return reports
 
     def staged(self, timeout_s: float) -> Staged:
+        """Ask the ranks how much waits to be pulled. Raises TransportFailed."""
         return self._client.staged(self.addresses, timeout_s)
 
     # ---- for vLLM's scheduler
 
     def set_ranks(self, handshakes: Mapping[int, RankHandshake]) -> None:
-        """Raises CompatibilityMismatch when the ranks of this engine differ."""
+        """Take over the ranks' descriptions. Raises CompatibilityMismatch when they differ."""
         self._ranks = [handshakes[rank] for rank in sorted(handshakes)]
         hashes = {rank.compatibility_hash for rank in self._ranks}
         if len(hashes) != 1:
@@ -111,7 +116,7 @@ class SchedulerSide:
             )
 
     def add(self, request: Any) -> None:
-        """Raises InvalidWish."""
+        """Note what a new request wants. Raises InvalidWish."""
         wish = params.parse(request.kv_transfer_params)
         if isinstance(wish, SaveWish):
             self._to_save[request.request_id] = (request, wish)
@@ -119,10 +124,10 @@ class SchedulerSide:
             self._to_load[request.request_id] = (wish, time.monotonic())
 
     def loadable_tokens(self, request: Any, num_computed: int) -> int | None:
-        """Tokens beyond the first `num_computed` whose KV can be had; 0 when asked again after a preemption.
+        """Return the number of tokens beyond the first `num_computed` whose KV can be loaded.
 
-        None: ask again in the next step, for there is no room yet for what the request will save.
-        The last token is always computed here: its logits are the next token's.
+        None makes vLLM ask again in the next step: there is no room yet for what the request will save.
+        After a preemption it is 0. The last token is always computed here: its logits give the next token.
         """
         if request.request_id in self._to_save:
             blocks = num_blocks(request.num_tokens, self._block_size)
@@ -132,7 +137,10 @@ class SchedulerSide:
         return max(0, self._end(request) - num_computed)
 
     def allocated(self, request: Any, block_ids: Sequence[int], num_external: int) -> None:
-        """Blocks were found. A wish to load is used up now, even if the prefix cache left nothing to load."""
+        """Begin a load into these blocks.
+
+        The wish is used up, even if the prefix cache left nothing to load.
+        """
         found = self._to_load.get(request.request_id)
         if found is None:
             return
@@ -156,12 +164,12 @@ class SchedulerSide:
         )
 
     def build_step(self, scheduler_output: Any) -> StepJobs:
-        """The step's loads, and a save for each request whose last token so far is computed in it."""
+        """Return the step's loads, and a save for each request whose last known token is computed in it."""
         for request_id in [name for name in self._to_save if name in scheduler_output.num_scheduled_tokens]:
             request, wish = self._to_save[request_id]
             end = request.num_computed_tokens + scheduler_output.num_scheduled_tokens[request_id]
             if end < request.num_tokens:
-                continue  # a chunk of the prompt
+                continue  # a chunk of the prompt, not its end
             del self._to_save[request_id]
             (blocks,) = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
             self._saving[request_id, wish.epoch] = _Save(request.num_tokens)
@@ -171,7 +179,7 @@ class SchedulerSide:
         return jobs
 
     def finished(self, request: Any) -> None:
-        """The request ended: stop its load, or give up what it has not begun to load."""
+        """Stop the load of a request that ended, or release what it has not begun to load."""
         self._jobs.cancels += [key for key in self._loading if key[0] == request.request_id]
         if self._to_save.pop(request.request_id, None) is not None:
             self._room.forget(request.request_id)
@@ -183,6 +191,7 @@ class SchedulerSide:
                     save.wanted = False
 
     def update(self, results: StepResults) -> None:
+        """Take over what the ranks did in a step."""
         self._room.hear(results.staging)
         for saved in results.saves:
             self._add_save(saved)
@@ -190,16 +199,17 @@ class SchedulerSide:
             self._add_load(loaded)
 
     def close(self) -> None:
+        """Close connections to other workers. Idempotent."""
         self._client.close()
 
     # ---- inside
 
     def _end(self, request: Any) -> int:
-        """Tokens of the request whose KV its manifest can give."""
+        """Return the number of the request's tokens whose KV its manifest offers."""
         return int(min(self._to_load[request.request_id][0].manifest.num_tokens, request.num_tokens - 1))
 
     def _give_up(self, request_id: str, wish: LoadWish) -> None:
-        """Release what is not wanted here; another's, which a mangled manifest may name, stays."""
+        """Release what is not wanted here, but never what a mangled manifest names of another's."""
         if is_of(wish.manifest, request_id, wish.epoch):
             self._client.release_soon(wish.manifest)
 

@@ -1,10 +1,10 @@
-"""A rank's half of the connector: owns its staging, its service, its saver and loader.
+"""A rank's half of the connector: the owner of its staging, service, transports, saver and loader.
 
 Leans on the order in which vLLM's model runners call a connector in one step (V1 without speculation, V1
 with, V2): bind_connector_metadata, forward, wait_for_save, get_transfer_results,
-build_connector_worker_meta; with speculation on V1 wait_for_save comes last, after the drafter.
-`StepResults` of a step is therefore one object that wait_for_save may still add to after vLLM has taken it;
-vLLM hands it on only when the step is over. And on VllmConfig.model_config.max_model_len.
+build_connector_worker_meta; with speculation on V1 wait_for_save comes last, after the drafter. A step's
+`StepResults` is therefore one object, to which wait_for_save may still add after vLLM has taken it; vLLM
+passes it on only when the step is over. And on VllmConfig.model_config.max_model_len.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerSide:
-    """Made once a rank, when its cache tensors exist."""
+    """One rank's side, made when its cache tensors exist."""
 
     def __init__(
         self,
@@ -48,7 +48,10 @@ class WorkerSide:
         rank: int,
         kv_caches: Mapping[str, Any],
     ) -> None:
-        """Raises HandoffError when the cache cannot be handed over or the service cannot listen."""
+        """Start the service.
+
+        Raises HandoffError if the cache cannot be handed over or the service cannot listen.
+        """
         self._cache = cache = block_cache(
             kv_caches,
             kv_cache_config.num_blocks,
@@ -79,13 +82,12 @@ class WorkerSide:
         )
         self.loader = self._make_loader(config, cache, found.block_size)
         self._results = StepResults()
-        self._told_room = (0, 0)
-        atexit.register(
-            self.close
-        )  # segments have names: they would outlive a process that forgot to shut down
+        self._reported_room = (0, 0)
+        # Segments have names: they would outlive a process that forgot to shut down.
+        atexit.register(self.close)
 
     def _make_staging(self, config: HandoffConfig, cache: BlockCache, blocks: int, longest: int) -> Staging:
-        """blocks: of the cache; longest: blocks of the longest prompt."""
+        """Make staging. blocks: of the cache; longest: blocks of the longest prompt."""
         if config.staging_mib is None:
             size = sizing.staging_size(cache.record_bytes, blocks, longest, sizing.free_bytes())
         else:
@@ -95,7 +97,7 @@ class WorkerSide:
         return Staging(arena, config.lease_s, self._withdraw)
 
     def _withdraw(self, request_id: str, epoch: int) -> None:
-        """Tell the transports that a save is over; on threads of staging's."""
+        """Let the transports withdraw a save's offers; called on staging's or the service's threads."""
         for transport in self._transports:
             try:
                 transport.withdraw(request_id, epoch)
@@ -122,21 +124,23 @@ class WorkerSide:
         )
 
     def handshake(self) -> RankHandshake:
+        """Describe this rank to the scheduler's side."""
         return RankHandshake(self._rank, self._service.local_address, self._hash, self._facts, self._layers)
 
     def begin_step(self, jobs: StepJobs) -> None:
-        """Loads start before the forward pass, so that it hides them."""
+        """Start the step's loads before its forward pass, which hides them."""
         self._results = StepResults()
         self.loader.cancel(jobs.cancels)
         for job in jobs.loads:
             self.loader.submit(job)
 
     def save(self, jobs: StepJobs) -> None:
+        """Do the step's saves, after its forward pass."""
         self._results.saves += [self._saver.save(job) for job in jobs.saves]
-        self._tell_room()
+        self._report_room()
 
     def transfer_results(self) -> KVConnectorTransferResults:
-        """Loads that ended; failed ones are in both sets."""
+        """Return the loads that ended; failed ones are in both sets."""
         loads = self.loader.take_finished()
         self._results.loads += loads
         return KVConnectorTransferResults(
@@ -145,19 +149,19 @@ class WorkerSide:
         )
 
     def results(self, jobs: StepJobs) -> StepResults | None:
-        """This step's, possibly still to be added to."""
-        self._tell_room()
+        """Return this step's results, to which a save may still be added; None if there are none."""
+        self._report_room()
         found = self._results
         return found if jobs.saves or found.saves or found.loads or found.staging else None
 
-    def _tell_room(self) -> None:
-        """Where it is another than last told."""
+    def _report_room(self) -> None:
+        """Report staging's room where it has changed since the last report."""
         room = self.staging.free_blocks, self.staging.capacity
-        if room != self._told_room:
-            self._told_room = self._results.staging[self._rank] = room
+        if room != self._reported_room:
+            self._reported_room = self._results.staging[self._rank] = room
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop everything and remove the shared memory. Idempotent."""
         atexit.unregister(self.close)
         self.loader.close()
         self._service.close()

@@ -17,7 +17,7 @@ KEPT = 5  # messages kept of each kind
 
 
 class Books:
-    """What live attempts hold at each worker, as their routers know: never more than is booked.
+    """The resources that live attempts hold at each worker, as routers know: never more than is booked.
 
     A worker on which a router placed alone may be fuller: then routers do not see each other's bookings, and
     each may fill the room that all of them saw.
@@ -90,7 +90,7 @@ class Latency:
 
 @dataclass
 class Left:
-    """What all schedulers together still hold."""
+    """The attempts and reservations that all schedulers together still hold."""
 
     attempts: int = 0  # live
     requests: int = 0  # reserved on workers

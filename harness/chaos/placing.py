@@ -1,5 +1,7 @@
-"""A load without engines: workers only register and send heartbeats, and routers place so many requests a
-second with the code of a real router, but send them to nobody.
+"""A load without engines, of so many placements a second.
+
+Workers only register and send heartbeats, and routers place requests with the code of a real router, but send
+them to nobody.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def filtered(logits: torch.Tensor, way: Way) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Fit:
-    """How well a sample fits: chi-square over the answers' cells, and the total variation distance."""
+    """The fit of a sample: chi-square over the answers' cells, and the total variation distance."""
 
     chi_square: float
     freedom: int

@@ -1,12 +1,13 @@
-"""KV blocks of all layers into one contiguous buffer in one launch, and back, digested on the way.
+"""Packing of all layers' KV blocks into one contiguous buffer in one launch, and back, with digests.
 
-    table = KVTable(layers, widths, "fp8_e4m3")          once a cache
+    table = KVTable(layers, widths, "fp8_e4m3")          once for each cache
     pack(table, block_ids, records, digests)             blocks -> records [n, table.record_bytes]
     unpack(table, records, block_ids, digests)           records -> blocks
 
-`records` and `digests` lie where the table's tensors do: tensors on CUDA, where all is queued on the current
-stream and nothing waits; tensors or numpy arrays on the CPU, where all is done on return, on the calling
-thread. A part of the blocks is a part of `block_ids`, `records` and `digests`. The maths: README.md.
+`records` and `digests` lie where the table's tensors do: tensors on CUDA, where all work is queued on the
+current stream and nothing waits; tensors or numpy arrays on the CPU, where all work is done on return, on
+the calling thread. To pack a part of the blocks, pass slices of `block_ids`, `records` and `digests`.
+README.md has the maths.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) ->
     """Gather blocks into records.
 
     block_ids: [n] int64, each a block of the table; records: [n, table.record_bytes] uint8, contiguous;
-    digests: [n], 64-bit integers, whose bits are a uint64 each. Both are overwritten.
+    digests: [n], 64-bit integers, each with the bits of a uint64. The latter two are overwritten.
     Raises ValueError for buffers of another shape.
     """
     _check(table, block_ids, records, digests)
@@ -52,8 +53,8 @@ def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) ->
 def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer | None) -> None:
     """Scatter records to blocks, in the cache's own dtype; a negative block id is skipped.
 
-    Shapes as in `pack`; `digests` are overwritten with those of the records as they came. On the CPU they may
-    be left out. Raises ValueError for buffers of another shape.
+    Shapes as in `pack`; `digests` are overwritten with those of the records as they are. On the CPU they
+    may be left out. Raises ValueError for buffers of another shape.
     """
     _check(table, block_ids, records, digests)
     if table.on_cpu:
@@ -66,11 +67,14 @@ def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer |
 
 
 def digest(records: Buffer, digests: Buffer) -> None:
-    """Of records in host memory. records: [n, record_bytes] uint8, contiguous, of whole words each."""
+    """Compute the digests of records in host memory.
+
+    records: [n, record_bytes] uint8, contiguous, each of whole words; digests: [n], overwritten.
+    """
     _cpu().digest(_address(records), records.shape[1], _array(digests, np.uint64))
 
 
-# Imported when first needed, and found again in no time: a piece of a handoff is 20 us of work.
+# Imported when first needed, and cached: a piece of a handoff is 20 us of work.
 
 
 @functools.cache
@@ -97,6 +101,6 @@ def _address(buffer: Buffer) -> int:
 
 
 def _array(buffer: Buffer, dtype: Any) -> npt.NDArray[Any]:
-    """The same memory as a numpy array of 64-bit integers."""
+    """Return the same memory as a numpy array of 64-bit integers."""
     array: npt.NDArray[Any] = buffer.numpy() if isinstance(buffer, torch.Tensor) else buffer
     return array.view(dtype)

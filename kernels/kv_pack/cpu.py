@@ -1,10 +1,11 @@
-"""On the CPU: one thread of machine code, made by numba when this module is imported (3 s, once a machine).
+"""The CPU form: one thread of machine code, compiled by numba on first import (3 s, once on each machine).
 
-It runs on the calling thread and without the interpreter's lock. torch would raise a second team of OpenMP
+It runs on the calling thread and without the interpreter's lock. torch would start a second team of OpenMP
 threads on the cores that an engine is pinned to, and needs a pass over memory for every operation; here the
 digest is computed while a part is in the cache: copying with it takes as long as copying without.
 
-A quantised part goes through a buffer of float32, one simple loop an operation, of which LLVM makes vectors.
+A quantised part goes through a buffer of float32, with one simple loop for each operation, which LLVM
+vectorises.
 """
 
 # ruff: noqa: PLR0917 (inlined into what calls them)
@@ -35,8 +36,8 @@ _HALF, _ONE = np.uint64(32), np.uint64(1)
 _FP8_LARGEST, _INT8_LARGEST = np.float32(LARGEST["fp8_e4m3"]), np.float32(LARGEST["int8"])
 _TINY_BITS = np.float32(TINY).view(np.uint32)
 _MAGNITUDE, _INFINITY = np.uint32(0x7FFF_FFFF), np.uint32(0x7F80_0000)
-# Adding it leaves the sum's last bit worth 1: float32 rounds to integers, to even on ties, and their two's
-# complement stands in the lowest bits.
+# Added to a float32, it leaves the sum's last bit worth 1: the sum is rounded to integers, to even on ties,
+# and their two's complement stands in its lowest bits.
 _INTEGERS = np.float32(1.5 * 2**23)
 # The same for multiples of 2**-9, the step of e4m3 below 2**-6; and of 2**-24, that of float16 below 2**-14.
 _FP8_STEPS, _FP8_STEPS_BITS = np.float32(2.0**14), np.float32(2.0**14).view(np.uint32)
@@ -47,7 +48,7 @@ _FP16_OVERFLOW = np.float32(65520.0).view(np.uint32)
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _pointer(typing: Any, address: Any) -> Any:
-    """An address as a pointer, so that one compiled function serves every array, aligned or not."""
+    """Turn an address into a pointer, so that one compiled function serves every array, aligned or not."""
     del typing, address
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -58,7 +59,7 @@ def _pointer(typing: Any, address: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _bits(typing: Any, value: Any) -> Any:
-    """Of a float32, as a uint32."""
+    """Return the bits of a float32 as a uint32."""
     del typing, value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -69,7 +70,7 @@ def _bits(typing: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _float(typing: Any, bits: Any) -> Any:
-    """The float32 of those bits."""
+    """Return the float32 of those bits."""
     del typing, bits
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -80,7 +81,7 @@ def _float(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _move(typing: Any, source: Any, target: Any, size: Any) -> Any:
-    """The C library's memcpy: of addresses. For blocks of 32 KiB faster than a loop by a fifth."""
+    """Call the C library's memcpy, on addresses. For blocks of 32 KiB it is faster than a loop by a fifth."""
     del typing, source, target, size
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -95,7 +96,7 @@ def _move(typing: Any, source: Any, target: Any, size: Any) -> Any:
 
 @compiled("uint64(int64, int64, uint64)")
 def _digest(address: Any, words: Any, first: Any) -> Any:
-    """Of so many words, the first of which is word `first` of its record."""
+    """Digest `words` words, the first of which is word `first` of its record."""
     data = carray(_pointer(address), words, np.uint64)
     total = np.uint64(0)
     for i in range(words):
@@ -121,7 +122,7 @@ def _copy(source: Any, target: Any, words: Any, first: Any) -> Any:
 
 @compiled()
 def _load(kind: Any, source: Any, count: Any, bits: Any) -> None:
-    """Elements as the bits of float32."""
+    """Load elements as the bits of float32."""
     if kind == _FLOAT32:
         words = carray(_pointer(source), count, np.uint32)
         for i in range(count):
@@ -145,7 +146,7 @@ def _load(kind: Any, source: Any, count: Any, bits: Any) -> None:
 
 @compiled()
 def _store(kind: Any, bits: Any, count: Any, target: Any) -> None:
-    """The bits of float32 as elements, rounded to the nearest, to even on ties."""
+    """Store the bits of float32 as elements, rounded to the nearest, to even on ties."""
     if kind == _FLOAT32:
         words = carray(_pointer(target), count, np.uint32)
         for i in range(count):
@@ -171,15 +172,15 @@ def _store(kind: Any, bits: Any, count: Any, target: Any) -> None:
 
 @compiled()
 def _scale(largest: Any, rows: Any, width: Any, bits: Any, scales: Any) -> None:
-    """Bring each row of float32 to the format's range, in place; note the scales that bring it back."""
+    """Scale each row of float32 to the format's range, in place; store the scales that restore it."""
     floats = bits.view(np.float32)
     for row in range(rows):
         start, stop = row * width, (row + 1) * width
-        here, values = bits[start:stop], floats[start:stop]  # LLVM makes vectors of loops that begin at 0
+        here, values = bits[start:stop], floats[start:stop]  # LLVM vectorises loops that begin at 0
         most = _TINY_BITS
         for i in range(width):
             size = np.uint32(here[i] & _MAGNITUDE)
-            most = size if size > most else most  # NaN is above all. `max` would be of 64 bits: slower
+            most = size if size > most else most  # NaN is above all. `max` would use 64 bits, and be slower
         factor = largest / _float(most)
         scales[row] = _float(most) / largest
         for i in range(width):
@@ -188,7 +189,7 @@ def _scale(largest: Any, rows: Any, width: Any, bits: Any, scales: Any) -> None:
 
 @compiled()
 def _encode(fp8: Any, count: Any, bits: Any, codes: Any) -> None:
-    """bits: of float32, in the format's range; overwritten."""
+    """Round to codes. bits: of float32, in the format's range; overwritten."""
     if fp8:
         for i in range(count):
             sign, rest = (bits[i] >> np.uint32(24)) & np.uint32(0x80), np.uint32(bits[i] & _MAGNITUDE)
@@ -223,7 +224,7 @@ def _decode(fp8: Any, codes: Any, rows: Any, width: Any, scales: Any, values: An
 
 @compiled("void(int64[:, ::1], int64, int64[::1], int64, int64, uint64[::1])")
 def pack(table: Any, fp8: Any, block_ids: Any, records: Any, record_bytes: Any, digests: Any) -> None:
-    """table: `KVTable.columns`; records: address of the first; digests: [n], overwritten."""
+    """Gather blocks. table: `KVTable.columns`; records: address of the first; digests: [n], overwritten."""
     digests[:] = np.uint64(0)
     for layer in range(table.shape[0]):
         base, stride, size = table[layer, _BASE], table[layer, _STRIDE], table[layer, _SIZE]
@@ -245,7 +246,7 @@ def pack(table: Any, fp8: Any, block_ids: Any, records: Any, record_bytes: Any, 
 
 @compiled("void(int64[:, ::1], int64, int64, int64, int64[::1])")
 def unpack(table: Any, fp8: Any, records: Any, record_bytes: Any, block_ids: Any) -> None:
-    """The way back; a negative block id is skipped."""
+    """Scatter records to blocks; a negative block id is skipped."""
     for layer in range(table.shape[0]):
         base, stride, size = table[layer, _BASE], table[layer, _STRIDE], table[layer, _SIZE]
         offset, kind = table[layer, _OFFSET], table[layer, _KIND]
@@ -267,6 +268,6 @@ def unpack(table: Any, fp8: Any, records: Any, record_bytes: Any, block_ids: Any
 
 @compiled("void(int64, int64, uint64[::1])")
 def digest(records: Any, record_bytes: Any, digests: Any) -> None:
-    """Of whole records. records: address of the first."""
+    """Digest whole records. records: address of the first."""
     for i in range(digests.shape[0]):
         digests[i] = _digest(records + i * record_bytes, record_bytes // 8, np.uint64(0))

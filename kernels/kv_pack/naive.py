@@ -1,4 +1,4 @@
-"""The plainest form, a byte and a row at a time: what the others are tested against."""
+"""The plainest form, a byte and a row at a time: the others are tested against it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MASK = (1 << 64) - 1
 
 
 def digest(record: bytes) -> int:
-    """README.md, "The digest"; the record's size is a multiple of 8."""
+    """Return a record's digest: README.md, "The digest". The record's size is a multiple of 8."""
     total = 0
     for position in range(len(record) // WORD):
         (word,) = struct.unpack_from("<Q", record, position * WORD)
@@ -29,7 +29,7 @@ def digest(record: bytes) -> int:
 def pack(
     blocks: Sequence[torch.Tensor], widths: Sequence[int], wire: str, block_ids: Sequence[int]
 ) -> tuple[list[bytes], list[int]]:
-    """Records and their digests. blocks: a layer each, [num_blocks, elements]."""
+    """Return records and their digests. blocks: of each layer, [num_blocks, elements]."""
     records = []
     for block in block_ids:
         record = b""
@@ -73,7 +73,7 @@ _STORED = {"fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 def _quantise(row: torch.Tensor, wire: str) -> tuple[bytes, float]:
-    """A row's codes and their scale. row: float32."""
+    """Return a row's codes and their scale. row: float32."""
     largest = torch.tensor(LARGEST[wire])
     most = row.abs().max().clamp(min=TINY)
     scaled = row * (largest / most)

@@ -1,4 +1,4 @@
-"""The table of a cache: where each layer's blocks lie, and where they go in a record."""
+"""The table of a cache: each layer's blocks in memory, and their places in a record."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-WORD = 8  # bytes; what is copied and digested at once. Every offset and size is a multiple of it
+WORD = 8  # bytes, copied and digested at once. Every offset and size is a multiple of it
 SCALE_BYTES = 4  # float32
 AS_IS = "auto"
 WIRE_DTYPES = (AS_IS, "fp8_e4m3", "int8")
 
 # The largest value of a format; a scale maps a row's largest magnitude to it.
 LARGEST = {"fp8_e4m3": 448.0, "int8": 127.0}
-# Rows below it in magnitude come back as zeros: its reciprocal times LARGEST must be finite in float32.
+# Rows of a smaller magnitude come back as zeros: its reciprocal times LARGEST must be finite in float32.
 TINY = 2.0**-96
 
 
 class PartKind(enum.IntEnum):
-    """How a layer's part of a record is made."""
+    """The form of a layer's part of a record: as is, or quantised from this dtype."""
 
     AS_IS = 0
     FLOAT32 = 1
@@ -32,7 +32,7 @@ class PartKind(enum.IntEnum):
 
 
 class TableColumn(enum.IntEnum):
-    """Of `KVTable.columns`. Sizes and offsets in bytes."""
+    """Columns of `KVTable.columns`. Sizes and offsets are in bytes."""
 
     BASE = 0  # address of block 0
     STRIDE = 1  # from block to block
@@ -48,17 +48,18 @@ _KINDS = {torch.float32: PartKind.FLOAT32, torch.float16: PartKind.FLOAT16, torc
 
 
 class KVTable:
-    """One cache's layers for one wire format. Immutable; holds on to the tensors.
+    """One cache's layers for one wire format. Immutable; keeps the tensors alive.
 
-    A record is a block of all layers, one part after another in the given order. As is, a part is the block's
-    bytes. Quantised, it is a byte an element, in the block's order, then a float32 scale a row. Layers whose
-    elements are bytes already stay as they are.
+    A record is one block of all layers, one part after another in the given order. As is, a part is the
+    block's bytes. Quantised, it is one byte for each element, in the block's order, then a float32 scale
+    for each row. Layers whose elements are bytes already stay as they are.
     """
 
     def __init__(self, blocks: Sequence[torch.Tensor], widths: Sequence[int], wire: str = AS_IS) -> None:
-        """blocks: a layer each, [num_blocks, elements], the last dimension contiguous, all on one device.
+        """Describe a cache.
 
-        widths: elements that share a scale; looked at only for layers that are quantised.
+        blocks: of each layer, [num_blocks, elements], the last dimension contiguous, all on one device.
+        widths: of each layer, elements that share a scale; used only for layers that are quantised.
         Raises ValueError for a layer that cannot be packed.
         """
         if wire not in WIRE_DTYPES:
@@ -79,16 +80,17 @@ class KVTable:
 
     @property
     def device(self) -> torch.device:
+        """The device of all tensors."""
         return self.blocks[0].device
 
     @cached_property
     def part_bytes(self) -> tuple[int, ...]:
-        """Of each layer's part in a record."""
+        """Bytes of each layer's part in a record."""
         return tuple(part_bytes(row) for row in self.columns)
 
 
 def part_bytes(row: npt.NDArray[np.int64]) -> int:
-    """Of one layer in a record. row: of `KVTable.columns`."""
+    """Return the bytes of one layer in a record. row: one of `KVTable.columns`."""
     if row[TableColumn.KIND] == PartKind.AS_IS:
         return int(row[TableColumn.SIZE])
     return int(row[TableColumn.ROWS] * (row[TableColumn.WIDTH] + SCALE_BYTES))

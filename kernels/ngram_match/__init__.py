@@ -1,6 +1,7 @@
-"""N-gram matches of a whole batch: what followed the last tokens of a text when they were last seen in it.
+"""N-gram matches of a whole batch: drafts are what followed a text's last tokens earlier in it.
 
-After prompt lookup decoding (Saxena, 2023). README.md says what exactly is found, and how.
+This is prompt lookup decoding (Saxena, 2023). README.md defines the matches, and describes how they are
+found.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ def ngram_match(
     """Continue each request's text by its most recent longest match, of max_n down to min_n tokens.
 
     tokens [rows, width] int32 and lengths [rows] int32: texts, and how many tokens of each count.
-    rows [batch] int64: which of them is a request's; None: the first `batch`, in order.
-    tails [batch, n], of any integer type: tokens that stand behind a request's text; None: none do.
+    rows [batch] int64: each request's row; None: the first `batch`, in order.
+    tails [batch, n], of any integer type: tokens that follow a request's text; None: there are none.
     limits [batch] int32: most drafts.
 
-    Fills drafts [batch, k], of any integer type, and counts [batch] int32: min(limit, k) drafts of a request,
-    or none where its last min_n tokens were not seen before. What lies behind a request's drafts is left as
-    it was. The last dimension of `tokens`, `drafts` and `tails` must be contiguous.
+    Fills drafts [batch, k], of any integer type, and counts [batch] int32: min(limit, k) drafts of a
+    request, or none if its last min_n tokens do not occur earlier. What follows a request's drafts is left
+    as it was. The last dimension of `tokens`, `drafts` and `tails` must be contiguous.
 
     On a GPU this is one launch that does not wait for the host, and that a CUDA graph may capture.
-    `workspace`, of `new_workspace`, may not be used by two launches at a time; each call without one makes
-    its own. Elsewhere numba computes the same. Raises ValueError for what it cannot take.
+    `workspace`, from `new_workspace`, may not be used by two launches at a time; each call without one makes
+    its own. On the CPU numba computes the same. Raises ValueError for arguments that do not fit.
     """
     if not 1 <= min_n <= max_n:
         raise ValueError(f"n-grams of {min_n} to {max_n} tokens: give 1 <= min_n <= max_n")
@@ -44,7 +45,7 @@ def ngram_match(
     if drafts.shape[0] != limits.shape[0] or counts.shape != limits.shape:
         raise ValueError(
             f"drafts {tuple(drafts.shape)}, counts {tuple(counts.shape)} and limits {tuple(limits.shape)} "
-            "must be of as many requests"
+            "must have the same number of requests"
         )
     if not limits.shape[0]:
         return
@@ -70,7 +71,7 @@ def ngram_match(
 
 
 def new_workspace(batch: int, device: torch.device | str) -> torch.Tensor:
-    """What the programs of a launch of up to `batch` requests share; each launch leaves it as new."""
+    """Make memory that a launch's programs share, for up to `batch` requests; a launch leaves it as new."""
     return torch.zeros(2, batch, dtype=torch.int64, device=device)
 
 

@@ -1,4 +1,4 @@
-"""`ngram_match` on the CPU: numba's loops over arrays."""
+"""The CPU form of `ngram_match`: numba's loops over arrays."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from baton.kernels.compiled import compiled
 
 Ints = npt.NDArray[np.int32]
 
-_BLOCK = 1024  # tokens compared at once: that loop becomes SIMD, and the loop over hits is rare
-# Looked at first; most matches lie there. The rest is read forward, as memory is read ahead: backward, 256
-# rows of 32,768 tokens took a third longer.
+_BLOCK = 1024  # tokens compared at once: that loop becomes SIMD, and hits are rare
+# Tokens searched first; most matches lie there. The rest is searched forward, in the direction of
+# prefetching: backward, 256 rows of 32,768 tokens took a third longer.
 _RECENT = 4096
 
 
@@ -28,7 +28,7 @@ def ngram_match(
     rows: torch.Tensor | None = None,
     tails: torch.Tensor | None = None,
 ) -> None:
-    """As `baton.kernels.ngram_match.ngram_match`. Texts are copied where `rows` or `tails` are given."""
+    """Do as `baton.kernels.ngram_match.ngram_match`. Texts are copied if `rows` or `tails` are given."""
     texts = tokens.numpy() if rows is None else tokens[rows].numpy()
     sizes = lengths.numpy() if rows is None else lengths[rows].numpy()
     batch = limits.shape[0]
@@ -58,9 +58,9 @@ def ngram_match(
 
 @compiled()
 def _last_longest(text: Ints, low: int, high: int, shortest: int, max_n: int) -> tuple[int, int]:
-    """The longest match that ends in text[low:high], of at least `shortest` tokens, and the last of its kind.
+    """Find the longest match of at least `shortest` tokens that ends in text[low:high]; of several the last.
 
-    Returns its length and the place behind it; a length of 0 and 0 without one.
+    Returns its length and the place after it; two zeros without one.
     """
     size = text.shape[0]
     last = text[size - 1]
@@ -85,7 +85,7 @@ def _last_longest(text: Ints, low: int, high: int, shortest: int, max_n: int) ->
 
 @compiled()
 def _continuation(text: Ints, min_n: int, max_n: int) -> int:
-    """Where what followed the best match begins; 0 without a match."""
+    """Return the place after the best match, where its continuation begins; 0 without a match."""
     high = text.shape[0] - 1
     low = max(0, high - _RECENT)
     longest, found = _last_longest(text, low, high, min_n, max_n)
@@ -103,7 +103,7 @@ def match(  # noqa: PLR0917 (compiled code takes no keywords)
     """Continue each row of tokens [rows, width] by its most recent longest match.
 
     lengths [rows]: tokens that count. limits [rows]: most drafts. Fills drafts [rows, k] and counts [rows]:
-    the drafts of a row are min(limit, k) tokens, or none where its last min_n tokens were not seen before.
+    the drafts of a row are min(limit, k) tokens, or none if its last min_n tokens do not occur earlier.
     Linear in the tokens of a row, less where a match of max_n tokens lies near the end.
     """
     for row in range(lengths.shape[0]):

@@ -1,4 +1,4 @@
-"""What `ngram_match` computes, by loops over lists: the yardstick of its tests."""
+"""The definition of `ngram_match`, by loops over lists: its tests compare with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ngram_match(
     rows: torch.Tensor | None = None,
     tails: torch.Tensor | None = None,
 ) -> None:
-    """As `baton.kernels.ngram_match.ngram_match`, on tensors of any device."""
+    """Do as `baton.kernels.ngram_match.ngram_match`, on tensors of any device."""
     for request in range(limits.shape[0]):
         row = request if rows is None else int(rows[request])
         text = tokens[row, : int(lengths[row])].tolist()
@@ -31,7 +31,7 @@ def ngram_match(
 
 
 def continuation(text: list[int], limit: int, min_n: int, max_n: int) -> list[int]:
-    """`limit` tokens behind the most recent of the longest matches of the text's end; none without one."""
+    """Return `limit` tokens that follow the most recent of the longest matches; none without one."""
     for n in range(max_n, min_n - 1, -1):
         for end in range(len(text) - 1, n - 1, -1):  # the match is text[end - n : end]
             if text[end - n : end] == text[len(text) - n :]:

@@ -1,7 +1,7 @@
-"""`verify` for the CPU: all requests at once, in PyTorch.
+"""The CPU form of `verify`: all requests at once, in PyTorch.
 
-Probabilities are written for one row a request, the one that its last token is drawn from; of the others only
-what is needed of them is computed, some rows at a time, so that they stay in the cache.
+Probabilities are stored for one row of each request, from which its last token is drawn; of the other rows
+only the needed figures are computed, some rows at a time, so that these stay in the cache.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from baton.kernels.verify import cpu_cut
 from baton.kernels.verify.inputs import Job, Verified
 from baton.kernels.verify.randomness import uniforms
 
-_AT_ONCE = 1 << 19  # logits whose exponentials are summed in one go: 2 MiB
+_AT_ONCE = 1 << 19  # logits whose exponentials are summed at once: 2 MiB
 
 
 def verify(job: Job) -> Verified:
-    """See `baton.kernels.verify.verify`."""
+    """Do as `baton.kernels.verify.verify`."""
     batch = _Batch.of(job)
     place = torch.zeros(batch.requests, dtype=torch.int64)
     token = torch.zeros_like(place)
@@ -38,11 +38,11 @@ def verify(job: Job) -> Verified:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Requests side by side, R of them with K places for drafts."""
+    """R requests side by side, with K places for drafts each."""
 
     starts: torch.Tensor  # [R]: first row of logits
     drafts: torch.Tensor  # [R, K] int64: -1 from the first placeholder on
-    drafted: torch.Tensor  # [R]: how many are none
+    drafted: torch.Tensor  # [R]: how many of them are not
     numbers: torch.Tensor  # [R]: of the requests in the job
     slots: torch.Tensor  # [R]
     temperature: torch.Tensor  # [R]
@@ -71,19 +71,19 @@ class _Batch:
         return int(self.starts.shape[0])
 
     def of_requests(self, which: torch.Tensor) -> _Batch:
-        """Some of them."""
+        """Return the batch of these requests."""
         if which.shape[0] == self.requests:
             return self
         return _Batch(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     def rows(self) -> torch.Tensor:
-        """[R, K + 1] rows of logits; behind a request's last the last again."""
+        """Return [R, K + 1] rows of logits; after a request's last one the last one again."""
         places = torch.arange(self.drafts.shape[1] + 1).expand(self.requests, -1)
         return self.starts.unsqueeze(1) + places.minimum(self.drafted.unsqueeze(1))
 
 
 def _greedy(job: Job, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each request the place of the last token, and that token."""
+    """Return, for each request, the place of its last token, and that token."""
     logits = job.logits if batch.requests == job.requests else job.logits[batch.rows().flatten()]
     best = _best(logits)
     best = best[batch.rows()] if batch.requests == job.requests else best.view(batch.requests, -1)
@@ -93,7 +93,7 @@ def _greedy(job: Job, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass(frozen=True)
 class _Targets:
-    """What the rows of some requests are sampled from: row r * (K + 1) + j of M is place j of request r."""
+    """The target distributions of some requests: row r * (K + 1) + j of M is place j of request r."""
 
     job: Job
     rows: torch.Tensor  # [M]
@@ -119,7 +119,7 @@ class _Targets:
         return cls(job, rows, inverse, top, cpu_cut.find(_clean(job.logits[rows]), inverse, mass, filters))
 
     def weights(self, which: torch.Tensor) -> torch.Tensor:
-        """[m, V]: exp(scaled logit - top) of these rows where it is kept, otherwise 0."""
+        """Return [m, V]: exp(scaled logit - top) of these rows where a token is kept, otherwise 0."""
         logits = _clean(self.job.logits[self.rows[which]])
         kept = None
         if self.job.filtered:
@@ -128,7 +128,7 @@ class _Targets:
         return weights if kept is None else weights.mul_(kept)
 
     def chances(self, drafts: torch.Tensor) -> torch.Tensor:
-        """[R, K]: the probability of each draft; of anything where there is none."""
+        """Return [R, K]: the probability of each draft; any number where there is none."""
         requests, most = drafts.shape
         which = torch.arange(self.rows.shape[0]).view(requests, most + 1)[:, :-1]
         tokens = drafts.clamp(min=0)
@@ -143,17 +143,17 @@ class _Targets:
 
 
 def _clean(logits: torch.Tensor) -> torch.Tensor:
-    """A copy in float32 without nan."""
+    """Return a copy in float32 without nan."""
     copied = logits.to(torch.float32, copy=True)
-    if bool(copied.amax(-1).isnan().any()):  # a tenth of the time that asking each takes
+    if bool(copied.amax(-1).isnan().any()):  # a tenth of the time of checking each
         copied.masked_fill_(copied.isnan(), float("-inf"))
     return copied
 
 
 def _best(logits: torch.Tensor) -> torch.Tensor:
-    """[M]: the place of each row's largest logit, of equals the first.
+    """Return [M]: the place of each row's largest logit, of equal ones the first.
 
-    By NumPy, which does 512,000 of float32 in 23 us on one core; PyTorch needs 271, and 1,634 of bfloat16.
+    NumPy takes 23 us for 512,000 of float32 on one core; PyTorch 271, and 1,634 for bfloat16.
     """
     rows = logits.float()
     best = torch.from_numpy(rows.numpy().argmax(1))
@@ -172,14 +172,14 @@ def _filters(job: Job, slots: torch.Tensor) -> cpu_cut.Filters:
 
 
 class _Proposals:
-    """What the drafts of some requests were drawn from; one-hot where nothing is given."""
+    """The distributions from which the drafts of some requests were drawn; one-hot if none are given."""
 
     def __init__(self, job: Job, batch: _Batch) -> None:
         self._job, self._batch = job, batch
         self.one_hot = job.drafts.probs is None and job.drafts.logits is None
 
     def at(self, which: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """[m, V]: of these requests' drafts at these places."""
+        """Return [m, V]: the distributions of these requests' drafts at these places."""
         given, batch = self._job.drafts, self._batch
         if given.probs is not None:
             return given.probs[(batch.starts - batch.numbers)[which] + places]
@@ -189,7 +189,7 @@ class _Proposals:
         return logits.div_(batch.temperature[which].unsqueeze(1)).softmax(1)
 
     def chances(self) -> torch.Tensor:
-        """[R, K]: the probability of each draft, 0 where there is none."""
+        """Return [R, K]: the probability of each draft, 0 where there is none."""
         drafts = self._batch.drafts
         chances = torch.ones(drafts.shape)
         for place in range(0 if self.one_hot else drafts.shape[1]):
@@ -200,7 +200,7 @@ class _Proposals:
 
 
 def _sampled(job: Job, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each request the place of the last token, and that token."""
+    """Return, for each request, the place of its last token, and that token."""
     targets, proposals = _Targets.of(job, batch), _Proposals(job, batch)
     width = batch.drafts.shape[1] + 1
     numbers = torch.arange(width).expand(batch.requests, width)
@@ -220,7 +220,7 @@ def _sampled(job: Job, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
             weights[rejected] = (target - proposals.at(rejected, place[rejected])).clamp_(min=0)
     chosen = random[torch.arange(batch.requests), place]
     token = _pick(weights, chosen[:, 1], chosen[:, 2], job.tile)
-    if bool((token < 0).any()):  # rejected by a rounding error: nothing is left but the target itself
+    if bool((token < 0).any()):  # a rounding error rejected a draft: only the target itself is left
         best = _best(job.logits[targets.rows[which]])
         token = torch.where(token < 0, best, token)
     return place, token
@@ -229,7 +229,7 @@ def _sampled(job: Job, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
 def _accept(
     batch: _Batch, targets: _Targets, proposals: _Proposals, random: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many drafts of each request, and the scale of the target in the residual."""
+    """Return how many drafts of each request are accepted, and the target's scale in the residual."""
     proposed = proposals.chances()
     accepted = (proposed > 0) & (random[:, :-1] * proposed < targets.chances(batch.drafts))
     return accepted.cumprod(1).sum(1), torch.ones(batch.requests)
@@ -267,7 +267,7 @@ def _residual_mass(
     targets: _Targets,
     proposals: _Proposals,
 ) -> torch.Tensor:
-    """[m]: sum over the vocabulary of max(ratio * target - proposal, 0), of these requests at this place."""
+    """Return [m]: the sum of max(ratio * target - proposal, 0) of these requests at this place."""
     if proposals.one_hot:
         return ratio * (1 - wanted[which, place])
     rows = which * (wanted.shape[1] + 1) + place
@@ -277,7 +277,7 @@ def _residual_mass(
 
 
 def _pick(weights: torch.Tensor, for_tile: torch.Tensor, for_token: torch.Tensor, size: int) -> torch.Tensor:
-    """[R]: a token by weights [R, V], by tile and then within the tile; -1 where nothing has any."""
+    """Draw [R] tokens by weights [R, V], by tile and then within the tile; -1 if all weights are 0."""
     requests, vocabulary = weights.shape
     size = min(size, vocabulary)
     padded = torch.nn.functional.pad(weights, (0, -vocabulary % size)).view(requests, -1, size)
@@ -287,7 +287,7 @@ def _pick(weights: torch.Tensor, for_tile: torch.Tensor, for_token: torch.Tensor
 
 
 def _first_beyond(weights: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """[R]: the first of [R, n] whose cumulative weight exceeds that share of the total; -1: all are 0."""
+    """Return [R]: the first of [R, n] whose cumulative weight exceeds that share; -1 if all are 0."""
     mass = weights.double().cumsum(1)
     some = weights > 0
     beyond = some & (mass > share.unsqueeze(1) * mass[:, -1:])

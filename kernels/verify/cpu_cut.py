@@ -1,6 +1,6 @@
-"""Where the filters cut a row of logits, found without sorting it, for the CPU.
+"""The filters' cuts in rows of logits, found without sorting, for the CPU.
 
-A cut is the smallest logit that is kept and the last place in the vocabulary where that logit is kept: of
+A cut is the smallest logit that is kept, and the last place in the vocabulary where that logit is kept: of
 equal tokens the first ones stay, as in vLLM's GPU kernels.
 """
 
@@ -10,29 +10,30 @@ from dataclasses import dataclass
 
 import torch
 
-_FIRST_WIDTH = 256  # most cuts lie within so many of a row's largest logits
+_FIRST_WIDTH = 256  # most cuts lie within this many of a row's largest logits
 _WIDER = 8
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Of each row, [M]."""
+    """The filters of each row, [M]."""
 
     top_k: torch.Tensor  # int64, V or more: all
     top_p: torch.Tensor  # float32, 1 or more: all
     min_p: torch.Tensor  # float32, 0: all
 
     def of(self, which: torch.Tensor) -> Filters:
+        """Return the filters of these rows."""
         return Filters(self.top_k[which], self.top_p[which], self.min_p[which])
 
     def active(self, vocabulary: int) -> torch.Tensor:
-        """[M] bool."""
+        """Return [M] bool: which rows are filtered at all."""
         return (self.top_k < vocabulary) | (self.top_p < 1) | (self.min_p > 0)
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Of each row, [M]; -inf and V where all is kept."""
+    """The cut of each row, [M]; -inf and V where all tokens are kept."""
 
     value: torch.Tensor  # float32, of the logits as they were given
     last: torch.Tensor  # int64
@@ -40,6 +41,7 @@ class Cuts:
 
     @classmethod
     def none(cls, mass: torch.Tensor, vocabulary: int) -> Cuts:
+        """Return cuts that keep all tokens."""
         return cls(
             torch.full_like(mass, float("-inf")),
             torch.full_like(mass, vocabulary, dtype=torch.int64),
@@ -47,7 +49,7 @@ class Cuts:
         )
 
     def kept(self, rows: torch.Tensor, logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Which of [M', n] logits, at these places of the vocabulary, of these rows [M'] are kept."""
+        """Return which of [M', n] logits of these rows [M'], at these places of the vocabulary, are kept."""
         value, last = self.value[rows].unsqueeze(1), self.last[rows].unsqueeze(1)
         return (logits > value) | ((logits == value) & (places <= last))
 
@@ -55,7 +57,7 @@ class Cuts:
 def find(
     logits: torch.Tensor, inverse_temperature: torch.Tensor, mass: torch.Tensor, filters: Filters
 ) -> Cuts:
-    """Of [M, V] float32 logits without nan; `mass` [M] is what a cut's is when all is kept."""
+    """Find the cuts of [M, V] float32 logits without nan; `mass` [M] is that of all tokens."""
     vocabulary = logits.shape[1]
     cuts = Cuts.none(mass, vocabulary)
     left = filters.active(vocabulary).nonzero().flatten()
@@ -80,7 +82,7 @@ def find(
 def _kept(
     weights: torch.Tensor, mass: torch.Tensor, filters: Filters, vocabulary: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of each row's largest are kept, and [M] whether that is all that is kept of the row."""
+    """Return which of each row's largest are kept, and [M] whether nothing else of the row is."""
     width = weights.shape[1]
     order = torch.arange(width)
     kept = (order < filters.top_k.unsqueeze(1)) & (weights >= filters.min_p.unsqueeze(1))
@@ -98,7 +100,7 @@ def _kept(
 
 
 def _last(rows: torch.Tensor, value: torch.Tensor, ties: torch.Tensor) -> torch.Tensor:
-    """[M]: the place of that many a one among the row's logits of this value."""
+    """Return [M]: the place of the `ties`-th of the row's logits of this value."""
     equal = rows == value
     last = torch.full_like(ties, rows.shape[1])
     split = (equal.sum(1) > ties).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""What is to be verified, how its requests are sampled, and what comes out."""
+"""Arguments and results of `verify`: drafts, sampling parameters, accepted tokens."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Literal
 import torch
 
 Method = Literal["standard", "block"]
-TILE = 1024  # tokens of the vocabulary that are weighed together
+TILE = 1024  # tokens of the vocabulary whose weights are summed together
 
 
 @dataclass(frozen=True)
 class DraftedTokens:
     """The drafted tokens of R requests, c[r] of them for request r, 0 included; N = sum(c + 1), D = sum(c).
 
-    A negative token, or one beyond the vocabulary, is a placeholder: it and what follows is not accepted.
-    At most one of `probs` and `logits` is given; with neither, the drafter was sure of each token (greedy, or
-    matched), which makes its distribution one-hot.
+    A negative token, or one beyond the vocabulary, is a placeholder: neither it nor what follows is accepted.
+    At most one of `probs` and `logits` is given; with neither, the drafter chose each token with certainty
+    (greedily, or by a match), which makes its distribution one-hot.
     """
 
-    tokens: torch.Tensor  # [D] int, or [N]: each request's behind the token that they continue
+    tokens: torch.Tensor  # [D] int, or [N]: each request's after the token that they continue
     row_ends: torch.Tensor  # [R] int32: cumsum(c + 1), where each request's rows of logits end
-    most: int  # no c[r] is larger; a host's number, so that nothing has to be asked of the device
+    most: int  # no c[r] is larger; on the host, so that nothing waits for the device
     probs: torch.Tensor | None = None  # [D, V] float32: what each draft was drawn from
     logits: torch.Tensor | None = None  # [slots, at least most, V]: the same before temperature and softmax
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How each request is sampled. [S] with S = R, or any S where `slots` tells a request's place.
+    """Sampling parameters of each request: [S] with S = R, or any S if `slots` gives each request's place.
 
-    Filters apply in vLLM's order: min-p, then the top-k of what is left, then top-p of those, shared out
-    anew. None: no request has that filter. The drafter's distribution is not filtered.
+    Filters apply in vLLM's order: min-p, then the top-k of what is left, then top-p of those,
+    normalised again. None: no request has that filter. The drafter's distribution is not filtered.
     """
 
     temperature: torch.Tensor  # [S] float32; 0: greedy
@@ -45,20 +45,20 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Verified:
-    """What the target makes of the drafts."""
+    """The output tokens of a step."""
 
-    tokens: torch.Tensor  # [R, most + 1] int32: accepted drafts, then one of the target's own, then -1
+    tokens: torch.Tensor  # [R, most + 1] int32: accepted drafts, then one token of the target's own, then -1
     counts: torch.Tensor  # [R] int32: tokens that are not -1, so 1 + accepted
 
 
 @dataclass(frozen=True)
 class Job:
-    """Arguments that belong together, checked: what each implementation of `verify` gets."""
+    """The arguments of `verify`, checked: each form of it takes these."""
 
     logits: torch.Tensor  # [N, V]
     drafts: DraftedTokens
     sampling: Sampling
-    method: Method = "standard"
+    method: Method
     positions: torch.Tensor | None = None  # [N] int64
     tile: int = field(default=TILE)  # a power of two
 
@@ -69,15 +69,17 @@ class Job:
 
     @property
     def requests(self) -> int:
+        """The number of requests, R."""
         return int(self.drafts.row_ends.shape[0])
 
     @property
     def packed(self) -> bool:
-        """Draft tokens stand without the tokens that they continue."""
+        """Whether draft tokens are given without the tokens that they continue."""
         return bool(self.drafts.tokens.shape[0] != self.logits.shape[0])
 
     @property
     def filtered(self) -> bool:
+        """Whether any request may have a filter."""
         sampling = self.sampling
         return not (sampling.top_k is None and sampling.top_p is None and sampling.min_p is None)
 
@@ -99,7 +101,7 @@ class Job:
             if one is not None and tuple(one.shape) != wanted
         ]
         return (
-            f"method {self.method!r}: say 'standard' or 'block'"
+            f"method {self.method!r}: give 'standard' or 'block'"
             if self.method not in ("standard", "block")
             else None,
             "logits must be contiguous in the vocabulary" if logits.stride(1) != 1 else None,

@@ -1,4 +1,4 @@
-"""`verify` as it is defined, token by token in double precision: what the other two are held against."""
+"""The definition of `verify`, token by token in double precision; the other two are compared with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Weights = list[float]  # of each token of the vocabulary
 
 
 def verify(job: Job) -> Verified:
-    """See `baton.kernels.verify.verify`."""
+    """Do as `baton.kernels.verify.verify`."""
     tokens = torch.full((job.requests, job.drafts.most + 1), -1, dtype=torch.int32)
     counts = torch.zeros(job.requests, dtype=torch.int32)
     for number in range(job.requests):
@@ -27,16 +27,16 @@ def verify(job: Job) -> Verified:
 
 @dataclass
 class _Request:
-    """One request's share of a job. Placeholders, and what follows them, are gone."""
+    """One request of a job, without placeholders and what follows them."""
 
-    logits: list[Weights]  # of the place of each draft and of the one behind them
+    logits: list[Weights]  # of the position of each draft and of the one after them
     drafts: list[int]
-    proposals: list[Weights]  # what each draft was drawn from
+    proposals: list[Weights]  # the distribution from which each draft was drawn
     temperature: float
     top_k: int
     top_p: float
     min_p: float
-    random: list[list[float]]  # three a row
+    random: list[list[float]]  # three for each row
     block: bool
     tile: int
 
@@ -75,7 +75,7 @@ class _Request:
         )
 
     def verified(self) -> list[int]:
-        """Accepted drafts and the token behind them."""
+        """Return the accepted drafts and the token after them."""
         if self.temperature == 0:
             return self._greedy()
         targets = [self._target(row) for row in self.logits[: len(self.drafts) + 1]]
@@ -84,7 +84,7 @@ class _Request:
         if accepted < len(self.drafts):
             weights = _residual(scale, weights, self.proposals[accepted])
         token = self._pick(weights, *self.random[accepted][1:])
-        if token is None:  # a draft was rejected by a rounding error: nothing is left but the target itself
+        if token is None:  # a rounding error rejected a draft: only the target itself is left
             token = _first_largest(self.logits[accepted])
         return [*self.drafts[:accepted], token]
 
@@ -97,7 +97,7 @@ class _Request:
         return written
 
     def _target(self, row: Weights) -> Weights:
-        """What the request is sampled from: softmax, filtered in the order min-p, top-k, top-p."""
+        """Return the distribution to sample from: softmax, filtered in the order min-p, top-k, top-p."""
         probabilities = _softmax(row, self.temperature)
         # Of equal tokens the first in the vocabulary is kept.
         order = sorted(range(len(row)), key=lambda token: (-row[token], token))
@@ -116,7 +116,10 @@ class _Request:
         return target
 
     def _accept(self, targets: list[Weights]) -> tuple[int, float]:
-        """How many drafts, and the scale of the target in the residual: Leviathan et al., algorithm 1."""
+        """Return how many drafts are accepted, and the target's scale in the residual.
+
+        Leviathan et al., algorithm 1.
+        """
         for place, draft in enumerate(self.drafts):
             proposed = self.proposals[place][draft]
             if not (proposed > 0 and self.random[place][0] * proposed < targets[place][draft]):
@@ -124,7 +127,7 @@ class _Request:
         return len(self.drafts), 1.0
 
     def _accept_block(self, targets: list[Weights]) -> tuple[int, float]:
-        """The same by Sun et al., algorithm 2: the longest block whose own test succeeds."""
+        """Return the same by Sun et al., algorithm 2: the longest block whose own test succeeds."""
         accepted, scale, ratio = 0, 1.0, 1.0
         for place, draft in enumerate(self.drafts):
             proposed = self.proposals[place][draft]
@@ -138,7 +141,7 @@ class _Request:
         return accepted, scale
 
     def _pick(self, weights: Weights, for_tile: float, for_token: float) -> int | None:
-        """A tile by its weight, then a token of it; None where nothing has any."""
+        """Draw a tile by its weight, then a token of it; None if all weights are 0."""
         tiles = [weights[begin : begin + self.tile] for begin in range(0, len(weights), self.tile)]
         tile = _first_beyond([math.fsum(one) for one in tiles], for_tile)
         if tile is None:
@@ -159,7 +162,7 @@ def _softmax(row: Weights, temperature: float) -> Weights:
 
 
 def _residual(scale: float, target: Weights, proposal: Weights) -> Weights:
-    """What the target wants of each token beyond what the drafts already give it."""
+    """Return the residual: the target's excess over the proposal, of each token."""
     return [max(scale * p - q, 0.0) for p, q in zip(target, proposal, strict=True)]
 
 
@@ -168,7 +171,7 @@ def _first_largest(row: Weights) -> int:
 
 
 def _first_beyond(weights: Weights, share: float) -> int | None:
-    """Inverse transform sampling: the first whose cumulative weight exceeds that share of the total."""
+    """Return the first place whose cumulative weight exceeds that share of the total (inverse transform)."""
     goal = share * math.fsum(weights)
     for place, (weight, mass) in enumerate(zip(weights, accumulate(weights), strict=True)):
         if weight > 0 and mass > goal:

@@ -1,9 +1,10 @@
 """Random numbers as a function of (seed, position, number of the row): Philox 4x32-10 (Salmon et al., 2011).
 
-One evaluation gives what a row needs: a number for accepting its draft, one for a tile of the vocabulary, one
-for a token of the tile. The row's number in its request is part of the counter: a position is verified again
-in the next step when drafts before it were rejected, and block verification has by then learnt something
-about the numbers drawn for it (that they were too large), so that the same must not be drawn again.
+One evaluation gives all that a row needs: a number for accepting its draft, one for a tile of the
+vocabulary, one for a token of the tile. The row's number in its request is part of the counter: a position
+is verified again in the next step when drafts before it were rejected, and by then block verification has
+conditioned on the numbers drawn for it (they were too large), so that the same ones must not be drawn
+again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-DOMAIN = 0x42A70E  # of the counter's fourth word: these numbers are no other Philox user's
+DOMAIN = 0x42A70E  # the counter's fourth word, so that no other user of Philox draws these numbers
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEYS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _WORD, _BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -21,7 +22,7 @@ Words = npt.NDArray[np.uint64]  # of 32 bits each
 
 
 def uniforms(seeds: torch.Tensor, positions: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """[..., 3] float32 in (0, 1), multiples of 2**-24, from three int64 tensors of shape [...] on the CPU."""
+    """Draw [..., 3] float32 in (0, 1), multiples of 2**-24, from three int64 tensors [...] on the CPU."""
     seed, position, number = (one.numpy().view(np.uint64) for one in (seeds, positions, numbers))
     counter = [position & _WORD, position >> _BITS, number & _WORD, np.full_like(number, DOMAIN)]
     keys = [seed & _WORD, seed >> _BITS]
@@ -35,6 +36,6 @@ def uniforms(seeds: torch.Tensor, positions: torch.Tensor, numbers: torch.Tensor
 
 
 def _product(one: Words, other: np.uint64) -> tuple[Words, Words]:
-    """High and low word of the product of two words."""
+    """Return the high and the low word of the product of two words."""
     product = one * other
     return product >> _BITS, product & _WORD

@@ -42,7 +42,7 @@ class WorkerChoice:
 
 @dataclass(frozen=True, slots=True)
 class NoChoice:
-    """The reason why nobody can take the request."""
+    """The reason why no worker can take the request."""
 
     code: pb.Rejection.Code
     message: str
@@ -55,14 +55,14 @@ class NoChoice:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The workers that the filters left, or else why they left nobody."""
+    """The workers that the filters left, or else why they left none."""
 
     workers: list[WorkerRecord]
     why: NoChoice | None
 
     @property
     def lost(self) -> bool:
-        """Whether nobody is there to do it, busy or not."""
+        """Whether there is no worker to do it, busy or not."""
         return self.why is not None and self.why.code == pb.Rejection.CODE_NO_WORKERS
 
 
@@ -81,7 +81,7 @@ class Policy:
         self._rng = rng or random.Random()  # noqa: S311 (no secret)
 
     def choose(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
-        """Return the workers that shall take `need`, or why nobody can. Changes nothing."""
+        """Return the workers that shall take `need`, or why none can. Changes nothing."""
         prefill = [worker for worker in view.workers.values() if worker.role == pb.ROLE_PREFILL]
         decode = [worker for worker in view.workers.values() if worker.role == pb.ROLE_DECODE]
         mixed = [worker for worker in view.workers.values() if worker.role == pb.ROLE_MIXED]

@@ -167,10 +167,11 @@ class ResilientStore(Store):
             return None
 
     async def _come_back(self) -> None:
-        """Return to the shared store if it is well, which the time of one small write tells.
+        """Return to the shared store if one small write takes little time.
 
-        The time of an export does not: it grows with what other schedulers did meanwhile. Bulk calls go in
-        pieces, each with a deadline of its own. Raises StoreUnavailable when the store is still away.
+        The time of an export says nothing of the store: it grows with what other schedulers did meanwhile.
+        Bulk calls go in pieces, each with a deadline of its own. Raises StoreUnavailable when the store is
+        still away.
         """
         began = time.monotonic()
         await self._shared.merge(State())

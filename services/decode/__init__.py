@@ -1,1 +1,1 @@
-"""What only a decode worker does."""
+"""Decode: speculative methods, the draft length, the watch on acceptance."""

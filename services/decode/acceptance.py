@@ -1,11 +1,11 @@
-"""How drafts fare: what was drafted and accepted, the last minute of it, and an alarm when too little is.
+"""Acceptance of drafts: counts, those of the last minute, and an alarm when too few are accepted.
 
-A drafter that does nothing is silent: answers stay right, only slower. What tells it is the accepted share of
-the first drafted position. It does not depend on how many tokens are drafted, so it compares workers and
-moments between which an adaptive length differs; tokens per step do not.
+A drafter that does nothing is silent: the output stays right, only slower. It shows in the accepted share of
+the first drafted position, which does not depend on how many tokens are drafted, so that workers and moments
+with different adaptive lengths compare; tokens per step do not.
 
-Drafts of one request are alike: a hard text has all of its drafts refused. So the request, not the draft, is
-what is drawn at random, and the error of the share is that of a ratio over clusters (Cochran, Sampling
+Drafts of one request are alike: a hard text has all of its drafts refused. So the sample is one of requests,
+not of drafts, and the error of the share is that of a ratio over clusters (Cochran, Sampling
 Techniques, 1977, chapter 6). Taking drafts as independent would raise false alarms (tests/services/decode).
 
 Pure: no vLLM, no clock, no threads.
@@ -21,7 +21,7 @@ from itertools import zip_longest
 WINDOW_S = 60.0
 _SLOT_S = 5.0
 
-# A window is the last requests that hold so many drafts and are so many; less than the least says nothing.
+# A window is the last requests that are so many and hold so many drafts; fewer than the least say nothing.
 # By simulation, with the requests' shares spread as Beta(mean x s, (1 - mean) x s), s from 2 (nearly uniform)
 # to 50: no false alarm in 1,200,000 requests, and a loss of 35 % noticed in 118 of 120 runs, after some 150
 # requests. With windows of 64 requests and a reference less its double error: 190 false ones in as many.
@@ -51,16 +51,19 @@ class DraftCounts:
     accepted: list[int] = field(default_factory=list)
 
     def add(self, other: DraftCounts) -> None:
+        """Add other counts."""
         self.drafts += other.drafts
         self.drafted = _sum(self.drafted, other.drafted)
         self.accepted = _sum(self.accepted, other.accepted)
 
     @property
     def drafted_tokens(self) -> int:
+        """All drafted tokens."""
         return sum(self.drafted)
 
     @property
     def accepted_tokens(self) -> int:
+        """All accepted tokens."""
         return sum(self.accepted)
 
     @property
@@ -70,7 +73,7 @@ class DraftCounts:
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens written by a request in a step with a draft: the accepted ones and the model's own."""
+        """Output tokens of a request in a step with a draft: the accepted ones and the model's own."""
         return 1.0 + self.accepted_tokens / self.drafts if self.drafts else 0.0
 
     @property
@@ -146,7 +149,7 @@ class _Window:
         return self._accepted / self.drafts if self.drafts else 0.0
 
     def error(self, expected: float) -> float:
-        """Standard error of the share: of the ratio over requests, never below that of single draws.
+        """Return the share's standard error: of the ratio over requests, never below that of single draws.
 
         `expected` counts for the latter, so that a share of 0 has an error too.
         """
@@ -158,19 +161,19 @@ class _Window:
 
 
 class AcceptanceWatch:
-    """Tells when a drafter does less than it should. One a worker; one thread's.
+    """Notices a drafter that does less than it should. One a worker; one thread's.
 
     Two rules raise the alarm. *Low*: over the window the share is below 0.8 of the reference, and further
     from the reference than four standard errors; cleared when it is above 0.9 of it. *Fruitless*: no token
     of the last 200 drafts was accepted, whatever the reference.
 
     The reference is the configured one, or else the best that this worker or a peer with the same method has
-    seen over a full window. A method that only matches text has no state that could be lost, and how much is
-    accepted is the text's doing: it learns none (`learns` is False).
+    seen over a full window. A method that only matches text has no state that could be lost, and its
+    acceptance depends on the text: it learns none (`learns` is False).
     """
 
     def __init__(self, *, configured: float | None = None, learns: bool = True) -> None:
-        """`configured`: accepted share of the first drafted position, 0 to 1."""
+        """Watch against the `configured` accepted share of the first position (0 to 1), or learn one."""
         self._configured = configured
         self._learns = learns
         self._window = _Window()
@@ -182,17 +185,18 @@ class AcceptanceWatch:
 
     @property
     def reference(self) -> float:
-        """What the share is held against; 0 while it is not known."""
+        """The share that is expected; 0 while it is not known."""
         if self._configured is not None:
             return self._configured
         return max(self.learned, self._peers) if self._learns else 0.0
 
     @property
     def alarm(self) -> bool:
+        """Whether too little is accepted."""
         return self._low or self._fruits < FRUITFUL_TOKENS
 
     def drafted(self, counts: DraftCounts) -> None:
-        """After each step with drafts."""
+        """Count a step with drafts."""
         accepted = counts.accepted_tokens
         if accepted:
             self._fruitless = 0
@@ -203,7 +207,7 @@ class AcceptanceWatch:
                 self._fruits = 0
 
     def finished(self, drafts: int, accepted: int) -> None:
-        """After each request: its drafts, and those of which the first token was accepted."""
+        """Count a finished request: its drafts, and those whose first token was accepted."""
         if not drafts:
             return
         self._window.add(drafts, accepted)
@@ -213,7 +217,7 @@ class AcceptanceWatch:
             self.learned = max(self.learned, share - LEARN_SIGMAS * self._window.error(share))
 
     def hear(self, peers: float) -> None:
-        """The best of other workers with the same method; 0: nothing is known."""
+        """Take the best reference of other workers with the same method; 0: none."""
         self._peers = peers
         self._judge()
 
@@ -229,7 +233,7 @@ class AcceptanceWatch:
 
     @property
     def why(self) -> str:
-        """Of the alarm, for an operator."""
+        """The reason of the alarm, for an operator."""
         if self._fruits < FRUITFUL_TOKENS:
             return f"no token of the last {max(self._fruitless, FRUITLESS_DRAFTS)} drafts was accepted"
         return (

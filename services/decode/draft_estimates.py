@@ -1,7 +1,7 @@
-"""What drafting brings and what it costs, estimated from the steps that were run.
+"""The benefit and the cost of drafting, estimated from the steps that were run.
 
-Acceptance   tokens that a step brings each request, by the limit on its draft
-StepTimeModel    seconds that a step takes, by batch size and limit
+Acceptance      tokens that a step generates for each request, by the limit on its draft
+StepTimeModel   seconds that a step takes, by batch size and limit
 
 Both forget, and cost a few microseconds a step. Nothing here knows vLLM.
 """
@@ -54,9 +54,9 @@ class _Share:
 
 
 class Acceptance:
-    """Shares by position, each among the rows that came so far: the product is what a limit brings.
+    """Shares by position, each among the rows that came so far: their products give a limit's benefit.
 
-    A method that drafts less than asked, or nothing, is judged by what it brings a row on average.
+    A method that drafts less than asked, or nothing, is judged by its average benefit for a row.
     """
 
     def __init__(self, limit: int) -> None:
@@ -65,7 +65,7 @@ class Acceptance:
         self._drafted = [_Share() for _ in range(limit)]
 
     def observe(self, rows: int, asked: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """Of `rows` requests that were to draft `asked` tokens, how many drafted, accepted each position."""
+        """Learn how many of `rows` requests, which were to draft `asked` tokens, did so at each position."""
         before_drafted = before_accepted = rows
         kept = 1.0 - min(rows / _ROWS_KEPT, 1.0 / _ROW_STEPS_KEPT)
         for position in range(self.limit):
@@ -78,11 +78,11 @@ class Acceptance:
             before_drafted, before_accepted = drafted[position], accepted[position]
 
     def tokens(self) -> list[float]:
-        """Tokens that a step brings a request, its own one included; [limit + 1], by the limit."""
+        """Return the tokens that a step generates for a request; [limit + 1], by the limit."""
         return _sums(1.0, self._accepted, _HOPED_ACCEPTANCE)
 
     def drafts(self) -> list[float]:
-        """Tokens that are drafted, and so verified, for a request; [limit + 1], by the limit."""
+        """Return the tokens that are drafted, and so verified, for a request; [limit + 1], by the limit."""
         return _sums(0.0, self._drafted, 1.0)
 
 
@@ -137,13 +137,13 @@ class StepTimeModel:
     """Seconds of a step, from a fit over all steps and the mean of those like it.
 
     The fit is of a straight line and carries an estimate to batches and limits that were not run; a cell of
-    measured steps corrects it where there is one. What changes for all of them alike (longer contexts, a
-    machine that is busy with other things) is kept apart as the pace: a limit that was tried a while ago must
+    measured steps corrects it where there is one. Changes that all share (longer contexts, a machine that is
+    busy with other things) are kept apart as the pace: a limit that was tried a while ago must
     not look cheap because the machine was idle then.
     """
 
     def __init__(self, limit: int, passes: Sequence[int]) -> None:
-        """`passes`: [limit + 1], passes of the draft model by the limit."""
+        """Take `passes` [limit + 1]: passes of the draft model by the limit."""
         self._passes = passes
         self._fit = _Fit()
         self._cells: dict[tuple[int, int], _Cell] = {}
@@ -154,10 +154,10 @@ class StepTimeModel:
     def observe(
         self, requests: int, tokens: float, limit: int, seconds: float, *, settled: bool, probe: bool
     ) -> None:
-        """One step without prefill. `tokens`: verified, the drafted ones included.
+        """Learn from one step without prefill. `tokens`: verified, the drafted ones included.
 
         `settled`: the step before had the same limit, so that this one verified what it drafts. `probe`:
-        it is run to learn about its limit, and tells nothing of the pace.
+        it is run to learn about its limit, and says nothing about the pace.
         """
         if not self._pace:
             self._pace = seconds / self._line(requests, tokens, limit)
@@ -186,12 +186,12 @@ class StepTimeModel:
         self._fit.solve()
 
     def seconds(self, requests: int, tokens: float, limit: int) -> float:
-        """Of a step; in the unit of the guess before the first one."""
+        """Return the seconds of a step; in the unit of the guess before the first one."""
         cell = self._cells.get((bucket(requests), limit))
         return (self._pace or 1.0) * self._expected(requests, tokens, limit, cell)
 
     def samples(self, requests: int, limit: int) -> float:
-        """Steps of this kind that were measured, up to what a cell averages over."""
+        """Return the measured steps of this kind, at most as many as a cell averages over."""
         cell = self._cells.get((bucket(requests), limit))
         return cell.samples if cell else 0.0
 
@@ -214,7 +214,7 @@ class StepTimeModel:
         )
 
     def _pace_changed(self, off: float, *, known: bool) -> bool:
-        """Several well-known steps in a row were far slower, or faster: the machine's doing."""
+        """Return whether several well-known steps in a row were far off: the machine is slower, or faster."""
         surprises = self._surprises
         if not known or abs(off) <= _CLIP or (surprises and (surprises[-1] > 0) != (off > 0)):
             surprises.clear()
@@ -229,5 +229,5 @@ class StepTimeModel:
 
 
 def bucket(requests: int) -> int:
-    """Batch sizes that are looked at together: 1, 2, 3 to 4, 5 to 8, ..."""
+    """Return the group of a batch size: 1, 2, 3 to 4, 5 to 8, ..."""
     return (requests - 1).bit_length()

@@ -1,6 +1,6 @@
-"""How many tokens to draft next: what is expected to write the most tokens a second, measured step by step.
+"""The choice of the draft length: the one expected to generate the most tokens a second, from measured steps.
 
-A draft costs its passes of the draft model and the verification of its tokens; what it brings depends on the
+A draft costs its passes of the draft model and the verification of its tokens; its benefit depends on the
 text. In a small batch a step takes about as long with drafts as without, in a large one every token verified
 counts, so that a fixed number loses at one end. The number is chosen for the whole batch, anew every few
 steps, as argmax_k tokens(k) / seconds(batch, k), 0 included (the goodput of SmartSpec, Liu et al., 2024).
@@ -16,9 +16,9 @@ from baton.services.decode.draft_estimates import Acceptance, StepTimeModel, buc
 
 _REVIEW_STEPS = 4  # the choice is made anew after as many steps
 _WORTH_A_CHANGE = 1.01  # times the tokens a second: noise must not move the choice to and fro
-# The benefit of the doubt: a limit whose time was measured n times is taken for as many times as good as it
-# seems, plus this over sqrt(n + 1), so that one that a few slow steps made look bad is measured until it is
-# known (an upper confidence bound, Auer et al., 2002). A step's time scatters by 10 to 15 %.
+# The benefit of the doubt: a limit whose time was measured n times is rated higher by this share over
+# sqrt(n + 1), so that one that a few slow steps made look bad is measured until it is known (an upper
+# confidence bound, Auer et al., 2002). A step's time scatters by 10 to 15 %.
 _DOUBT = 0.2
 # Learning: other limits are tried for a few steps at a time, out of a budget that every step pays into.
 _PROBE_STEPS = 4  # of which the first still verifies what the limit before it drafted
@@ -34,12 +34,12 @@ _PROBE_AGAIN_STEPS = 60  # a limit that was run so recently needs no look
 
 @dataclass(frozen=True)
 class DraftStep:
-    """What one engine step did."""
+    """The measurements of one engine step."""
 
     requests: int
     tokens: int  # run through the target: one a request, and what was verified
     limit: int  # drafted tokens of a request that the step was to draft, for the next one to verify
-    seconds: float | None  # None: not to be learned from, as it held prompts
+    seconds: float | None  # None: nothing is learned from it, as it held prompts
     rows: int = 0  # requests that could have come with a draft
     asked: int = 0  # the limit of the step before it, which drafted for this one
     drafted: Sequence[int] = ()  # [asked or more] rows that had a token drafted at each position
@@ -48,7 +48,7 @@ class DraftStep:
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """What was decided last and why. Tuples are [limit + 1], by the number of drafted tokens."""
+    """The last decision, and its reasons. Tuples are [limit + 1], by the number of drafted tokens."""
 
     requests: int = 0
     limit: int = 0
@@ -58,7 +58,7 @@ class DraftChoice:
 
     @property
     def tokens_per_second(self) -> tuple[float, ...]:
-        """Of the whole batch."""
+        """Tokens a second of the whole batch, by the number of drafted tokens."""
         return tuple(
             self.requests * tokens / seconds
             for tokens, seconds in zip(self.tokens_per_step, self.step_seconds, strict=True)
@@ -67,7 +67,7 @@ class DraftChoice:
 
 @dataclass
 class _Batch:
-    """What is remembered of one bucket of batch sizes."""
+    """The memory of one bucket of batch sizes."""
 
     limit: int | None = None
     seen_at: dict[int, int] = field(default_factory=dict)  # step number at which a limit was last run
@@ -77,8 +77,10 @@ class DraftLength:
     """Chooses the limit of each step. Belongs to the engine's thread."""
 
     def __init__(self, limit: int, *, model_tokens: int | None = None) -> None:
-        """`limit`: the most to choose. `model_tokens`: of a draft, those that a draft model makes, each with
-        a pass of its own; 0 for a method that only matches, None for all.
+        """Choose at most `limit` tokens.
+
+        model_tokens: of a draft, those that a draft model makes, each with a pass of its own; 0 for a method
+        that only matches, None for all.
         """
         if limit < 1:
             raise ValueError(f"limit is {limit}; it must be at least 1")
@@ -95,11 +97,11 @@ class DraftLength:
 
     @property
     def choice(self) -> DraftChoice:
-        """The last one."""
+        """The last decision."""
         return self._choice
 
     def choose(self, requests: int) -> int:
-        """The limit for the step that is being made up, of so many requests. Called once a step."""
+        """Return the limit for the step that is being scheduled, of so many requests. Called once a step."""
         self._step += 1
         last = self._choice
         same = last.requests and bucket(last.requests) == bucket(requests)
@@ -149,7 +151,7 @@ class DraftLength:
         return DraftChoice(requests, limit, probe is not None, tuple(tokens), tuple(seconds))
 
     def _worth_a_look(self, batch: _Batch, limit: int, rates: Sequence[float]) -> int | None:
-        """The limit to try now: one not run for long, or cheap to run; None if it is not worth the time."""
+        """Return a limit to try: one not run for long, or cheap to run; None if none is worth the time."""
         best, most = None, 0.0
         for other, rate in enumerate(rates):
             age = self._step - batch.seen_at.get(other, -4 * _PROBE_AGAIN_STEPS)

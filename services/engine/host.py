@@ -67,9 +67,7 @@ class EngineStep:
     executed: bool = False
     times: step_times.StepPhases = field(default_factory=step_times.StepPhases)  # parts of `seconds`
     counts: Counts = field(default_factory=Counts)  # in this step
-    shared: dict[str, int] = field(
-        default_factory=dict
-    )  # by request that began to decode: its KV blocks that others hold too
+    shared: dict[str, int] = field(default_factory=dict)  # by request with a first output: its shared blocks
     draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
 
     @property

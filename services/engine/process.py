@@ -31,7 +31,7 @@ def follow_engine_process() -> None:
         return
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if _ended(int(leader)):  # before the line above: nothing would signal its death any more
+    if _ended(int(leader)):  # before the line above: its death would signal nothing any more
         os._exit(1)
 
 

@@ -1,1 +1,1 @@
-"""What only a prefill worker does."""
+"""Prefill: the order in which prompts share an engine's steps."""

@@ -1,7 +1,7 @@
-"""Under which address others find a worker and the KV that it keeps.
+"""The addresses under which others find a worker and the KV that it keeps.
 
-Who listens on one address advertises that. Who listens on all of them (0.0.0.0, ::) advertises the one by
-which it reaches the scheduler: on a network that all share with the scheduler, they reach it there, too.
+A worker that listens on one address advertises that. One that listens on all of them (0.0.0.0, ::) advertises
+the one by which it reaches the scheduler: others on the scheduler's network reach it there, too.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ FAMILY_S = 0.25  # before a name's next address is tried beside the first (RFC 8
 
 @dataclass(frozen=True)
 class Advertised:
-    """What others are told."""
+    """The addresses that a worker gives to others."""
 
     worker: str  # host:port of the gRPC server
     kv_host: str  # of the ranks' Handoff services, whose ports are their own
 
 
 async def advertised(settings: Settings, port: int, wait_s: float) -> Advertised:
-    """What a worker whose gRPC server listens on `port` tells others.
+    """Return the addresses of a worker whose gRPC server listens on `port`.
 
-    Raises StartError when it has to ask for its own address and reaches no scheduler within `wait_s`.
+    Raises StartError when it has to find its own address and reaches no scheduler within `wait_s`.
     """
     listen, _ = addresses.split(settings.worker.listen)
     given, given_port = addresses.split(settings.worker.advertise) if settings.worker.advertise else ("", 0)
@@ -44,10 +44,10 @@ async def advertised(settings: Settings, port: int, wait_s: float) -> Advertised
 
 
 async def address_towards(schedulers: str, wait_s: float) -> str:
-    """This machine's address on the way to the first of `schedulers` (commas between) that can be reached.
+    """Return this machine's address on the way to the first reachable of `schedulers` (commas between).
 
-    A connection is made, so that a name with several addresses, or none yet, is no question: what counts is
-    what works. Tried for `wait_s` seconds; then raises StartError.
+    A connection is made, so that a name with several addresses, or none yet, needs no special care. Tried for
+    `wait_s` seconds; then raises StartError.
     """
     deadline = time.monotonic() + wait_s
     while True:

@@ -1,7 +1,7 @@
-"""Which attempts run here, which were seen, which left a handoff. Plain state; the loop's thread only.
+"""The attempts that run here, were seen here, or left a handoff. Plain state; the loop's thread only.
 
 Invariants: an attempt is live under exactly one internal id; a request has at most one live attempt; an
-attempt is begun only with an (epoch, phase) above every one seen of its request, so nothing of an older
+attempt is begun only with an (epoch, phase) above every one seen of its request, so no reply of an older
 attempt leaves after a newer one came.
 """
 
@@ -15,15 +15,13 @@ from typing import Any
 
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Failed, Phase
+from baton.scheduler.keys import EPOCH_KEEP_MS
 from baton.services.engine.errors import RequestRefused
 
 # Ended requests whose last epoch is remembered: for so long (s), as the scheduler does, and at most so many.
-# What is late by more was stopped by its own deadline.
-KEEP_S = 60.0
+# A message that is late by more was stopped by its own deadline.
+KEEP_S = EPOCH_KEEP_MS / 1_000
 ENDED_LIMIT = 65_536
-# Seconds for which a handoff's lease is renewed: as long as a router's request may take, unless it was told
-# otherwise. What was pulled and whose release was lost goes then.
-RENEWED_S = 600.0
 
 
 @dataclass
@@ -40,12 +38,12 @@ class RunningAttempt:
 
     @property
     def mark(self) -> tuple[int, int]:
-        """Rises with each Start of the request."""
+        """The epoch and the phase; it rises with each Start of the request."""
         return self.epoch, int(self.phase)
 
     @property
     def internal_id(self) -> str:
-        """The engine's name of it: another attempt at the same request never meets this one's state."""
+        """The engine's id of it: another attempt at the same request never meets this one's state."""
         return internal_id(self.request_id, self.epoch)
 
 
@@ -61,12 +59,12 @@ class SavedHandoff:
 
     @property
     def key(self) -> tuple[str, int]:
-        """As the rank that keeps it knows it."""
+        """The key by which the rank that keeps it knows it."""
         return self.manifest.request_id, self.manifest.epoch
 
 
 def internal_id(request_id: str, epoch: int) -> str:
-    """Equal on the worker that saves and the one that loads."""
+    """Return the engine's id of an attempt, the same on the worker that saves and the one that loads."""
     return f"{request_id}#{epoch}"
 
 
@@ -83,7 +81,7 @@ class Attempts:
         return len(self._live)
 
     def begin(self, attempt: RunningAttempt) -> RunningAttempt | None:
-        """Make it live; returns the older attempt that it replaces, which is live no more.
+        """Make it live; return the older attempt that it replaces, which is live no more.
 
         Raises RequestRefused(STALE) when the same or a later one was seen.
         """
@@ -102,23 +100,27 @@ class Attempts:
         return older
 
     def live(self, engine_id: str) -> RunningAttempt | None:
-        """The attempt behind an engine's request id; None when it was aborted or replaced."""
+        """Return the attempt with an engine's request id; None when it was aborted or replaced."""
         return self._live.get(engine_id)
 
     def is_live(self, attempt: RunningAttempt) -> bool:
+        """Return whether it runs or waits here."""
         return self._live.get(attempt.internal_id) is attempt
 
     def of_request(self, request_id: str) -> RunningAttempt | None:
+        """Return the live attempt at a request."""
         return self._of_request.get(request_id)
 
     def all(self) -> list[RunningAttempt]:
+        """Return all live attempts."""
         return list(self._live.values())
 
     def of_session(self, session: int) -> list[RunningAttempt]:
+        """Return the live attempts of a router's stream."""
         return [attempt for attempt in self._live.values() if attempt.session == session]
 
     def end(self, attempt: RunningAttempt) -> None:
-        """It is over here; what the engine still says of it goes nowhere."""
+        """Forget it here; further outputs of the engine go nowhere."""
         self._live.pop(attempt.internal_id, None)
         if self._of_request.get(attempt.request_id) is attempt:
             del self._of_request[attempt.request_id]
@@ -135,33 +137,35 @@ class Attempts:
             self._ended.popitem(last=False)
 
     def saved(self, attempt: RunningAttempt, manifest: Manifest) -> None:
-        """Remember a handoff for as long as its lease, so that its router's end can release it."""
+        """Remember a handoff for as long as its lease, so that it can be released when its router is gone."""
         self.forget_expired()
         until_s = time.monotonic() + manifest.lease_s
         self._saved[attempt.request_id] = SavedHandoff(attempt.epoch, attempt.session, until_s, manifest)
 
     def saved_epoch(self, request_id: str) -> int:
-        """Of the handoff that waits here; 0 without one."""
+        """Return the epoch of the handoff that waits here; 0 without one."""
         saved = self._saved.get(request_id)
         return saved.epoch if saved else 0
 
     def take_saved(self, request_id: str) -> SavedHandoff | None:
+        """Remove and return a request's handoff."""
         return self._saved.pop(request_id, None)
 
     def take_saved_of_session(self, session: int) -> list[SavedHandoff]:
+        """Remove and return the handoffs of a router's stream."""
         taken = {name: one for name, one in self._saved.items() if one.session == session}
         for name in taken:
             del self._saved[name]
         return list(taken.values())
 
-    def to_renew(self) -> list[SavedHandoff]:
-        """Handoffs whose routers are there and may want them still."""
+    def to_renew(self, for_s: float) -> list[SavedHandoff]:
+        """Return handoffs whose routers are connected, and that were saved in the last `for_s` seconds."""
         self.forget_expired()
-        since = time.monotonic() - RENEWED_S
+        since = time.monotonic() - for_s
         return [one for one in self._saved.values() if one.saved_s >= since]
 
     def renewed(self, asked: Iterable[SavedHandoff], held: Collection[tuple[str, int]], at_s: float) -> None:
-        """Of those asked at `at_s`, these manifests' leases began anew; forget the others."""
+        """Begin the leases of the `held` anew, of those `asked` at `at_s`; forget the others."""
         gone = {id(one) for one in asked if one.key not in held}
         for name, one in list(self._saved.items()):
             if id(one) in gone:
@@ -170,7 +174,8 @@ class Attempts:
                 self._saved[name] = replace(one, until_s=at_s + one.manifest.lease_s)
 
     def forget_expired(self) -> None:
-        """Leases are set in order, so the first one that still runs ends the search."""
+        """Forget handoffs whose lease is over."""
+        # Leases are set in order, so the first one that still runs ends the search.
         now = time.monotonic()
         for name, one in list(self._saved.items()):
             if one.until_s > now:

@@ -1,4 +1,4 @@
-"""Between the routers' streams and the engine: lets requests in, sends back what became of them.
+"""The way between the routers' streams and the engine: requests in, outputs and outcomes back.
 
 All of it runs in the loop's thread. The engine's thread is reached through `EngineHost` alone.
 """
@@ -44,7 +44,7 @@ class Dispatcher:
         metrics: WorkerMetrics,
         drafting: Drafting | None,
     ) -> None:
-        """`drafting` hears of drafts; None where none are made."""
+        """Begin closed. `drafting` counts drafts; None where none are made."""
         self.load = EngineLoad()
         self.counts = Counts()  # since the engine began
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -54,17 +54,17 @@ class Dispatcher:
         self._drafting = drafting
         self._attempts = Attempts()
         self._sessions: dict[int, Session] = {}
-        self._next_session = 1  # 0 is vLLM's client index for what belongs to nobody
+        self._next_session = 1  # 0 is vLLM's client index for requests of no client
         self._handoffs = HandoffClient()
         self._limits: EngineLimits | None = None
         self._max_model_len = 0
         self._closed_because = "this worker's engine is still loading"
         self._grammars: set[asyncio.Task[None]] = set()
 
-    # What the lifecycle does.
+    # Called by the lifecycle.
 
     def open(self, info: EngineInfo) -> None:
-        """The engine is loaded: take requests from now on."""
+        """Take requests from now on, as the engine is loaded."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
         self._limits = EngineLimits(
             info.max_model_len, info.vocabulary, self._host.block_hasher, info.drafts_always
@@ -73,31 +73,34 @@ class Dispatcher:
         self._closed_because = ""
 
     def become(self, role: Role, max_requests: int) -> None:
-        """Other work is placed here from now on; what runs goes on, what was placed before still comes."""
+        """Expect other work from now on; what runs goes on, what was placed before still comes."""
         self._role = role
         self._max_requests = max_requests
 
     def drain(self) -> None:
-        """Take nothing new; what runs goes on."""
+        """Refuse new requests; those that run go on."""
         self._closed_because = "this worker is draining"
 
     @property
     def requests(self) -> int:
-        """That run or wait here."""
+        """The number of requests that run or wait here."""
         return len(self._attempts)
 
     @property
     def flushed(self) -> bool:
-        """No reply waits to be sent."""
+        """Whether no reply waits to be sent."""
         return all(session.flushed for session in self._sessions.values())
 
     @property
     def idle(self) -> bool:
-        """Nothing runs here, and all of it was told."""
+        """Whether nothing runs here, and all replies were sent."""
         return not self.requests and self.flushed
 
     def abort_all(self) -> int:
-        """At the end of a drain that took too long: everybody's requests fail, to be run elsewhere."""
+        """Fail all requests, to be run elsewhere, at the end of a drain that took too long.
+
+        Return their number.
+        """
         live = self._attempts.all()
         for attempt in live:
             self._end(attempt)
@@ -110,36 +113,37 @@ class Dispatcher:
         for session in self._sessions.values():
             session.end()
 
-    async def renew_leases(self, every_s: float) -> None:
-        """Until cancelled: what was saved for a router stays for as long as it is there and wants it.
+    async def renew_leases(self, every_s: float, for_s: float) -> None:
+        """Keep what was saved for a router for as long as it is connected and wants it; until cancelled.
 
-        It waits in a queue on the other side, which may be longer than any lease.
+        The request waits in a queue on the other side, which may be longer than any lease. After `for_s`, as
+        long as a router's request may take, a handoff goes: it was pulled, and its release was lost.
         """
         while True:
             await asyncio.sleep(every_s)
-            if asked := self._attempts.to_renew():
+            if asked := self._attempts.to_renew(for_s):
                 began = time.monotonic()
                 manifests = [one.manifest for one in asked]
                 held = await asyncio.to_thread(self._handoffs.renew, manifests, every_s)
                 self._attempts.renewed(asked, held, began)
 
     def close(self) -> None:
-        """Let go of connections. Nothing may be called after it."""
+        """Close connections. Nothing may be called after it."""
         for task in self._grammars:
             task.cancel()
         self._handoffs.close()
 
-    # What a router's stream does.
+    # Called by a router's stream.
 
     def connect(self, peer: str) -> Session:
-        """A new stream of a router."""
+        """Take a new stream of a router."""
         session = Session(self._next_session, peer)
         self._next_session += 1
         self._sessions[session.number] = session
         return session
 
     def disconnect(self, session: Session) -> None:
-        """The stream is gone: its requests end, what it left to be pulled is released."""
+        """End the requests of a stream that is gone, and release its handoffs."""
         self._sessions.pop(session.number, None)
         attempts = self._attempts.of_session(session.number)
         for attempt in attempts:
@@ -164,7 +168,7 @@ class Dispatcher:
             self._fail(attempt, refused.code, str(refused))
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """The router wants no more of these; what they left to be pulled is released."""
+        """End these requests, and release their handoffs."""
         engine_ids = []
         for request_id in request_ids:
             attempt = self._attempts.of_request(request_id)
@@ -229,7 +233,7 @@ class Dispatcher:
         self._grammars.add(task)
         task.add_done_callback(self._grammars.discard)
 
-    # What the engine does (Listener of services/engine/host.py).
+    # Called by the engine (engine.host.Listener).
 
     def on_step(self, step: EngineStep) -> None:
         """Sort a step's outputs and reports by router, one reply each."""
@@ -274,7 +278,7 @@ class Dispatcher:
             reply.failed.append(_failed(attempt, Failed.CODE_HANDOFF, str(loaded.problem)))
 
     def _refuse(self, saved: Saved, replies: dict[int, RunReply]) -> None:
-        """A prompt that was not begun, as there is no room for its KV: another worker may have some."""
+        """Refuse a prompt that was not begun, as there is no room for its KV; others may have some."""
         attempt = self._attempts.live(saved.request_id)
         if attempt is None or saved.problem is None:
             return
@@ -284,7 +288,7 @@ class Dispatcher:
         _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_FULL, str(saved.problem)))
 
     def _on_output(self, output: Any, saves: dict[str, Saved], replies: dict[int, RunReply]) -> bool:
-        """Whether the output goes to its router. Takes from `saves` what is told with it."""
+        """Return whether the output goes to its router. Take from `saves` what goes with it."""
         attempt = self._attempts.live(output.request_id)
         if attempt is None:
             return False
@@ -296,18 +300,18 @@ class Dispatcher:
         saved = saves.get(output.request_id)
         if not outputs.readdress(output, attempt.prepared):
             return True
-        told = outputs.end_of_prefill(output, attempt.prepared, saved, self._max_model_len)
-        if told is not None:
-            _reply(replies, attempt.session).saved.append(told)
-            if told.HasField("manifest"):
+        ended = outputs.end_of_prefill(output, attempt.prepared, saved, self._max_model_len)
+        if ended is not None:
+            _reply(replies, attempt.session).saved.append(ended)
+            if ended.HasField("manifest"):
                 del saves[attempt.internal_id]
-                self._attempts.saved(attempt, told.manifest)
-            self._metrics.on_saved(told)
+                self._attempts.saved(attempt, ended.manifest)
+            self._metrics.on_saved(ended)
         self._end(attempt)
         return True
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
-        """What one engine does not take, none does: its router is told so."""
+        """Tell the router that vLLM refuses its request: no other worker would take it."""
         attempt = self._attempts.live(internal_id)
         if attempt is None:
             return
@@ -330,7 +334,7 @@ class Dispatcher:
             session.send(RunReply(failed=[_failed(attempt, code, message)]))
 
     def _end(self, attempt: RunningAttempt) -> None:
-        """It ran, and is over."""
+        """Forget an attempt that ran, and count its drafts."""
         self._attempts.end(attempt)
         if self._drafting is not None:
             self._drafting.on_request(*outputs.drafts_of(attempt.prepared))

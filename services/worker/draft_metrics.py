@@ -1,4 +1,4 @@
-"""What Prometheus is told of a worker's drafts."""
+"""A worker's figures of drafts for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ class DraftMetrics:
     """The figures of one method. `position` counts from 0, as vLLM's own does."""
 
     def __init__(self, registry: CollectorRegistry, method: str, limit: int, model_positions: int) -> None:
-        """Positions below `model_positions` are a draft model's, the others up to `limit` are matched.
+        """Make the figures of drafts of up to `limit` tokens.
 
-        In a hybrid, which has both, a long match may stand in the model's place.
+        Positions below `model_positions` are a draft model's, the others are matched.
+        In a hybrid, which has both, a long match may take the model's place.
         """
         from_model = "model" if model_positions == limit else "either"
 
@@ -41,20 +42,20 @@ class DraftMetrics:
             "accepted_tokens_by_position", "Accepted tokens, by their position in the draft."
         )
         self._mean = gauge(
-            "mean_accepted_length", "Tokens written by a request in a step with a draft, last minute."
+            "mean_accepted_length", "Output tokens of a request in a step with a draft, last minute."
         )
         self._first = gauge(
             "first_position_acceptance_ratio", "Accepted share of the tokens drafted first, last minute."
         )
         self._reference = gauge(
-            "acceptance_reference_ratio", "What that share is held against; 0: not known yet."
+            "acceptance_reference_ratio", "Reference of the first position's acceptance; 0: not known yet."
         )
-        self.length = gauge("draft_length", "Tokens that the next draft may have.")
-        self.alarm = gauge("acceptance_alarm", "1 while drafts are accepted too seldom, beyond chance.")
+        self.length = gauge("draft_length", "Most tokens of the next draft.")
+        self.alarm = gauge("acceptance_alarm", "1 while drafts are accepted too seldom, more than by chance.")
         self.length.set(limit)
 
     def count(self, counts: DraftCounts) -> None:
-        """After a step with drafts."""
+        """Count a step with drafts."""
         self._drafts.inc(counts.drafts)
         self._drafted.inc(counts.drafted_tokens)
         self._accepted.inc(counts.accepted_tokens)
@@ -66,7 +67,7 @@ class DraftMetrics:
                 self._accepted_at[position].inc(accepted)
 
     def show(self, recent: DraftCounts, reference: float) -> None:
-        """Of the last minute."""
+        """Set the gauges of the last minute."""
         self._mean.set(recent.mean_accepted_length)
         self._first.set(recent.first_acceptance)
         self._reference.set(reference)

@@ -1,4 +1,4 @@
-"""How this worker's drafts fare, as its operators see it: figures, the report to the scheduler, the alarm.
+"""The figures of this worker's drafts, the report of them to the scheduler, and the alarm.
 
 All of it runs in the loop's thread.
 """
@@ -20,14 +20,14 @@ from baton.services.worker.draft_metrics import DraftMetrics
 
 logger = logging.getLogger(__name__)
 
-IDLE_STEPS = 500  # that wrote tokens and verified no draft: worth a word
+IDLE_STEPS = 500  # that generated tokens and verified no draft: worth a line in the log
 # vLLM's names of methods whose drafts come from the tokens alone.
 _FROM_TOKENS = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
 
 
 @dataclass(frozen=True)
 class DraftMethod:
-    """What drafts here."""
+    """The method that drafts here."""
 
     name: str  # in labels: the method's, with what continues it: mtp, ngram, mtp+suffix
     limit: int  # most drafted tokens of a request in a step
@@ -35,12 +35,12 @@ class DraftMethod:
 
     @property
     def has_state(self) -> bool:
-        """It has something to lose: a draft model and its KV."""
+        """Whether it has a draft model, and KV of it, that could be lost."""
         return self.model_positions > 0
 
 
 def method_of(engine: EngineSettings) -> DraftMethod | None:
-    """What drafts at a worker that writes answers. Raises ConfigError for settings that cannot work."""
+    """Return the method that drafts at a worker that decodes. Raises ConfigError for impossible settings."""
     spec, method = engine.speculative_config, validation.check(engine)
     if spec is None or method is None:
         return None
@@ -56,7 +56,10 @@ class Drafting:
     """The drafts of one worker."""
 
     def __init__(self, method: DraftMethod, reference: float | None, registry: CollectorRegistry) -> None:
-        """`reference`: accepted share of the first drafted position below which to alarm; None: learned."""
+        """Watch the drafts of `method`.
+
+        reference: the accepted share of the first drafted position that is expected; None: learned.
+        """
         self.method = method
         self._metrics = DraftMetrics(registry, method.name, method.limit, method.model_positions)
         self._watch = AcceptanceWatch(configured=reference, learns=method.has_state)
@@ -66,7 +69,7 @@ class Drafting:
         self._idle_steps = 0
 
     def on_step(self, counts: DraftCounts, length: int | None) -> None:
-        """After each step that wrote tokens. `length`: what the next draft may be; None: the most."""
+        """Count a step that generated tokens. `length`: most tokens of the next draft; None: the limit."""
         self._length = self.method.limit if length is None else length
         self._metrics.length.set(self._length)
         if not counts.drafts:
@@ -81,17 +84,17 @@ class Drafting:
         self._tell()
 
     def on_request(self, drafts: int, first_accepted: int) -> None:
-        """After each request: its drafts, and those of which the first token was accepted."""
+        """Count a finished request: its drafts, and those whose first token was accepted."""
         self._watch.finished(drafts, first_accepted)
         self._tell()
 
     def hear(self, peer_reference: float) -> None:
-        """What the scheduler tells of other workers with this method; 0: nothing."""
+        """Take the best reference of other workers with this method; 0: none."""
         self._watch.hear(peer_reference)
         self._tell()
 
     def report(self) -> scheduler_pb2.Drafting:
-        """For the next heartbeat; the gauges of the last minute are set with it."""
+        """Return the report for the next heartbeat, and set the gauges of the last minute."""
         recent = self._recent.total(time.monotonic())
         self._metrics.show(recent, self._watch.reference)
         return scheduler_pb2.Drafting(

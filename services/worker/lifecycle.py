@@ -1,4 +1,4 @@
-"""How a worker's process begins and ends.
+"""The begin and the end of a worker's process.
 
 `run_worker` is one process's whole work. It may run in a process forked from one that called `preload`.
 """

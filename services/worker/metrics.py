@@ -1,4 +1,4 @@
-"""What Prometheus is told of a worker. Durations in seconds, sizes in bytes, as its conventions want."""
+"""A worker's figures for Prometheus. Durations in seconds, sizes in bytes, as its conventions want."""
 
 from __future__ import annotations
 
@@ -40,36 +40,39 @@ class WorkerMetrics:
         self._waiting = gauge("requests_waiting", "Requests in the engine's queue.")
         self._kv_usage = gauge("kv_cache_usage_ratio", "Blocks of the KV cache in use, 0 to 1.")
         self._pinned = gauge("handoffs_pinned", "Saved handoffs that wait to be pulled.")
-        self._pinned_bytes = gauge("handoffs_pinned_bytes", "Their bytes.")
-        self._tokens = counter("generated_tokens", "Tokens written here.")
+        self._pinned_bytes = gauge("handoffs_pinned_bytes", "Bytes of saved handoffs that wait to be pulled.")
+        self._tokens = counter("generated_tokens", "Output tokens generated here.")
         self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
-        self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found there.")
+        self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self._refused = counter(
             "requests_refused",
             "Requests not taken: invalid, full, draining, stale (an older epoch).",
             ("why",),
         )
-        self._saved = counter("handoffs_saved", "Prompts read and kept for another worker.")
-        self._save_failed = counter("handoffs_save_failed", "Prompts read whose KV could not be kept.")
+        self._saved = counter("handoffs_saved", "Prompts prefilled whose KV is kept for another worker.")
+        self._save_failed = counter("handoffs_save_failed", "Prompts prefilled whose KV could not be kept.")
         self._loaded = counter("handoffs_loaded", "Handoffs pulled and loaded.", ("transport",))
         self._load_failed = counter("handoffs_load_failed", "Handoffs that could not be loaded.", ("error",))
         self._bytes = counter("handoff_bytes", "Bytes pulled.", ("transport",))
-        self._step = histogram("engine_step_seconds", "One engine step with work.", _STEP_BUCKETS)
+        self._step = histogram("engine_step_seconds", "Time of an engine step with work.", _STEP_BUCKETS)
         phases = histogram(
-            "engine_step_phase_seconds", "Parts of an engine step with work.", _STEP_BUCKETS, ("phase",)
+            "engine_step_phase_seconds",
+            "Time of the parts of an engine step with work.",
+            _STEP_BUCKETS,
+            ("phase",),
         )
         self._phases = tuple(phases.labels(phase) for phase in ("draft", "verify", "rest"))
         self._save = histogram(
-            "handoff_save_seconds", "From the engine's cache to staging.", _HANDOFF_BUCKETS
+            "handoff_save_seconds", "Time to copy KV from the engine's cache to staging.", _HANDOFF_BUCKETS
         )
-        self._pull = histogram("handoff_move_seconds", "The pull of a handoff's bytes.", _HANDOFF_BUCKETS)
+        self._pull = histogram("handoff_move_seconds", "Time to pull a handoff's bytes.", _HANDOFF_BUCKETS)
         self._total = histogram(
-            "handoff_total_seconds", "From the save's end to the request in the batch.", _HANDOFF_BUCKETS
+            "handoff_total_seconds", "Time from the save's end to the request in the batch.", _HANDOFF_BUCKETS
         )
 
     @contextlib.contextmanager
     def serving(self, host: str, port: int) -> Iterator[int]:
-        """Answer over HTTP inside the block; gives the port. Raises StartError when it is taken."""
+        """Serve over HTTP inside the block; yield the port. Raises StartError when it is taken."""
         try:
             server, thread = start_http_server(port, addr=host, registry=self.registry)
         except OSError as error:
@@ -84,11 +87,11 @@ class WorkerMetrics:
             thread.join(timeout=1)
 
     def set_blocks(self, num_blocks: int) -> None:
-        """Of the engine's KV cache that requests can have, known once it is loaded."""
+        """Set the KV blocks that requests can have, known once the engine is loaded."""
         self._num_blocks = num_blocks
 
     def on_step(self, step: EngineStep) -> None:
-        """After each step that brought something."""
+        """Count a step; called after each that had work or outputs."""
         self._running.set(step.load.running)
         self._waiting.set(step.load.waiting)
         if self._num_blocks:
@@ -108,11 +111,11 @@ class WorkerMetrics:
         self._prefix_hits.inc(step.counts.prefix_hits)
 
     def on_refused(self, code: Failed.Code) -> None:
-        """A request was not taken."""
+        """Count a request that was refused."""
         self._refused.labels(Failed.Code.Name(code).removeprefix("CODE_").lower()).inc()
 
     def on_saved(self, saved: Saved) -> None:
-        """A prompt was read for another worker."""
+        """Count a prompt that was prefilled for another worker."""
         if saved.HasField("manifest"):
             self._saved.inc()
             self._save.observe(saved.manifest.save_ms * _MS)
@@ -120,7 +123,7 @@ class WorkerMetrics:
             self._save_failed.inc()
 
     def on_loaded(self, loaded: Loaded) -> None:
-        """A handoff ended here."""
+        """Count a handoff that was loaded, or could not be."""
         if loaded.problem is not None:
             self._load_failed.labels(loaded.problem.name).inc()
             return
@@ -131,6 +134,6 @@ class WorkerMetrics:
         self._total.observe(loaded.total_ms * _MS)
 
     def ask_staged(self, ask: Callable[[], Staged | None]) -> None:
-        """`ask` tells what waits to be pulled, None where that is not known; at a scrape, in its thread."""
+        """Call `ask` at each scrape, in its thread, for what waits to be pulled; None: not known."""
         self._pinned.set_function(lambda: staged.handoffs if (staged := ask()) else _UNKNOWN)
         self._pinned_bytes.set_function(lambda: staged.bytes if (staged := ask()) else _UNKNOWN)

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 STAGED_TIMEOUT_S = 0.8
 PROGRESS_EVERY_S = 10.0
 POLL_S = 0.02  # of a drain
-FLUSH_S = 1.0  # for the last words to routers
+FLUSH_S = 1.0  # for the last replies to routers
 SERVER_GRACE_S = 1.0
 
 _HEALTH_NAMES = ("", worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name)
@@ -54,7 +54,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Node:
-    """A worker's process, from its first port to its last word. `run` once."""
+    """A worker's process, from its first port to its last reply. `run` once."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Node:
         fingerprint: str,
         preload: Callable[[], None],
     ) -> None:
-        """`names`: the worker's id, and what is the same in all of its lives."""
+        """Prepare a worker; `names`: its id, and its name, which is the same each time it is started."""
         self._settings = settings
         self._role = role
         self._preload = preload
@@ -81,11 +81,11 @@ class Node:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
         self._drafting: Drafting | None = None
-        self._kv_host = ""  # under which others find what is pinned
+        self._kv_host = ""  # under which others find saved KV
         self._staged = Staged()  # as last known
 
     async def run(self) -> int:
-        """Returns the status to leave with; the engine's thread may still be there, if it was loading.
+        """Be a worker; return the exit status. The engine's thread may still be there, if it was loading.
 
         Raises StartError, PeerRefused, ConfigError, EngineFailed.
         """
@@ -146,7 +146,7 @@ class Node:
             self._serve_metrics(stack, metrics)
             info = await self._load_engine(host, dispatcher)
             if info is None:
-                logger.info("told to end while the engine loaded")
+                logger.info("ended by a signal while the engine loaded")
                 return 0
             metrics.set_blocks(info.free_blocks)
             metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
@@ -156,7 +156,9 @@ class Node:
             await self._set_health(_SERVING)
             blocks = (info.num_blocks, info.block_size)
             logger.info("ready on %s: %d KV blocks of %d tokens", mine.address, *blocks)
-            renewing = dispatcher.renew_leases(self._settings.handoff.lease_s / 3)
+            renewing = dispatcher.renew_leases(
+                self._settings.handoff.lease_s / 3, self._settings.router.request_timeout_s
+            )
             for watching in (self._watch_pinned(host), self._watch_steps(host, dispatcher), renewing):
                 stack.callback(asyncio.create_task(watching).cancel)
             await self._serve(session, dispatcher, host)
@@ -171,11 +173,11 @@ class Node:
     # Serving and draining.
 
     async def _serve(self, session: WorkerSession, dispatcher: Dispatcher, host: EngineHost) -> None:
-        """Until told to end; then drain. Raises EngineFailed."""
-        told = [asyncio.create_task(event.wait()) for event in (self._stop, session.draining)]
-        waited: list[asyncio.Future[Any]] = [*told, dispatcher.failed]
+        """Wait for a signal or an operator, then drain. Raises EngineFailed."""
+        ends = [asyncio.create_task(event.wait()) for event in (self._stop, session.draining)]
+        waited: list[asyncio.Future[Any]] = [*ends, dispatcher.failed]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        for task in told:
+        for task in ends:
             task.cancel()
         if not dispatcher.failed.done():
             session.drain()
@@ -204,7 +206,7 @@ class Node:
 
     @staticmethod
     async def _nothing_staged(host: EngineHost) -> bool:
-        """False also where it is not known: what cannot be asked may hold something."""
+        """Return whether no handoff waits; False also where that is not known."""
         staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
         return staged is not None and staged.handoffs == 0
 
@@ -214,7 +216,7 @@ class Node:
             await asyncio.sleep(POLL_S)
 
     async def _watch_pinned(self, host: EngineHost) -> None:
-        """Ask the ranks what waits to be pulled, as often as it is reported."""
+        """Ask the ranks which handoffs wait to be pulled, once a heartbeat."""
         while True:
             staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
             if staged is not None:
@@ -222,7 +224,7 @@ class Node:
             await asyncio.sleep(self._settings.scheduler.heartbeat_s)
 
     async def _watch_steps(self, host: EngineHost, dispatcher: Dispatcher) -> None:
-        """An engine that hangs in a process that lives is as dead as one that broke."""
+        """Take an engine that hangs for one that failed."""
         limit_s = self._settings.worker.engine_stall_s
         while host.step_s < limit_s:  # noqa: ASYNC110 (a thread that hangs sets no event)
             await asyncio.sleep(min(1.0, limit_s / 4))
@@ -231,7 +233,7 @@ class Node:
     # Starting.
 
     async def _preloaded(self) -> bool:
-        """False when told to end before all was imported."""
+        """Import what is slow; return False when a signal came first."""
         # In a thread of its own: the end of the loop would wait for one of the loop's.
         thread = ThreadPoolExecutor(1, "preload")
         importing = asyncio.get_running_loop().run_in_executor(thread, self._preload)
@@ -240,13 +242,13 @@ class Node:
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not importing.done():
-            logger.info("told to end while vLLM was imported")
+            logger.info("ended by a signal while vLLM was imported")
             return False
         await importing
         return True
 
     async def _load_engine(self, host: EngineHost, dispatcher: Dispatcher) -> EngineInfo | None:
-        """None when told to end before it was loaded. Raises StartError and ConfigError."""
+        """Load the engine; return None when a signal came first. Raises StartError and ConfigError."""
         began = time.monotonic()
         logger.info("loading %s", self._settings.engine.model)
         loading = asyncio.create_task(host.load(dispatcher))
@@ -280,11 +282,11 @@ class Node:
         return int(port)
 
     async def _advertise(self, port: int) -> None:
-        """Settle what others are told. Raises StartError."""
-        told = await advertised(self._settings, port, self._settings.worker.scheduler_wait_s)
-        self._identity.address, self._kv_host = told.worker, told.kv_host
+        """Settle the addresses that others are given. Raises StartError."""
+        found = await advertised(self._settings, port, self._settings.worker.scheduler_wait_s)
+        self._identity.address, self._kv_host = found.worker, found.kv_host
         listen = self._settings.worker.listen
-        logger.info("listens on %s, advertises %s; its KV is at %s", listen, told.worker, told.kv_host)
+        logger.info("listens on %s, advertises %s; its KV is at %s", listen, found.worker, found.kv_host)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -299,7 +301,10 @@ class Node:
     # Another role.
 
     async def _become(self, session: WorkerSession, wire: scheduler_pb2.Role) -> str:
-        """Why not, in one line; empty when it is done, or will be as soon as the scheduler answers again."""
+        """Take another role; return why not, in one line, or an empty text.
+
+        While no scheduler answers it counts from when one does again.
+        """
         name = roles.name_of(wire)
         if not name or self._dispatcher is None:
             return f"role {wire} is not known here"
@@ -317,7 +322,7 @@ class Node:
         return ""
 
     def _unable(self, role: Role) -> str:
-        """Why this engine cannot be of that role; empty if it can."""
+        """Say why this engine cannot be of that role; empty if it can."""
         if not self._identity.HasField("capacity"):
             return "its engine is still loading"
         if not role.needs_handoffs or self._identity.capacity.compatibility_hash:
@@ -329,7 +334,7 @@ class Node:
             )
         return "its model's KV cache cannot be handed over: it serves as a mixed worker alone"
 
-    # What others are told.
+    # Heartbeats and registration.
 
     def _load(self) -> scheduler_pb2.WorkerLoad:
         if self._dispatcher is None:

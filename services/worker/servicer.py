@@ -1,4 +1,4 @@
-"""The worker's gRPC service: says who it is, takes another role, and runs one stream a router."""
+"""The worker's gRPC service: it says who it is, takes another role, and runs one stream a router."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.services.worker.session import Session
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
-    """Spoken to by routers; all requests and replies go through the dispatcher."""
+    """The service for routers; all requests and replies go through the dispatcher."""
 
     def __init__(
         self,
@@ -24,24 +24,28 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         heartbeat_s: float,
         become: Callable[[scheduler_pb2.Role], Awaitable[str]],
     ) -> None:
-        """`heartbeat_s`: the most seconds between two messages on a stream. `become` says why not, if not."""
+        """Serve `dispatcher`.
+
+        heartbeat_s: the most seconds between two messages on a stream; become: takes another role, and
+        returns why not, or an empty text.
+        """
         self._identity = identity
         self._dispatcher = dispatcher
         self._heartbeat_s = heartbeat_s
         self._become = become
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: Any) -> worker_pb2.HelloReply:
-        """Whether this router and this worker may talk: the same vLLM, the same model."""
+        """Say who this worker is, and refuse a router with another vLLM or another model."""
         del context
         return worker_pb2.HelloReply(refusal=self._refusal(request), identity=self._identity)
 
     async def SetRole(self, request: worker_pb2.SetRoleRequest, context: Any) -> worker_pb2.SetRoleReply:
-        """Have other work placed here from now on."""
+        """Take another role."""
         del context
         return worker_pb2.SetRoleReply(refusal=await self._become(request.role))
 
     async def Run(self, requests: AsyncIterator[worker_pb2.RunRequest], context: Any) -> None:
-        """A router's stream. However it ends, all that was started on it is aborted."""
+        """Serve a router's stream. However it ends, all that was started on it is aborted."""
         session = self._dispatcher.connect(context.peer())
         tasks = [
             asyncio.create_task(self._read(session, requests)),
@@ -56,7 +60,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             for task in tasks:
                 task.cancel()
             for task in tasks:
-                # What gRPC raises in a stream that is gone is no news: the router left.
+                # gRPC raises these in a stream that is gone: the router left, and nothing is wrong.
                 with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
                     await task
         if session.is_cut:

@@ -1,7 +1,7 @@
-"""One router's stream: what is to be sent to it, bounded, and one task that sends it.
+"""One router's stream: a bounded queue of replies, and one task that sends them.
 
-A router takes a stream that is silent for a dead worker's, so one that has nothing to say sends an empty
-reply now and then. It is made in the loop that serves all requests: where that hangs, silence is right.
+A router takes a silent stream for a dead worker's, so one without replies sends an empty one now and then,
+from the loop that serves all requests: where that hangs, silence is right.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.protos.worker_pb2 import RunReply
 
 logger = logging.getLogger(__name__)
 
-# Replies that wait for a router that does not read: one a step, so some ten seconds of a busy engine.
+# Replies that wait for a router that does not receive: one a step, so some ten seconds of a busy engine.
 QUEUE_LIMIT = 1024
 
 
@@ -28,11 +28,11 @@ class Session:
         self._over = asyncio.Event()
         self.is_cut = False  # its router did not read
         self._sending = False
-        self._spoke = False  # since the last sign of life
+        self._spoke = False  # something was sent since the last sign of life
 
     @property
     def flushed(self) -> bool:
-        """All that was queued is with gRPC."""
+        """Whether all that was queued is with gRPC."""
         return self.is_cut or (self._queue.empty() and not self._sending)
 
     def send(self, reply: RunReply) -> None:
@@ -47,7 +47,7 @@ class Session:
             self._over.set()
 
     def end(self) -> None:
-        """This side is done with the stream."""
+        """End the stream from this side."""
         self._over.set()
 
     async def write(self, context: Any) -> None:
@@ -68,5 +68,5 @@ class Session:
             self._spoke = False
 
     async def wait_over(self) -> None:
-        """Returns when this side has ended the stream."""
+        """Wait until this side has ended the stream."""
         await self._over.wait()

@@ -39,10 +39,10 @@ def test_a_page_that_was_edited_fails_the_check(tmp_path: Path, monkeypatch: pyt
 
 
 def test_readme_keeps_what_surrounds_its_section() -> None:
-    new = report.with_measured(f"# One\n{report.BEGIN}\nold\n{report.END}\n\n## Next\n", report.load())
+    new = report.with_measured(f"# One\n{report.BEGIN}\nby hand\n{report.END}\n\n## Next\n", report.load())
     assert new.startswith(f"# One\n{report.BEGIN}\n")
     assert new.endswith(f"\n{report.END}\n\n## Next\n")
-    assert "old" not in new
+    assert "by hand" not in new
     with pytest.raises(ValueError, match="has no"):
         report.with_measured("# One\n", report.load())
 

@@ -210,7 +210,7 @@ def test_a_store_that_is_none() -> None:
         ("up --model {model} --scheduler localhost:", "scheduler.address: value 'localhost:'"),
         ("up --model {model} --port 99999", "router.port: value 99999 is not allowed"),
         ("up --model {model} --port 0", "router.port: port 0 is not allowed here"),
-        ("up --model {model} --prefill 0", "start at least one of each role, or --mixed 1"),
+        ("up --model {model} --prefill 0", "start at least one prefill and one decode worker, or --mixed 1"),
         ("up --model {model} --dtype int3", "engine.dtype: value 'int3' is not allowed"),
         ("up --model {model} --engine-args nope", "--engine-args: the value is not valid JSON"),
         ("up --model {model} --engine-args [1]", "engine.extra is not allowed: Input should be"),

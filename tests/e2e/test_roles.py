@@ -116,7 +116,7 @@ def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio: Deployment) 
     """Its supervisor starts it again, and it takes nothing until `baton undrain`."""
     (reader,) = [worker for worker, role in roles(trio).items() if role == pb.ROLE_PREFILL]
     told = operator(trio, "drain", reader)
-    assert f"{reader} drains" in told
+    assert f"{reader} is draining" in told
 
     def comes_back() -> str:
         again = [one for one in trio.describe().workers if one.identity.name == "prefill-0"]

@@ -36,7 +36,7 @@ def topic() -> str:
 
 @pytest.fixture(params=["memory", "redis"])
 async def store(request: pytest.FixtureRequest, topic: str) -> AsyncIterator[Store]:
-    """An empty store of each kind."""
+    """Give an empty store of each kind."""
     made: Store
     if request.param == "memory":
         made = MemoryStore(topic)

@@ -1,4 +1,4 @@
-"""Who of the schedulers is asked, and when one counts as dead: real ones stand still, and lose Redis."""
+"""The choice among several schedulers, of which real ones stand still, and lose Redis."""
 
 from __future__ import annotations
 

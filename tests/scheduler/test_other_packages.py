@@ -24,7 +24,7 @@ PREFIXES = [bytes([number]) * 8 for number in range(24)]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder into which pip installed the package, with its entry point."""
+    """Return the folder into which pip installed the package, with its entry point."""
     source = tmp_path_factory.mktemp("source") / "package"  # setuptools builds where the source lies
     shutil.copytree(PACKAGE, source)
     folder = tmp_path_factory.mktemp("site")
@@ -40,7 +40,7 @@ def command(address: str) -> list[str]:
 
 @pytest.fixture
 def address(installed: Path) -> Iterator[str]:
-    """Of a scheduler's process that places by the package's scorer."""
+    """Give the address of a scheduler's process that places by the package's scorer."""
     port = free_port()
     path = os.pathsep.join([str(installed), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     process = subprocess.Popen(command(f"127.0.0.1:{port}"), env={**os.environ, "PYTHONPATH": path})

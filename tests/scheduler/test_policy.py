@@ -1,4 +1,4 @@
-"""Who is chosen, and why nobody is."""
+"""The policy's choices and rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the Redis store can get wrong: passwords, TLS, a server that dies, keys that stay."""
+"""Failures of the Redis store alone: passwords, TLS, a server that dies, keys that stay."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_a_server_that_quotes_the_password_is_not(tmp_path: Path) -> None:
 
 
 async def test_a_password_of_its_own_is_used(redis_server: RedisServer) -> None:
-    """Of a file, beside a URL without one."""
+    """The password may come from a file, beside a URL without one."""
     store = RedisStore(f"redis://127.0.0.1:{redis_server.port}/0", "t", redis_server.password)
     try:
         assert (await store.view()).workers == {}

@@ -73,7 +73,7 @@ def test_the_configuration_tree_is_what_the_scheduler_takes() -> None:
 
 
 async def test_what_peers_have_learned_of_their_drafts(client: SchedulerClient) -> None:
-    """Of the others with the same method the best; each hears of it with its heartbeat."""
+    """A heartbeat's reply has the best reference of the others with the same method."""
 
     async def beat(name: str, method: str, learned: float) -> float:
         made = identity(name, D, speculative_method=method)
@@ -436,7 +436,7 @@ async def test_a_router_goes_on_without_a_scheduler_and_tells_it_later() -> None
 
 
 async def failed(client: SchedulerClient) -> Failed:
-    """What comes of asking for a placement now."""
+    """Return the outcome of a placement now."""
     try:
         await client.place("probe", 1, prompt_tokens=1, max_new_tokens=1)
     except NoCapacity as no:

@@ -74,7 +74,7 @@ def generator(
 
 
 def turn(question: str, reply: str, answer: str | None = None) -> Dialogue:
-    """A question and its reply."""
+    """Return a dialogue of one question and its reply."""
     return Dialogue((Message("user", question), Message("assistant", reply)), answer=answer)
 
 

@@ -188,7 +188,7 @@ def polite(rng: Random) -> Dialogue:
 
 @generator("rewriting", 1.5)
 def summary(rng: Random) -> Dialogue:
-    """The summary keeps the sentences that the title names: the first and the last one."""
+    """Ask for a summary, which keeps the first and the last sentence."""
     sentences = [sentence(rng) for _ in range(rng.randint(4, 7))]
     result = f"{sentences[0]} In the end, {sentences[-1][0].lower() if sentences[-1].startswith('The ') else sentences[-1][0]}{sentences[-1][1:]}"
     ask = rng.choice(

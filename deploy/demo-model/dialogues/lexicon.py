@@ -142,7 +142,7 @@ NUMBER_WORDS = (
 
 
 def made_up_word(rng: Random) -> str:
-    """A pronounceable word that no list holds: what has to be copied cannot be recalled."""
+    """Make up a pronounceable word that is in no list, so that it must be copied, not recalled."""
     return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(2, 4)))
 
 
@@ -165,7 +165,7 @@ def capitalised(text: str) -> str:
 
 
 def join_words(words: list[str]) -> str:
-    """`a, b and c`."""
+    """Join words as `a, b and c`."""
     if len(words) == 1:
         return words[0]
     return f"{', '.join(words[:-1])} and {words[-1]}"
@@ -179,7 +179,7 @@ def noun_phrase(rng: Random) -> str:
 
 
 def sentence(rng: Random) -> str:
-    """A plain sentence such as `The clever fox found a golden key by the river.`"""
+    """Make a plain sentence, such as `The clever fox found a golden key by the river`."""
     who = (
         rng.choice(FIRST_NAMES)
         if rng.random() < 0.5

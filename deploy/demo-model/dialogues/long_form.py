@@ -27,7 +27,7 @@ from .stories import tale
 
 @generator("stories", 0.7)
 def chapters(rng: Random) -> Dialogue:
-    """The same hero and friend through two to four chapters."""
+    """Tell of the same hero and friend through two to four chapters."""
     hero = rng.choice(ANIMALS)
     name, friend = rng.sample(FIRST_NAMES, 2)
     count = rng.randint(2, 4)
@@ -97,7 +97,7 @@ _NOTES = (
 
 @generator("passages", 4.0)
 def look_up(rng: Random) -> Dialogue:
-    """A passage of unrelated notes about several people, and a question about one of them."""
+    """Ask about one of several people after a passage of unrelated notes about all."""
     names = rng.sample(FIRST_NAMES, rng.randint(2, 12))
     notes = [(rng.choice(_NOTES), name) for name in names]
     told = [(note, name, rng.choice(note[3])) for note, name in notes]
@@ -117,7 +117,7 @@ def look_up(rng: Random) -> Dialogue:
 
 @generator("passages", 1.5)
 def records(rng: Random) -> Dialogue:
-    """A JSON list of records, and a question about one field."""
+    """Ask about one field of a JSON list of records."""
     rows = [
         {"id": rng.randint(100, 999), "name": full_name(rng), "city": rng.choice(CITIES)}
         for _ in range(rng.randint(2, 8))
@@ -148,7 +148,7 @@ _RULES = (
 
 @generator("passages", 1.5)
 def long_instructions(rng: Random) -> Dialogue:
-    """A system prompt with a role and a list of rules before an ordinary question."""
+    """Put a system prompt with a role and a list of rules before an ordinary question."""
     place = rng.choice(
         ("a bookshop", "a library", "a museum", "a school", "a bakery", "a hotel", "a bank", "a garage")
     )
@@ -165,7 +165,7 @@ def long_instructions(rng: Random) -> Dialogue:
 
 @generator("copying", 0.7)
 def repeat_earlier(rng: Random) -> Dialogue:
-    """What was said two turns ago is asked for again."""
+    """Ask again for a text of two turns ago."""
     text, other = some_text(rng), trivia(rng)
     messages = (
         Message("user", f"Repeat after me: {text}"),

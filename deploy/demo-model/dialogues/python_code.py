@@ -123,12 +123,12 @@ def _fill(code: str, name: str, arguments: tuple[str, str]) -> str:
 
 
 def new_name(rng: Random) -> str:
-    """A function name that says nothing about what the function does."""
+    """Make a function name that tells nothing about the function."""
     return f"{rng.choice(_PREFIXES)}_{rng.choice(THINGS)}"
 
 
 def a_function(rng: Random) -> tuple[str, str, str]:
-    """What a function does, its name and its code."""
+    """Return a description of a function, its name and its code."""
     does, name, code = rng.choice(_FUNCTIONS)
     return does, name, _fill(code, name, rng.choice(_ARGUMENTS))
 
@@ -174,7 +174,7 @@ def explain_function(rng: Random) -> Dialogue:
 
 
 def fenced(code: str) -> str:
-    """The code as a Markdown block."""
+    """Return the code as a Markdown block."""
     return f"```python\n{code}\n```"
 
 

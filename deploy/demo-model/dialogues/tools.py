@@ -30,7 +30,7 @@ class ToolSpec:
     result: Callable[[Random, dict[str, Any]], dict[str, Any]]
 
     def schema(self, name: str) -> dict[str, Any]:
-        """The tool as an OpenAI chat completion request declares it."""
+        """Return the tool as an OpenAI chat completion request declares it."""
         properties = {key: {"type": kind} for key, kind in self.parameters.items()}
         parameters = {"type": "object", "properties": properties, "required": list(self.parameters)}
         return {
@@ -168,7 +168,7 @@ def _evaluate(expression: str) -> int:
 
 
 def _offered(rng: Random, wanted: ToolSpec) -> tuple[dict[str, Any], ...]:
-    """The wanted tool among up to two others."""
+    """Return the wanted tool among up to two others."""
     others = [tool for tool in _TOOLS if tool is not wanted]
     shown = [wanted, *rng.sample(others, rng.randint(0, 2))]
     rng.shuffle(shown)
@@ -180,7 +180,7 @@ def _system(rng: Random) -> tuple[Message, ...]:
 
 
 def call_text(call: ToolCall) -> str:
-    """How a call is written in a reply: the format of the Hermes models."""
+    """Return a call as a reply has it, in the format of the Hermes models."""
     return f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}\n</tool_call>"
 
 

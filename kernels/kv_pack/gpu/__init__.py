@@ -1,8 +1,8 @@
-"""On a GPU: one launch packs, one unpacks, whatever layers the table has.
+"""The GPU form, in Triton: one launch packs, one unpacks, whatever layers the table has.
 
-A program does one tile of one layer of one block. Tiles are laid out once a cache (`_tiles`), so a launch
-reads a line of 64 bytes to know where it is. Nothing here waits for the device or depends on the data: a
-launch can be captured in a CUDA graph.
+A program handles one tile of one layer of one block. Tiles are laid out once for each cache (`_tiles`), so
+that a program finds its place in a line of 64 bytes. Nothing here waits for the device or depends on the
+data: a launch can be captured in a CUDA graph.
 """
 
 # ruff: noqa: PLR0917, SIM102 (device code: a compile-time `if` stands alone)
@@ -20,13 +20,14 @@ import triton.language as tl
 
 from baton.kernels.kv_pack.table import LARGEST, SCALE_BYTES, TINY, WORD, KVTable, PartKind, TableColumn
 
-TILE_WORDS = 2048  # 16 KiB: 64 bytes a thread
+TILE_WORDS = 2048  # 16 KiB: 64 bytes for each thread
 TILE_ELEMENTS = 8192
 _WARPS = 8
-# Of a tile: base, stride, offset in block, offset in record, words or rows, kind, width, offset of scales.
+# A tile's numbers: base, stride, offset in block, offset in record, words or rows, kind, width, offset of
+# scales.
 _TILE = tl.constexpr(8)
 
-# One compiled kernel serves every chunk: it depends on nothing of these but what ALIGN says.
+# One compiled kernel serves every chunk: it depends on none of these, but for what ALIGN states.
 _VARYING = ["num_tiles", "block_ids", "records", "record_bytes", "digests"]
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
@@ -44,13 +45,13 @@ _INTEGERS = tl.constexpr(1.5 * 2**23)  # plus it, float32 rounds to integers: cp
 
 @triton.jit
 def _at(address, dtype: tl.constexpr, ALIGN: tl.constexpr):
-    """A number as a pointer, of which the compiler knows that it may load several elements at once."""
+    """Turn a number into a pointer that is aligned, so that several elements are loaded at once."""
     return tl.multiple_of(address.to(tl.pointer_type(dtype)), ALIGN)
 
 
 @triton.jit
 def _mix(words, positions):
-    """README.md, "The digest": a bijection of the word for each position. uint64."""
+    """Mix words (README.md, "The digest"): a bijection of the word for each position. uint64."""
     x = (words ^ ((positions + 1).to(tl.uint64) * _GOLDEN)) * _FIRST
     x = (x ^ (x >> 32)) * _SECOND
     return x ^ (x >> 32)
@@ -63,7 +64,7 @@ def _add(digests, record, total):
 
 @triton.jit
 def _words_of(codes, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """[ROWS, WIDTH] bytes in int32 as little-endian words: [ROWS, WIDTH // 8] uint64."""
+    """Join [ROWS, WIDTH] bytes in int32 to little-endian words: [ROWS, WIDTH // 8] uint64."""
     places = tl.arange(0, 4)[None, None, None, :] * 8
     halves = tl.sum(
         tl.reshape(codes, [ROWS, WIDTH // 8, 2, 4]) << places, axis=3
@@ -74,7 +75,7 @@ def _words_of(codes, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _digest_codes(codes, valid, first, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """codes: [ROWS, WIDTH] int32, of 0 to 255, 0 beyond a row's width; first: position of the first word."""
+    """Digest codes [ROWS, WIDTH], int32 of 0 to 255, 0 beyond a row's width; first: the first word."""
     words = _words_of(codes, ROWS, WIDTH)
     row, word = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH // 8)[None, :]
     mixed = _mix(words, first + row * (width // 8) + word)
@@ -83,7 +84,7 @@ def _digest_codes(codes, valid, first, width, ROWS: tl.constexpr, WIDTH: tl.cons
 
 @triton.jit
 def _digest_scales(scales, valid, first, ROWS: tl.constexpr):
-    """scales: [ROWS] float32; an even number of them is valid."""
+    """Digest scales: [ROWS] float32; an even number of them is valid."""
     bits = tl.reshape(scales.to(tl.uint32, bitcast=True).to(tl.uint64), [ROWS // 2, 2])
     words = tl.sum(bits << (tl.arange(0, 2)[None, :] * 32).to(tl.uint64), axis=1)
     pair = tl.arange(0, ROWS // 2)
@@ -95,7 +96,7 @@ def _load_elements(
     address, offsets, mask, kind, ALIGN: tl.constexpr,
     F32: tl.constexpr, F16: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
-    """As float32. Only the dtypes that the table has are compiled in."""
+    """Load as float32. Only the dtypes that the table has are compiled in."""
     values = tl.zeros(offsets.shape, tl.float32)
     if F32:
         if kind == _FLOAT32:
@@ -113,7 +114,7 @@ def _load_elements(
 
 @triton.jit
 def _bfloat16(values, NATIVE: tl.constexpr):
-    """Rounded to the nearest, to even on ties; the interpreter would cut off."""
+    """Round to the nearest, to even on ties; the interpreter would truncate."""
     if NATIVE:
         return values.to(tl.bfloat16)
     bits = values.to(tl.int32, bitcast=True)
@@ -142,7 +143,7 @@ def _store_elements(
 
 @triton.jit
 def _encode(scaled, FP8: tl.constexpr, NATIVE: tl.constexpr):
-    """The codes of values within a format's range: int32, of 0 to 255."""
+    """Return the codes of values within a format's range: int32 of 0 to 255."""
     if not FP8:
         return (scaled + _INTEGERS).to(tl.int32, bitcast=True) & 0xFF
     if NATIVE:
@@ -157,7 +158,7 @@ def _encode(scaled, FP8: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def _decode(codes, FP8: tl.constexpr, NATIVE: tl.constexpr):
-    """codes: uint8. As float32."""
+    """Return codes, uint8, as float32."""
     if not FP8:
         return codes.to(tl.int8, bitcast=True).to(tl.float32)
     if NATIVE:
@@ -197,7 +198,7 @@ def _pack(
             at = row[:, None] * width + column[None, :]
             mask = (row[:, None] < count) & (column[None, :] < width)
             values = _load_elements(source, at, mask, kind, ALIGN, F32, F16, BF16)
-            # By bits: NaN is above all, and makes the scale NaN, so that it is not lost.
+            # Compared as bits: NaN is above all and makes the scale NaN, so that it is not lost.
             most = tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1).to(tl.float32, bitcast=True)
             most = tl.where(most < _TINY, _TINY, most)
             largest = tl.full([ROWS], _FP8_LARGEST if FP8 else _INT8_LARGEST, tl.float32)
@@ -219,7 +220,7 @@ def _unpack(
     record, tile = tl.program_id(0) // num_tiles, tiles + _TILE * (tl.program_id(0) % num_tiles)
     kind, count, offset = tl.load(tile + 5), tl.load(tile + 4), tl.load(tile + 3)
     block = tl.load(block_ids + record)
-    kept = tl.where(block >= 0, count, 0)  # nothing of a block that is not wanted
+    kept = tl.where(block >= 0, count, 0)  # no rows of a block that is to be skipped
     target = tl.load(tile) + block * tl.load(tile + 1) + tl.load(tile + 2)
     source = records.to(tl.int64) + record.to(tl.int64) * record_bytes
     if AS_IS:
@@ -248,7 +249,7 @@ def _unpack(
 
 @dataclass(frozen=True)
 class _Launch:
-    """What every launch over a table has in common."""
+    """The arguments that all launches over a table share."""
 
     tiles: torch.Tensor  # [num_tiles, 8] int64, on the device
     constants: dict[str, Any]
@@ -258,12 +259,12 @@ _launches: WeakKeyDictionary[KVTable, _Launch] = WeakKeyDictionary()
 
 
 def pack(table: KVTable, block_ids: torch.Tensor, records: torch.Tensor, digests: torch.Tensor) -> None:
-    """As baton.kernels.kv_pack.pack, for tensors on the table's device."""
+    """Do as baton.kernels.kv_pack.pack, for tensors on the table's device."""
     _start(_pack, table, block_ids, records, digests)
 
 
 def unpack(table: KVTable, records: torch.Tensor, block_ids: torch.Tensor, digests: torch.Tensor) -> None:
-    """As baton.kernels.kv_pack.unpack, for tensors on the table's device."""
+    """Do as baton.kernels.kv_pack.unpack, for tensors on the table's device."""
     _start(_unpack, table, block_ids, records, digests)
 
 
@@ -287,7 +288,7 @@ def _start(
         digests,
         **launch.constants | {"ALIGN": aligned},
         num_warps=_WARPS,
-        enable_fp_fusion=False,  # a fused multiply-add rounds codes otherwise than the CPU does
+        enable_fp_fusion=False,  # a fused multiply-add would round codes otherwise than the CPU does
     )
 
 
@@ -316,7 +317,7 @@ def _prepare(table: KVTable) -> _Launch:
 
 
 def _tiles(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:
-    """One layer's tiles, as even as can be: a nearly empty one would cost as much as a full one."""
+    """Return one layer's tiles, as even as possible: a nearly empty one would cost as much as a full one."""
     base, stride, size, offset, kind, rows, width, scales = row
     if kind == PartKind.AS_IS:
         return [
@@ -340,7 +341,7 @@ def _tiles(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:
 
 
 def _split(total: int, most: int) -> list[tuple[int, int]]:
-    """(start, count) of even pieces of at most `most`; starts are even, so that a word is never cut."""
+    """Return (start, count) of equal pieces of at most `most`; starts are even, so that no word is cut."""
     step = -(-total // -(-total // most))
     step += step % 2
     return [(at, min(step, total - at)) for at in range(0, total, step)]

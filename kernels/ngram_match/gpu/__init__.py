@@ -1,4 +1,4 @@
-"""`ngram_match` on a GPU, in one launch. README.md says how it goes about it."""
+"""The GPU form of `ngram_match`, in one launch. README.md describes it."""
 
 # ruff: noqa: PLR0912, PLR0917, SIM102 (device code: a call costs, and a compile-time `if` stands alone)
 
@@ -8,10 +8,10 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK = 1024  # tokens that a program looks at in one go: 8 a thread, two loads of 16 bytes
+_BLOCK = 1024  # tokens that a program compares at once: 8 for each thread, two loads of 16 bytes
 _WARPS = 4
-# Programs of a launch, where the batch is small enough to need several a row: with 46 registers a thread, 10
-# fit onto each of an H200's 132 multiprocessors. More would wait for their turn.
+# Programs of a launch whose batch is small enough to need several for each row: with 46 registers per
+# thread, 10 fit onto each of an H200's 132 multiprocessors. More would wait for their turn.
 _PROGRAMS = 1320
 _UNROLLED = 8  # tokens of an n-gram compared without a loop, all loads of the row's end in flight at once
 
@@ -20,12 +20,12 @@ _UNROLLED = 8  # tokens of an n-gram compared without a loop, all loads of the r
 def _at(
     text,  # *int32: a row
     length,
-    tail,  # *int: what stands behind `length` tokens of it
+    tail,  # *int: tokens that follow the `length` of the row
     position,
     mask,
     HAS_TAIL: tl.constexpr,
 ):
-    """The tokens at `position`, which reaches into the tail, where `mask` holds."""
+    """Return the tokens at `position`, which may be in the tail, where `mask` holds."""
     token = tl.load(text + position, mask=mask & (position < length), other=0)
     if HAS_TAIL:
         drafted = tl.load(tail + (position - length), mask=mask & (position >= length), other=0)
@@ -46,7 +46,7 @@ def _compare(
     BLOCK: tl.constexpr,
     HAS_TAIL: tl.constexpr,
 ):
-    """One token further back: whom of the places that still match (`alive`) it fits, and how many did."""
+    """Compare one token further back: return which places still match, and the matches' lengths."""
     wanted = _at(text, length, tail, size - 1 - back, size > back, HAS_TAIL)
     position = begin + tl.arange(0, BLOCK) - back
     alive = alive & (position >= 0)
@@ -72,7 +72,7 @@ def _ngram_match_kernel(
     drafts_stride,
     counts,  # *int32 [batch], written
     workspace,  # *int64 [2, at least batch], 0 before and after. First row: the best match, its length << 32
-    # | the position of its last token. Second row: programs that have looked at their share.
+    # | the position of its last token. Second row: programs that are done with their share.
     workspace_stride,
     K: tl.constexpr,
     K_POWER: tl.constexpr,
@@ -96,7 +96,7 @@ def _ngram_match_kernel(
         if share == 0:
             tl.store(counts + request, 0)
         return
-    # Matches end at 0 to size - 2; blocks of these are dealt out to the row's programs in turn.
+    # Matches end at 0 to size - 2; blocks of these are dealt to the row's programs in turn.
     blocks = (size - 2) // BLOCK + 1
     programs = tl.minimum(tl.num_programs(1), blocks)
     if share >= programs:
@@ -111,8 +111,8 @@ def _ngram_match_kernel(
     for block in range(share, blocks, programs):
         begin = block * BLOCK
         position = begin + tl.arange(0, BLOCK)
-        # What lies behind the text is read, too, as far as the row goes: a multiple of 16, mostly, so that
-        # these loads, of all tokens, are of 16 bytes. Those of _compare are of few.
+        # The row is loaded beyond the end of the text: its width is mostly a multiple of 16, so that these
+        # loads, of all tokens, are of 16 bytes. Those of _compare are of few tokens.
         token = tl.load(text + position, mask=position < width, other=0)
         if HAS_TAIL:
             if begin + BLOCK > length:
@@ -129,7 +129,7 @@ def _ngram_match_kernel(
     if longest > 0:
         tl.atomic_max(best, longest)
 
-    # Both atomics release and acquire: who counts last sees what all others found.
+    # Both atomics release and acquire: the program that counts last sees the results of all others.
     if tl.atomic_add(done, 1) == programs - 1:
         tl.atomic_xchg(done, 0)
         longest = tl.atomic_xchg(best, 0)
@@ -138,7 +138,7 @@ def _ngram_match_kernel(
         else:
             start = (longest & 0xFFFFFFFF).to(tl.int32) + 1
             step = tl.arange(0, K_POWER)
-            # A continuation that reaches the end goes on with its own drafts: with its start once more.
+            # A continuation that reaches the end goes on with its own drafts, so with its start once more.
             source = start + step % (size - start)
             token = _at(text, length, tail, source, step < limit, HAS_TAIL)
             into = drafts + request * drafts_stride + step
@@ -159,7 +159,7 @@ def ngram_match(
     tails: torch.Tensor | None = None,
     workspace: torch.Tensor,
 ) -> None:
-    """As `baton.kernels.ngram_match.ngram_match`; `workspace` is of `new_workspace`."""
+    """Do as `baton.kernels.ngram_match.ngram_match`; `workspace` is from `new_workspace`."""
     batch, k = drafts.shape
     tail = 0 if tails is None else tails.shape[1]
     _ngram_match_kernel[batch, programs_of_a_row(batch, tokens.shape[1] + tail)](
@@ -167,7 +167,7 @@ def ngram_match(
         tokens.stride(0),
         tokens.shape[1],
         lengths,
-        limits if rows is None else rows,  # a pointer that is not followed
+        limits if rows is None else rows,  # a pointer that is never dereferenced
         limits if tails is None else tails,
         0 if tails is None else tails.stride(0),
         limits,
@@ -190,5 +190,5 @@ def ngram_match(
 
 
 def programs_of_a_row(batch: int, width: int) -> int:
-    """How many programs share a row that may be `width` tokens long: the device knows how long it is."""
+    """Return how many programs share a row of up to `width` tokens; only the device knows its length."""
     return max(1, min(-(-width // _BLOCK), -(-_PROGRAMS // max(batch, 1))))

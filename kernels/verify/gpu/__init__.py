@@ -1,6 +1,6 @@
-"""`verify` on a GPU: which of the Triton kernels are launched, on how many programs. README.md says why.
+"""The GPU form of `verify`: it launches the Triton kernels that a job needs. README.md describes them.
 
-Nothing here waits for the device or asks it for a number.
+Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from baton.kernels.verify.gpu.rows import stats_kernel
 from baton.kernels.verify.gpu.settle import accept_kernel, residual_kernel, settle_kernel
 from baton.kernels.verify.inputs import Job, Verified
 
-ROOM = 8192  # candidates of a row that are kept for the bisection; a row with more is read again each time
-_CHUNK = 4096  # of these are held by a program, so that the bisection reads no memory
-_PROGRAMS_A_PROCESSOR = 16  # 4 warps each: what a multiprocessor of an H100 or H200 holds
-# Low bits that a logit has none of when it comes as float32.
+ROOM = 8192  # candidates of a row stored for the bisection; a row with more is loaded anew in each step
+_CHUNK = 4096  # of these a program holds in registers, so that the bisection loads nothing
+_PROGRAMS_A_PROCESSOR = 16  # 4 warps each: as many as fit on a multiprocessor of an H100 or H200
+# Low bits that are 0 in a logit of this dtype, as float32.
 _SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 
 def verify(job: Job, room: int = ROOM) -> Verified:
-    """See `baton.kernels.verify.verify`. Raises ValueError for a dtype that logits do not come in."""
+    """Do as `baton.kernels.verify.verify`. Raises ValueError for logits of another dtype."""
     if job.logits.dtype not in _SHIFTS:
         raise ValueError(f"logits of {job.logits.dtype}: give float32, float16 or bfloat16")
     width = job.drafts.most + 1
@@ -37,7 +37,7 @@ def verify(job: Job, room: int = ROOM) -> Verified:
 
 
 class _Launches:
-    """One job's arguments and what its kernels leave for each other."""
+    """One job's arguments, and the buffers that its kernels share."""
 
     def __init__(self, job: Job, room: int) -> None:
         self.job = job
@@ -59,7 +59,7 @@ class _Launches:
         }
 
     def settle(self, written: torch.Tensor, counts: torch.Tensor) -> None:
-        """Launch all there is to launch; the last kernel writes these."""
+        """Launch all kernels that the job needs; the last one fills these."""
         job, proposal = self.job, self._proposal()
         self._read(proposal)
         self._filter()
@@ -87,7 +87,7 @@ class _Launches:
         )  # fmt: skip
 
     def _read(self, proposal: tuple[Any, ...]) -> None:
-        """The one reading that all jobs have."""
+        """Launch `stats`, which all jobs need: one pass over the logits."""
         grid, each = self._grid(self.job.requests * self.width)
         stats_kernel[grid](
             *self._rows(), self.maxes, self.bests, self.sums, self.found, *proposal[2:],
@@ -115,7 +115,7 @@ class _Launches:
         )  # fmt: skip
 
     def _rows(self) -> tuple[Any, ...]:
-        """What every kernel begins with."""
+        """Return the arguments with which every kernel begins."""
         job = self.job
         drafts, sampling = job.drafts, job.sampling
         where = drafts.tokens, drafts.row_ends, sampling.slots, sampling.temperature
@@ -134,7 +134,7 @@ class _Launches:
         return (None, 0, *steps, _new(self.job, *shape), _new(self.job, *shape))
 
     def _grid(self, rows: int) -> tuple[tuple[int, int], int]:
-        """Programs, and how many tiles of a row each looks at: as many as keep all processors busy."""
+        """Return the programs, as many as keep all processors busy, and the tiles of a row for each."""
         splits = max(1, min(self.tiles, _programs(self.job.logits.device) // rows))
         each = triton.cdiv(self.tiles, splits)
         return (rows, triton.cdiv(self.tiles, each)), each
@@ -142,7 +142,7 @@ class _Launches:
 
 @dataclass(frozen=True)
 class _Cut:
-    """What the filters leave of each row; see cut.py."""
+    """The filters' cut of each row; see cut.py."""
 
     keys: torch.Tensor
     lasts: torch.Tensor
@@ -161,7 +161,7 @@ def _new(job: Job, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Ten
 
 @cache
 def _programs(device: torch.device) -> int:
-    """How many run at a time."""
+    """Return how many programs run at a time."""
     if device.type != "cuda":
         return _PROGRAMS_A_PROCESSOR
     return _PROGRAMS_A_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,7 +1,7 @@
-"""Where the filters cut each row, in Triton: candidates are gathered, then counted and weighed by bisection.
+"""The filters' cut of each row, in Triton: candidates are gathered, then counted and weighed by bisection.
 
-A cut is the key of the smallest logit that is kept, and the last place where that logit is kept. Arguments as
-in rows.py; `found` *[N] int32: candidates of a row, of which `values` and `places` *[N, room] hold
+A cut is the key of the smallest logit that is kept, and the last place where that logit is kept. Arguments
+are as in rows.py; `found` *[N] int32: candidates of a row, of which `values` and `places` *[N, room] hold
 up to `room`.
 """
 
@@ -23,11 +23,11 @@ from baton.kernels.verify.gpu.rows import (
     weigh_draft,
 )
 
-# Masses are summed as integers, so that the order in which candidates were gathered changes nothing. A weight
-# is at most 1, a sum of 2**20 of them below 2**60.
+# Masses are summed as integers, so that the order in which candidates arrive changes nothing. A weight is
+# at most 1, a sum of 2**20 of them is below 2**60.
 _ONE = tl.constexpr(float(1 << 40))
-# By how much more candidates are gathered than needed: a product and a difference may be rounded together or
-# one after the other, and the k-th token must not be lost by that.
+# The bound is lowered by this: a product and a difference may be rounded together or one after the other,
+# and the k-th token must not be lost by that.
 _SLACK = tl.constexpr(1e-3)
 _ALL = tl.constexpr(-(1 << 31))  # below every key
 
@@ -49,11 +49,11 @@ def filters_of(top_k, top_p, min_p, slot, vocabulary):
 
 @triton.jit
 def _lowest(maxes, row, tiles, vocabulary, k, p, least, top, mass, TILES: tl.constexpr):
-    """No token whose scaled logit is further below the top is kept."""
+    """Return a bound: no token whose scaled logit is further below the top is kept."""
     bound = tl.where(least > 0, tl.log(tl.maximum(least, 1e-30)), float("-inf"))
     if k < vocabulary:
         if k <= tiles:
-            # As many tiles have a token of at least the k-th largest of their maxima.
+            # k tiles have a token of at least the k-th largest of all tiles' maxima.
             which = tl.arange(0, TILES)
             keys = key_of(tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf")), 0)
             low, high = _ALL + tl.zeros((), tl.int64), 0x7F800001 + tl.zeros((), tl.int64)
@@ -67,7 +67,8 @@ def _lowest(maxes, row, tiles, vocabulary, k, p, least, top, mass, TILES: tl.con
             value = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
             bound = tl.maximum(bound, value - top - _SLACK)
     elif p < 1:
-        # All tokens below weigh less than 1 - p together. What min-p leaves weighs at least the 1 of the top.
+        # All tokens below it weigh less than 1 - p together. Those that min-p leaves weigh at least the 1
+        # of the top.
         mass = tl.where(least > 0, 1.0, mass)
         bound = tl.maximum(bound, tl.log((1 - p) * mass / vocabulary) - _SLACK)
     return bound
@@ -80,7 +81,7 @@ def gather_kernel(
     vocabulary, tiles, each, width, room,
     PACKED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Write down the candidates: a second reading, of the tiles that have any."""
+    """Store the candidates: a second pass, over the tiles that have any."""
     request = (tl.program_id(0) // width).to(tl.int64)
     place = tl.program_id(0) % width
     start, end = span(row_ends, request)
@@ -111,7 +112,7 @@ def gather_kernel(
 
 @triton.jit
 def _look_at(base, size, begin, bound, inverse, top, CHUNK: tl.constexpr, SHIFT: tl.constexpr):
-    """Keys of [CHUNK] candidates, _ALL where there is none, and their weights."""
+    """Return the keys of [CHUNK] candidates, _ALL where there is none, and their weights."""
     index = begin + tl.arange(0, CHUNK)
     value = clean(tl.load(base + index, mask=index < size, other=float("-inf")))
     scaled = value * inverse - top
@@ -124,7 +125,7 @@ def _look_at(base, size, begin, bound, inverse, top, CHUNK: tl.constexpr, SHIFT:
 def _tally(
     keys, weights, base, size, bound, least_key, inverse, top, CHUNK: tl.constexpr, SHIFT: tl.constexpr
 ):
-    """Of the candidates whose key is that or more: how many, and their mass. The first CHUNK are at hand."""
+    """Return the number and the mass of candidates with at least that key. The first CHUNK are given."""
     hit = keys >= least_key
     count = tl.sum(hit.to(tl.int32), axis=0)
     mass = tl.sum(tl.where(hit, weights, 0), axis=0)
@@ -138,9 +139,9 @@ def _tally(
 
 @triton.jit
 def _last_of(base, places, size, gathered, key, wanted, vocabulary, CHUNK: tl.constexpr, SHIFT: tl.constexpr):
-    """The place of the `wanted`-th of the candidates that have this key, in the order of the vocabulary.
+    """Return the place of the `wanted`-th candidate with this key, in the order of the vocabulary.
 
-    `gathered` of them stand with their places; where that is 0, the candidates are a whole row.
+    `gathered` of them are stored with their places; if that is 0, the candidates are a whole row.
     """
     low, high = tl.full((), -1, tl.int32), vocabulary - 1 + tl.zeros((), tl.int32)
     while low + 1 < high:

@@ -1,10 +1,10 @@
-"""What the Triton kernels of `verify` share, and the one that reads the logits; see README.md.
+"""Functions that the Triton kernels of `verify` share, and the kernel of the first pass; see README.md.
 
 Argument names: `logits` *[N, V] and `stride` of its rows; `tokens`, `row_ends`, `slots`, `temperature`, ...
-as in inputs.py; `maxes`, `bests`, `sums` *[N, tiles]: of each tile of a row the largest scaled logit, its
-first place, and the sum of exp(scaled logit - that) without the row's draft, which is added again where it is
-wanted: so what is left beside a draft is never a difference of two nearly equal numbers. TILES: `tiles`, up
-to a power of 2.
+as in inputs.py; `maxes`, `bests`, `sums` *[N, tiles]: for each tile of a row the largest scaled logit, its
+first place, and the sum of exp(scaled logit - that) without the row's draft, which is added where it is
+needed: so the mass beside a draft is never a difference of two nearly equal numbers. TILES: `tiles`,
+rounded up to a power of 2.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -22,7 +22,7 @@ _DOMAIN = tl.constexpr(DOMAIN)
 
 @triton.jit
 def span(row_ends, request):
-    """Where a request's rows of logits start and end."""
+    """Return the start and the end of a request's rows of logits."""
     start = tl.load(row_ends + request - 1, mask=request > 0, other=0)
     return start.to(tl.int64), tl.load(row_ends + request).to(tl.int64)
 
@@ -31,13 +31,13 @@ def span(row_ends, request):
 def slot_of(slots, request):
     slot = request
     if slots is not None:
-        slot = tl.maximum(tl.load(slots + request).to(tl.int64), 0)  # below 0: padding, not to be read
+        slot = tl.maximum(tl.load(slots + request).to(tl.int64), 0)  # below 0: padding, not to be used
     return slot
 
 
 @triton.jit
 def draft_at(tokens, start, end, request, place, vocabulary, PACKED: tl.constexpr):
-    """The draft at that place of a request; -1: none, or a placeholder."""
+    """Return the draft at that place of a request; -1: none, or a placeholder."""
     index = start + place + 1
     if PACKED:
         index -= request + 1
@@ -47,7 +47,7 @@ def draft_at(tokens, start, end, request, place, vocabulary, PACKED: tl.constexp
 
 @triton.jit
 def clean(logits):
-    """Float32, and never nan."""
+    """Return float32 without nan."""
     logits = logits.to(tl.float32)
     return tl.where(logits == logits, logits, float("-inf"))
 
@@ -64,7 +64,7 @@ def _uniform(word):
 
 @triton.jit
 def uniforms(seeds, positions, slot, row, place):
-    """Three numbers in (0, 1) for a row: see randomness.py."""
+    """Draw three numbers in (0, 1) for a row: see randomness.py."""
     seed = tl.load(seeds + slot).to(tl.int64)
     number = place.to(tl.int64)
     position = number
@@ -79,14 +79,14 @@ def uniforms(seeds, positions, slot, row, place):
 
 @triton.jit
 def key_of(logits, SHIFT: tl.constexpr):
-    """Integers in the order of the logits; SHIFT: bits that a logit of the given dtype leaves 0."""
+    """Return integers in the order of the logits; SHIFT: low bits that are 0 in logits of this dtype."""
     bits = tl.where(logits == 0, 0.0, logits).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
 
 
 @triton.jit
 def merge(maxes, sums, row, tiles, TILES: tl.constexpr):
-    """A row's largest scaled logit, and [TILES] masses: sums of exp(scaled logit - that), drafts left out."""
+    """Return a row's largest scaled logit, and [TILES] sums of exp(scaled logit - that) without drafts."""
     which = tl.arange(0, TILES)
     some = tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf"))
     masses = tl.load(sums + row * tiles + which, mask=which < tiles, other=0.0)
@@ -111,7 +111,7 @@ def weigh_draft(
     TILES: tl.constexpr,
     SHIFT: tl.constexpr,
 ):
-    """A row's top, and the weights of the draft and of all other tokens; filtered where `cuts` is given."""
+    """Return a row's top, the draft's weight and that of all other tokens; filtered if `cuts` is given."""
     top, masses = merge(maxes, sums, row, tiles, TILES)
     logit = clean(tl.load(logits + row * stride + draft, mask=draft >= 0, other=float("-inf")))
     mine = tl.exp(logit * inverse - top)
@@ -130,7 +130,7 @@ def is_kept(logits, places, cut, last, SHIFT: tl.constexpr):
 
 @triton.jit
 def best_of(maxes, bests, row, tiles, TILES: tl.constexpr):
-    """The first of a row's largest logits."""
+    """Return the first of a row's largest logits."""
     which = tl.arange(0, TILES)
     some = tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf"))
     return tl.load(bests + row * tiles + tl.argmax(some, axis=0))
@@ -142,9 +142,9 @@ def stats_kernel(
     maxes, bests, sums,
     found,  # *[N] int32, set to 0; or nothing
     proposal, proposal_slot, proposal_step,  # *[slots, steps, V] with its strides: drafts.logits; or nothing
-    proposal_maxes, proposal_sums,  # as maxes and sums, nothing left out
+    proposal_maxes, proposal_sums,  # as maxes and sums, with all tokens
     vocabulary, tiles,
-    each,  # tiles that a program looks at
+    each,  # tiles for each program
     width,  # rows that a request may have
     PACKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -173,7 +173,7 @@ def stats_kernel(
             tl.store(sums + row * tiles + tile, tl.sum(tl.where(places == draft, 0.0, weights), axis=0))
             if proposal is not None:
                 given = proposal + slot * proposal_slot + place * proposal_step + places
-                drafted = tl.where(row + 1 < end, vocabulary, 0)  # behind the last draft there is no proposal
+                drafted = tl.where(row + 1 < end, vocabulary, 0)  # after the last draft there is no proposal
                 scaled = clean(tl.load(given, mask=places < drafted, other=float("-inf"))) * inverse
                 largest = tl.max(scaled, axis=0)
                 weights = tl.exp(scaled - tl.where(largest == float("-inf"), 0.0, largest))

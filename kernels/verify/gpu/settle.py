@@ -1,9 +1,10 @@
-"""Which drafts are accepted and what follows them, in Triton; arguments as in rows.py and cut.py.
+"""Acceptance of drafts and sampling of the token after them, in Triton; arguments as in rows.py and cut.py.
 
-`probs` *[D, V] and its stride, or `proposal` *[slots, steps, V] and its strides: what drafts were drawn from;
-neither: one-hot. `scales` *[N] float32: of block verification, by what the target of a row counts in its
-residual. `chosen` *[R] int32: the place of a request's last token. `residuals` *[R or N, tiles] float32:
-masses of what that token is drawn from, of the chosen row, or of every row where a block's test needs them.
+`probs` *[D, V] and its stride, or `proposal` *[slots, steps, V] and its strides: the distributions from
+which drafts were drawn; neither: one-hot. `scales` *[N] float32: of block verification, the factor of a
+row's target in its residual. `chosen` *[R] int32: the place of a request's last token. `residuals` *[R or
+N, tiles] float32: masses of the distribution of that token, for the chosen row, or for every row if a
+block's test needs them.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -33,7 +34,7 @@ def _proposed(
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
     start, request, slot, place, draft, inverse, tiles, TILES: tl.constexpr,
 ):  # fmt: skip
-    """The probability with which the drafter drew this draft."""
+    """Return the probability with which the drafter drew this draft."""
     chance = tl.full((), 1.0, tl.float32)
     if probs is not None:
         row = start - request + place
@@ -53,7 +54,10 @@ def _accept(
     start, end, request, slot, inverse, vocabulary, tiles,
     BLOCK: tl.constexpr, PACKED: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """How many drafts. With `scales`, only these are computed: what is accepted depends on the residuals."""
+    """Return how many drafts are accepted.
+
+    With `scales`, compute only these: acceptance needs the residuals.
+    """
     accepted = tl.zeros((), tl.int32)
     place = tl.zeros((), tl.int32)
     ratio = tl.full((), 1.0, tl.float32)
@@ -98,7 +102,7 @@ def _accept(
 
 @triton.jit
 def _block_chance(ratio, residual, following):
-    """With what probability a block's test at this place succeeds; the last draft's has no residual."""
+    """Return the probability of a block's test at this place; the last draft's has no residual."""
     below = residual + 1 - ratio
     chance = tl.where(below > 0, residual / tl.where(below > 0, below, 1.0), 1.0)
     return tl.where(following >= 0, chance, ratio)
@@ -109,7 +113,7 @@ def _conclude(
     tokens, seeds, positions, scales, residuals, start, end, request, slot, vocabulary, tiles,
     PACKED: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """How many drafts of a block, from its scales and residuals."""
+    """Return how many drafts of a block are accepted, from its scales and residuals."""
     accepted = tl.zeros((), tl.int32)
     place = tl.zeros((), tl.int32)
     which = tl.arange(0, TILES)
@@ -134,7 +138,10 @@ def _weights(
     start, request, slot, place, draft, inverse, tile, top, total, scale, vocabulary, tiles,
     TILE: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """[TILE]: of one tile of a row, by what its last token is drawn. draft -1: the row as it is."""
+    """Return [TILE]: the weights by which a row's last token is drawn, of one tile.
+
+    draft -1: the row as is.
+    """
     row = start + place
     here = tile * TILE + tl.arange(0, TILE)
     inside = here < vocabulary
@@ -164,7 +171,7 @@ def _weights(
 
 @triton.jit
 def _first_beyond(weights, share, SIZE: tl.constexpr):
-    """The first whose cumulative weight exceeds that share of the total; -1: all are 0."""
+    """Return the first place whose cumulative weight exceeds that share of the total; -1: all are 0."""
     order = tl.arange(0, SIZE)
     mass = tl.cumsum(weights, 0)
     goal = share * tl.max(mass, axis=0)
@@ -181,7 +188,7 @@ def accept_kernel(
     vocabulary, tiles,
     BLOCK: tl.constexpr, PACKED: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """One program a request: `chosen`, or with `scales` these."""
+    """Compute `chosen`, or with `scales` these; one program for each request."""
     request = tl.program_id(0).to(tl.int64)
     start, end = span(row_ends, request)
     slot = slot_of(slots, request)
@@ -203,10 +210,10 @@ def residual_kernel(
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
     scales, chosen, residuals,
     vocabulary, tiles, each,
-    width,  # rows that a request may have, where each has programs; otherwise 1
+    width,  # rows that a request may have, if each has programs; otherwise 1
     PACKED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """The masses of the tiles: of each request's chosen row, or with `scales` of every row."""
+    """Compute the tiles' masses: of each request's chosen row, or with `scales` of every row."""
     request = (tl.program_id(0) // width).to(tl.int64)
     start, end = span(row_ends, request)
     slot = slot_of(slots, request)
@@ -244,14 +251,14 @@ def settle_kernel(
     maxes, bests, sums, cuts, lasts, kept,
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
     scales, chosen,
-    residuals,  # or nothing: drafts are one-hot and nothing is filtered, so that the sums tell all
+    residuals,  # or nothing: drafts are one-hot and nothing is filtered, so that the sums suffice
     written,  # *[R, width] int32
     counts,  # *[R] int32
     vocabulary, tiles, width,
     BLOCK: tl.constexpr, PACKED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program a request: its tokens, the last one drawn from a tile by its mass and then from within."""
+    """Store a request's tokens, the last one drawn by tile and then within it; one program each."""
     request = tl.program_id(0).to(tl.int64)
     start, end = span(row_ends, request)
     slot = slot_of(slots, request)
@@ -303,7 +310,7 @@ def settle_kernel(
         )  # fmt: skip
         within = _first_beyond(weights, for_token, TILE)
         token = tile * TILE + within
-        if (tile < 0) | (within < 0):  # rejected by a rounding error: nothing is left but the target itself
+        if (tile < 0) | (within < 0):  # a rounding error rejected a draft: only the target is left
             token = best_of(maxes, bests, row, tiles, TILES)
     order = tl.arange(0, WIDTH)
     first = start + 1

@@ -1,4 +1,4 @@
--- What another store would have to know: all workers, and the requests that have changed since. Changes nothing.
+-- Return what another store lacks: all workers, and the requests that have changed since. Changes nothing.
 -- ARGV: 1 revision that the caller knows, 0 for none, 2 most requests, 3 roster for which it has the identities
 -- Reply: {now ms, generation or empty, revision that the caller knows now, 1 if there are more requests,
 --         requests (flat, four for each: id, attempt or empty, end of its lease or 0, epoch or empty),

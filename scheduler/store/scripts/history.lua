@@ -1,4 +1,4 @@
--- What is under way and what was. Changes nothing.
+-- Attempts under way and finished ones. Changes nothing.
 -- ARGV: 1 most entries of each
 -- Reply: {now ms, request ids and lease ends (flat, newest first), their attempts, finished ones}
 

@@ -32,7 +32,7 @@ end
 if workers > 0 then
   local alive_here = redis.call('ZCOUNT', WORKER_LEASES, '(' .. NOW, '+inf') > 0
   local model = redis.call('HGET', DEPLOYMENT, 'model')
-  -- Somebody else's model took the topic meanwhile: these workers will register, and be told.
+  -- Another model took the topic meanwhile: these workers will register, and be refused.
   if model == ARGV[3] or not alive_here or not model then
     if model ~= ARGV[3] then redis.call('HSET', DEPLOYMENT, 'model', ARGV[3], 'worker', ARGV[first_worker]) end
     for at = first_worker, first_request - 1, 7 do merge_worker(at) end

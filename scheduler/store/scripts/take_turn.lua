@@ -1,4 +1,4 @@
--- Of several schedulers, one may do something now, and nobody again for a while.
+-- Let one of several schedulers do something now, and none again for a while.
 -- ARGV: 1 what, 2 for so many ms
 -- Reply: 1 if it may
 

@@ -1,1 +1,1 @@
-"""Who drafts: one file a method, found by its name (registry.py). See docs/adding-a-method.md."""
+"""The speculative methods: one file each, found by name (registry.py). See docs/adding-a-method.md."""

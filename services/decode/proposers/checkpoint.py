@@ -1,4 +1,4 @@
-"""What the config.json of a target or of a draft model says, read without vLLM."""
+"""The config.json of a target or of a draft model, read without vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.services.speculation import SpeculativeSettings
 
 
 def config_of(model: str) -> dict[str, Any]:
-    """The config.json of a model's folder; {} where it is a name whose files lie elsewhere.
+    """Return the config.json of a model's folder; {} where it is a name whose files lie elsewhere.
 
     Raises ConfigError when it is no JSON object.
     """
@@ -29,10 +29,10 @@ def config_of(model: str) -> dict[str, Any]:
 
 
 def draft_config(spec: SpeculativeSettings, what: str) -> dict[str, Any]:
-    """The config.json of the draft model, which must be named; {} where it is not on this machine's disk.
+    """Return the config.json of the draft model, which must be named; {} where it lies elsewhere.
 
-    `what` is what the method needs, for the error. Raises ConfigError when none is named, or the folder that
-    is named holds no model.
+    `what` says, for the error, which model the method needs. Raises ConfigError when none is named, or its
+    folder holds no model.
     """
     if not spec.model:
         raise refuse("model", spec, f"method {spec.method!r} needs {what}: give its folder")
@@ -50,7 +50,7 @@ _MISLEADING = ("eagle-", "eagle3", "dflash", "dspark")
 
 
 def check_path(spec: SpeculativeSettings, path: str) -> None:
-    """Raises ConfigError when vLLM would take the draft model for one of another method."""
+    """Raise ConfigError when vLLM would take the draft model for one of another method."""
     for word in _MISLEADING:
         if word in path.lower():
             raise refuse(
@@ -62,7 +62,7 @@ def check_path(spec: SpeculativeSettings, path: str) -> None:
 
 
 def number(config: dict[str, Any], *keys: str) -> int | None:
-    """The largest of `keys` that are there, at the top or in text_config (multimodal models)."""
+    """Return the largest value of `keys`, at the top or in text_config (multimodal models)."""
     levels = (config, config.get("text_config") or {})
     found = [value for level in levels for key in keys if type(value := level.get(key)) is int]
     return max(found, default=None)

@@ -11,6 +11,8 @@ from baton.services.speculation import SpeculativeSettings
 
 
 class DraftModel(Method):
+    """A draft model of the target's vocabulary."""
+
     name: ClassVar[str] = "draft_model"
     keeps_kv: ClassVar[bool] = True
 

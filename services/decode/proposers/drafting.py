@@ -1,4 +1,4 @@
-"""Drafting from tokens alone: what a proposer gets each step, and what it gives."""
+"""Drafting from tokens alone: the input and the output of a proposer in each step."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Ints = npt.NDArray[np.int32]
 class DraftBatch:
     """The requests of one step, a row each. Arrays are the engine's own: read, never write, never keep.
 
-    A row reads: prompt, answer, and in a hybrid the tokens that the draft model has just made. Where one
-    request stands in another row than in the step before, its name is the same.
+    A row holds prompt, output, and in a hybrid the tokens that the draft model has just drafted. A request
+    may be in another row than in the step before; its name is the same.
     """
 
     request_ids: Sequence[str]
     tokens: Ints  # [rows, at least max(lengths)], C-contiguous
     prompts: Ints  # [rows]: how many of a row's tokens are prompt
-    settled: Ints  # [rows]: how many are prompt and answer; those behind are drafts and may turn out wrong
+    settled: Ints  # [rows]: how many are prompt and output; those behind are drafts and may turn out wrong
     lengths: Ints  # [rows]: how many count
     limits: Ints  # [rows]: most tokens to draft; 0 for a row that is not to be drafted for now
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What was drafted: the first counts[r] of row r of `tokens`. Valid until the next call."""
+    """The drafted tokens: the first counts[r] of row r of `tokens`. Valid until the next call."""
 
     tokens: Ints  # [rows, k]
     counts: Ints  # [rows], each <= k and <= its row's limit; 0 where nothing is worth verifying
@@ -46,7 +46,7 @@ class Proposer(Protocol):
         """
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """These requests left the engine; nothing more comes of them under these names.
+        """Free what is kept of these requests: they left the engine, and their names do not come again.
 
         Names that the proposer never saw may be among them.
         """

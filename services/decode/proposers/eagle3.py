@@ -15,6 +15,8 @@ _SILENT = frozenset({"MiMoForCausalLM"})
 
 
 class Eagle3(Continued):
+    """An EAGLE-3 head."""
+
     name: ClassVar[str] = "eagle3"
 
     def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
@@ -25,7 +27,7 @@ class Eagle3(Continued):
             raise refuse(
                 "method",
                 spec,
-                f"vLLM's {model['architectures'][0]} does not give out the hidden states that EAGLE-3 reads; "
+                f"vLLM's {model['architectures'][0]} does not give out the hidden states that EAGLE-3 needs; "
                 "use the model's MTP layers (method mtp), or the same trunk under its own architecture",
             )
         if not head or layers is None or nested.get("use_aux_hidden_state", True) is False:
@@ -38,6 +40,6 @@ class Eagle3(Continued):
             raise refuse(
                 "model",
                 spec,
-                f"EAGLE-3 reads the hidden states of different layers of the target, which has {layers}; "
+                f"EAGLE-3 uses the hidden states of different layers of the target, which has {layers}; "
                 f"{where} {list(ids)}: set it to the layers for which this head was trained",
             )

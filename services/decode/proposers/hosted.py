@@ -1,4 +1,4 @@
-"""Methods that draft from tokens alone: vLLM gives them a seat (its method `custom_class`), we fill it."""
+"""Methods that draft from tokens alone, in a seat that vLLM offers: its method `custom_class`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SEAT = f"{Seat.__module__}.{Seat.__qualname__}"
 
 
 class TokenMethod(Method):
-    """A method whose proposer does all of the drafting. A subclass says who that is, and what it refuses."""
+    """A method whose proposer does all of the drafting. A subclass gives the proposer, and its checks."""
 
     def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:
-        """The seat, and how many drafts it may make in a step."""
+        """Return the settings of the seat, with the most tokens that it drafts in a step."""
         return {"method": "custom_class", "model": SEAT, "num_speculative_tokens": spec.limit}
 
     @abstractmethod
     def proposer(self, spec: SpeculativeSettings, vllm_config: Any) -> Proposer:
-        """Who drafts. Made in each rank at start: what takes long (compiling, say) belongs here."""
+        """Return the proposer. Called in each rank at start: slow work, as compiling, belongs here."""

@@ -1,10 +1,10 @@
 """Matches before and behind a draft model's tokens: the model where text is new, the match where it repeats.
 
-After FastDeploy's `mtp_strategy: with_ngram`, with three differences. Long matches are asked for first: they
-are right about as often as the model, cost no pass of it, and go on for longer; where nearly all requests
-have one the passes are left out (Arctic Inference prefers suffixes to its draft model in the same way). What
-the model drafts may also be continued by suffixes, past answers included. And where nothing matches nothing
-is added, so that a step verifies no padding.
+After FastDeploy's `mtp_strategy: with_ngram`, with three differences. Long matches come first: they are
+right about as often as the model, cost no pass of it, and go on for longer; where nearly all requests have
+one the passes are left out (Arctic Inference prefers suffixes to its draft model in the same way). The
+model's drafts may also be continued by suffixes, past outputs included. And where nothing matches nothing is
+added, so that a step verifies no padding.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from baton.services.decode.proposers.drafting import DraftBatch, Proposal, Propo
 from baton.services.speculation import SpeculativeSettings
 
 LONGEST, SHORTEST = 4, 2  # n-grams that continue; bench/proposers.py measures others
-# Tokens of a match that is taken before the model is asked. Of the ten tokens that followed one of six, the
-# demo model wrote 6 where text repeats and 4 in chats; of four, 4.7 and 2.5.
+# Tokens of a match that replaces the model's drafts. Of the ten tokens that followed one of six, the demo
+# model generated 6 where text repeats and 4 in chats; of four, 4.7 and 2.5.
 LONG = 6
 _LONGEST_COMPARED = 16
 # An MTP layer is trained to look one token ahead; EAGLE heads are trained on what they drafted themselves.
 _STEPS = {"mtp": 1}
 _OTHER_STEPS = 2
 # Of the requests that draft: with as many long matches, the others do with one token, of the pass that the
-# model runs in any case to read what was written. With fewer, its other passes bring more than they cost.
+# model runs in any case over the new tokens. With fewer, its other passes bring more than they cost.
 _NEARLY_ALL = 0.75
 
 
 class Hybrid:
-    """A Proposer, and whom to ask before the draft model."""
+    """A Proposer, with another one that comes before the draft model."""
 
     def __init__(self, first: Proposer, then: Proposer, steps: int, least: int) -> None:
-        """`first`: long matches; `then`: continues what the draft model made, `steps` tokens or one.
+        """Take `first` for long matches, and `then` to continue the draft model's `steps` tokens, or one.
 
-        What `first` drafts counts from `least` tokens on; it may be the same as `then`.
+        Matches of `first` count from `least` tokens on; it may be the same as `then`.
         """
         self.steps = steps
         self._first = first
@@ -44,14 +44,14 @@ class Hybrid:
         self._least = least
 
     def long_matches(self, batch: DraftBatch) -> Proposal:
-        """What to draft instead of the model's tokens; nothing for a row without a long match."""
+        """Draft in place of the model; nothing for a row without a long match."""
         found = self._first.propose(batch)
         counts = np.minimum(found.counts, batch.limits)
         counts[counts < self._least] = 0
         return Proposal(found.tokens.copy(), counts)
 
     def passes(self, drafting: int, matched: int) -> int:
-        """Tokens that the draft model is to make, where so many of the rows that draft have a long match."""
+        """Return the tokens for the draft model to make, where `matched` of `drafting` rows have a match."""
         return 1 if matched >= _NEARLY_ALL * drafting else self.steps
 
     def propose(self, batch: DraftBatch) -> Proposal:
@@ -59,23 +59,23 @@ class Hybrid:
         return self._then.propose(batch)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """As any Proposer."""
+        """Free what is kept of these requests."""
         self._then.forget(request_ids)
 
 
 def model_steps(spec: SpeculativeSettings) -> int:
-    """Tokens that the draft model makes before the match continues; at most `spec.limit`."""
+    """Return the tokens that the draft model makes before the match continues; at most `spec.limit`."""
     return min(spec.limit, spec.num_model_steps or _STEPS.get(spec.method, _OTHER_STEPS))
 
 
 def hybrid(spec: SpeculativeSettings, vllm_config: Any) -> Hybrid | None:
-    """Who drafts beside the draft model; None where `mtp_strategy` wants nobody to."""
+    """Return what drafts beside the draft model; None where `mtp_strategy` wants nothing."""
     make = _STRATEGIES[spec.mtp_strategy]
     return make(spec, vllm_config) if make else None
 
 
 def ngram_sizes(spec: SpeculativeSettings) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The shortest and the longest n-gram: of long matches, and of those that continue."""
+    """Return the shortest and the longest n-gram, of long matches and of those that continue."""
     longest = spec.prompt_lookup_max or max(LONGEST, spec.prompt_lookup_min or 0)
     shortest = spec.prompt_lookup_min or min(SHORTEST, longest)
     return (max(LONG, shortest), max(_LONGEST_COMPARED, longest)), (shortest, longest)
@@ -92,7 +92,7 @@ def _ngrams(spec: SpeculativeSettings, vllm_config: Any) -> Hybrid:
 def _suffixes(spec: SpeculativeSettings, vllm_config: Any) -> Hybrid:
     from baton.services.decode.proposers.suffix import suffix_proposer
 
-    # A suffix is drafted from for no more tokens than it is long itself (times the factor).
+    # A suffix continues for no more tokens than it is long itself (times the factor).
     least = min(max(1, int(LONG * spec.suffix_decoding_max_spec_factor)), spec.limit)
     proposer = suffix_proposer(spec, vllm_config)
     return Hybrid(proposer, proposer, model_steps(spec), least)

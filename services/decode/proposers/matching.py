@@ -1,10 +1,10 @@
-"""N-gram matches: what followed the last tokens when they were last seen in the same request.
+"""N-gram matches: the tokens that followed the last ones when these were last seen in the same request.
 
 After prompt lookup decoding (Saxena, 2023). Among the longest matches the most recent is taken: text drifts,
-and what was written last is the better guess. A continuation that reaches the end of the text goes on with
-what it has drafted, as LZ77 copies do, so that text which repeats itself is drafted in full.
+and recent text is the better guess. A continuation that reaches the end of the text goes on with what it has
+drafted, as LZ77 copies do, so that text which repeats itself is drafted in full.
 
-What is on the host is matched here, by the CPU's path of `baton.kernels.ngram_match`; what is on a GPU there,
+Tokens on the host are matched here, by the CPU's path of `baton.kernels.ngram_match`; those on a GPU there,
 by its kernel (services/engine/patches/drafts_v2.py).
 """
 
@@ -29,11 +29,11 @@ class NgramMatcher:
         self._counts: Ints = np.zeros(rows, dtype=np.int32)
 
     def propose(self, batch: DraftBatch) -> Proposal:
-        """Linear in the tokens of a row, less where a match of max_n tokens lies near the end."""
+        """Draft; linear in the tokens of a row, less where a match of max_n tokens lies near the end."""
         rows = len(batch.lengths)
         tokens, counts = self._tokens[:rows], self._counts[:rows]
         match(batch.tokens, batch.lengths, batch.limits, self._min_n, self._max_n, tokens, counts)
         return Proposal(tokens, counts)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is kept."""

@@ -1,4 +1,4 @@
-"""What a speculative decoding method is to Baton: how it is checked, what vLLM is told, who drafts."""
+"""The interface of a speculative decoding method: its settings, its checks, vLLM's settings, the proposer."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ DRAFT_MODEL = frozenset({"model", "quantization", "draft_tensor_parallel_size"})
 
 
 class Method(ABC):
-    """One method. Stateless; made once a process, by the registry, when a configuration names it.
+    """One method. Stateless; made when a configuration names it.
 
     A method either leaves drafting to vLLM (`engine_config` names a method of vLLM's), or drafts from tokens
-    alone (`proposer` gives who does); the hybrid does both, one after the other.
+    alone (`proposer` gives a proposer); the hybrid does both, one after the other.
     """
 
     name: ClassVar[str]
     # Its drafter has a KV cache: a prefill worker fills it, and it travels with a handoff. A method that
-    # drafts from tokens or from the last hidden state needs nothing of a prefill worker.
+    # drafts from tokens or from the last hidden state needs no help of a prefill worker.
     keeps_kv: ClassVar[bool] = False
     # It drafts the same number of tokens each step: num_speculative_tokens may not be "auto".
     fixed_length: ClassVar[bool] = False
 
     def keys(self, spec: SpeculativeSettings) -> frozenset[str]:
-        """The settings that mean something to this method, beside the numbers of tokens and verification.
+        """Return the settings that this method uses, beside the numbers of tokens and verification.
 
         Others are refused where they are set, so that none is silently without effect.
         """
@@ -45,7 +45,7 @@ class Method(ABC):
 
     @abstractmethod
     def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
-        """Refuse what cannot work, before anything is loaded.
+        """Refuse settings that cannot work, before anything is loaded.
 
         `model` is the target's config.json ({} where it is not on this machine's disk). Raises ConfigError
         with the reason and what would work. The keys are checked already.
@@ -53,14 +53,14 @@ class Method(ABC):
 
     @abstractmethod
     def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:
-        """vLLM's own speculative_config. Its num_speculative_tokens is `spec.limit`."""
+        """Return vLLM's own speculative_config. Its num_speculative_tokens is `spec.limit`."""
 
     def proposer(self, spec: SpeculativeSettings, vllm_config: Any) -> Proposer | None:
-        """Who drafts from tokens alone, alone or after the draft model; None: vLLM does it all."""
+        """Return what drafts from tokens, alone or after the draft model; None: vLLM does it all."""
         del spec, vllm_config
         return None
 
 
 def refuse(key: str, spec: SpeculativeSettings, why: str) -> ConfigError:
-    """The error for a value of `engine.speculative_config`: key, value, why and what would work."""
+    """Return the error for a value of `engine.speculative_config`; `why` also says what would work."""
     return ConfigError(f"engine.speculative_config.{key} (value {getattr(spec, key)!r}): {why}")

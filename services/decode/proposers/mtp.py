@@ -21,6 +21,8 @@ _UNCOUNTED = frozenset(
 
 
 class Mtp(Continued):
+    """The target's own MTP layers, or those of a checkpoint beside it."""
+
     name: ClassVar[str] = "mtp"
 
     def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:

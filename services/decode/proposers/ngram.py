@@ -13,6 +13,8 @@ from baton.services.speculation import SpeculativeSettings
 
 
 class Ngram(Method):
+    """N-gram matches in the request's own text."""
+
     name: ClassVar[str] = "ngram"
 
     def keys(self, spec: SpeculativeSettings) -> frozenset[str]:
@@ -20,7 +22,7 @@ class Ngram(Method):
         return MATCHING
 
     def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
-        """Nothing depends on the model."""
+        """Accept any model."""
 
     def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:
         config: dict[str, Any] = {"method": self.name, "num_speculative_tokens": spec.limit}

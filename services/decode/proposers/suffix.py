@@ -1,7 +1,7 @@
-"""Suffix decoding: the way on that followed most often, in this request and in past answers.
+"""Suffix decoding: the continuation that followed most often, in this request and in past outputs.
 
 After SuffixDecoding (Oliaro et al., 2024, arXiv 2411.04975), with the parameters of vLLM's method of that
-name. The end of a request's text is looked up in its own prompt and answer, and in past answers of this
+name. The end of a request's text is looked up in its own prompt and output, and in past outputs of this
 engine; the longer the match, the longer the draft, and it ends where its tokens' frequencies say that it is
 probably wrong. docs/decisions/0004-own-suffix-proposer.md says why this is not Arctic Inference's.
 """
@@ -21,15 +21,15 @@ from baton.services.decode.proposers.hosted import TokenMethod
 from baton.services.decode.proposers.method import SUFFIXES
 from baton.services.speculation import SpeculativeSettings
 
-# Of past answers in all, whatever max_cached_requests: 12 bytes a token, 50 MB when they are full.
+# Of past outputs in all, whatever max_cached_requests: 12 bytes a token, 50 MB when they are full.
 MOST_PAST_TOKENS = 1 << 22
-_TOKENS_AN_ANSWER = 1024  # for the size of the ring where few answers are kept
+_TOKENS_AN_OUTPUT = 1024  # for the size of the ring where few outputs are kept
 _FEWEST_BUCKETS, _MOST_BUCKETS = 1 << 8, 1 << 16
 _LAST_POSITION = 1 << 30  # of the ring, where 32 bits still hold it
 
 
 class Suffix(TokenMethod):
-    """The method on its own; `mtp_strategy: with_suffix` has it after a draft model."""
+    """Suffix decoding on its own; `mtp_strategy: with_suffix` has it after a draft model."""
 
     name: ClassVar[str] = "suffix"
 
@@ -38,21 +38,16 @@ class Suffix(TokenMethod):
         return SUFFIXES
 
     def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
-        """Nothing depends on the model."""
+        """Accept any model."""
 
     def proposer(self, spec: SpeculativeSettings, vllm_config: Any) -> Proposer:
         return suffix_proposer(spec, vllm_config)
 
 
 def suffix_proposer(spec: SpeculativeSettings, vllm_config: Any) -> SuffixProposer:
-    """The proposer that these settings describe, for the requests of one engine."""
-    tree = Tree(
-        depth=spec.suffix_decoding_max_tree_depth,
-        factor=spec.suffix_decoding_max_spec_factor,
-        floor=spec.suffix_decoding_min_token_prob,
-    )
+    """Return the proposer that these settings describe, for the requests of one engine."""
     return SuffixProposer(
-        tree,
+        Tree.of(spec),
         rows=vllm_config.scheduler_config.max_num_seqs,
         width=vllm_config.model_config.max_model_len,
         most=spec.limit,
@@ -62,22 +57,31 @@ def suffix_proposer(spec: SpeculativeSettings, vllm_config: Any) -> SuffixPropos
 
 @dataclass(frozen=True)
 class Tree:
-    """How long drafts are."""
+    """The bounds on the length of drafts."""
 
-    depth: int = 24  # of a suffix and its draft together, in tokens
-    factor: float = 1.0  # drafted tokens for each of the suffix
-    floor: float = 0.1  # least probability of a draft up to a token, by frequencies
+    depth: int  # of a suffix and its draft together, in tokens
+    factor: float  # drafted tokens for each of the suffix
+    floor: float  # least probability of a draft up to a token, by frequencies
+
+    @classmethod
+    def of(cls, spec: SpeculativeSettings) -> Tree:
+        """Take the bounds from the settings."""
+        return cls(
+            depth=spec.suffix_decoding_max_tree_depth,
+            factor=spec.suffix_decoding_max_spec_factor,
+            floor=spec.suffix_decoding_min_token_prob,
+        )
 
 
 class SuffixProposer:
-    """Keeps an index of each request (12 bytes for a token of it) and of past answers.
+    """Keeps an index of each request (12 bytes for a token of it) and of past outputs.
 
-    As many requests are known as an engine runs at once; when others take their place, the ones not drafted
-    for the longest time are read anew when they come back.
+    It keeps as many requests as an engine runs at once; when others take their place, those not drafted for
+    the longest time are indexed anew when they come back.
     """
 
     def __init__(self, tree: Tree, *, rows: int, width: int, most: int, past: int) -> None:
-        """At most `rows` requests of `width` tokens in a batch, `most` drafts each, `past` answers kept."""
+        """Take at most `rows` requests of `width` tokens, `most` drafts each; keep `past` outputs."""
         from baton.services.decode.proposers import suffix_index  # compiled here, at the engine's start
 
         self._loops = suffix_index
@@ -86,23 +90,23 @@ class SuffixProposer:
         # Not written to until used: memory is taken as requests need it.
         self._heads: Ints = np.empty((rows, 2, buckets), dtype=np.int32)
         self._before: Ints = np.empty((rows, 2, width), dtype=np.int32)
-        self._answers: Ints = np.empty((rows, width), dtype=np.int32)
+        self._outputs: Ints = np.empty((rows, width), dtype=np.int32)
         self._seen: Ints = np.zeros(rows, dtype=np.int32)
-        self._written: Ints = np.zeros(rows, dtype=np.int32)
+        self._generated: Ints = np.zeros(rows, dtype=np.int32)
         self._slots = Slots(rows)
-        self._past = PastAnswers(past, width)
+        self._past = PastOutputs(past, width)
         self._tokens: Ints = np.zeros((rows, most), dtype=np.int32)
         self._counts: Ints = np.zeros(rows, dtype=np.int32)
 
     def propose(self, batch: DraftBatch) -> Proposal:
-        """Linear in the tokens that are new since the last step, and in the matches looked at."""
+        """Draft; linear in the tokens that are new since the last step, and in the matches compared."""
         rows = len(batch.lengths)
         tokens, counts = self._tokens[:rows], self._counts[:rows]
         slots, strangers = self._slots.of(batch.request_ids)
         self._seen[strangers] = 0
         self._loops.learn(
             *(batch.tokens, batch.prompts, batch.settled, slots),
-            *(self._seen, self._written, self._answers, self._heads, self._before),
+            *(self._seen, self._generated, self._outputs, self._heads, self._before),
         )
         self._loops.draft(
             *(batch.tokens, batch.lengths, batch.limits, slots, self._heads, self._before),
@@ -112,15 +116,15 @@ class SuffixProposer:
         return Proposal(tokens, counts)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """What these requests answered becomes a past answer."""
+        """Keep the outputs of these requests as past outputs."""
         for name in request_ids:
             slot = self._slots.free(name)
             if slot is not None and self._seen[slot]:
-                self._past.add(self._answers[slot, : self._written[slot]])
+                self._past.add(self._outputs[slot, : self._generated[slot]])
 
 
 class Slots:
-    """A place for each request that is known; who was not seen for the longest time makes room."""
+    """A slot for each request that is known; the one not seen for the longest time makes room."""
 
     def __init__(self, count: int) -> None:
         self._slots: dict[str, int] = {}
@@ -129,7 +133,7 @@ class Slots:
         self._step = 0
 
     def of(self, names: Sequence[str]) -> tuple[npt.NDArray[np.int64], list[int]]:
-        """The slot of each of at most `count` names, and those slots that are newly taken."""
+        """Return the slot of each of at most `count` names, and those slots that are newly taken."""
         self._step += 1
         known = [self._slots.get(name, -1) for name in names]
         slots = np.array(known, dtype=np.int64)
@@ -145,7 +149,7 @@ class Slots:
         return slots, taken
 
     def free(self, name: str) -> int | None:
-        """Give a request's slot back: which it was, None for a stranger."""
+        """Give a request's slot back, and return it; None for an unknown name."""
         slot = self._slots.pop(name, None)
         if slot is not None:
             self._free.append(slot)
@@ -160,41 +164,41 @@ class Slots:
         return slot
 
 
-class PastAnswers:
-    """The last answers of this engine in a ring of tokens; the oldest makes room."""
+class PastOutputs:
+    """The last outputs of this engine in a ring of tokens; the oldest makes room."""
 
     def __init__(self, most: int, longest: int) -> None:
-        """`most` answers of at most `longest` tokens; 0 keeps none."""
-        wanted = min(most * _TOKENS_AN_ANSWER, MOST_PAST_TOKENS)
+        """Keep `most` outputs of at most `longest` tokens; 0 keeps none."""
+        wanted = min(most * _TOKENS_AN_OUTPUT, MOST_PAST_TOKENS)
         size = _power_of_two(max(wanted, 2 * longest), 2, 1 << 62) if most else 1
         self._most = most
         self._ring: Ints = np.zeros(size, dtype=np.int32)
         self._heads: Ints = np.zeros((2, _power_of_two(size // 2, 1, 1 << 20)), dtype=np.int32)
         self._before: Ints = np.zeros((2, size), dtype=np.int32)
         self._begins: deque[int] = deque()
-        self._end = 1  # positions begin at 1: what is 0 in the chains is before all answers
+        self._end = 1  # positions begin at 1: a 0 in the chains lies before all outputs
 
     @property
     def index(self) -> tuple[Ints, int, int, Ints, Ints]:
-        """As suffix_index.draft takes it: ring, start, end, heads, before."""
+        """The arguments of suffix_index.draft: ring, start, end, heads, before."""
         start = self._begins[0] if self._begins else self._end
         return self._ring, start, self._end, self._heads, self._before
 
-    def add(self, answer: Ints) -> None:
-        """Keep an answer; of none and of one token nothing can be learnt."""
+    def add(self, output: Ints) -> None:
+        """Keep an output; one of fewer than two tokens teaches nothing."""
         from baton.services.decode.proposers.suffix_index import remember
 
-        if not self._most or len(answer) < 2:
+        if not self._most or len(output) < 2:
             return
         if self._end > _LAST_POSITION:  # once in a billion tokens
             self._begins.clear()
             self._heads[:] = 0
             self._end = 1
-        end = self._end + len(answer) + 1
+        end = self._end + len(output) + 1
         while self._begins and (len(self._begins) >= self._most or end - self._begins[0] > len(self._ring)):
             self._begins.popleft()
         self._begins.append(self._end)
-        self._end = int(remember(answer, self._end, self._ring, self._heads, self._before))
+        self._end = int(remember(output, self._end, self._ring, self._heads, self._before))
 
 
 def _power_of_two(wanted: int, fewest: int, most: int) -> int:

@@ -1,17 +1,17 @@
-"""Where tokens occurred before, and what usually followed: the loops of the suffix proposer, compiled.
+"""The loops of the suffix proposer, compiled: earlier occurrences of tokens, and what usually followed.
 
 A suffix tree answers two questions: where does the end of this text occur in that one, and how often did
 which token follow there. Here both are answered from the text itself. A text has two chains of positions,
 as LZ77 compressors do: each position points to the previous one that ends in the same token, and to the
 previous one that ends in the same GRAM tokens. To add a token costs two writes, however long the text. To
-look up walks both chains, the newest positions first, and compares backwards: what is found are the
+look up walks both chains, the newest positions first, and compares backwards: it finds the
 occurrences below some node of the tree, and their next tokens are counted on the way down.
 
 A walk is bounded by WALK positions and FOUND occurrences a chain: frequencies are those of the most recent
 occurrences, where there are many.
 
-Positions of a text that only grows are its indexes. Past answers lie in a ring: positions grow for ever,
-`position & mask` is the index, and what is older than `start` is gone without being unlinked.
+Positions of a text that only grows are its indexes. Past outputs lie in a ring: positions grow for ever,
+`position & mask` is the index, and positions before `start` are gone without being unlinked.
 """
 
 # ruff: noqa: PLR0917 (compiled code takes no keywords)
@@ -27,12 +27,12 @@ from baton.kernels.compiled import compiled
 GRAM = 4  # tokens; the short chain finds shorter matches, the long one older ones
 WALK = 256
 FOUND = 64
-END = -1  # of an answer, in the ring
+END = -1  # of an output, in the ring
 
 
 @compiled()
 def _bucket(text: Any, position: int, mask: int, size: int, buckets: int) -> int:
-    """The chain of the `size` tokens that end at a position; `buckets` is a power of two."""
+    """Return the chain of the `size` tokens that end at a position; `buckets` is a power of two."""
     mixed = np.int64(0)
     for back in range(size):
         mixed = mixed * np.int64(0x9E3779B1) + np.int64(text[(position - back) & mask]) + np.int64(1)
@@ -55,7 +55,7 @@ def _link(text: Any, position: int, start: int, mask: int, heads: Any, before: A
 
 @compiled()
 def _matched(text: Any, position: int, start: int, mask: int, context: Any, longest: int) -> int:
-    """How many tokens before and at `position` are those at the end of the context; at most `longest`."""
+    """Return how many tokens up to `position` match the end of the context; at most `longest`."""
     size = context.shape[0]
     most = min(longest, size, position - start + 1)
     n = 0
@@ -79,7 +79,7 @@ def _occurrences(
     lengths: Any,
     found: int,
 ) -> int:
-    """Add where the end of the context occurred in text[start:end], by one chain; `found` grows.
+    """Add the occurrences of the context's end in text[start:end], by one chain; return the new `found`.
 
     places [2 * FOUND], and the lengths of the matches. The long chain gives those of GRAM tokens and more,
     the short one the rest, so that none is counted twice.
@@ -107,10 +107,10 @@ def _occurrences(
 def _follow(
     text: Any, end: int, mask: int, places: Any, active: Any, count: int, budget: int, floor: float, path: Any
 ) -> tuple[int, float]:
-    """The most frequent way on from `count` places, into path [budget]: its length and score.
+    """Follow the most frequent tokens from `count` places, into path [budget]; return its length and score.
 
     Goes on while the product of the tokens' frequencies is at least `floor`; the score is the sum of these
-    products: how many of the tokens are to be expected right.
+    products: the expected number of tokens that are right.
     """
     tokens = np.empty(2 * FOUND, dtype=np.int32)
     counts = np.empty(2 * FOUND, dtype=np.int32)
@@ -169,7 +169,10 @@ def _best_path(
     floor: float,
     best: Any,
 ) -> tuple[int, float]:
-    """The path of the highest score over all lengths of match, into best [limit]: its length and score."""
+    """Find the path of the highest score over all lengths of match, into best [limit].
+
+    Return its length and score.
+    """
     places = np.empty(2 * FOUND, dtype=np.int64)
     lengths = np.empty(2 * FOUND, dtype=np.int64)
     active = np.empty(2 * FOUND, dtype=np.int64)
@@ -218,15 +221,15 @@ def learn(
     settled: Any,
     slots: Any,
     seen: Any,
-    written: Any,
-    answers: Any,
+    generated: Any,
+    outputs: Any,
     heads: Any,
     before: Any,
 ) -> None:
     """Add the settled tokens of each row of tokens [rows, width] that its slot has not seen yet.
 
-    slots [rows]: where a row's request keeps its state: seen [slots] tokens, of which written [slots] are
-    answers [slots, width]; heads [slots, 2, buckets]; before [slots, 2, width].
+    slots [rows]: a row's slot, in which its request has its state: seen [slots] tokens, of which
+    generated [slots] are outputs [slots, width]; heads [slots, 2, buckets]; before [slots, 2, width].
     """
     for row in range(slots.shape[0]):
         slot = slots[row]
@@ -234,13 +237,13 @@ def learn(
             seen[slot] = 0
         if seen[slot] == 0:
             heads[slot, :, :] = -1
-            written[slot] = 0
+            generated[slot] = 0
         text, first, previous = tokens[row], heads[slot], before[slot]
         for position in range(seen[slot], settled[row]):
             _link(text, position, 0, -1, first, previous)
             if position >= prompts[row]:
-                answers[slot, written[slot]] = text[position]
-                written[slot] += 1
+                outputs[slot, generated[slot]] = text[position]
+                generated[slot] += 1
         seen[slot] = settled[row]
 
 
@@ -296,11 +299,11 @@ def draft(
 
 
 @compiled("int64(int32[::1], int64, int32[::1], int32[:, ::1], int32[:, ::1])")
-def remember(answer: Any, position: int, ring: Any, heads: Any, before: Any) -> int:
-    """Write an answer into the ring from `position` on; the position behind its END."""
+def remember(output: Any, position: int, ring: Any, heads: Any, before: Any) -> int:
+    """Put an output into the ring from `position` on; return the position behind its END."""
     mask = ring.shape[0] - 1
     first = position
-    for token in answer:
+    for token in output:
         ring[position & mask] = token
         _link(ring, position, first, mask, heads, before)
         position += 1

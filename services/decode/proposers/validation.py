@@ -1,4 +1,4 @@
-"""Whether a deployment's speculative settings can work: asked before anything is loaded."""
+"""The check of a deployment's speculative settings, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BELONGS = {
 
 
 def check(engine: EngineSettings) -> Method | None:
-    """The method that this deployment speculates with, if it does; its settings can work together.
+    """Return the method that this deployment speculates with, if it does, once its settings are checked.
 
     Raises ConfigError, one line: what, why, what would work.
     """

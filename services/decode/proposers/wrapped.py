@@ -1,4 +1,4 @@
-"""What the methods share in which a draft model of vLLM's drafts."""
+"""The common part of the methods in which a draft model of vLLM's drafts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OPTIONAL = ("quantization", "draft_tensor_parallel_size")
 
 
 def model_config(spec: SpeculativeSettings, name: str) -> dict[str, Any]:
-    """vLLM's speculative_config of a method with a draft model."""
+    """Return vLLM's speculative_config of a method with a draft model."""
     config: dict[str, Any] = {"method": name, "num_speculative_tokens": spec.limit}
     if spec.model:
         config["model"] = spec.model
@@ -23,7 +23,7 @@ def model_config(spec: SpeculativeSettings, name: str) -> dict[str, Any]:
 class Continued(Method):
     """A draft model whose drafts may be continued by matches: mtp, eagle, eagle3.
 
-    FastDeploy's hybrid: `num_model_steps` tokens by the model, the rest by whom `mtp_strategy` names.
+    FastDeploy's hybrid: `num_model_steps` tokens by the model, the rest by the matches of `mtp_strategy`.
     """
 
     keeps_kv: ClassVar[bool] = True

@@ -31,9 +31,9 @@ class Way:
     unpack: Callable[..., None]
 
 
-@pytest.fixture(params=["reference", "kernel"])
+@pytest.fixture(params=["cpu", "gpu"])
 def way(request: pytest.FixtureRequest, device: str) -> Way:
-    if request.param == "reference":
+    if request.param == "cpu":
         return Way("cpu", kv_pack.pack, kv_pack.unpack)
     kernel = importlib.import_module("baton.kernels.kv_pack.gpu")
     return Way(device, kernel.pack, kernel.unpack)

@@ -94,27 +94,27 @@ def test_filtered(
     check(gpu, shape.job(20), device, room=room)
 
 
-@pytest.mark.parametrize("one", ["kernel", "reference"])
+@pytest.mark.parametrize("one", ["gpu", "cpu"])
 def test_a_vocabulary_that_divides_by_nothing(one: str, device: str, request: pytest.FixtureRequest) -> None:
-    run = cpu.verify if one == "reference" else request.getfixturevalue("kernel")
+    run = cpu.verify if one == "cpu" else request.getfixturevalue("gpu")
     shape = Shape(requests=2, most=1, vocabulary=32_003, tile=1024, greedy=0)
-    check(run, shape.job(30), device if one == "kernel" else "cpu")
-    if one == "reference" or device == "cuda":  # the interpreter takes its time
-        check(run, replace(shape, filters="p", method="block").job(31), device if one == "kernel" else "cpu")
+    check(run, shape.job(30), device if one == "gpu" else "cpu")
+    if one == "cpu" or device == "cuda":  # the interpreter takes its time
+        check(run, replace(shape, filters="p", method="block").job(31), device if one == "gpu" else "cpu")
 
 
-@pytest.mark.parametrize("one", ["kernel", "reference"])
+@pytest.mark.parametrize("one", ["gpu", "cpu"])
 @pytest.mark.parametrize("method", METHODS)
 class TestEdges:
     """Shapes and values at which something else goes on."""
 
     @pytest.fixture
     def run(self, one: str, request: pytest.FixtureRequest) -> Verify:
-        return cpu.verify if one == "reference" else request.getfixturevalue("kernel")  # type: ignore[no-any-return]
+        return cpu.verify if one == "cpu" else request.getfixturevalue("gpu")  # type: ignore[no-any-return]
 
     @pytest.fixture
     def where(self, one: str, device: str) -> str:
-        return device if one == "kernel" else "cpu"
+        return device if one == "gpu" else "cpu"
 
     def test_one_request_without_drafts(self, run: Verify, where: str, method: str) -> None:
         job = Shape(requests=1, most=0, method=method).job(40)  # type: ignore[arg-type]
@@ -190,7 +190,10 @@ def _first(job: Job, requests: int) -> Job:
 def test_no_requests(gpu: Verify, device: str) -> None:
     none = torch.zeros(0, dtype=torch.int32)
     job = Job(
-        torch.zeros(0, 61), DraftedTokens(none, none, 2), Sampling(torch.zeros(0), torch.zeros(0).long())
+        torch.zeros(0, 61),
+        DraftedTokens(none, none, 2),
+        Sampling(torch.zeros(0), torch.zeros(0).long()),
+        "standard",
     )
     for found in (gpu(moved(job, device)), cpu.verify(job)):
         assert found.tokens.shape == (0, 3)
@@ -210,7 +213,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         verify(logits, drafts, replace(sampling, temperature=sampling.temperature[1:]))
     with pytest.raises(ValueError, match=r"drafts\.probs"):
         verify(logits, replace(drafts, probs=torch.zeros(1, 61)), sampling)
-    with pytest.raises(ValueError, match="say 'standard' or 'block'"):
+    with pytest.raises(ValueError, match="give 'standard' or 'block'"):
         verify(logits, drafts, sampling, method="typical")  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ _scatter = HostBlockCache.scatter
 
 
 def register() -> None:
-    """Called by vLLM, in each of its processes."""
+    """Patch the drafter. vLLM calls this in each of its processes."""
     HostBlockCache.scatter = _forgetting  # type: ignore[method-assign]
 
 

@@ -20,7 +20,7 @@ def batch_of(
     drafted: Sequence[int] | None = None,
     width: int = WIDTH,
 ) -> DraftBatch:
-    """A row for each text; `drafted`: how many tokens at its end a draft model has just made."""
+    """Return a row for each text; `drafted`: how many tokens at its end a draft model has just made."""
     rows = len(texts)
     # What lies behind a row's tokens is left over from other requests: it must not be read.
     tokens = np.full((rows, width), 7, dtype=np.int32)
@@ -38,6 +38,6 @@ def batch_of(
 
 
 def drafts_of(drafts: Proposal) -> list[list[int]]:
-    """The drafts of each row, as a list."""
+    """Return the drafts of each row, as a list."""
     rows = zip(drafts.tokens.tolist(), drafts.counts.tolist(), strict=True)
     return [row[:count] for row, count in rows]

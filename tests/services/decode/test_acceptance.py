@@ -144,7 +144,7 @@ def test_drafts_without_any_accepted_token_alarm_at_once(learns: bool) -> None:
 
 
 def test_a_matching_method_learns_no_reference() -> None:
-    """What a text repeats is the text's: prose after code is no failure of the drafter."""
+    """Repetition depends on the text: prose after code is no failure of the drafter."""
     watch = AcceptanceWatch(learns=False)
     traffic = Traffic(3, 0.8)
     traffic.run(watch, 1000)

@@ -12,7 +12,7 @@ TEXTS = st.lists(st.integers(0, 3), max_size=80)
 
 
 def reference(text: list[int], limit: int, min_n: int, max_n: int) -> list[int]:
-    """The continuation of the most recent of the longest matches, by trying all."""
+    """Return the continuation of the most recent of the longest matches, by trying all."""
     for n in range(max_n, min_n - 1, -1):
         for end in range(len(text) - 1, n - 1, -1):
             if n < len(text) and text[end - n : end] == text[-n:]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.services.decode.proposers.suffix import PastAnswers, Slots, SuffixProposer, Tree
+from baton.services.decode.proposers.suffix import PastOutputs, Slots, SuffixProposer, Tree
 from baton.services.decode.proposers.suffix_index import FOUND, GRAM
 from tests.services.decode.batches import WIDTH, batch_of, drafts_of
 
@@ -19,7 +19,7 @@ MOST = 5
 def best_path(
     texts: list[list[int]], ends: int, context: list[int], tree: Tree, limit: int
 ) -> tuple[float, list[int]]:
-    """The score and tokens of the best draft, from every occurrence in `texts` that ends before `ends`."""
+    """Return score and tokens of the best draft, from every occurrence in `texts` before `ends`."""
     longest = max(tree.depth - limit, tree.depth // 2)
     found = []
     for number, text in enumerate(texts):
@@ -122,7 +122,7 @@ def test_the_draft_models_tokens_are_not_learnt() -> None:
 
 
 def test_the_oldest_answers_make_room() -> None:
-    past = PastAnswers(2, 8)
+    past = PastOutputs(2, 8)
     one = proposer(past=2)
     assert len(past.index[0]) >= 16
     for number in range(5):
@@ -134,7 +134,7 @@ def test_the_oldest_answers_make_room() -> None:
 
 
 def test_a_ring_of_answers_turns() -> None:
-    past = PastAnswers(1000, 600)
+    past = PastOutputs(1000, 600)
     ring = len(past.index[0])
     one = SuffixProposer(TREE, rows=1, width=600, most=MOST, past=1000)
     for number in range(2 * ring // 500):

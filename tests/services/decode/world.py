@@ -54,7 +54,7 @@ class World:
         )
 
     def tokens(self, limit: int) -> float:
-        """That a step is to bring a request, its own one included."""
+        """Return the tokens that a step is to generate for a request, the model's own included."""
         tokens, chance = 1.0, self.found
         for share in self.acceptance[:limit]:
             chance *= share
@@ -93,7 +93,7 @@ class World:
             self.limits.append(limit)
 
     def regret(self, chooser: DraftLength, requests: int, steps: int) -> float:
-        """The share by which its choices are slower than the best fixed limit, whatever luck they had."""
+        """Return the share by which its choices are slower than the best fixed limit, luck aside."""
         begin = len(self.limits)
         self.run(chooser, requests, steps)
         tokens = [self.tokens(limit) for limit in self.limits[begin:]]

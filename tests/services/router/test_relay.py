@@ -16,7 +16,7 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Phase
 from baton.scheduler.policy import Policy
-from baton.scheduler.types import Need, View
+from baton.scheduler.types import Need
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.http.usage import usage_of
 from baton.services.router.prefix import prefix_hashes
@@ -588,7 +588,7 @@ async def test_the_policy_sees_the_prompt_s_prefixes_with_and_without_a_schedule
     needs: list[Need] = []
     choose = Policy.choose
 
-    def recorded(policy: Policy, view: View, need: Need) -> Any:
+    def recorded(policy: Policy, view: Any, need: Need) -> Any:
         needs.append(need)
         return choose(policy, view, need)
 

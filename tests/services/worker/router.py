@@ -55,7 +55,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @dataclass
 class Got:
-    """What became of one phase."""
+    """The outcome of one phase."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)  # one a token
@@ -131,7 +131,7 @@ class Stream:
         return await self.end(start.request_id)
 
     async def status(self) -> grpc.StatusCode:
-        """How the worker ended the stream."""
+        """Return the status with which the worker ended the stream."""
         async with asyncio.timeout(DEADLINE_S):
             return await self._call.code()
 
@@ -174,7 +174,7 @@ def _gather(got: Got, output: Any) -> None:
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[Stream]:
-    """A stream to the worker at `address`."""
+    """Open a stream to the worker at `address`."""
     async with aio_channel(address) as channel:
         stream = Stream(rpc.WorkerStub(channel))
         try:

@@ -1,4 +1,4 @@
-"""Under which address a worker is found by others."""
+"""The address under which others find a worker."""
 
 from __future__ import annotations
 

@@ -92,23 +92,22 @@ def test_what_is_still_held_is_renewed_and_what_is_gone_forgotten() -> None:
     table = Attempts()
     for name in ("pulled", "held", "replaced"):
         keep(table, name, lease_s=0.5)
-    asked = table.to_renew()
+    asked = table.to_renew(60.0)
     assert [one.key for one in asked] == [("pulled#1", 1), ("held#1", 1), ("replaced#1", 1)]
     table.take_saved("replaced")
     keep(table, "replaced", epoch=2)
     keep(table, "since")
     table.renewed(asked, {("held#1", 1)}, at_s=time.monotonic() + 100)
-    assert [one.key for one in table.to_renew()] == [("held#1", 1), ("replaced#2", 2), ("since#1", 1)]
+    assert [one.key for one in table.to_renew(60.0)] == [("held#1", 1), ("replaced#2", 2), ("since#1", 1)]
     held = table.take_saved("held")
     assert held is not None
     assert held.until_s > time.monotonic() + 90
 
 
-def test_no_lease_is_renewed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "RENEWED_S", 0.0)
+def test_no_lease_is_renewed_for_ever() -> None:
     table = Attempts()
     keep(table, "its release was lost")
-    assert table.to_renew() == []
+    assert table.to_renew(0.0) == []
     assert table.saved_epoch("its release was lost") == 1  # until its lease is over
 
 

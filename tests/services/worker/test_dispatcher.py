@@ -61,7 +61,7 @@ async def made(host: Host) -> tuple[Dispatcher, WorkerMetrics]:
 
 
 async def replies(session: Any) -> list[Failed]:
-    """What it is told next."""
+    """Return the next reply."""
     async with asyncio.timeout(5 * PATIENCE):
         return list((await session._queue.get()).failed)
 

@@ -1,4 +1,4 @@
-"""What a real worker tells of its drafts."""
+"""A real worker's report of its drafts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def drafting(workers: Fleet) -> Worker:
 
 
 def labelled(worker: Worker, name: str) -> dict[str, float]:
-    """A figure of the worker's, by its labels as they stand."""
+    """Return a figure of the worker's, by its labels as they stand."""
     with closing(urllib.request.urlopen(worker.metrics, timeout=5)) as reply:
         lines = reply.read().decode().splitlines()
     found = (line.rpartition(" ") for line in lines if line.startswith(f"{name}{{"))
@@ -31,7 +31,7 @@ def labelled(worker: Worker, name: str) -> dict[str, float]:
 
 
 def described(worker: Worker) -> scheduler_pb2.Drafting:
-    """What the scheduler heard last of the worker's drafts."""
+    """Return the worker's last report of its drafts."""
     with grpc.insecure_channel(worker.scheduler) as channel:
         answer = scheduler_pb2_grpc.SchedulerStub(channel).Describe(
             scheduler_pb2.DescribeRequest(), timeout=5

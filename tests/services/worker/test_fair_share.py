@@ -53,7 +53,7 @@ async def test_ten_short_prompts_are_read_before_the_long_ones_that_came_first(p
 
 
 async def _order(prefill: Worker, turn: int) -> list[str]:
-    """The names of three long requests and ten short ones behind them, as their prompts were read."""
+    """Return the names of three long requests and ten short ones, in the order of their prefill."""
     seed = 300 + 20 * turn
     longs = [request(f"long {n} {turn}", prompt(LONG, seed=seed + n)) for n in range(3)]
     shorts = [request(f"short {n} {turn}", prompt(20 + 4 * n, seed=seed + 3 + n)) for n in range(10)]

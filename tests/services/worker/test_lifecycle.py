@@ -1,4 +1,4 @@
-"""How a worker starts, refuses to, drains and dies."""
+"""A worker's start, refusals, drain and death."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_an_operator_can_drain_it(workers: Fleet) -> None:
 
 
 async def test_it_takes_another_role_while_it_works(workers: Fleet, mixed: Worker) -> None:
-    """What it has, writes and is asked for as what it was goes on; the scheduler knows it anew."""
+    """Requests and handoffs of its earlier role go on; the scheduler knows the new one."""
     worker = workers.started("prefill")
     prefill, decode = scheduler_pb2.ROLE_PREFILL, scheduler_pb2.ROLE_DECODE
     handed = request("handed over across the change", prompt(100, seed=21))

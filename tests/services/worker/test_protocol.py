@@ -88,7 +88,7 @@ async def test_abort_ends_a_request_at_once(mixed: Worker) -> None:
 
 
 async def test_blocks_that_two_answers_hold_are_told(mixed: Worker) -> None:
-    """Of the second one, while the first runs: the blocks of its beginning need no room twice."""
+    """The blocks of a common beginning need no room twice, while the first request runs."""
     tokens = prompt(100, seed=77)
     async with connected(mixed.address) as stream:
         await stream.start(request("held first", tokens, **LONG), DECODE)

@@ -24,7 +24,7 @@ PROMPTS = [prompt(200, seed) for seed in (1, 2)]
 
 
 def gemma(folder: Path) -> list[list[int]]:
-    """A tiny Gemma 3, every other layer with a window; what transformers writes after each prompt."""
+    """Give a tiny Gemma 3, every other layer with a window, and transformers' output for each prompt."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch
@@ -66,7 +66,7 @@ def gemma(folder: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, list[list[int]]]]:
-    """A fleet for its workers, and what transformers writes."""
+    """Give a fleet for its workers, and transformers' output."""
     folder = tmp_path_factory.mktemp("windows")
     answers = gemma(folder / "gemma")
     with fleet(folder / "gemma", folder) as workers:

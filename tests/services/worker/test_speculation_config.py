@@ -1,4 +1,4 @@
-"""What vLLM is told of speculation: no engine is loaded."""
+"""vLLM's settings of speculation; no engine is loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
 
 def built(model: Path, spec: dict[str, Any]) -> Any:
-    """The VllmConfig of a worker of any role."""
+    """Return the VllmConfig of a worker of any role."""
     settings = load(
         {
             "engine": {
@@ -59,7 +59,7 @@ def test_every_worker_can_draft(mimo: Path, tokens: Any, limit: int) -> None:
 
 @pytest.mark.parametrize(("layers", "least"), [(1, 0), (2, 2)])
 def test_every_mtp_layer_is_run_over_the_prompt(tmp_path: Path, layers: int, least: int) -> None:
-    """Where several layers draft in turn, the second has KV too, though nobody writes on."""
+    """The second of several layers that draft in turn has KV too, though no request decodes."""
     one = ARCHITECTURES["mtp-deepseek-v3"]
     target = tmp_path / "two-layers"
     shutil.copytree(one.target(one.checkpoint()), target)

@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything is loaded: key, value, why, what would work."""
+"""Impossible settings are refused before anything is loaded: key, value, why, what would work."""
 
 from __future__ import annotations
 
