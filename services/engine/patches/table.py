@@ -319,7 +319,8 @@ the plug-in applies the patches for the platform in this order. Each replaces fu
 several wrap the same function, the later one is further out. All are made for vLLM 0.32; what would make one
 unneeded stands under "until".
 
-Functions that several patches wrap; a call passes the patches from left to right on its way to vLLM's own:
+Functions that several patches wrap, with the patch that is called first on the left and the one called last,
+before vLLM's own, on the right; they are applied in the opposite order. Some are for one platform only:
 
 """
 _OBJECTS = """## On single objects
@@ -342,13 +343,22 @@ def page() -> str:
 
 def wrapping(symbol: str) -> list[str]:
     """Return the names of the patches that wrap `symbol`, innermost first."""
-    return [patch.name for patch in PATCHES if symbol in patch.symbols]
+    return [patch.name for patch in _wrapping(symbol)]
+
+
+def _wrapping(symbol: str) -> list[Patch]:
+    return [patch for patch in PATCHES if symbol in patch.symbols]
 
 
 def _shared() -> Iterator[str]:
     for symbol in dict.fromkeys(symbol for patch in PATCHES for symbol in patch.symbols):
-        if len(names := wrapping(symbol)) > 1:
-            yield f"- `{symbol.rpartition(':')[2]}`: {', '.join(reversed(names))}\n"
+        if len(found := _wrapping(symbol)) > 1:
+            names = ", ".join(_with_platform(patch) for patch in reversed(found))
+            yield f"- `{symbol.rpartition(':')[2]}`: {names}\n"
+
+
+def _with_platform(patch: Patch) -> str:
+    return patch.name if patch.platform == "any" else f"{patch.name} ({patch.platform})"
 
 
 def _described(patch: Patch | ObjectPatch, facts: dict[str, str]) -> str:
