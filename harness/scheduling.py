@@ -127,7 +127,10 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """A redis-server of our own on loopback, without persistence: started again, it is empty."""
+    """A redis-server of our own on loopback.
+
+    Without persistence: started again, it is empty unless `extra` says otherwise.
+    """
 
     def __init__(
         self, folder: Path, *, password: str = "", extra: tuple[str, ...] = (), tls: bool = False

@@ -128,7 +128,7 @@ Fault = Callable[[Act], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Kind:
+class FaultEntry:
     """A registered fault."""
 
     name: str
@@ -138,7 +138,7 @@ class Kind:
     about: str
 
 
-FAULTS: dict[str, Kind] = {}
+FAULTS: dict[str, FaultEntry] = {}
 
 
 def fault(*stages: str, hold_s: tuple[float, float] = (0.0, 0.0)) -> Callable[[Fault], Fault]:
@@ -149,7 +149,7 @@ def fault(*stages: str, hold_s: tuple[float, float] = (0.0, 0.0)) -> Callable[[F
         if name in FAULTS:
             raise ValueError(f"there is a fault {name} already")
         about = (run.__doc__ or "").strip().splitlines()[0]
-        FAULTS[name] = Kind(name, run, stages or (ANY,), hold_s, about)
+        FAULTS[name] = FaultEntry(name, run, stages or (ANY,), hold_s, about)
         return run
 
     return register

@@ -1,1 +1,1 @@
-"""Decode: speculative methods, the draft length, the watch on acceptance."""
+"""Decode: speculative methods, draft length, the watch on acceptance; on every worker, as each can decode."""

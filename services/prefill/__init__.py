@@ -1,1 +1,1 @@
-"""Prefill: the order in which prompts share an engine's steps."""
+"""Prefill: order and shares of prompts in an engine's steps, on every worker."""

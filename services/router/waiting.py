@@ -3,8 +3,8 @@
 A request is placed at once while none waits. When all workers are full it joins its client's queue, and the
 clients take turns, one request each: a client that sends a thousand delays its own requests, not another's
 first. (A request is one sequence here: of several prompts, or `n` above 1, each waits for itself.) The one
-whose turn it is tries a placement whenever reservations of this router end, and now and then besides, as other
-routers' end too. None overtakes it, so a long prompt gets its room in the end.
+whose turn it is tries a placement whenever reservations of this router end, and now and then besides, as
+other routers' end too. None overtakes it, so a long prompt gets its room in the end.
 
 The cost is one placement call each time that room may have become free, for one request; the others sleep.
 For one event loop; not thread-safe.
@@ -72,10 +72,10 @@ class WaitingRoom:
     async def admit(self, client: str, deadline: float, place: Callable[[], Awaitable[None]]) -> float:
         """Await `place`, at once or in turn; return the seconds waited.
 
-        `place` raises NotAdmitted. With FULL, or while others wait, the request joins the queue (with a limit of
-        0 it does not); there `place` is tried until it succeeds, or refuses for good. `deadline` (time.monotonic) is the request's own, and
-        is enforced by the caller. Raises NotAdmitted when the queue is full, when the wait would be too long,
-        when it was, and what `place` raises otherwise.
+        `place` raises NotAdmitted. With FULL, or while others wait, the request joins the queue (with a limit
+        of 0 it does not); there `place` is tried until it succeeds, or refuses for good. `deadline`
+        (time.monotonic) is the request's own, and is enforced by the caller. Raises NotAdmitted when the
+        queue is full, when the wait would be too long, when it was, and what `place` raises otherwise.
         """
         arrived = self._clock()
         if not self._waiting:

@@ -26,7 +26,7 @@ from baton.services.roles import Role
 from baton.services.worker.attempts import Attempts, RunningAttempt
 from baton.services.worker.drafting import Drafting
 from baton.services.worker.metrics import WorkerMetrics
-from baton.services.worker.session import Session
+from baton.services.worker.session import RouterSession
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Dispatcher:
         self._metrics = metrics
         self._drafting = drafting
         self._attempts = Attempts()
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, RouterSession] = {}
         self._next_session = 1  # 0 is vLLM's client index for requests of no client
         self._handoffs = HandoffClient()
         self._limits: EngineLimits | None = None
@@ -135,14 +135,14 @@ class Dispatcher:
 
     # Called by a router's stream.
 
-    def connect(self, peer: str) -> Session:
+    def connect(self, peer: str) -> RouterSession:
         """Take a new stream of a router."""
-        session = Session(self._next_session, peer)
+        session = RouterSession(self._next_session, peer)
         self._next_session += 1
         self._sessions[session.number] = session
         return session
 
-    def disconnect(self, session: Session) -> None:
+    def disconnect(self, session: RouterSession) -> None:
         """End the requests of a stream that is gone, and release its handoffs."""
         self._sessions.pop(session.number, None)
         attempts = self._attempts.of_session(session.number)
@@ -154,7 +154,7 @@ class Dispatcher:
         for saved in self._attempts.take_saved_of_session(session.number):
             self._release(saved.manifest)
 
-    def start(self, session: Session, start: Start) -> None:
+    def start(self, session: RouterSession, start: Start) -> None:
         """Begin a phase of an attempt; a refusal goes back as Failed."""
         attempt = RunningAttempt(
             start.request_id, start.epoch, start.phase, session.number, loads=start.HasField("manifest")

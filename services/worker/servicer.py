@@ -11,7 +11,7 @@ import grpc
 
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.services.worker.dispatcher import Dispatcher
-from baton.services.worker.session import Session
+from baton.services.worker.session import RouterSession
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -66,7 +66,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if session.is_cut:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this router does not read its replies")
 
-    async def _read(self, session: Session, requests: AsyncIterator[worker_pb2.RunRequest]) -> None:
+    async def _read(self, session: RouterSession, requests: AsyncIterator[worker_pb2.RunRequest]) -> None:
         async for request in requests:
             if request.HasField("start"):
                 self._dispatcher.start(session, request.start)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 QUEUE_LIMIT = 1024
 
 
-class Session:
+class RouterSession:
     """A router's stream. Only its own `write` task writes to gRPC: concurrent writes kill a stream."""
 
     def __init__(self, number: int, peer: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from baton.protos.worker_pb2 import Failed, RunReply
-from baton.services.worker.session import QUEUE_LIMIT, Session
+from baton.services.worker.session import QUEUE_LIMIT, RouterSession
 from harness.support import PATIENCE
 
 
@@ -30,7 +30,7 @@ def reply(name: str) -> RunReply:
 
 
 async def test_all_is_sent_in_order() -> None:
-    session, sink = Session(1, "peer"), Sink()
+    session, sink = RouterSession(1, "peer"), Sink()
     sink.open.set()
     writing = asyncio.create_task(session.write(sink))
     names = [str(number) for number in range(100)]
@@ -46,7 +46,7 @@ async def test_all_is_sent_in_order() -> None:
 
 
 async def test_a_router_that_does_not_read_is_cut_off() -> None:
-    session, sink = Session(1, "peer"), Sink()
+    session, sink = RouterSession(1, "peer"), Sink()
     writing = asyncio.create_task(session.write(sink))
     for number in range(QUEUE_LIMIT):
         session.send(reply(str(number)))
@@ -60,7 +60,7 @@ async def test_a_router_that_does_not_read_is_cut_off() -> None:
 
 
 async def test_a_stream_without_news_has_signs_of_life() -> None:
-    session, sink = Session(1, "peer"), Sink()
+    session, sink = RouterSession(1, "peer"), Sink()
     sink.open.set()
     tasks = [asyncio.create_task(session.write(sink)), asyncio.create_task(session.stay_alive(0.01))]
     async with asyncio.timeout(5 * PATIENCE):
@@ -72,7 +72,7 @@ async def test_a_stream_without_news_has_signs_of_life() -> None:
 
 
 async def test_a_router_that_does_not_read_is_sent_no_signs_of_life() -> None:
-    session, sink = Session(1, "peer"), Sink()
+    session, sink = RouterSession(1, "peer"), Sink()
     tasks = [asyncio.create_task(session.write(sink)), asyncio.create_task(session.stay_alive(0.001))]
     session.send(reply("stuck"))
     for _ in range(QUEUE_LIMIT + 1):
