@@ -76,7 +76,7 @@ async def test_a_drain_goes_on_while_it_is_not_known_what_is_held(workers: Fleet
         rank.suspend()
         try:
             worker.signal(signal.SIGTERM)
-            unknown = "no answer from the Handoff services"
+            unknown = "no reply from the Handoff services"
             eventually(lambda: worker.text.count(unknown) > 2 or worker.exitcode is not None, 15, "it asks")
             assert worker.exitcode is None
         finally:

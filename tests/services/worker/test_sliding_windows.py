@@ -111,6 +111,6 @@ async def test_windows_save_room_where_nothing_is_handed_over(model: tuple[Fleet
 @pytest.mark.parametrize("name", ["prefill", "decode"])
 def test_a_role_that_hands_over_needs_handoffs(name: str) -> None:
     settings = Settings(handoff={"enabled": False})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=rf"handoff\.enabled is false, but a {name} worker hands KV over"):
+    with pytest.raises(ConfigError, match=rf"handoff\.enabled is false, but a {name} worker needs handoffs"):
         roles.check(roles.role(name), settings)
     roles.check(roles.role("mixed"), settings)
