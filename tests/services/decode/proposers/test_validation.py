@@ -47,7 +47,7 @@ def test_no_speculation_is_no_method(target: str) -> None:
         ({"num_speculative_tokens": 0}, ["num_speculative_tokens", "value 0", "from 1 to 32, or 'auto'"]),
         ({"num_speculative_tokens": "lots"}, ["'lots'", "from 1 to 32, or 'auto'"]),
         ({"num_speculative_tokens": 2.5}, ["2.5", "from 1 to 32"]),
-        ({"num_speculative_tokens": 2, "max_speculative_tokens": 3}, ["is for num_speculative_tokens", "'auto'"]),
+        ({"num_speculative_tokens": 2, "max_speculative_tokens": 3}, ["is for num_speculative", "'auto'"]),
         ({"prompt_lokup_max": 3}, ["prompt_lokup_max", "did you mean 'prompt_lookup_max'?"]),
         ({"mtp_strategy": "with_luck"}, ["mtp_strategy", "'with_luck'", "'with_ngram'"]),
     ],
