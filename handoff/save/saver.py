@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.handoff import transports
 from baton.handoff.errors import HandoffError
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.reports import Problem, ShardSave
@@ -108,4 +109,6 @@ class Saver:
                 continue
             if offer is not None:
                 offers[transport.name] = offer
+        if self._staging.renew([entry.key]):  # gone before all had offered: they would never hear of its end
+            transports.withdraw(self._transports, *entry.key)
         return offers

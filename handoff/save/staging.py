@@ -97,13 +97,18 @@ class Staging:
         return Fill(entry.view, digests.seed(*entry.key), lambda: self._left(entry))
 
     def publish(self, entry: Entry) -> None:
-        """Begin the lease of an entry whose records are there or on their way."""
+        """Begin the lease of an entry whose records are there or coming. An older one of its key ends."""
         with self._changed:
+            older = self._entries.get(entry.key)
+            if older is not None:
+                self._end(older, UnknownHandoff)
             entry.view.sign(digests.seed(*entry.key))
             entry.expires_at = time.monotonic() + self.lease_s
             self._entries[entry.key] = entry
             heapq.heappush(self._deadlines, (entry.expires_at, next(self._order), entry))
             self._changed.notify()
+        if older is not None:
+            self._on_end(*entry.key)
 
     def discard(self, entry: Entry) -> None:
         """Give up an entry that was reserved and never published."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from baton.handoff.errors import HandoffError, NoCommonTransport
 from baton.handoff.transports.base import Transport
 from baton.protos.handoff_pb2 import Shard
 from baton.registry import Registry
+
+logger = logging.getLogger(__name__)
 
 REGISTRY: Registry[type[Transport]] = Registry(
     "handoff transport",
@@ -32,6 +35,15 @@ def create(names: Iterable[str]) -> list[Transport]:
             )
         made.append(transport)
     return made
+
+
+def withdraw(transports: Iterable[Transport], request_id: str, epoch: int) -> None:
+    """Let each transport withdraw what it offered of a save."""
+    for transport in transports:
+        try:
+            transport.withdraw(request_id, epoch)
+        except Exception:  # another package's: it ends neither the thread nor the other transports
+            logger.exception("transport %r did not withdraw request %r", transport.name, request_id)
 
 
 def choose(transports: Sequence[Transport], shard: Shard) -> Transport:

@@ -121,7 +121,10 @@ class Transport(ABC):
         """
 
     def withdraw(self, request_id: str, epoch: int) -> None:  # noqa: B027 (most keep nothing of their own)
-        """Let go of what `offer` keeps: the lease ended, by a release or unpulled. Called for each save."""
+        """Let go of what `offer` keeps: the lease ended, by a release or unpulled. Called for each save.
+
+        A lease that ends while the save is offered is withdrawn twice: what is not known is ignored.
+        """
 
     @abstractmethod
     def reaches(self, shard: Shard) -> bool:

@@ -10,6 +10,7 @@ passes it on only when the step is over. And on VllmConfig.model_config.max_mode
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 from baton.addresses import join
+from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.compatibility import compatibility_hash, in_words
 from baton.handoff.config import MIB, HandoffConfig
@@ -30,7 +32,6 @@ from baton.handoff.save import sizing
 from baton.handoff.save.saver import Saver
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
-from baton.handoff.transports import create
 from baton.handoff.vllm import facts
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 
@@ -66,7 +67,7 @@ class WorkerSide:
         self._layers = tuple(layer.to_proto().SerializeToString() for layer in cache.layers)
         self._rank = rank
         self._client = HandoffClient()
-        self._transports = create(config.transports)
+        self._transports = transports.create(config.transports)
         segments.remove_stale()
         longest = num_blocks(vllm_config.model_config.max_model_len, found.block_size)
         self.staging = self._make_staging(config, cache, kv_cache_config.num_blocks, longest)
@@ -94,15 +95,8 @@ class WorkerSide:
             size = sizing.StagingSize(config.staging_mib * MIB, "handoff.staging_mib")
         logger.info("staging: %s", size)
         arena = Arena(size.bytes, cache.record_bytes, pin=cache.pin)
-        return Staging(arena, config.lease_s, self._withdraw)
-
-    def _withdraw(self, request_id: str, epoch: int) -> None:
-        """Let the transports withdraw a save's offers; called on staging's or the service's threads."""
-        for transport in self._transports:
-            try:
-                transport.withdraw(request_id, epoch)
-            except Exception:  # another package's: it ends neither the thread nor the other transports
-                logger.exception("transport %r did not withdraw request %r", transport.name, request_id)
+        # Called on staging's or the service's threads.
+        return Staging(arena, config.lease_s, functools.partial(transports.withdraw, self._transports))
 
     def _make_loader(self, config: HandoffConfig, cache: BlockCache, block_size: int) -> Loader:
         puller = Puller(
@@ -168,5 +162,8 @@ class WorkerSide:
         self._cache.close()
         self.staging.close()
         for transport in self._transports:
-            transport.close()
+            try:
+                transport.close()
+            except Exception:  # another package's: the others are closed all the same
+                logger.exception("transport %r did not close", transport.name)
         self._client.close()

@@ -94,9 +94,12 @@ class Relay:
             return
         self.state.outcome = "abort"
         self._abort_workers()
-        self.close()  # here too: a task that is cancelled before its first step runs no `finally`
-        if self._task is not None:
-            self._task.cancel()
+        # Both here too: a task that is cancelled before its first step runs no `finally`.
+        self.close()
+        self._sink.close()
+        task, self._task = self._task, None  # its exception's frames hold the relay
+        if task is not None:
+            task.cancel()
 
     def end(self) -> None:
         """End the request with an error for its client: the router ends before the request does."""
@@ -124,6 +127,7 @@ class Relay:
             if not state.over:
                 self._fail(AttemptsExhausted("the router failed to resume this request; see its log"))
             self.close()
+            self._sink.close()
 
     async def _until_over(self) -> None:
         state = self.state

@@ -31,6 +31,10 @@ class FrontEnd(Protocol):
         """Take from another engine's output what the front end knows already."""
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class OutputSink:
     """One request's outputs on their way to the front end. Its legs set the front end's id in each.
 
@@ -69,6 +73,16 @@ class OutputSink:
     def fail(self, error: RequestFailed) -> None:
         """End the request with an error; an output that is held back is lost."""
         self._front_end.fail(self._state.frontend_id, error)
+
+    def close(self) -> None:
+        """Let go of the relay, which holds this sink, and of an output that is held back; no more will come.
+
+        Otherwise each request would leave a cycle of references, and its prompt and tokens would stay in
+        memory until the garbage collector runs.
+        """
+        self._held = None
+        self._on_first_token = _nothing
+        self.deliver = self._front_end.deliver
 
     def _release(self) -> None:
         output, self._held = self._held, None

@@ -6,24 +6,12 @@ import time
 from array import array
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 TOKEN_BYTES = 5  # of a journal: array("I") has 4 a token, and grows by an eighth at a time
 REQUEST_BYTES = 4096  # of a journal: the objects around a request's bytes and tokens
 LOGPROB_BYTES = 400  # of a journal: one log-probability as vLLM's front end keeps it until the request's end
 ROOM_TOKENS = 256  # by which a request's room in the journal grows
-
-
-class TokenOutput(Protocol):
-    """The fields of an engine's output for one request that the router uses (vLLM's EngineCoreOutput)."""
-
-    request_id: str
-    new_token_ids: list[int]
-    finish_reason: Any  # None while it goes on; its str() is stop, length, abort, error or repetition
-    stop_reason: int | str | None
-    events: list[Any] | None
-    new_prompt_logprobs_tensors: Any
-    spec_decode_metrics: Any
 
 
 @dataclass(slots=True)

@@ -118,7 +118,7 @@ class Registry(Generic[T]):
             if (point.name, point.value) not in seen:
                 seen.add((point.name, point.value))
                 origin = f"package {point.dist.name}" if point.dist else "an entry point"
-                yield point.name, _target(point.value, origin)
+                yield point.name, Target(point.module, point.attr, origin)
 
 
 @functools.cache

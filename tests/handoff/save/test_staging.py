@@ -117,6 +117,16 @@ def test_attempts_at_a_request_stand_side_by_side(make: Callable[..., Staging]) 
     assert staging.held() == (1, 3000)
 
 
+def test_a_second_entry_of_a_key_ends_the_first(make: Callable[..., Staging], eventually: Eventually) -> None:
+    staging = make(lease_s=0.05)
+    free = staging.free_blocks
+    put(staging, "a", epoch=1)
+    put(staging, "a", epoch=1, fill=9)
+    eventually(lambda: staging.free_blocks == free)
+    put(staging, "b")  # leases go on running out
+    eventually(lambda: staging.held() == (0, 0))
+
+
 def test_each_end_of_an_entry_is_told_once(eventually: Eventually) -> None:
     ended: list[tuple[str, int]] = []
     staging = Staging(Arena(SIZE, RECORD), 30.0, lambda request_id, epoch: ended.append((request_id, epoch)))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import time
+import weakref
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -21,6 +23,7 @@ from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.http.usage import usage_of
 from baton.services.router.prefix import prefix_hashes
 from baton.services.router.recovery import PROGRESS_TOKENS, SHORT_PROMPT_TOKENS
+from baton.services.router.relay import Relay
 from baton.services.router.vllm.engine_client import RefusedByRouter
 from harness.fake_worker import BLOCK_SIZE, EOS, FakeWorker, Fault, answer, until
 from harness.router import Answer, Cluster
@@ -64,6 +67,25 @@ async def test_prefill_then_decode(cluster: Cluster) -> None:
     assert handoff.cost.output_tokens == 8
     assert handoff.cost.transport == "shm"
     assert handoff.cost.decode_ms >= 0 < handoff.cost.prefill_ms
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+async def test_nothing_of_an_ended_request_waits_for_the_garbage_collector(
+    cluster: Cluster, aborted: bool
+) -> None:
+    """The journal no longer counts it, so its prompt and tokens must be gone with it."""
+    await cluster.pair(step_s=0.05)
+    gc.disable()
+    try:
+        await cluster.send("q", PROMPT)
+        await until(lambda: cluster.got["q"].tokens, "the first token is there")
+        [relay] = [weakref.ref(one) for one in gc.get_objects() if isinstance(one, Relay)]
+        if aborted:
+            await cluster.client.abort_requests_async(["q"])
+        await until(lambda: cluster.client.live == 0, "it has ended")
+        await until(lambda: relay() is None, "it is gone")
+    finally:
+        gc.enable()
 
 
 async def test_the_first_token_does_not_wait_for_the_handoff(cluster: Cluster) -> None:
