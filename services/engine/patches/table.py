@@ -311,13 +311,17 @@ def install() -> None:
 _HEAD = """# Patches of vLLM
 
 Written by `python -m baton.services.engine.patches.table > docs/patches.md` from
-`services/engine/patches/table.py`; a test tells when it is stale.
+`services/engine/patches/table.py`. `tests/services/engine/patches/test_table.py` checks the page, that the
+symbols exist, and the order.
+
+To add one: a module NAME.py in `services/engine/patches` whose `install()` calls `replace()`, a row
+`Patch(name="NAME", ...)` in the table, this page written anew, and a test beside that of the others.
 
 vLLM loads Baton's plug-in (`services/engine/plugin.py`) in every process of an engine and in the router, and
-the plug-in applies the patches for the platform in this order. Each replaces functions by wrappers
-(`services/engine/patches/replace.py`), which refuses a vLLM whose function has other parameters. Where
-several wrap the same function, the later one is further out. All are made for vLLM 0.32; what would make one
-unneeded stands under "until".
+the plug-in applies the patches for the platform in this order. Each puts wrappers around functions by
+`replace()` (`services/engine/patches/replace.py`), which refuses a vLLM whose function has other parameters.
+Where several wrap the same function, the later one is further out. All are made for vLLM 0.32; what would
+make one unneeded stands under "until".
 
 Functions that several patches wrap, with the patch that is called first on the left and the one called last,
 before vLLM's own, on the right; they are applied in the opposite order. Some are for one platform only:
