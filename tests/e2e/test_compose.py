@@ -37,6 +37,7 @@ BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BATON_USER = User(54321)  # as the image's `useradd` makes one
 BUILD_S = 200.0
 START_S = 300.0
+SCALE = {"PREFILL": "1", "DECODE": "2"}
 PROMPT = "Tell me a long story about a lighthouse, a storm and the people who wait for a ship. " * 6
 
 
@@ -180,15 +181,18 @@ def depends(service: Mapping[str, Any]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
-    """Start all services of the file, with one prefill and one decode worker, until they are healthy."""
+    """Start all services of the file, with two decode workers, until they are healthy.
+
+    All at once: each container costs a cold start, and they share what waits.
+    """
     if why := why_not():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("compose")
     with Network(folder) as network:
         compose = Compose(network, folder)
         compose.build()
-        compose.up()
-        wanted = services({})
+        compose.up(**SCALE)
+        wanted = services(SCALE)
         published, compose.router_port = map(int, wanted["router"]["ports"][0].split(":"))
         assert published
         for name, one in wanted.items():
@@ -207,32 +211,24 @@ def chat(compose: Compose, content: str) -> str:
 @pytest.mark.timeout(600)
 def test_a_chat_request_passes_through_all_containers(composed: Compose) -> None:
     assert chat(composed, PROMPT)
-    prefill, decode = composed.of("prefill")[0], composed.of("decode")[0]
     status = composed.status()
-    workers = {one["identity"]["role"]: one["identity"] for one in status["workers"]}
+    roles = {one["identity"]["worker_id"]: one["identity"]["role"] for one in status["workers"]}
     # A part that listens on all addresses of a container is found at one of the container's.
-    for role, host in (("PREFILL", prefill), ("DECODE", decode)):
-        assert workers[f"ROLE_{role}"]["address"] in (f"{host.address}:7401", f"[{host.address6}]:7401")
+    hosts = [*composed.of("prefill"), *composed.of("decode")]
+    found = {one["identity"]["address"] for one in status["workers"]}
+    for host in hosts:
+        assert len(found & {f"{host.address}:7401", f"[{host.address6}]:7401"}) == 1
+    assert sorted(roles.values()) == ["ROLE_DECODE", "ROLE_DECODE", "ROLE_PREFILL"]
     assert status["store"].startswith("redis")
     (handoff,) = status["handoffs"]
-    assert (handoff["prefill_worker_id"], handoff["decode_worker_id"]) == (
-        workers["ROLE_PREFILL"]["worker_id"],
-        workers["ROLE_DECODE"]["worker_id"],
-    )
+    by, to = roles[handoff["prefill_worker_id"]], roles[handoff["decode_worker_id"]]
+    assert (by, to) == ("ROLE_PREFILL", "ROLE_DECODE")
     assert handoff["cost"]["transport"] == "grpc"  # no memory is shared between containers
     assert int(handoff["cost"]["handoff_bytes"]) > 0
 
 
-@pytest.mark.timeout(400)
-def test_more_workers_join_as_the_file_says(composed: Compose) -> None:
-    """`PREFILL=1 DECODE=2 docker compose up` while the rest runs: each container costs a cold start."""
-    more = {"PREFILL": "1", "DECODE": "2"}
-    composed.up(**more)
-    wanted = services(more)
-    for name in ("prefill", "decode"):
-        composed.wait_healthy(name, wanted[name], START_S)
-    assert (len(composed.of("prefill")), len(composed.of("decode"))) == (1, 2)
-
+@pytest.mark.timeout(200)
+def test_each_worker_is_used(composed: Compose) -> None:
     def all_used() -> bool:
         with ThreadPoolExecutor(6) as pool:
             assert all(pool.map(lambda number: chat(composed, f"{number}. {PROMPT}"), range(12)))

@@ -13,7 +13,7 @@ from harness.support import CALL_S
 
 # `python -m harness.continuation` tests twenty answers of each feature, and every position.
 ANSWERS = 1
-EVERY = 25
+EVERY = 40
 
 
 @pytest.fixture(scope="module")

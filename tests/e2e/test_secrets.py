@@ -39,7 +39,7 @@ def test_nothing_shows_them(tmp_path: Path) -> None:
     """
     model = tiny_qwen2(tmp_path / "model")
     redis_port = free_port()
-    with deployment(tmp_path / "up", cold=True) as one:
+    with deployment(tmp_path / "up") as one:
         one.config["engine"] = {"model": str(model), "kv_cache_gib": 0.1, "max_model_len": 256}
         one.config_file.write_text(yaml.safe_dump(one.config))
         logs = one.folder / "logs"

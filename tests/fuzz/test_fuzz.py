@@ -1,6 +1,6 @@
 """The HTTP surface under random requests: no 5xx but 503 and 504, and nothing is left behind.
 
-FUZZ_EXAMPLES, by default 12 an operation, makes it longer: `FUZZ_EXAMPLES=1000 make test ARGS=tests/fuzz`.
+FUZZ_EXAMPLES, by default 8 an operation, makes it longer: `FUZZ_EXAMPLES=1000 make test ARGS=tests/fuzz`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.support import CALL_S, eventually
 from tests.fuzz.cuts import Cut, cuts, perform
 from tests.fuzz.surface import UNAVAILABLE, operations, requests, send
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))  # an operation
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))  # an operation
 LIMIT_S = 60 + 2 * EXAMPLES
 SETTINGS = settings(
     database=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False

@@ -7,6 +7,7 @@ drafts: requests without a draft, with some, with the most, and with drafts that
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import logging
 import os
@@ -317,6 +318,20 @@ def test_an_engine_answers_where_the_kernel_refuses_amx(tmp_path: Path) -> None:
     with EngineProcess(options) as engine:
         assert len(engine.call(generate, "r", [5] * 40, 4)) == 4
         assert engine.call(told)["attention kernels"] == "vec"
+        assert engine.call(collections_at_its_end) == 0
+
+
+def collections_at_its_end(engine: Engine) -> int:
+    """Shut the engine down. Return how often all garbage was collected, which takes a second."""
+    found = []
+
+    def collected(phase: str, info: dict[str, int]) -> None:
+        found.extend([info] if phase == "start" and info["generation"] == 2 else [])
+
+    gc.callbacks.append(collected)
+    engine.core.model_executor.shutdown()
+    gc.callbacks.remove(collected)
+    return len(found)
 
 
 def told(engine: Engine) -> dict[str, str]:
