@@ -92,6 +92,11 @@ class MemoryStore(Store):
         self._ledger.book(booking, now + lease_s)
         return ReserveResult(ReserveOutcome.BOOKED, expired=expired)
 
+    def holds(self, booking: Booking) -> bool:
+        """Return whether this very booking is a live one. A router uses each epoch once."""
+        live = self._ledger.find(booking.attempt)
+        return live is not None and live.booking.worker_ids == booking.worker_ids
+
     async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
         now = self._clock()
         result = ReportResult()

@@ -91,7 +91,10 @@ class ResilientStore(Store):
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         result = await self._ask(lambda: self._shared.reserve(claim, lease_s))
         if result is None:
-            return await self._memory.reserve(claim, lease_s)
+            mine = await self._memory.reserve(claim, lease_s)
+            # Booked there, and followed from there, while the reply was lost.
+            known = mine.outcome is ReserveOutcome.STALE and self._memory.holds(claim.booking)
+            return replace(mine, outcome=ReserveOutcome.BOOKED, detail="") if known else mine
         if result.outcome is ReserveOutcome.BOOKED:
             known = Known(claim.attempt, claim.booking, lease_s=lease_s)
             await self._memory.merge(State(requests=(known,)))

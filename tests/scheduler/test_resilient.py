@@ -11,12 +11,12 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.errors import StoreRefuses
+from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.store import open_store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
 from baton.scheduler.store.resilient import QUICK_S, ResilientStore
-from baton.scheduler.types import Attempt, Known, Reserved, ReserveOutcome, State
+from baton.scheduler.types import Attempt, Claim, Known, Reserved, ReserveOutcome, ReserveResult, State
 from harness.scheduling import LEASE_S, RedisServer, claim_on, need, register, report, until
 
 BOOKED = ReserveOutcome.BOOKED
@@ -102,6 +102,28 @@ async def test_a_killed_redis_is_missed_by_nobody(
     await finish(other, "stays", "theirs", "during")
     for store in stores:
         assert all(worker.reserved == Reserved() for worker in (await store.view()).workers.values())
+
+
+async def test_a_booking_whose_reply_is_lost_is_made_once(
+    stores: list[ResilientStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis has booked it, and it was followed from there, when Redis is lost."""
+    one, other = stores
+    reserve = RedisStore.reserve
+
+    async def unanswered(shared: RedisStore, claim: Claim, lease_s: float) -> ReserveResult:
+        assert (await reserve(shared, claim, lease_s)).outcome is BOOKED
+        await one.tend()
+        raise StoreUnavailable("the reply was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RedisStore, "reserve", unanswered)
+        assert await place(one, "r") is BOOKED
+    assert one.problem
+    await back(one)
+    assert await live(other) == {"r"}
+    view = await other.view()
+    assert view.workers["d"].reserved == Reserved(0, 1, 2)
 
 
 async def test_a_hung_redis_costs_one_call(own_redis: RedisServer, stores: list[ResilientStore]) -> None:
