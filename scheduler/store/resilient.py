@@ -22,6 +22,7 @@ from typing import TypeVar
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.store.base import Store
+from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.types import (
     Claim,
     FleetView,
@@ -49,7 +50,7 @@ class ResilientStore(Store):
     Raises StoreRefuses in `open`, nothing elsewhere.
     """
 
-    def __init__(self, shared: Store, memory: Store) -> None:
+    def __init__(self, shared: Store, memory: MemoryStore) -> None:
         self.name = shared.name
         self._shared = shared
         self._memory = memory
