@@ -94,8 +94,8 @@ class ResilientStore(Store):
         if result is None:
             mine = await self._memory.reserve(claim, lease_s)
             # Booked there, and followed from there, while the reply was lost.
-            known = mine.outcome is ReserveOutcome.STALE and self._memory.holds(claim.booking)
-            return replace(mine, outcome=ReserveOutcome.BOOKED, detail="") if known else mine
+            booked = mine.outcome is ReserveOutcome.STALE and self._memory.holds(claim.booking)
+            return replace(mine, outcome=ReserveOutcome.BOOKED, detail="") if booked else mine
         if result.outcome is ReserveOutcome.BOOKED:
             known = Known(claim.attempt, claim.booking, lease_s=lease_s)
             await self._memory.merge(State(requests=(known,)))
