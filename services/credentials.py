@@ -10,8 +10,10 @@ import os
 import stat
 from pathlib import Path
 
-from baton.services.config import RouterSettings, SchedulerSettings, Settings
+from baton.services.config import RouterSettings, SchedulerSettings, SecuritySettings, Settings
 from baton.services.errors import ConfigError
+from baton.services.tenants.errors import BookError
+from baton.services.tenants.file_book import FileBook
 
 ENV_VLLM_KEY = "VLLM_API_KEY"  # guards Baton as it guards vLLM: a replacement must not be open by surprise
 
@@ -33,7 +35,8 @@ def api_keys(router: RouterSettings) -> list[str]:
 
 def guarded(router: RouterSettings) -> bool:
     """Return whether the router needs a key."""
-    return bool(router.api_key or router.api_key_file or os.environ.get(ENV_VLLM_KEY))
+    stock = os.environ.get(ENV_VLLM_KEY)
+    return bool(router.api_key or router.api_key_file or router.has_tenants or stock)
 
 
 def keys_in(key: str, path: str) -> list[str]:
@@ -67,10 +70,31 @@ def store_password(scheduler: SchedulerSettings) -> str:
     return lines[0]
 
 
+def token(security: SecuritySettings) -> str:
+    """Return the token with which a process joins. Raises ConfigError."""
+    if security.token:
+        return security.token.get_secret_value()
+    if not security.token_file:
+        raise ConfigError(
+            "security.token_file: to join, a process needs a token from `baton ca token`, in a file"
+        )
+    return _read("security.token_file", security.token_file)
+
+
 def check(settings: Settings) -> None:
     """Raise ConfigError for a file that its process could not use. To be called before anything starts."""
     api_keys(settings.router)
+    if settings.router.keys_file:
+        check_book(settings.router.keys_file)
     store_password(settings.scheduler)
+
+
+def check_book(path: str) -> None:
+    """Raise ConfigError for a file of keys and tenants that a router could not use."""
+    try:
+        FileBook(path).read()
+    except BookError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _read(key: str, path: str) -> str:

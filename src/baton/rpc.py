@@ -1,15 +1,35 @@
-"""The settings of every gRPC connection in Baton: limits, keepalive, deadlines."""
+"""The maker of every gRPC server and channel in Baton: limits, keepalive, deadlines, who is at the other end.
 
+A process has one identity (`act_as`), or none and speaks plain text. With one, both ends of every connection
+show certificates of one CA, a client knows the role that it reaches, and a server looks each call up in the
+table of roles (security/access.py). A certificate that was replaced counts from the next connection on:
+servers read theirs at each handshake, clients make new channels (`Line`).
+"""
+
+from __future__ import annotations
+
+import asyncio
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+
+from baton import addresses
+from baton.security import exposure
+from baton.security.names import Role, host_of
+
+if TYPE_CHECKING:  # plain text needs no cryptography
+    from baton.security.identity import Credentials, Identity
 
 MAX_MESSAGE_BYTES = 64 << 20  # a 128 k-token prompt is 0.5 MB, a handoff's chunk 4 MB
 KEEPALIVE_MS = 5_000  # a peer whose machine vanished is noticed within this plus the timeout
 KEEPALIVE_TIMEOUT_MS = 5_000
 CALL_TIMEOUT_S = 5.0  # default deadline of a unary call
+RETIRED_S = 30.0  # for calls under way on a channel whose certificate was replaced
 
 _COMMON: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -26,7 +46,17 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     # Reconnect quickly: a restarted peer is back in seconds; the default back-off grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A lost peer's name is looked up again this soon: what was replaced, as a pod is, may have another
+    # address. gRPC's default is 30 s. A connection that stands looks nothing up.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
+# What gRPC says of a handshake that failed -> what it means
+_TLS_PROBLEMS = {
+    "WRONG_VERSION_NUMBER": "it speaks plain text, and this process TLS (security.tls)",
+    "Socket closed": "it hung up; if it speaks TLS, this process needs security.tls, too",
+    "Hostname Verification Check failed": "its certificate is of another role or topic",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is over, or not of this process's CA",
+}
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
@@ -36,9 +66,176 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-def aio_channel(address: str) -> grpc.aio.Channel:
-    """Return an asyncio channel to `address` (host:port), which connects lazily and reconnects by itself."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+@dataclass
+class _Process:
+    """The way in which this process speaks to others."""
+
+    identity: Identity | None = None
+    insecure: bool = False
+
+
+_process = _Process()
+
+
+def act_as(identity: Identity | None, *, insecure: bool = False) -> None:
+    """Give the servers and channels that this process makes from now on an identity; None: plain text.
+
+    insecure: servers may listen to other machines in plain text.
+    """
+    _process.identity, _process.insecure = identity, insecure
+
+
+def identity_folder() -> Path | None:
+    """Return where this process's identity is, for its children; None while it speaks plain text."""
+    mine = _process.identity
+    return mine.folder if mine else None
+
+
+def check_exposure(key: str, host: str) -> None:
+    """Raise NotSecured for a host on which this process must not listen; `key` names its setting."""
+    if not _process.identity and not _process.insecure:
+        exposure.check(key, host)
+
+
+# ---- servers
+
+
+def aio_server() -> grpc.aio.Server:
+    """Return an asyncio server behind the table of roles."""
+    mine = _process.identity
+    if mine is None:
+        return grpc.aio.server(options=SERVER_OPTIONS)
+    from baton.security.interceptors import AioGuard
+
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=[AioGuard(mine.name.topic)])
+
+
+def server(pool: ThreadPoolExecutor, max_calls: int) -> grpc.Server:
+    """Return a server with threads behind the table of roles; more than `max_calls` are refused at once."""
+    mine = _process.identity
+    interceptors: list[grpc.ServerInterceptor[Any, Any]] = []
+    if mine is not None:
+        from baton.security.interceptors import Guard
+
+        interceptors = [Guard(mine.name.topic)]
+    return grpc.server(
+        pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_calls, interceptors=interceptors
+    )
+
+
+def listen(server: grpc.Server | grpc.aio.Server, key: str, address: str) -> int:
+    """Have a server listen on host:port, and return the port that it took, 0 if it cannot.
+
+    Raises NotSecured where other machines could reach it in plain text; `key` names the setting.
+    """
+    host, _ = addresses.split(address)
+    check_exposure(key, host)
+    mine = _process.identity
+    try:
+        if mine is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, _server_credentials(mine)))
+    except RuntimeError:
+        return 0
+
+
+def _server_credentials(mine: Identity) -> grpc.ServerCredentials:
+    """Return credentials that are the identity's at each handshake."""
+    last = mine.current()
+
+    def fetch() -> Any:
+        nonlocal last
+        now = mine.current()
+        if now is last:
+            return None  # as before
+        last = now
+        return _server_certificate(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _server_certificate(last), fetch, require_client_authentication=True
+    )
+
+
+def _server_certificate(credentials: Credentials) -> Any:
+    pems = credentials.pems
+    return grpc.ssl_server_certificate_configuration([(pems.key, pems.chain)], root_certificates=pems.roots)
+
+
+# ---- channels
+
+
+class Dialler:
+    """Makes channels to processes of one role, as the one that this process is when the dialler is made."""
+
+    def __init__(self, to: Role) -> None:
+        self._to = to
+        self._mine = _process.identity
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """Those of a channel made now; another object than before when they have changed."""
+        return self._mine.current() if self._mine else None
+
+    def channel(self, address: str) -> grpc.Channel:
+        """Return a channel to host:port, which connects lazily and reconnects by itself."""
+        if self._mine is None:
+            return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.secure_channel(address, self._channel_credentials(self._mine), self._options(self._mine))
+
+    def aio_channel(self, address: str) -> grpc.aio.Channel:
+        """Return an asyncio one."""
+        if self._mine is None:
+            return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(
+            address, self._channel_credentials(self._mine), self._options(self._mine)
+        )
+
+    def _options(self, mine: Identity) -> list[tuple[str, Any]]:
+        # Certificates hold no addresses: a worker's is not known when it gets one, and changes.
+        return [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", host_of(mine.name.topic, self._to))]
+
+    @staticmethod
+    def _channel_credentials(mine: Identity) -> grpc.ChannelCredentials:
+        pems = mine.current().pems
+        return grpc.ssl_channel_credentials(pems.roots, pems.key, pems.chain)
+
+
+def aio_channel(address: str, to: Role) -> grpc.aio.Channel:
+    """Return an asyncio channel to the process of that role at host:port. One kept for long is a `Line`."""
+    return Dialler(to).aio_channel(address)
+
+
+def tls_problem(details: str) -> str:
+    """Say what gRPC's words for a failed call mean where TLS is the reason; an empty text if it is not."""
+    return next((meaning for word, meaning in _TLS_PROBLEMS.items() if word in details), "")
+
+
+class Line:
+    """An asyncio channel to one address, kept for long: another one when the certificate was replaced."""
+
+    def __init__(self, address: str, to: Role) -> None:
+        self._address = address
+        self._dialler = Dialler(to)
+        self._credentials = self._dialler.credentials
+        self._channel = self._dialler.aio_channel(address)
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The channel to use for the next call. Calls on the one before have time to end."""
+        now = self._dialler.credentials
+        if now is not self._credentials:
+            closing = asyncio.ensure_future(self._channel.close(RETIRED_S))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            self._credentials, self._channel = now, self._dialler.aio_channel(self._address)
+        return self._channel
+
+    async def close(self) -> None:
+        """Hang up."""
+        for closing in self._closing:
+            closing.cancel()
+        await self._channel.close(None)
 
 
 def host_id() -> str:

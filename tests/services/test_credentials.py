@@ -94,3 +94,17 @@ def test_a_password_is_one_line(file: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="in one line") as error:
         credentials.store_password(SchedulerSettings(store_password_file=str(file)))
     assert "c4nary" not in str(error.value)
+
+
+def test_a_file_of_tenants_keys_is_checked_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    settings = Settings(router=RouterSettings(keys_file=str(file)))
+    for text, said in ((None, "No such file"), ("keys: {a: {tenant: t}}", "keys.a.sha256: Field required")):
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(ConfigError, match=said) as error:
+            credentials.check(settings)
+        assert "router.keys_file" in str(error.value)
+    file.write_text(f"keys: {{a: {{tenant: t, sha256: {'a' * 64}}}}}")
+    credentials.check(settings)
+    assert credentials.guarded(settings.router)

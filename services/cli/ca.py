@@ -1,0 +1,136 @@
+"""The commands `baton ca ...`: the CA of a deployment with security.tls, and tokens to join with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton.services import logs
+from baton.services.cli.flags import with_settings
+from baton.services.cli.help import SectionedCommand
+from baton.services.config import Settings
+from baton.services.errors import ServiceError
+
+LISTEN = "127.0.0.1:7443"
+_HOUR_S = 3600.0
+
+app = typer.Typer(
+    name="ca",
+    short_help="Certificates of a deployment with security.tls.",
+    help="Certificates for a deployment with security.tls: docs/security.md.\n\n"
+    "On one machine, `baton up --secure` needs none of this. For several: `baton ca init` once, "
+    "`baton ca serve` on the same machine, and `baton ca token` for the processes of the others.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+class Joiner(StrEnum):
+    """The roles that can join."""
+
+    worker = "worker"
+    router = "router"
+    scheduler = "scheduler"
+    operator = "operator"
+
+
+@app.command(cls=SectionedCommand)
+@with_settings("security.ca")
+def init(settings: Settings) -> None:
+    """Make a CA, in a folder that only you can read."""
+    from baton.security.authority import Authority
+
+    made = Authority.create(_folder(settings))
+    print(f"a CA in {made.folder}; SHA-256 of its key: {made.pin}")
+
+
+@app.command(cls=SectionedCommand)
+@with_settings("security.ca", "scheduler.topic")
+def token(
+    settings: Settings,
+    role: Annotated[Joiner, typer.Option(help="What joins with it may be.")],
+    uses: Annotated[int, typer.Option(help="How often it may be used; 0: as often as wanted.", min=0)] = 1,
+    valid_s: Annotated[float, typer.Option(help="For how long it may be used, in seconds.", min=1)] = _HOUR_S,
+    life_s: Annotated[
+        float,
+        typer.Option(help="Life of each certificate, in seconds; it is renewed at half of that.", min=10),
+    ] = _HOUR_S,
+) -> None:
+    """Print a token to join with, once or --uses times.
+
+    A process that is restarted joins again, unless its security.folder still holds a certificate of its own.
+    """
+    from baton.security.authority import Authority
+    from baton.security.names import Role
+
+    authority = Authority(_folder(settings))
+    made = authority.tokens.add(
+        Role(role.value),
+        settings.scheduler.topic,
+        valid_s=valid_s,
+        uses=uses or None,
+        life_s=life_s,
+        pin=authority.pin,
+    )
+    print(made)
+
+
+@app.command(cls=SectionedCommand)
+@with_settings("security.ca")
+def tokens(settings: Settings) -> None:
+    """List the tokens, without their secrets."""
+    from baton.security.authority import Authority
+
+    for token_id, grant in Authority(_folder(settings)).tokens.all().items():
+        left_s = grant.expires_at - time.time()
+        state = f"{left_s:.0f} s left" if left_s > 0 else "expired"
+        uses = "any number of uses" if grant.uses is None else f"{grant.uses} uses left"
+        print(f"{token_id}  {grant.role} of topic {grant.topic}, {state}, {uses}")
+
+
+@app.command(cls=SectionedCommand)
+@with_settings("security.ca")
+def revoke(
+    settings: Settings, token_id: Annotated[str, typer.Argument(metavar="TOKEN", help="The token's id.")]
+) -> None:
+    """Revoke a token. What joined with it stays until its certificate is over, and renews it."""
+    from baton.security.authority import Authority
+
+    if not Authority(_folder(settings)).tokens.revoke(token_id.partition(".")[0]):
+        raise ServiceError(f"no token {token_id!r}; `baton ca tokens` lists them")
+    print(f"{token_id} is revoked")
+
+
+@app.command(cls=SectionedCommand)
+@with_settings("security.ca", "scheduler.topic")
+def serve(
+    settings: Settings,
+    listen: Annotated[str, typer.Option(help="host:port to listen on; port 0 takes a free one.")] = LISTEN,
+) -> None:
+    """Give certificates to those with a token, and renew them.
+
+    It listens with TLS, whatever the address.
+    """
+    from baton.scheduler.service import until_signal
+    from baton.security.authority import Authority
+    from baton.security.join_service import JoinService
+
+    logs.configure(settings.log_format, "ca")
+    authority = Authority(_folder(settings))
+
+    async def run() -> None:
+        async with JoinService(authority, settings.scheduler.topic, listen) as service:
+            logging.getLogger(__name__).info("the CA of %s listens on %s", authority.folder, service.address)
+            await until_signal().wait()
+
+    asyncio.run(run())
+
+
+def _folder(settings: Settings) -> Path:
+    return Path(settings.security.ca).expanduser()

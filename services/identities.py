@@ -1,0 +1,139 @@
+"""A process takes on what it is for the others: its certificate, from wherever the settings say.
+
+security.join     the CA's service: joined with a token, renewed with the last certificate
+security.folder   somebody else's, who also renews it (alone, without security.join)
+security.ca       the CA's own folder, on its machine
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from baton import addresses, rpc
+from baton.security import exposure
+from baton.security.names import Name, Role
+from baton.services import credentials
+from baton.services.config import SecuritySettings, Settings
+
+if TYPE_CHECKING:  # plain text needs no cryptography
+    from baton.security.identity import Credentials, Identity, Pems
+
+JOIN_WAIT_S = 15.0  # for a CA that starts at the same time
+_TEMPORARY = "baton-identity-"
+_YOUNG_S = 60.0  # a folder that was just made may not be locked yet
+
+
+def take_on(settings: Settings, role: Role, worker_id: str = "") -> None:
+    """Give this process its identity, and have it renewed; without security.tls it speaks plain text.
+
+    To be called once, before any server or channel is made. Raises SecurityError and ConfigError, one line.
+    """
+    own = settings.security
+    if not own.tls:
+        rpc.act_as(None, insecure=own.insecure)
+        return
+    name = Name(settings.scheduler.topic, role, worker_id)
+    rpc.act_as(_joined(own, name) if own.join else _given(own, name) if own.folder else _issued(own, name))
+
+
+def check(settings: Settings) -> None:
+    """Check before anything starts that nothing would listen to other machines in plain text.
+
+    Raises NotSecured.
+    """
+    if settings.security.tls or settings.security.insecure:
+        return
+    listen = {
+        "scheduler.address": settings.scheduler.address,
+        "worker.listen": settings.worker.listen,
+        "handoff.host": settings.handoff.host,
+    }
+    for key, given in listen.items():
+        for address in filter(None, given.split(",")):  # of schedulers there may be several
+            exposure.check(key, addresses.split(address.strip())[0])
+
+
+def _joined(own: SecuritySettings, name: Name) -> Identity:
+    from baton.security import joining
+    from baton.security.errors import IdentityError
+    from baton.security.identity import Identity
+    from baton.security.tokens import Token
+
+    renew = partial(joining.renew, own.join)
+    folder = Path(own.folder).expanduser() if own.folder else _temporary()
+    try:
+        mine = Identity(folder)
+        if mine.name != name or mine.current().seconds_left() <= 0:
+            raise IdentityError(f"the certificate in {folder} is over, or of {mine.name.uri}")
+    except IdentityError:  # none yet, or one of no use
+        token = Token.parse(credentials.token(own))
+        return _kept(folder, joining.join(own.join, token, name, JOIN_WAIT_S), renew)
+    return _kept(folder, None, renew)
+
+
+def _given(own: SecuritySettings, name: Name) -> Identity:
+    from baton.security.errors import IdentityError
+    from baton.security.identity import Identity
+
+    mine = Identity(Path(own.folder).expanduser())
+    if mine.name != name:
+        raise IdentityError(
+            f"security.folder: the certificate in {own.folder} is of {mine.name.uri}; this is {name.uri}"
+        )
+    return mine
+
+
+def _issued(own: SecuritySettings, name: Name) -> Identity:
+    from baton.security.authority import Authority
+
+    authority = Authority(Path(own.ca).expanduser())
+    return _kept(_temporary(), authority.issue(name), lambda last: authority.issue(last.name))
+
+
+def _kept(folder: Path, first: Pems | None, renew: Callable[[Credentials], Pems]) -> Identity:
+    """Return the identity in a folder, after the first files were written there, and keep it fresh."""
+    from baton.security import identity
+    from baton.security.renewal import Renewal
+
+    if first is not None:
+        identity.write(folder, first)
+    mine = identity.Identity(folder)
+    Renewal(mine, renew)
+    return mine
+
+
+def _temporary() -> Path:
+    """Return a folder that goes with this process; remove those of processes that went without a word.
+
+    The living hold a lock on theirs: process ids say nothing where containers share a folder.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        with suppress(OSError):  # somebody else's, or removed meanwhile
+            if time.time() - left.stat().st_mtime > _YOUNG_S and (lock := _lock(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+    made = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+    _lock(made)  # until this process and its children have ended
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder; return the descriptor that holds the lock, None where another process does."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,92 @@
+"""The one table of who may call what, by role. What is not in it nobody may call.
+
+A worker may speak of itself only: where a message names a worker, it has to be the one in the certificate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from baton.security.names import Name, Role
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The roles that may call a method, and the worker that a message of it speaks for."""
+
+    roles: frozenset[Role]
+    speaks_for: Callable[[Any], str] | None = None
+
+
+def _for(*roles: Role, speaks_for: Callable[[Any], str] | None = None) -> Rule:
+    return Rule(frozenset(roles), speaks_for)
+
+
+def _its_worker(message: Any) -> str:
+    return str(message.worker_id)
+
+
+_SCHEDULER, _WORKER = "/baton.scheduler.v1.Scheduler/", "/baton.worker.v1.Worker/"
+_HANDOFF, _HEALTH = "/baton.handoff.v1.Handoff/", "/grpc.health.v1.Health/"
+_ALL = (Role.WORKER, Role.ROUTER, Role.SCHEDULER, Role.OPERATOR)
+
+TABLE: Mapping[str, Rule] = MappingProxyType(
+    {
+        # a worker registers itself
+        f"{_SCHEDULER}Register": _for(
+            Role.WORKER, speaks_for=lambda request: str(request.identity.worker_id)
+        ),
+        f"{_SCHEDULER}Heartbeat": _for(Role.WORKER, speaks_for=_its_worker),
+        f"{_SCHEDULER}Deregister": _for(Role.WORKER, speaks_for=_its_worker),
+        # a router places and reports
+        f"{_SCHEDULER}Place": _for(Role.ROUTER),
+        f"{_SCHEDULER}Report": _for(Role.ROUTER),
+        f"{_SCHEDULER}Snapshot": _for(Role.ROUTER),
+        # an operator looks, drains and flips
+        f"{_SCHEDULER}Describe": _for(Role.OPERATOR),
+        f"{_SCHEDULER}Drain": _for(Role.OPERATOR),
+        f"{_SCHEDULER}Undrain": _for(Role.OPERATOR),
+        f"{_SCHEDULER}SetRole": _for(Role.OPERATOR),
+        f"{_SCHEDULER}Orders": _for(Role.OPERATOR),  # a fleet asks what shall run in its places
+        # routers give work; a scheduler passes an operator's flip on
+        f"{_WORKER}Hello": _for(Role.ROUTER),
+        f"{_WORKER}Run": _for(Role.ROUTER),
+        f"{_WORKER}SetRole": _for(Role.SCHEDULER),
+        # KV passes between workers; which KV, tickets decide (handoff/tickets.py)
+        f"{_HANDOFF}Pull": _for(Role.WORKER),
+        f"{_HANDOFF}Release": _for(Role.WORKER),
+        f"{_HANDOFF}Renew": _for(Role.WORKER),
+        f"{_HANDOFF}Staged": _for(Role.WORKER),
+        # anybody with a certificate may ask whether a service serves
+        f"{_HEALTH}Check": _for(*_ALL),
+        f"{_HEALTH}List": _for(*_ALL),
+        f"{_HEALTH}Watch": _for(*_ALL),
+    }
+)
+
+
+def objection(method: str, caller: Name, topic: str) -> str:
+    """Say why the caller may not call a server of this topic; an empty text if it may."""
+    if caller.topic != topic:
+        return f"this is topic {topic!r}; the caller's certificate is of topic {caller.topic!r}"
+    rule = TABLE.get(method)
+    if rule is None:
+        return f"{method} is in no role's table"
+    if caller.role not in rule.roles:
+        allowed = " or ".join(sorted(role.one for role in rule.roles))
+        return f"{caller.role.one} may not call {method.rpartition('.')[2]}: {allowed} may"
+    return ""
+
+
+def objection_to(method: str, caller: Name, message: Any) -> str:
+    """Say why the caller may not send this message; an empty text if it may."""
+    rule = TABLE[method]
+    if rule.speaks_for is None:
+        return ""
+    meant = rule.speaks_for(message)
+    if meant == caller.worker_id:
+        return ""
+    return f"worker {caller.worker_id!r} may not speak for worker {meant!r}"

@@ -1,0 +1,203 @@
+"""The CA: one ECDSA key in a folder of its own, which signs the short-lived certificates of a deployment.
+
+Everything that must not be guessed, forged or weak is `cryptography`'s. A certificate holds a SPIFFE id and a
+host name made of topic and role (names.py), is for both ends of a connection, and is over soon: there is no
+list of revoked ones. What a joiner writes into its request but its public key is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from baton.security.errors import AuthorityError, IdentityError, JoinRefused
+from baton.security.identity import Pems, name_in, replace
+from baton.security.names import Name
+from baton.security.tokens import TokenStore
+
+KEY, ROOT, TOKENS = "ca.key", "ca.crt", "tokens.json"
+LIFE_S = 3600.0  # of a certificate, unless its token says otherwise
+ROOT_DAYS = 3650
+SKEW = 1 / 12  # of its life: so much earlier a certificate begins, as hosts' clocks may differ
+_CURVE = ec.SECP256R1()
+
+
+class Authority:
+    """A CA, open for business."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the folder. Raises AuthorityError."""
+        try:
+            self.root_pem = (folder / ROOT).read_bytes()
+            key = serialization.load_pem_private_key((folder / KEY).read_bytes(), None)
+            self._root = x509.load_pem_x509_certificate(self.root_pem)
+        except FileNotFoundError:
+            raise AuthorityError(
+                f"no CA in {folder}: make one with `baton ca init`, or set security.ca or security.join"
+            ) from None
+        except OSError as error:
+            raise AuthorityError(f"cannot read the CA in {error.filename}: {error.strerror}") from None
+        except (ValueError, TypeError) as error:
+            raise AuthorityError(f"the CA in {folder} cannot be read: {error}") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise AuthorityError(f"the CA in {folder} has a key of another kind than ECDSA")
+        self._key = key
+        self.folder = folder
+        self.tokens = TokenStore(folder / TOKENS)
+
+    @classmethod
+    def create(cls, folder: Path) -> Authority:
+        """Make a CA in a folder that holds none. Raises AuthorityError."""
+        if (folder / KEY).exists():
+            raise AuthorityError(f"there is a CA in {folder} already")
+        key = ec.generate_private_key(_CURVE)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Baton CA")])
+        now = datetime.now(UTC)
+        root = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=ROOT_DAYS))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace(folder / ROOT, root.public_bytes(serialization.Encoding.PEM))
+            # Last, and only where there is none: of two that begin at once the second one fails.
+            with open(os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(_private(key))
+        except OSError as error:
+            raise AuthorityError(f"cannot make a CA in {folder}: {error.strerror}") from None
+        return cls(folder)
+
+    @classmethod
+    def at(cls, folder: Path) -> Authority:
+        """Open the CA in a folder; make one if there is none. Raises AuthorityError."""
+        return cls(folder) if (folder / KEY).exists() else cls.create(folder)
+
+    @property
+    def pin(self) -> str:
+        """The SHA-256 of the CA's public key, in hex."""
+        return pin_of(self._root)
+
+    def issue(self, name: Name, life_s: float = LIFE_S) -> Pems:
+        """Make a key and its certificate, for a process of this machine."""
+        key = new_key()
+        chain = self._certificate(name, key.public_key(), timedelta(seconds=life_s))
+        return Pems(_private(key), chain, self.root_pem)
+
+    def join(self, token_id: str, name: Name, request: bytes, mac: str) -> bytes:
+        """Return the certificate for a request that a token vouches for. Raises JoinRefused."""
+        life_s = self.tokens.use(token_id, name, request, mac)
+        return self._certificate(name, _key_in(request), timedelta(seconds=life_s))
+
+    def renew(self, certificate: bytes, request: bytes, signature: bytes) -> bytes:
+        """Return the next certificate for the holder of one that is not over yet; it lives as long.
+
+        signature: of the request, by the key of the certificate. Raises JoinRefused.
+        """
+        try:
+            old = x509.load_pem_x509_certificate(certificate)
+            old.verify_directly_issued_by(self._root)
+            name, key = name_in(old), old.public_key()
+            if not isinstance(key, ec.EllipticCurvePublicKey):
+                raise JoinRefused("the certificate's key is of another kind than ECDSA")
+            key.verify(signature, request, ec.ECDSA(hashes.SHA256()))
+        except (ValueError, TypeError, InvalidSignature, IdentityError):
+            raise JoinRefused(
+                "the old certificate is not of this CA, or its key did not sign the request"
+            ) from None
+        if old.not_valid_after_utc <= datetime.now(UTC):
+            raise JoinRefused(f"the certificate of {name} is over: join with a token again")
+        life = (old.not_valid_after_utc - old.not_valid_before_utc) / (1 + SKEW)
+        return self._certificate(name, _key_in(request), life)
+
+    def _certificate(self, name: Name, key: ec.EllipticCurvePublicKey, life: timedelta) -> bytes:
+        now = datetime.now(UTC)
+        alternatives = [x509.UniformResourceIdentifier(name.uri), x509.DNSName(name.host)]
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([]))
+            .issuer_name(self._root.subject)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - life * SKEW)
+            .not_valid_after(now + life)
+            .add_extension(x509.SubjectAlternativeName(alternatives), critical=True)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,
+            )
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+            )
+            .sign(self._key, hashes.SHA256())
+            .public_bytes(serialization.Encoding.PEM)
+        )
+
+
+def pin_of(root: x509.Certificate) -> str:
+    """Return the SHA-256 of a certificate's public key, in hex."""
+    encoding, kind = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(root.public_key().public_bytes(encoding, kind)).hexdigest()
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """Draw a key."""
+    return ec.generate_private_key(_CURVE)
+
+
+def request_for(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a request for this key's certificate, in PEM; it proves that whoever asks has the key."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _key_in(request: bytes) -> ec.EllipticCurvePublicKey:
+    """Return the key that a request is for. Raises JoinRefused."""
+    try:
+        asked = x509.load_pem_x509_csr(request)
+    except ValueError as error:
+        raise JoinRefused(f"the request for a certificate cannot be read: {error}") from None
+    key = asked.public_key()
+    if not asked.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
+        raise JoinRefused("the request for a certificate is not signed with its own ECDSA key")
+    if not isinstance(key.curve, ec.SECP256R1):
+        raise JoinRefused("the request's key is on another curve than P-256")
+    return key
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,168 @@
+"""One process's key and certificate: three files in a folder, read again when they change.
+
+The files have the names of a Kubernetes TLS secret, so that another issuer than Baton's own CA can keep them
+fresh. Several processes may read one folder (the ranks of a worker); one writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+
+from baton.security.errors import IdentityError
+from baton.security.names import Name
+
+KEY, CHAIN, ROOTS = "tls.key", "tls.crt", "ca.crt"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pems:
+    """The contents of a folder's files, each in PEM."""
+
+    key: bytes
+    chain: bytes  # the certificate, and those between it and the CA's
+    roots: bytes  # of the CA
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """The files' contents, checked against each other."""
+
+    pems: Pems
+    name: Name
+    begins: datetime
+    ends: datetime
+
+    @property
+    def half_life(self) -> datetime:
+        """When the next certificate should be asked for."""
+        return self.begins + (self.ends - self.begins) / 2
+
+    def seconds_left(self) -> float:
+        """Return how long it is valid still; negative when it is over."""
+        return (self.ends - datetime.now(UTC)) / timedelta(seconds=1)
+
+
+class Identity:
+    """The credentials in a folder, as they are now. Safe for any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the folder. Raises IdentityError."""
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._stamp = self._stamp_now()
+        self._credentials = load(folder)
+
+    @property
+    def name(self) -> Name:
+        """The name that they are for; the same for ever."""
+        return self._credentials.name
+
+    def current(self) -> Credentials:
+        """Return the credentials; new ones, if the files have changed since (one stat a call).
+
+        The same object is returned until they change. Files that do not fit together, as while they are
+        being replaced, leave the last ones in force.
+        """
+        with self._lock:
+            try:
+                stamp = self._stamp_now()
+                if stamp != self._stamp:
+                    found = load(self.folder)
+                    if found.name != self.name:
+                        raise IdentityError(f"{self.folder} is {found.name.uri} now; it was {self.name.uri}")
+                    self._credentials, self._stamp = found, stamp
+            except IdentityError as error:
+                logger.warning("the last certificate stays in use: %s", error)
+            return self._credentials
+
+    def _stamp_now(self) -> tuple[int, int]:
+        try:
+            found = (self.folder / CHAIN).stat()
+        except OSError as error:
+            raise IdentityError(f"no certificate in {self.folder}: {error.strerror}") from None
+        return found.st_mtime_ns, found.st_ino
+
+
+def load(folder: Path) -> Credentials:
+    """Read and check a folder. Raises IdentityError with one line."""
+    try:
+        pems = Pems(*((folder / name).read_bytes() for name in (KEY, CHAIN, ROOTS)))
+    except OSError as error:
+        raise IdentityError(f"cannot read {error.filename}: {error.strerror}") from None
+    return checked(pems, str(folder))
+
+
+def checked(pems: Pems, where: str) -> Credentials:
+    """Return the credentials in these files. Raises IdentityError, which names `where` they are from."""
+    try:
+        certificate, *between = x509.load_pem_x509_certificates(pems.chain)
+        key = serialization.load_pem_private_key(pems.key, None)
+        roots = x509.load_pem_x509_certificates(pems.roots)
+    except (ValueError, TypeError) as error:
+        raise IdentityError(f"{where} holds something else than PEM: {error}") from None
+    if key.public_key() != certificate.public_key():
+        raise IdentityError(f"the key in {where} is not that of the certificate beside it")
+    if not any(_issued(certificate, one) for one in (*between, *roots)):
+        raise IdentityError(f"the certificate in {where} is not of the CA beside it")
+    return Credentials(
+        pems, name_in(certificate), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    )
+
+
+def name_in(certificate: x509.Certificate) -> Name:
+    """Return whose a certificate is. Raises IdentityError."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        raise IdentityError("a certificate without a SPIFFE id") from None
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    if len(uris) != 1:
+        raise IdentityError(f"a certificate with {len(uris)} SPIFFE ids; one is needed")
+    return Name.parse(uris[0])
+
+
+def write(folder: Path, pems: Pems) -> None:
+    """Put these files in place of the folder's; only this user can read the key. Raises IdentityError.
+
+    The certificate comes last: whoever sees it changed finds its key.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, text in ((ROOTS, pems.roots), (KEY, pems.key), (CHAIN, pems.chain)):
+            replace(folder / name, text)
+    except OSError as error:
+        raise IdentityError(f"cannot write {error.filename}: {error.strerror}") from None
+
+
+def replace(path: Path, text: bytes) -> None:
+    """Write a file that only this user can read, in one step. Raises OSError."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(text)
+        new.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+
+
+def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(by)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

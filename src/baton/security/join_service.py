@@ -1,0 +1,121 @@
+"""The CA's own server: `baton ca serve`.
+
+It speaks HTTPS: a joiner has no certificate yet, and Python's gRPC cannot look at one that it does not trust.
+
+    GET  /ca      the CA's certificate
+    POST /join    {"token", "name", "request", "mac"}: a certificate, for whoever holds a token
+    POST /renew   {"certificate", "request", "signature"}: the next one, for whoever holds the last one
+
+Each answer is a certificate in PEM, or one line of text with status 400 or 403. 1,000 workers and 100 routers
+ask once in 27 minutes each, which is one in 1.5 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Any, Self
+
+from aiohttp import web
+
+from baton import addresses
+from baton.security import identity
+from baton.security.authority import Authority
+from baton.security.errors import IdentityError, JoinRefused, SecurityError
+from baton.security.names import Name, Role
+
+MAX_BODY = 16 << 10
+READ_S = 10.0  # for a request's body
+OWN_LIFE_S = 86_400.0  # of the service's own certificate
+_FOLDER = "service"  # of that certificate, in the CA's
+
+log = logging.getLogger(__name__)
+
+
+class JoinService:
+    """Serves while entered. Raises SecurityError on entry when it cannot listen."""
+
+    def __init__(self, authority: Authority, topic: str, listen: str) -> None:
+        """Serve the CA for one topic on `listen` (host:port)."""
+        self._authority = authority
+        self._name = Name(topic, Role.CA)
+        self.address = listen  # with the port that was taken, once entered
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_3
+        app = web.Application(client_max_size=MAX_BODY)
+        app.router.add_get("/ca", self._ca)
+        app.router.add_post("/join", self._answering(self._join))
+        app.router.add_post("/renew", self._answering(self._renew))
+        self._runner = web.AppRunner(app, access_log=None)
+        self._own: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._take_certificate()
+        await self._runner.setup()
+        host, port = addresses.split(self.address)
+        try:
+            site = web.TCPSite(self._runner, host, port, ssl_context=self._context)
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise SecurityError(
+                f"the CA cannot listen on {self.address}: {error.strerror}; give another --listen"
+            ) from None
+        taken: int = self._runner.addresses[0][1]
+        self.address = addresses.join(host, taken)
+        self._own = asyncio.create_task(self._renew_own(), name="the CA's own certificate")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._own:
+            self._own.cancel()
+        await self._runner.cleanup()
+
+    def _take_certificate(self) -> None:
+        folder = self._authority.folder / _FOLDER
+        identity.write(folder, self._authority.issue(self._name, OWN_LIFE_S))
+        self._context.load_cert_chain(folder / identity.CHAIN, folder / identity.KEY)
+
+    async def _renew_own(self) -> None:
+        while True:
+            await asyncio.sleep(OWN_LIFE_S / 2)
+            self._take_certificate()  # of the connections that come from now on
+
+    async def _ca(self, request: web.Request) -> web.Response:
+        del request
+        return web.Response(body=self._authority.root_pem)
+
+    def _join(self, asked: dict[str, Any]) -> bytes:
+        name = Name.parse(str(asked["name"]))
+        if name.topic != self._name.topic:
+            raise JoinRefused(f"this is topic {self._name.topic!r}; {name.topic!r} is asked for")
+        request = str(asked["request"]).encode()
+        given = self._authority.join(str(asked["token"]), name, request, str(asked["mac"]))
+        log.info("%s joins with token %s", name.uri, asked["token"])
+        return given
+
+    def _renew(self, asked: dict[str, Any]) -> bytes:
+        return self._authority.renew(
+            str(asked["certificate"]).encode(),
+            str(asked["request"]).encode(),
+            bytes.fromhex(str(asked["signature"])),
+        )
+
+    def _answering(self, act: Callable[[dict[str, Any]], bytes]) -> Callable[[web.Request], Any]:
+        async def answer(request: web.Request) -> web.Response:
+            try:
+                async with asyncio.timeout(READ_S):
+                    asked = json.loads(await request.read())
+                # The tokens' file may be locked by a command, and signing takes a moment.
+                return web.Response(body=await asyncio.to_thread(act, asked))
+            except (KeyError, TypeError, ValueError, TimeoutError, IdentityError) as error:
+                problem, status = f"the request cannot be read: {error}", 400
+            except JoinRefused as error:
+                problem, status = str(error), 403
+            log.warning("refused %s from %s: %s", request.path, request.remote, problem)
+            return web.Response(text=problem, status=status)
+
+        return answer

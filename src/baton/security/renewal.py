@@ -1,0 +1,65 @@
+"""The thread that has a process's certificate renewed in time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from baton.security import identity
+from baton.security.errors import SecurityError
+from baton.security.identity import Credentials, Identity, Pems
+
+TRIES = 20  # in the second half of a certificate's life
+
+logger = logging.getLogger(__name__)
+
+
+class Renewal:
+    """Renews an identity at half of its life, until the process ends.
+
+    A try that fails is repeated after a twentieth of that half; once the certificate is over there is nothing
+    left to renew with, and the thread ends.
+    """
+
+    def __init__(self, mine: Identity, renew: Callable[[Credentials], Pems]) -> None:
+        """Begin. renew: returns what follows the credentials; raises SecurityError."""
+        self._mine = mine
+        self._renew = renew
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="baton-certificate", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Renew no more."""
+        self._stop.set()
+        self._thread.join(timeout=1)
+
+    def _run(self) -> None:
+        wait_s = self._until_half()
+        while not self._stop.wait(max(0.0, wait_s)):
+            last = self._mine.current()
+            half_s = (last.ends - last.half_life).total_seconds()
+            try:
+                identity.write(self._mine.folder, self._renew(last))
+            except SecurityError as error:
+                left_s = last.seconds_left()
+                if left_s <= 0:
+                    logger.error("the certificate is over, and could not be renewed: %s", error)  # noqa: TRY400
+                    return
+                logger.warning("the certificate ends in %.0f s, and was not renewed: %s", left_s, error)
+                wait_s = half_s / TRIES
+            else:
+                logger.info("the certificate was renewed")
+                wait_s = self._until_half()
+
+    def _until_half(self) -> float:
+        return (self._mine.current().half_life - datetime.now(UTC)).total_seconds()
+
+
+def keep(folder: Path, pems: Pems) -> Identity:
+    """Write a first certificate to a folder, and return the identity there. Raises IdentityError."""
+    identity.write(folder, pems)
+    return Identity(folder)

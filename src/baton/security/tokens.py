@@ -1,0 +1,143 @@
+"""Tokens: invitations to join, as `ID.SECRET.PIN` in one line of text.
+
+The secret never crosses the network: with it the joiner makes the HMAC of what it asks for. The pin is the
+SHA-256 of the CA's public key, by which the joiner knows the CA without having met it (kubeadm's way).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hmac
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from baton.security.errors import AuthorityError, JoinRefused, TokenError
+from baton.security.identity import replace
+from baton.security.names import Name, Role
+
+KEPT_S = 7 * 86_400  # a token that is over is told from an unknown one for so long
+_TEXT = re.compile(r"([0-9a-f]{12})\.([0-9a-f]{32})\.([0-9a-f]{64})")
+
+
+@dataclass(frozen=True)
+class Token:
+    """The text that a joiner is given."""
+
+    id: str
+    secret: str
+    pin: str
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        """Read a token. Raises TokenError, which does not repeat it."""
+        found = _TEXT.fullmatch(text.strip())
+        if found is None:
+            raise TokenError("no token: that is ID.SECRET.PIN in one line, as `baton ca token` prints it")
+        return cls(*found.groups())
+
+    def mac(self, name: Name, request: bytes) -> str:
+        """Return the proof that whoever holds this token asks for this certificate, in hex."""
+        return _mac(self.id, self.secret, name, request)
+
+    def __str__(self) -> str:
+        return f"{self.id}.{self.secret}.{self.pin}"
+
+
+@dataclass
+class Grant:
+    """The CA's knowledge of a token."""
+
+    secret: str
+    role: str
+    topic: str
+    expires_at: float  # of the wall clock: the CA may be restarted; seconds
+    uses: int | None  # that are left; None: any number
+    life_s: float  # of the certificates
+
+
+class TokenStore:
+    """The CA's tokens, in a file that `baton ca token` and `baton ca serve` share."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(
+        self, role: Role, topic: str, *, valid_s: float, uses: int | None, life_s: float, pin: str
+    ) -> Token:
+        """Make a token for processes of this role and topic. Raises AuthorityError."""
+        token = Token(secrets.token_hex(6), secrets.token_hex(16), pin)
+        with self._open() as grants:
+            grants[token.id] = Grant(token.secret, role.value, topic, time.time() + valid_s, uses, life_s)
+        return token
+
+    def use(self, token_id: str, name: Name, request: bytes, mac: str) -> float:
+        """Use a token once; returns the life of the certificate that is due, seconds.
+
+        Whoever does not know the secret learns nothing of the token. Raises JoinRefused, AuthorityError.
+        """
+        with self._open() as grants:
+            grant = grants.get(token_id)
+            proof = _mac(token_id, grant.secret if grant else "", name, request)
+            if not hmac.compare_digest(proof.encode(), mac.encode()) or grant is None:
+                raise JoinRefused(f"token {token_id}: not known to this CA, or its secret is wrong")
+            if grant.expires_at <= time.time():
+                raise JoinRefused(f"token {token_id} has expired: make another with `baton ca token`")
+            if (grant.role, grant.topic) != (name.role, name.topic):
+                raise JoinRefused(
+                    f"token {token_id} is for {Role(grant.role).one} of topic {grant.topic!r}, not for "
+                    f"{name.role.one} of topic {name.topic!r}"
+                )
+            if grant.uses == 0:
+                raise JoinRefused(
+                    f"token {token_id} was used as often as it may: make another with `baton ca token --uses`"
+                )
+            if grant.uses is not None:
+                grant.uses -= 1
+            return grant.life_s
+
+    def revoke(self, token_id: str) -> bool:
+        """Forget a token. Returns False for one that is not known. Raises AuthorityError."""
+        with self._open() as grants:
+            return grants.pop(token_id, None) is not None
+
+    def all(self) -> dict[str, Grant]:
+        """Return the tokens by id. Raises AuthorityError."""
+        with self._open() as grants:
+            return dict(grants)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[dict[str, Grant]]:
+        """Lend the tokens to one process at a time; what it changes is kept, unless it raises."""
+        try:
+            with open(os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                before = _read(self._path)
+                now = {key: grant for key, grant in before.items() if grant.expires_at > time.time() - KEPT_S}
+                yield now
+                text = json.dumps({key: asdict(grant) for key, grant in now.items()}, indent=1)
+                replace(self._path, text.encode())
+        except OSError as error:
+            raise AuthorityError(f"the CA's tokens in {self._path}: {error.strerror}") from None
+
+
+def _read(path: Path) -> dict[str, Grant]:
+    try:
+        found: dict[str, dict[str, Any]] = json.loads(path.read_bytes())
+        return {key: Grant(**values) for key, values in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise AuthorityError(f"the CA's tokens in {path} cannot be read: {error}") from None
+
+
+def _mac(token_id: str, secret: str, name: Name, request: bytes) -> str:
+    said = b"\n".join((token_id.encode(), name.uri.encode(), request))
+    return hmac.digest(secret.encode(), said, "sha256").hex()

@@ -1,0 +1,197 @@
+"""The table of roles: complete, and held to by real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+
+from baton import rpc
+from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2
+from baton.security.access import TABLE
+from baton.security.names import Role
+from tests.security.conftest import Become
+
+FILES = (handoff_pb2, scheduler_pb2, worker_pb2, health_pb2)
+METHODS: dict[str, MethodDescriptor] = {
+    f"/{service.full_name}/{method.name}": method
+    for file in FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+# What each role may call, written down a second time: a change of the table has to be meant.
+HEALTH = {"Health/Check", "Health/List", "Health/Watch"}
+MAY = {
+    Role.WORKER: {
+        *("Scheduler/Register", "Scheduler/Heartbeat", "Scheduler/Deregister"),
+        *("Handoff/Pull", "Handoff/Release", "Handoff/Renew", "Handoff/Staged"),
+    },
+    Role.ROUTER: {
+        *("Scheduler/Place", "Scheduler/Report", "Scheduler/Snapshot", "Worker/Hello", "Worker/Run"),
+    },
+    Role.SCHEDULER: {"Worker/SetRole"},
+    Role.OPERATOR: {
+        *("Scheduler/Describe", "Scheduler/Drain", "Scheduler/Undrain", "Scheduler/SetRole"),
+        "Scheduler/Orders",
+    },
+}
+W = "w1"
+
+
+def test_every_method_of_every_service_is_in_the_table() -> None:
+    assert set(TABLE) == set(METHODS)
+
+
+def message(method: MethodDescriptor, worker_id: str) -> bytes:
+    """Return a request that names a worker where it can."""
+    made: Any = GetMessageClass(method.input_type)()
+    if "worker_id" in method.input_type.fields_by_name:
+        made.worker_id = worker_id
+    if "identity" in method.input_type.fields_by_name:
+        made.identity.worker_id = worker_id
+    return bytes(made.SerializeToString())
+
+
+def handlers(*, later: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Return a handler for each method, by service, that answers anything with nothing."""
+
+    def one(request: Any, context: Any) -> bytes:
+        return b""
+
+    def many(request: Any, context: Any) -> Iterator[bytes]:
+        yield b""
+
+    async def one_later(request: Any, context: Any) -> bytes:
+        return b""
+
+    async def many_later(request: Any, context: Any) -> None:
+        await context.write(b"")
+
+    for file in FILES:
+        for service in file.DESCRIPTOR.services_by_name.values():
+            made = {}
+            for method in service.methods:
+                kind = "_".join(
+                    "stream" if streams else "unary"
+                    for streams in (method.client_streaming, method.server_streaming)
+                )
+                single, several = (one_later, many_later) if later else (one, many)
+                read = GetMessageClass(method.input_type).FromString
+                made[method.name] = getattr(grpc, f"{kind}_rpc_method_handler")(
+                    several if method.server_streaming else single, read, None
+                )
+            yield service.full_name, made
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    server = rpc.server(ThreadPoolExecutor(2), 16)
+    for service, methods in handlers(later=False):
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    port = rpc.listen(server, "test", "127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait(5)
+
+
+def call(channel: grpc.Channel, path: str, request: bytes) -> tuple[grpc.StatusCode, str]:
+    """Return how a call ended."""
+    method = METHODS[path]
+    try:
+        if method.client_streaming:
+            list(channel.stream_stream(path)(iter([request]), timeout=5))
+        elif method.server_streaming:
+            list(channel.unary_stream(path)(request, timeout=5))
+        else:
+            channel.unary_unary(path)(request, timeout=5)
+    except grpc.RpcError as error:
+        failed: Any = error
+        return failed.code(), failed.details()
+    return grpc.StatusCode.OK, ""
+
+
+@pytest.mark.parametrize("role", list(MAY))
+def test_each_role_may_call_what_it_may_and_nothing_else(become: Become, role: Role) -> None:
+    become(Role.SCHEDULER)
+    with served() as address:
+        become(role, W if role is Role.WORKER else "")
+        with rpc.Dialler(Role.SCHEDULER).channel(address) as channel:
+            for path, method in METHODS.items():
+                code, said = call(channel, path, message(method, W))
+                if path.rpartition(".")[2] in MAY[role] | HEALTH:
+                    assert code is grpc.StatusCode.OK, path
+                else:
+                    assert code is grpc.StatusCode.PERMISSION_DENIED, path
+                    assert said.startswith(f"{role.one} may not call {path.rpartition('.')[2]}"), said
+            assert call_unknown(channel) is grpc.StatusCode.UNIMPLEMENTED
+
+
+def call_unknown(channel: grpc.Channel) -> grpc.StatusCode:
+    try:
+        channel.unary_unary("/baton.scheduler.v1.Scheduler/Nothing")(b"", timeout=5)
+    except grpc.RpcError as error:
+        failed: Any = error
+        code: grpc.StatusCode = failed.code()
+        return code
+    raise AssertionError("it was answered")
+
+
+@pytest.mark.parametrize("role", list(MAY))
+async def test_asyncio_servers_hold_to_it_too(become: Become, role: Role) -> None:
+    become(Role.WORKER, "server")
+    server = rpc.aio_server()
+    for service, methods in handlers(later=True):
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    port = rpc.listen(server, "test", "127.0.0.1:0")
+    await server.start()
+    become(role, W if role is Role.WORKER else "")
+    try:
+        async with rpc.aio_channel(f"127.0.0.1:{port}", Role.WORKER) as channel:
+            for path, method in METHODS.items():
+                allowed = path.rpartition(".")[2] in MAY[role] | HEALTH
+                expected = grpc.StatusCode.OK if allowed else grpc.StatusCode.PERMISSION_DENIED
+                assert await call_later(channel, path, message(method, W)) is expected, path
+    finally:
+        await server.stop(0)
+
+
+async def call_later(channel: grpc.aio.Channel, path: str, request: bytes) -> grpc.StatusCode:
+    method = METHODS[path]
+    made: Any
+    try:
+        if method.client_streaming:
+            made = channel.stream_stream(path)(iter([request]), timeout=5)
+        elif method.server_streaming:
+            made = channel.unary_stream(path)(request, timeout=5)
+        else:
+            await channel.unary_unary(path)(request, timeout=5)
+            return grpc.StatusCode.OK
+        async for _ in made:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("path", [path for path, rule in TABLE.items() if rule.speaks_for])
+def test_a_worker_speaks_for_itself_alone(become: Become, path: str) -> None:
+    become(Role.SCHEDULER)
+    with served() as address:
+        become(Role.WORKER, W)
+        with rpc.Dialler(Role.SCHEDULER).channel(address) as channel:
+            assert call(channel, path, message(METHODS[path], W))[0] is grpc.StatusCode.OK
+            for other in ("w2", "", "w1 ", "W1"):
+                assert call(channel, path, message(METHODS[path], other)) == (
+                    grpc.StatusCode.PERMISSION_DENIED,
+                    f"worker 'w1' may not speak for worker {other!r}",
+                )

@@ -1,0 +1,252 @@
+"""Joining with a token, and renewing without one, at a real join service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+
+from baton.security import joining
+from baton.security.authority import Authority, new_key, request_for
+from baton.security.errors import (
+    AuthorityError,
+    CAUnreachable,
+    IdentityError,
+    JoinRefused,
+    SecurityError,
+    TokenError,
+)
+from baton.security.identity import Pems, checked, name_in
+from baton.security.join_service import JoinService
+from baton.security.names import Name, Role
+from baton.security.tokens import Token
+from harness.support import eventually, free_port
+from tests.security.conftest import TOPIC
+
+WORKER = Name(TOPIC, Role.WORKER, "w1")
+
+
+@pytest.fixture
+async def service(ca: Authority) -> AsyncIterator[str]:
+    async with JoinService(ca, TOPIC, "127.0.0.1:0") as running:
+        yield running.address
+
+
+def token(ca: Authority, role: Role = Role.WORKER, **changes: Any) -> Token:
+    options: dict[str, Any] = {"valid_s": 60, "uses": 1, "life_s": 3600, **changes}
+    return ca.tokens.add(role, options.pop("topic", TOPIC), pin=ca.pin, **options)
+
+
+async def join(service: str, with_: Token, name: Name = WORKER) -> Pems:
+    return await asyncio.to_thread(joining.join, service, with_, name)
+
+
+async def test_a_token_is_worth_a_certificate_which_is_worth_the_next(ca: Authority, service: str) -> None:
+    first = checked(await join(service, token(ca, life_s=600)), "here")
+    assert first.name == WORKER
+    assert first.ends - first.begins == timedelta(seconds=650)
+    second = checked(await asyncio.to_thread(joining.renew, service, first), "here")
+    assert second.name == WORKER
+    assert abs((second.ends - second.begins) - (first.ends - first.begins)) <= timedelta(seconds=2)
+    assert second.pems.key != first.pems.key
+    certificate = x509.load_pem_x509_certificate(second.pems.chain)
+    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert found.get_values_for_type(x509.UniformResourceIdentifier) == ["spiffe://baton/test/worker/w1"]
+    assert found.get_values_for_type(x509.DNSName) == ["worker.test.baton"]
+
+
+async def test_a_token_for_several_is_used_as_often_as_it_may(ca: Authority, service: str) -> None:
+    twice, always = token(ca, uses=2), token(ca, Role.ROUTER, uses=None)
+    await join(service, twice)
+    await join(service, twice, replace(WORKER, worker_id="w2"))
+    with pytest.raises(JoinRefused, match=f"token {twice.id} was used as often as it may"):
+        await join(service, twice)
+    for _ in range(3):
+        await join(service, always, Name(TOPIC, Role.ROUTER))
+
+
+@pytest.mark.parametrize(
+    ("role", "changes", "why"),
+    [
+        (Role.WORKER, {"valid_s": -1}, "has expired: make another"),
+        (Role.WORKER, {"uses": 0}, "was used as often as it may"),
+        (Role.ROUTER, {}, "is for a router of topic 'test', not for a worker of topic 'test'"),
+        (
+            Role.WORKER,
+            {"topic": "other"},
+            "is for a worker of topic 'other', not",
+        ),
+    ],
+)
+async def test_a_token_that_does_not_fit_is_refused(
+    ca: Authority, service: str, role: Role, changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(JoinRefused, match=f"the CA at {service} refuses: token .*{why}"):
+        await join(service, token(ca, role, **changes))
+
+
+async def test_whoever_lacks_the_secret_learns_nothing(ca: Authority, service: str) -> None:
+    """An expired token and an unknown one are refused in the same words."""
+    known, expired = token(ca), token(ca, valid_s=-1)
+    said = []
+    for one in (known, expired, Token("0" * 12, "0" * 32, ca.pin)):
+        with pytest.raises(JoinRefused) as error:
+            await join(service, replace(one, secret="f" * 32))
+        said.append(str(error.value).replace(one.id, "ID"))
+    assert set(said) == {
+        f"the CA at {service} refuses: token ID: not known to this CA, or its secret is wrong"
+    }
+    await join(service, known)  # nobody has used it up
+
+
+async def test_a_revoked_token_is_unknown(ca: Authority, service: str) -> None:
+    made = token(ca)
+    assert ca.tokens.revoke(made.id)
+    assert not ca.tokens.revoke(made.id)
+    with pytest.raises(JoinRefused, match="not known to this CA"):
+        await join(service, made)
+
+
+async def test_another_ca_in_its_place_is_noticed(ca: Authority, service: str, tmp_path: Path) -> None:
+    other = Authority.create(tmp_path / "other")
+    theirs = token(ca)
+    async with JoinService(other, TOPIC, "127.0.0.1:0") as impostor:
+        with pytest.raises(JoinRefused, match=f"is not the token's: its key has SHA-256 {other.pin}"):
+            await join(impostor.address, theirs)
+        mine = checked(await join(service, theirs), "here")
+        with pytest.raises(JoinRefused, match="cannot be trusted: CERTIFICATE_VERIFY_FAILED"):
+            await asyncio.to_thread(joining.renew, impostor.address, mine)
+
+
+async def test_only_the_holder_of_a_certificate_that_is_not_over_renews_it(
+    ca: Authority, service: str, tmp_path: Path
+) -> None:
+    other = Authority.create(tmp_path / "other")
+    request = request_for(new_key())
+    mine, over = ca.issue(WORKER), ca.issue(WORKER, life_s=1)
+    eventually(lambda: checked(over, "here").seconds_left() < 0, 5, "it is over")
+    stolen = replace(mine, key=ca.issue(WORKER).key)  # the certificate alone is no secret
+    unsigned = "the old certificate is not of this CA, or its key did not sign the request"
+    for pems, why in (
+        (stolen, unsigned),
+        (other.issue(WORKER), unsigned),
+        (over, "is over: join with a token"),
+    ):
+        last = replace(checked(mine, "here"), pems=replace(pems, roots=ca.root_pem))
+        with pytest.raises(JoinRefused, match=why):
+            await asyncio.to_thread(joining.renew, service, last)
+    with pytest.raises(JoinRefused, match="did not sign"):
+        ca.renew(mine.chain, request, b"")
+
+
+async def test_what_a_request_asks_for_itself_counts_for_nothing(ca: Authority) -> None:
+    """Role and worker id come from what the token's secret vouches for, not from the request."""
+    made = token(ca)
+    request = request_for(new_key())
+    with pytest.raises(JoinRefused, match="secret is wrong"):
+        ca.join(made.id, replace(WORKER, worker_id="w2"), request, made.mac(WORKER, request))
+    with pytest.raises(JoinRefused, match="secret is wrong"):
+        ca.join(made.id, WORKER, request_for(new_key()), made.mac(WORKER, request))
+    issued = x509.load_pem_x509_certificate(ca.join(made.id, WORKER, request, made.mac(WORKER, request)))
+    assert name_in(issued) == WORKER
+
+
+def asked(path: str, status: int, **values: str) -> tuple[str, bytes, int]:
+    return path, json.dumps(values).encode(), status
+
+
+ROUTER = {"token": "x", "request": "", "mac": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/join", b"", 400),
+        ("/join", b"[]", 400),
+        asked("/join", 400, token="1"),
+        asked("/join", 400, **ROUTER, name="spiffe://else/where"),
+        asked("/join", 403, **ROUTER | {"mac": "é"}, name="spiffe://baton/test/router"),
+        asked("/join", 403, **ROUTER, name="spiffe://baton/other/router"),
+        asked("/renew", 400, certificate="x", request="", signature="zz"),
+        asked("/renew", 403, certificate="x", request="", signature=""),
+        ("/join", b" " * 20_000, 413),
+        ("/ca.key", b"", 404),
+    ],
+)
+async def test_nonsense_is_refused(service: str, path: str, body: bytes, status: int) -> None:
+    unverified = ssl._create_unverified_context()
+
+    def send() -> int:
+        try:
+            url = f"https://{service}{path}"
+            return int(urllib.request.urlopen(url, body, timeout=10, context=unverified).status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert await asyncio.to_thread(send) == status
+
+
+async def test_plain_text_gets_nothing(service: str) -> None:
+    def ask() -> None:
+        urllib.request.urlopen(f"http://{service}/ca", timeout=10)
+
+    with pytest.raises(OSError):  # noqa: PT011 (of several kinds)
+        await asyncio.to_thread(ask)
+
+
+async def test_a_ca_that_is_not_there_is_said(ca: Authority) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with pytest.raises(CAUnreachable, match=f"the CA at {address} does not answer .*is it up"):
+        await join(address, token(ca))
+
+
+async def test_a_taken_port_is_said(ca: Authority, service: str) -> None:
+    with pytest.raises(SecurityError, match=f"the CA cannot listen on {service}: .*--listen"):
+        async with JoinService(ca, TOPIC, service):
+            pass
+
+
+def test_the_ca_is_made_once_and_its_secrets_are_its_own(ca: Authority, tmp_path: Path) -> None:
+    with pytest.raises(AuthorityError, match="already"):
+        Authority.create(ca.folder)
+    assert Authority(ca.folder).pin == ca.pin
+    token(ca)
+    modes = {one.name: oct(one.stat().st_mode & 0o777) for one in ca.folder.iterdir()}
+    assert modes == dict.fromkeys(("ca.key", "ca.crt", "tokens.json", "tokens.lock"), "0o600")
+    assert oct(ca.folder.stat().st_mode & 0o777) == "0o700"
+    with pytest.raises(AuthorityError, match="`baton ca init`"):
+        Authority(tmp_path / "nowhere")
+    (ca.folder / "tokens.json").write_text(json.dumps({"x": {"role": 1}}))
+    with pytest.raises(AuthorityError, match="cannot be read"):
+        ca.tokens.all()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a.b.c", "0" * 110, f"{'0' * 12}.{'0' * 32}", f"{'0' * 12}.{'0' * 32}.{'g' * 64}"]
+)
+def test_what_is_no_token_is_said_and_not_repeated(text: str) -> None:
+    with pytest.raises(TokenError, match=r"ID\.SECRET\.PIN") as error:
+        Token.parse(text)
+    assert not text or text not in str(error.value)
+
+
+def test_names() -> None:
+    for name in (WORKER, Name("a.b-c_d", Role.ROUTER), Name("t", Role.CA)):
+        assert Name.parse(name.uri) == name
+    for uri in (
+        *("spiffe://baton/t", "spiffe://baton/t/boss", "spiffe://else/t/router", "https://baton/t/router"),
+        *("spiffe://baton/t/router/w1", "spiffe://baton//router", "spiffe://baton/t/worker/a/b", ""),
+        *("spiffe://baton/t/worker/..", "spiffe://baton/t/worker/a b"),
+    ):
+        with pytest.raises(IdentityError):
+            Name.parse(uri)

@@ -1,0 +1,111 @@
+"""Certificates that live for two seconds, under load: not one call fails."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime
+
+from cryptography import x509
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.service import SchedulerServer
+from baton.security.authority import Authority
+from baton.security.identity import Credentials, Identity, Pems
+from baton.security.names import Role
+from baton.security.renewal import Renewal
+from harness.scheduling import Options, identity
+from harness.support import PATIENCE
+from tests.security import saves
+from tests.security.conftest import TOPIC, Become
+
+LIFE_S = 2.0 * PATIENCE
+ROTATIONS = 4
+PACE_S = 0.01
+
+
+def serial(mine: Identity) -> int:
+    return x509.load_pem_x509_certificate(mine.current().pems.chain).serial_number
+
+
+async def test_nothing_fails_while_all_certificates_are_replaced(become: Become, ca: Authority) -> None:
+    def renew(last: Credentials) -> Pems:
+        return ca.issue(last.name, LIFE_S)
+
+    with ExitStack() as stack:
+
+        def kept(role: Role, worker_id: str = "") -> Identity:
+            mine = become(role, worker_id, life_s=LIFE_S)
+            stack.callback(Renewal(mine, renew).close)
+            return mine
+
+        scheduler = kept(Role.SCHEDULER)
+        server = SchedulerServer(Options(topic=TOPIC))
+        async with server:
+            prefill = kept(Role.WORKER, "p0")
+            source = stack.enter_context(saves.source())
+            manifest = source.save("r")
+            decode = kept(Role.WORKER, "d0")
+            puller = stack.enter_context(closing(saves.Puller()))
+            worker = await _client(server)
+            await worker.register(identity("d0"), pb.WORKER_STATE_READY)
+            router_identity = kept(Role.ROUTER)
+            router = await _client(server)
+            parts = [scheduler, prefill, decode, router_identity]
+            seen: list[set[int]] = [set() for _ in parts]
+            over = threading.Event()
+
+            def note() -> bool:
+                for mine, serials in zip(parts, seen, strict=True):
+                    serials.add(serial(mine))
+                    assert mine.current().ends > datetime.now(UTC)
+                return all(len(serials) > ROTATIONS for serials in seen)
+
+            calls = await asyncio.gather(
+                _repeated(lambda: worker.heartbeat("d0", pb.WORKER_STATE_READY, pb.WorkerLoad(), 0), over),
+                _repeated(router.refresh, over),
+                asyncio.to_thread(_pulled, puller, manifest, over),
+                _until(note, over),
+            )
+            await worker.close()
+            await router.close()
+    print(f"{calls[:3]} calls, {[len(serials) for serials in seen]} certificates")
+    assert all(count > 20 for count in calls[:3])
+
+
+async def _client(server: SchedulerServer) -> SchedulerClient:
+    return SchedulerClient(server.address, router_id="r")
+
+
+async def _repeated(call: Callable[[], object], over: threading.Event) -> int:
+    """Call until it is over; the first failure ends the test."""
+    count = 0
+    while not over.is_set():
+        await call()  # type: ignore[misc]
+        count += 1
+        await asyncio.sleep(PACE_S)
+    return count
+
+
+def _pulled(puller: saves.Puller, manifest: saves.Manifest, over: threading.Event) -> int:
+    count = 0
+    while not over.wait(PACE_S):
+        assert puller.pull(manifest) == saves.RECORD * saves.BLOCKS
+        assert puller.client.renew([manifest]) == {("r", 1)}
+        count += 1
+    return count
+
+
+async def _until(done: Callable[[], bool], over: threading.Event) -> int:
+    deadline = time.monotonic() + ROTATIONS * LIFE_S * 2
+    try:
+        while not done():
+            assert time.monotonic() < deadline, "the certificates were not replaced"
+            await asyncio.sleep(0.02)
+    finally:
+        over.set()
+    return 0
