@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
 import grpc
 
+from baton.handoff.config import MAX_PULL_S
 from baton.handoff.errors import TransportFailed
 from baton.handoff.reports import Staged
 from baton.protos import handoff_pb2 as pb
 from baton.protos.handoff_pb2_grpc import HandoffStub
-from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS
+from baton.rpc import CALL_TIMEOUT_S, Dialler
+from baton.security.names import Role
 
 logger = logging.getLogger(__name__)
 
@@ -21,19 +24,26 @@ _MAX_CHANNELS = 64  # the least recently used one is closed when there are more
 
 
 class Channels:
-    """Channels by address, kept for the next pull: connecting costs more than a pull. Safe for any thread."""
+    """Channels by address, kept for the next pull: connecting costs more than a pull. Safe for any thread.
+
+    When this process's certificate is replaced, new ones take their place; pulls on the old ones may end.
+    """
 
     def __init__(self, bound: int = _MAX_CHANNELS) -> None:
         self._bound = bound
+        self._dialler = Dialler(Role.WORKER)
+        self._credentials = self._dialler.credentials
         self._channels: OrderedDict[str, grpc.Channel] = OrderedDict()
+        self._retired: deque[tuple[float, grpc.Channel]] = deque()  # time.monotonic, oldest first
         self._lock = threading.Lock()
 
     def to(self, address: str) -> grpc.Channel:
         """Return the channel to host:port, a new one if need be."""
         with self._lock:
+            self._retire()
             channel = self._channels.get(address)
             if channel is None:
-                channel = self._channels[address] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+                channel = self._channels[address] = self._dialler.channel(address)
             self._channels.move_to_end(address)
             if len(self._channels) > self._bound:
                 _, oldest = self._channels.popitem(last=False)
@@ -43,9 +53,20 @@ class Channels:
     def close(self) -> None:
         """Close all channels. Idempotent."""
         with self._lock:
-            for channel in self._channels.values():
+            for channel in (*self._channels.values(), *(channel for _, channel in self._retired)):
                 channel.close()
             self._channels.clear()
+            self._retired.clear()
+
+    def _retire(self) -> None:
+        """Put channels of a replaced certificate aside, and close those that no pull can still use."""
+        now = time.monotonic()
+        if (credentials := self._dialler.credentials) is not self._credentials:
+            self._credentials = credentials
+            self._retired += [(now, channel) for channel in self._channels.values()]
+            self._channels.clear()
+        while self._retired and self._retired[0][0] < now - MAX_PULL_S:
+            self._retired.popleft()[1].close()
 
 
 class HandoffClient:
@@ -82,7 +103,7 @@ class HandoffClient:
         asked: dict[str, list[pb.Held]] = {}
         for manifest in manifests:
             for shard in manifest.shards:
-                held = pb.Held(request_id=manifest.request_id, epoch=manifest.epoch)
+                held = pb.Held(request_id=manifest.request_id, epoch=manifest.epoch, ticket=shard.ticket)
                 asked.setdefault(shard.address, []).append(held)
         calls = [
             (keys, self._stub(address).Renew.future(pb.RenewRequest(handoffs=keys), timeout=timeout_s))
@@ -126,9 +147,16 @@ class HandoffClient:
     def _start_release(
         self, manifest: pb.Manifest, shards: Iterable[pb.Shard], confirmed: bool, timeout_s: float
     ) -> list[grpc.Future[pb.ReleaseReply]]:
-        request = pb.ReleaseRequest(request_id=manifest.request_id, epoch=manifest.epoch, confirmed=confirmed)
+        def request(shard: pb.Shard) -> pb.ReleaseRequest:
+            return pb.ReleaseRequest(
+                request_id=manifest.request_id,
+                epoch=manifest.epoch,
+                confirmed=confirmed,
+                ticket=shard.ticket,
+            )
+
         return [
-            self._stub(shard.address).Release.future(request, timeout=timeout_s)
+            self._stub(shard.address).Release.future(request(shard), timeout=timeout_s)
             for shard in shards
             if shard.address
         ]

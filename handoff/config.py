@@ -32,6 +32,8 @@ class HandoffConfig:
     kv_wire_dtype: str  # how KV travels; all workers of a deployment have the same
     advertise_host: str = ""  # under which others find it; `host` if empty
     model_fingerprint: str = ""  # of the weights: KV of other weights is never loaded
+    identity: str = ""  # folder of the worker's certificate; plain text if empty
+    insecure: bool = False  # plain text may be served to other machines
     drafter_fingerprint: str = ""  # of the weights of a draft model that has its own
 
     @classmethod

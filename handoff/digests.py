@@ -1,7 +1,7 @@
 """Digests of KV records, so that equal bytes of two requests, attempts or places have different ones.
 
-They protect against truncation, reuse of memory and mix-ups, not against forgery: the network between
-workers is trusted. A record's own digest is computed where the record is packed, on a GPU too (the maths is
+They protect against truncation, reuse of memory and mix-ups, not against forgery: that is TLS's part
+(docs/security.md). A record's own digest is computed where the record is packed, on a GPU too (the maths is
 in kernels/kv_pack/README.md). To it the seed of the attempt is added, and the record's place in the prompt,
 so that KV saved for another request, or for another part of the text, never passes, even with its own
 digest.

@@ -8,6 +8,7 @@ BatonError
     │   ├── WrongRequest         it describes another request's KV
     │   ├── StaleEpoch           it is of another attempt at the request
     │   ├── CompatibilityMismatch  it was written by an engine whose KV means something else
+    │   ├── WrongTicket          its ticket is not of that save: whoever shows it was not given the KV
     │   └── MalformedManifest    its own numbers contradict each other
     ├── SourceError              the prefill worker no longer holds the KV
     │   ├── UnknownHandoff       it never did, or it was released
@@ -55,6 +56,10 @@ class StaleEpoch(ManifestError):
 
 class CompatibilityMismatch(ManifestError):
     """The KV was written by an engine whose cache means something else."""
+
+
+class WrongTicket(ManifestError):
+    """The ticket is missing, or of another save."""
 
 
 class MalformedManifest(ManifestError):

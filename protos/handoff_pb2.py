@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/protos/handoff.proto\x12\x10\x62\x61ton.handoff.v1\"\xb6\x03\n\x08Manifest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x1a\n\x12\x63ompatibility_hash\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\'\n\x06layers\x18\x08 \x03(\x0b\x32\x17.baton.handoff.v1.Layer\x12\'\n\x06shards\x18\t \x03(\x0b\x32\x17.baton.handoff.v1.Shard\x12\x0f\n\x07lease_s\x18\n \x01(\x01\x12\x12\n\nsaved_at_s\x18\x0b \x01(\x01\x12\x0f\n\x07save_ms\x18\x0c \x01(\x01\x12\x34\n\x05\x66\x61\x63ts\x18\r \x03(\x0b\x32%.baton.handoff.v1.Manifest.FactsEntry\x12\x12\n\nwire_dtype\x18\x0e \x01(\t\x12\x0e\n\x06\x64igest\x18\x0f \x01(\x06\x12\x0c\n\x04host\x18\x10 \x01(\t\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"d\n\x05Layer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x13\n\x0b\x62lock_shape\x18\x03 \x03(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x05 \x01(\x04\"\xac\x01\n\x05Shard\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\x0crecord_bytes\x18\x06 \x01(\x04\x12\x33\n\x06offers\x18\t \x03(\x0b\x32#.baton.handoff.v1.Shard.OffersEntry\x1a-\n\x0bOffersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x04\x08\x03\x10\x06J\x04\x08\x07\x10\t\"g\n\x11SharedMemoryOffer\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07segment\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12#\n\x04runs\x18\x04 \x03(\x0b\x32\x15.baton.handoff.v1.Run\"#\n\x03Run\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"g\n\x0bPullRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\">\n\x05\x43hunk\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\x0f\n\x07records\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\"F\n\x0eReleaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tconfirmed\x18\x03 \x01(\x08\"\x1c\n\x0cReleaseReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\")\n\x04Held\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"8\n\x0cRenewRequest\x12(\n\x08handoffs\x18\x01 \x03(\x0b\x32\x16.baton.handoff.v1.Held\"2\n\nRenewReply\x12$\n\x04gone\x18\x01 \x03(\x0b\x32\x16.baton.handoff.v1.Held\"\x0f\n\rStagedRequest\"@\n\x0bStagedReply\x12\x10\n\x08handoffs\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\x04\x32\xa9\x02\n\x07Handoff\x12@\n\x04Pull\x12\x1d.baton.handoff.v1.PullRequest\x1a\x17.baton.handoff.v1.Chunk0\x01\x12K\n\x07Release\x12 .baton.handoff.v1.ReleaseRequest\x1a\x1e.baton.handoff.v1.ReleaseReply\x12\x45\n\x05Renew\x12\x1e.baton.handoff.v1.RenewRequest\x1a\x1c.baton.handoff.v1.RenewReply\x12H\n\x06Staged\x12\x1f.baton.handoff.v1.StagedRequest\x1a\x1d.baton.handoff.v1.StagedReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/protos/handoff.proto\x12\x10\x62\x61ton.handoff.v1\"\xb6\x03\n\x08Manifest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x1a\n\x12\x63ompatibility_hash\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\'\n\x06layers\x18\x08 \x03(\x0b\x32\x17.baton.handoff.v1.Layer\x12\'\n\x06shards\x18\t \x03(\x0b\x32\x17.baton.handoff.v1.Shard\x12\x0f\n\x07lease_s\x18\n \x01(\x01\x12\x12\n\nsaved_at_s\x18\x0b \x01(\x01\x12\x0f\n\x07save_ms\x18\x0c \x01(\x01\x12\x34\n\x05\x66\x61\x63ts\x18\r \x03(\x0b\x32%.baton.handoff.v1.Manifest.FactsEntry\x12\x12\n\nwire_dtype\x18\x0e \x01(\t\x12\x0e\n\x06\x64igest\x18\x0f \x01(\x06\x12\x0c\n\x04host\x18\x10 \x01(\t\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"d\n\x05Layer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x13\n\x0b\x62lock_shape\x18\x03 \x03(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x05 \x01(\x04\"\xbc\x01\n\x05Shard\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\x0crecord_bytes\x18\x06 \x01(\x04\x12\x33\n\x06offers\x18\t \x03(\x0b\x32#.baton.handoff.v1.Shard.OffersEntry\x12\x0e\n\x06ticket\x18\n \x01(\x0c\x1a-\n\x0bOffersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x04\x08\x03\x10\x06J\x04\x08\x07\x10\t\"g\n\x11SharedMemoryOffer\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07segment\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12#\n\x04runs\x18\x04 \x03(\x0b\x32\x15.baton.handoff.v1.Run\"#\n\x03Run\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"w\n\x0bPullRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x0e\n\x06ticket\x18\x06 \x01(\x0c\">\n\x05\x43hunk\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\x0f\n\x07records\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\"V\n\x0eReleaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tconfirmed\x18\x03 \x01(\x08\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\"\x1c\n\x0cReleaseReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\"9\n\x04Held\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\"8\n\x0cRenewRequest\x12(\n\x08handoffs\x18\x01 \x03(\x0b\x32\x16.baton.handoff.v1.Held\"2\n\nRenewReply\x12$\n\x04gone\x18\x01 \x03(\x0b\x32\x16.baton.handoff.v1.Held\"\x0f\n\rStagedRequest\"@\n\x0bStagedReply\x12\x10\n\x08handoffs\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\x04\x32\xa9\x02\n\x07Handoff\x12@\n\x04Pull\x12\x1d.baton.handoff.v1.PullRequest\x1a\x17.baton.handoff.v1.Chunk0\x01\x12K\n\x07Release\x12 .baton.handoff.v1.ReleaseRequest\x1a\x1e.baton.handoff.v1.ReleaseReply\x12\x45\n\x05Renew\x12\x1e.baton.handoff.v1.RenewRequest\x1a\x1c.baton.handoff.v1.RenewReply\x12H\n\x06Staged\x12\x1f.baton.handoff.v1.StagedRequest\x1a\x1d.baton.handoff.v1.StagedReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,31 +42,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LAYER']._serialized_start=489
   _globals['_LAYER']._serialized_end=589
   _globals['_SHARD']._serialized_start=592
-  _globals['_SHARD']._serialized_end=764
-  _globals['_SHARD_OFFERSENTRY']._serialized_start=707
-  _globals['_SHARD_OFFERSENTRY']._serialized_end=752
-  _globals['_SHAREDMEMORYOFFER']._serialized_start=766
-  _globals['_SHAREDMEMORYOFFER']._serialized_end=869
-  _globals['_RUN']._serialized_start=871
-  _globals['_RUN']._serialized_end=906
-  _globals['_PULLREQUEST']._serialized_start=908
-  _globals['_PULLREQUEST']._serialized_end=1011
-  _globals['_CHUNK']._serialized_start=1013
-  _globals['_CHUNK']._serialized_end=1075
-  _globals['_RELEASEREQUEST']._serialized_start=1077
-  _globals['_RELEASEREQUEST']._serialized_end=1147
-  _globals['_RELEASEREPLY']._serialized_start=1149
-  _globals['_RELEASEREPLY']._serialized_end=1177
-  _globals['_HELD']._serialized_start=1179
-  _globals['_HELD']._serialized_end=1220
-  _globals['_RENEWREQUEST']._serialized_start=1222
-  _globals['_RENEWREQUEST']._serialized_end=1278
-  _globals['_RENEWREPLY']._serialized_start=1280
-  _globals['_RENEWREPLY']._serialized_end=1330
-  _globals['_STAGEDREQUEST']._serialized_start=1332
-  _globals['_STAGEDREQUEST']._serialized_end=1347
-  _globals['_STAGEDREPLY']._serialized_start=1349
-  _globals['_STAGEDREPLY']._serialized_end=1413
-  _globals['_HANDOFF']._serialized_start=1416
-  _globals['_HANDOFF']._serialized_end=1713
+  _globals['_SHARD']._serialized_end=780
+  _globals['_SHARD_OFFERSENTRY']._serialized_start=723
+  _globals['_SHARD_OFFERSENTRY']._serialized_end=768
+  _globals['_SHAREDMEMORYOFFER']._serialized_start=782
+  _globals['_SHAREDMEMORYOFFER']._serialized_end=885
+  _globals['_RUN']._serialized_start=887
+  _globals['_RUN']._serialized_end=922
+  _globals['_PULLREQUEST']._serialized_start=924
+  _globals['_PULLREQUEST']._serialized_end=1043
+  _globals['_CHUNK']._serialized_start=1045
+  _globals['_CHUNK']._serialized_end=1107
+  _globals['_RELEASEREQUEST']._serialized_start=1109
+  _globals['_RELEASEREQUEST']._serialized_end=1195
+  _globals['_RELEASEREPLY']._serialized_start=1197
+  _globals['_RELEASEREPLY']._serialized_end=1225
+  _globals['_HELD']._serialized_start=1227
+  _globals['_HELD']._serialized_end=1284
+  _globals['_RENEWREQUEST']._serialized_start=1286
+  _globals['_RENEWREQUEST']._serialized_end=1342
+  _globals['_RENEWREPLY']._serialized_start=1344
+  _globals['_RENEWREPLY']._serialized_end=1394
+  _globals['_STAGEDREQUEST']._serialized_start=1396
+  _globals['_STAGEDREQUEST']._serialized_end=1411
+  _globals['_STAGEDREPLY']._serialized_start=1413
+  _globals['_STAGEDREPLY']._serialized_end=1477
+  _globals['_HANDOFF']._serialized_start=1480
+  _globals['_HANDOFF']._serialized_end=1777
 # @@protoc_insertion_point(module_scope)

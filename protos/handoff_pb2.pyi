@@ -64,7 +64,7 @@ class Layer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., block_shape: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
-    __slots__ = ("rank", "address", "record_bytes", "offers")
+    __slots__ = ("rank", "address", "record_bytes", "offers", "ticket")
     class OffersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -76,11 +76,13 @@ class Shard(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     rank: int
     address: str
     record_bytes: int
     offers: _containers.ScalarMap[str, bytes]
-    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., record_bytes: _Optional[int] = ..., offers: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., record_bytes: _Optional[int] = ..., offers: _Optional[_Mapping[str, bytes]] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class SharedMemoryOffer(_message.Message):
     __slots__ = ("host", "segment", "offset", "runs")
@@ -103,18 +105,20 @@ class Run(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("request_id", "epoch", "rank", "first_block", "num_blocks")
+    __slots__ = ("request_id", "epoch", "rank", "first_block", "num_blocks", "ticket")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     rank: int
     first_block: int
     num_blocks: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("first_block", "records", "digests")
@@ -127,14 +131,16 @@ class Chunk(_message.Message):
     def __init__(self, first_block: _Optional[int] = ..., records: _Optional[bytes] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("request_id", "epoch", "confirmed")
+    __slots__ = ("request_id", "epoch", "confirmed", "ticket")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     confirmed: bool
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., confirmed: _Optional[bool] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., confirmed: _Optional[bool] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class ReleaseReply(_message.Message):
     __slots__ = ("held",)
@@ -143,12 +149,14 @@ class ReleaseReply(_message.Message):
     def __init__(self, held: _Optional[bool] = ...) -> None: ...
 
 class Held(_message.Message):
-    __slots__ = ("request_id", "epoch")
+    __slots__ = ("request_id", "epoch", "ticket")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("handoffs",)

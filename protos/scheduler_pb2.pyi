@@ -107,7 +107,7 @@ class WorkerLoad(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., pinned_handoffs: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., deferred: _Optional[int] = ..., counts: _Optional[_Union[EngineCounts, _Mapping]] = ..., staging_bytes: _Optional[int] = ...) -> None: ...
 
 class EngineCounts(_message.Message):
-    __slots__ = ("prefix_queries", "prefix_hits", "external_queries", "external_hits", "drafts", "drafted_tokens", "accepted_by_position")
+    __slots__ = ("prefix_queries", "prefix_hits", "external_queries", "external_hits", "drafts", "drafted_tokens", "accepted_by_position", "computed_tokens", "output_tokens", "busy_s", "request_s")
     PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     EXTERNAL_QUERIES_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,10 @@ class EngineCounts(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_S_FIELD_NUMBER: _ClassVar[int]
     prefix_queries: int
     prefix_hits: int
     external_queries: int
@@ -122,7 +126,11 @@ class EngineCounts(_message.Message):
     drafts: int
     drafted_tokens: int
     accepted_by_position: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., external_queries: _Optional[int] = ..., external_hits: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ...) -> None: ...
+    computed_tokens: int
+    output_tokens: int
+    busy_s: float
+    request_s: float
+    def __init__(self, prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., external_queries: _Optional[int] = ..., external_hits: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., computed_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., busy_s: _Optional[float] = ..., request_s: _Optional[float] = ...) -> None: ...
 
 class Drafting(_message.Message):
     __slots__ = ("draft_length", "drafts", "first_acceptance", "mean_accepted_length", "learned_reference", "alarm")
@@ -195,7 +203,7 @@ class DeregisterReply(_message.Message):
     def __init__(self) -> None: ...
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "prefix_hashes", "exclude_workers", "vllm_version", "model_fingerprint")
+    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "prefix_hashes", "exclude_workers", "vllm_version", "model_fingerprint", "waited_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +213,7 @@ class PlaceRequest(_message.Message):
     EXCLUDE_WORKERS_FIELD_NUMBER: _ClassVar[int]
     VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     router_id: str
     epoch: int
@@ -214,7 +223,8 @@ class PlaceRequest(_message.Message):
     exclude_workers: _containers.RepeatedScalarFieldContainer[str]
     vllm_version: str
     model_fingerprint: str
-    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
+    waited_s: float
+    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., waited_s: _Optional[float] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("request_id", "epoch", "prefill", "decode", "lease_s", "blocks", "waits")
@@ -373,10 +383,30 @@ class ReportReply(_message.Message):
     def __init__(self, lost: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., fenced: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., generation: _Optional[str] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("router_id",)
+    __slots__ = ("router_id", "load")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     router_id: str
-    def __init__(self, router_id: _Optional[str] = ...) -> None: ...
+    load: RouterLoad
+    def __init__(self, router_id: _Optional[str] = ..., load: _Optional[_Union[RouterLoad, _Mapping]] = ...) -> None: ...
+
+class RouterLoad(_message.Message):
+    __slots__ = ("prompts", "prompt_tokens", "first_token", "gap", "over", "output_tokens", "waiting")
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GAP_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    prompts: _containers.RepeatedScalarFieldContainer[int]
+    prompt_tokens: int
+    first_token: _containers.RepeatedScalarFieldContainer[int]
+    gap: _containers.RepeatedScalarFieldContainer[int]
+    over: int
+    output_tokens: int
+    waiting: int
+    def __init__(self, prompts: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., first_token: _Optional[_Iterable[int]] = ..., gap: _Optional[_Iterable[int]] = ..., over: _Optional[int] = ..., output_tokens: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class SnapshotReply(_message.Message):
     __slots__ = ("workers", "generation", "settling", "worker_lease_s", "placement_lease_s", "max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "left", "idle_decode_tokens")
@@ -519,3 +549,35 @@ class SetRoleReply(_message.Message):
     worker_id: str
     problem: str
     def __init__(self, worker_id: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("name", "roles")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    roles: _containers.RepeatedScalarFieldContainer[Role]
+    def __init__(self, name: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ...) -> None: ...
+
+class OrdersRequest(_message.Message):
+    __slots__ = ("fleet_id", "places")
+    FLEET_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    fleet_id: str
+    places: _containers.RepeatedCompositeFieldContainer[Place]
+    def __init__(self, fleet_id: _Optional[str] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("name", "role")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: Role
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+
+class OrdersReply(_message.Message):
+    __slots__ = ("fence", "orders")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    fence: int
+    orders: _containers.RepeatedCompositeFieldContainer[Order]
+    def __init__(self, fence: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ...) -> None: ...

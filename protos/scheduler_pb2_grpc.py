@@ -84,6 +84,11 @@ class SchedulerStub:
                 request_serializer=baton_dot_protos_dot_scheduler__pb2.SetRoleRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_scheduler__pb2.SetRoleReply.FromString,
                 _registered_method=True)
+        self.Orders = channel.unary_unary(
+                '/baton.scheduler.v1.Scheduler/Orders',
+                request_serializer=baton_dot_protos_dot_scheduler__pb2.OrdersRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_scheduler__pb2.OrdersReply.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -149,6 +154,12 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Orders(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -201,6 +212,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.SetRole,
                     request_deserializer=baton_dot_protos_dot_scheduler__pb2.SetRoleRequest.FromString,
                     response_serializer=baton_dot_protos_dot_scheduler__pb2.SetRoleReply.SerializeToString,
+            ),
+            'Orders': grpc.unary_unary_rpc_method_handler(
+                    servicer.Orders,
+                    request_deserializer=baton_dot_protos_dot_scheduler__pb2.OrdersRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_scheduler__pb2.OrdersReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -473,6 +489,33 @@ class Scheduler:
             '/baton.scheduler.v1.Scheduler/SetRole',
             baton_dot_protos_dot_scheduler__pb2.SetRoleRequest.SerializeToString,
             baton_dot_protos_dot_scheduler__pb2.SetRoleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Orders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.scheduler.v1.Scheduler/Orders',
+            baton_dot_protos_dot_scheduler__pb2.OrdersRequest.SerializeToString,
+            baton_dot_protos_dot_scheduler__pb2.OrdersReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -155,10 +155,12 @@ class Failed(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[_Union[Failed.Code, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
-    __slots__ = ("role",)
+    __slots__ = ("role", "fence")
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     role: _scheduler_pb2.Role
-    def __init__(self, role: _Optional[_Union[_scheduler_pb2.Role, str]] = ...) -> None: ...
+    fence: int
+    def __init__(self, role: _Optional[_Union[_scheduler_pb2.Role, str]] = ..., fence: _Optional[int] = ...) -> None: ...
 
 class SetRoleReply(_message.Message):
     __slots__ = ("refusal",)

@@ -6,7 +6,7 @@
 A slot is a header and its record; a save has one slot for each block, in the order of the blocks. As headers
 stand apart, the records of neighbouring slots are one piece of memory.
 
-A header holds its slot's ticket, state and digest. The ticket is a number made of request and epoch,
+A header holds its slot's ticket, state and digest. The ticket is the number of the save's own (tickets.py),
 written at publication and wiped before the slot is reused. A reader in another process that finds it before
 and after its copy knows that the bytes did not change meanwhile (the idea of a sequence lock). The state
 tells whether record and digest can be read. The first ones can while the rest of an accelerator's KV is

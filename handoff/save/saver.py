@@ -66,6 +66,7 @@ class Saver:
             address=self._address,
             record_bytes=entry.record_bytes,
             offers=self._offers(entry),
+            ticket=self._staging.tickets.of(*entry.key),
         )
         end = time.monotonic()
         return ShardSave(
@@ -95,6 +96,7 @@ class Saver:
             epoch=entry.epoch,
             rank=self._rank,
             num_blocks=entry.num_blocks,
+            ticket=self._staging.tickets.of(*entry.key),
             place=entry.place,
             read=lambda: self._staging.read(*entry.key, None, self._chunk_bytes),
         )

@@ -5,23 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
-from baton import addresses
+from baton import addresses, rpc
 from baton.handoff import wire
 from baton.handoff.config import MAX_PULL_S
-from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, PullTimeout
-from baton.handoff.save.staging import Staging
+from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, PullTimeout, WrongTicket
+from baton.handoff.save.staging import Key, Staging
 from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, RENEW, SERVICE, STAGED
 from baton.protos import handoff_pb2 as pb
-from baton.rpc import SERVER_OPTIONS
 
 logger = logging.getLogger(__name__)
 
 _THREADS = 8
 _MAX_CALLS = 128  # running and queued; further calls are refused at once
+_CODES: dict[type[HandoffError], grpc.StatusCode] = {
+    MalformedManifest: grpc.StatusCode.FAILED_PRECONDITION,
+    WrongTicket: grpc.StatusCode.PERMISSION_DENIED,
+}
 
 
 class HandoffService:
@@ -39,15 +42,14 @@ class HandoffService:
         self._rank = rank
         self._chunk_bytes = chunk_bytes
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-handoff")
-        self._server = grpc.server(pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
+        self._server = rpc.server(pool, _MAX_CALLS)
         self._server.add_generic_rpc_handlers((self._handlers(),))
-        try:
-            port = self._server.add_insecure_port(listen)
-        except RuntimeError as error:
+        port = rpc.listen(self._server, "handoff.host", listen)
+        if not port:
             raise HandoffError(
-                f"cannot serve KV on {listen}: {error}; set handoff.host to an address of this machine and "
-                "handoff.port to a free port, or to 0"
-            ) from None
+                f"cannot serve KV on {listen}: the port is taken or the host is not this one; set "
+                "handoff.host to an address of this machine and handoff.port to a free port, or to 0"
+            )
         host, _ = addresses.split(listen)
         self.address = addresses.join(advertise or host, port)  # as others dial it
         self.local_address = addresses.from_here(addresses.join(host, port))
@@ -92,6 +94,7 @@ class HandoffService:
             if request.rank != self._rank:
                 raise MalformedManifest(f"this service is rank {self._rank}'s; rank {request.rank} is wanted")
             blocks = request.first_block, request.num_blocks
+            self._staging.tickets.check(request.request_id, request.epoch, request.ticket)
             for records in self._staging.read(
                 request.request_id, request.epoch, blocks, self._chunk_bytes, lambda: _check(context)
             ):
@@ -100,7 +103,10 @@ class HandoffService:
             _fail(context, error)
 
     def _release(self, request: pb.ReleaseRequest, context: grpc.ServicerContext) -> pb.ReleaseReply:
-        del context
+        try:
+            self._staging.tickets.check(request.request_id, request.epoch, request.ticket)
+        except WrongTicket as error:
+            _fail(context, error)
         held = self._staging.release(request.request_id, request.epoch)
         logger.debug(
             "release of %s/%d, confirmed %s: held %s",
@@ -113,7 +119,12 @@ class HandoffService:
 
     def _renew(self, request: pb.RenewRequest, context: grpc.ServicerContext) -> pb.RenewReply:
         del context
-        gone = self._staging.renew((held.request_id, held.epoch) for held in request.handoffs)
+        theirs: list[Key] = []
+        gone: list[Key] = []
+        for held in request.handoffs:
+            key = held.request_id, held.epoch
+            (theirs if self._staging.tickets.fits(*key, held.ticket) else gone).append(key)
+        gone += self._staging.renew(theirs)
         return pb.RenewReply(gone=[pb.Held(request_id=name, epoch=epoch) for name, epoch in gone])
 
     def _staged(self, request: pb.StagedRequest, context: grpc.ServicerContext) -> pb.StagedReply:
@@ -128,8 +139,8 @@ def _check(context: grpc.ServicerContext) -> None:
         raise PullCancelled("the pull was given up")
 
 
-def _fail(context: grpc.ServicerContext, error: HandoffError) -> None:
+def _fail(context: grpc.ServicerContext, error: HandoffError) -> NoReturn:
     """End the call with the error; its name goes beside the text, so that the caller can raise the same."""
     context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
-    wrong = isinstance(error, MalformedManifest)
-    context.abort(grpc.StatusCode.FAILED_PRECONDITION if wrong else grpc.StatusCode.NOT_FOUND, str(error))
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.NOT_FOUND)
+    context.abort(code, str(error))

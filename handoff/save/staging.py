@@ -25,6 +25,7 @@ from baton.handoff.memory.arena import Arena, StagingSlots
 from baton.handoff.memory.fill import Fill
 from baton.handoff.memory.views import SaveView
 from baton.handoff.records import Records
+from baton.handoff.tickets import Tickets
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Staging:
         ended: called, without a lock, with the key of each published entry that ends.
         """
         self.lease_s = lease_s
+        self.tickets = Tickets()
         self._arena = arena
         self._on_end = ended
         self._entries: dict[Key, Entry] = {}
@@ -102,7 +104,7 @@ class Staging:
             older = self._entries.get(entry.key)
             if older is not None:
                 self._end(older, UnknownHandoff)
-            entry.view.sign(digests.seed(*entry.key))
+            entry.view.sign(self.tickets.number(*entry.key))
             entry.expires_at = time.monotonic() + self.lease_s
             self._entries[entry.key] = entry
             heapq.heappush(self._deadlines, (entry.expires_at, next(self._order), entry))

@@ -56,6 +56,7 @@ class SavedShard:
     epoch: int
     rank: int
     num_blocks: int
+    ticket: bytes  # which `Pull.shard.ticket` has to be: a transport with a server of its own compares them
     place: StagingSlots  # in this host's shared memory; reused when the lease has ended, whoever looks at it
     read: Callable[[], Iterator[Records]]  # all records in order, as they arrive; raises SourceError
 

@@ -44,6 +44,7 @@ class Grpc(Transport):
             rank=pull.shard.rank,
             first_block=pull.first_block,
             num_blocks=pull.num_blocks,
+            ticket=pull.shard.ticket,
         )
         pull.check_time()
         stream: Any = start(request, timeout=pull.deadline - time.monotonic())

@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from google.protobuf.message import DecodeError
 
-from baton.handoff import digests
 from baton.handoff.errors import LeaseExpired, MalformedManifest, TransportFailed
 from baton.handoff.memory import segments
 from baton.handoff.memory.views import SaveView, are_inside, joined
 from baton.handoff.records import Bytes, Records
+from baton.handoff.tickets import number
 from baton.handoff.transports.base import Pull, SavedShard, Transport
 from baton.protos.handoff_pb2 import Run, Shard, SharedMemoryOffer
 from baton.rpc import host_id
@@ -51,7 +51,8 @@ class Shm(Transport):
                 f"{pull.what}: its slots, from {offer.offset} on, do not lie in segment {offer.segment}"
             )
         view = SaveView(segment, offer.offset, pull.record_bytes, runs)
-        ticket, stop = digests.seed(pull.request_id, pull.epoch), pull.first_block + pull.num_blocks
+        ticket = number(pull.shard.ticket, pull.request_id, pull.epoch)
+        stop = pull.first_block + pull.num_blocks
         if stop > view.num_blocks:
             raise TransportFailed(f"{pull.what}: {stop} records are needed, {view.num_blocks} are there")
         self._check_ticket(pull, view, ticket, pull.first_block, stop)  # before anything is loaded
@@ -74,7 +75,7 @@ class Shm(Transport):
     def _check_ticket(pull: Pull, view: SaveView, ticket: int, first: int, last: int) -> None:
         if not view.holds(ticket, first, last):
             raise LeaseExpired(
-                f"{pull.what}: its place in shared memory holds it no more;"
+                f"{pull.what}: its place in shared memory holds it no more under this ticket;"
                 " it was released or its lease ran out"
             )
 

@@ -13,10 +13,12 @@ import atexit
 import functools
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
+from baton import rpc
 from baton.addresses import join
 from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
@@ -34,6 +36,7 @@ from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
 from baton.handoff.vllm import facts
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
+from baton.security.identity import Identity
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +54,8 @@ class WorkerSide:
     ) -> None:
         """Start the service.
 
-        Raises HandoffError if the cache cannot be handed over or the service cannot listen.
+        Raises HandoffError if the cache cannot be handed over or the service cannot listen, SecurityError if
+        it must not.
         """
         self._cache = cache = block_cache(
             kv_caches,
@@ -66,6 +70,9 @@ class WorkerSide:
         self._facts = in_words(found)
         self._layers = tuple(layer.to_proto().SerializeToString() for layer in cache.layers)
         self._rank = rank
+        # A rank may be a process of its own, forked or not.
+        mine = Identity(Path(config.identity)) if config.identity else None
+        rpc.act_as(mine, insecure=config.insecure)
         self._client = HandoffClient()
         self._transports = transports.create(config.transports)
         segments.remove_stale()

@@ -315,7 +315,7 @@ def _zeros(rng: random.Random, entry: Entry, stage: Stage) -> None:
 
 
 def _ticket(rng: random.Random, entry: Entry, stage: Stage) -> None:
-    older = digests.seed(stage.right.request_id, stage.right.epoch - 1)
+    older = stage.source.staging.tickets.number(stage.right.request_id, stage.right.epoch - 1)
     entry.view.sign(rng.choice((0, older, rng.getrandbits(64))))
 
 

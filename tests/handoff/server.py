@@ -49,14 +49,19 @@ def garble_service(number: int, seed: int) -> Iterator[tuple[str, str]]:
     source.save("victim", BLOCKS * caches.BLOCK_SIZE, range(1, 7), epoch=3)
     with grpc.insecure_channel(source.service.address, options=CHANNEL_OPTIONS) as channel:
         try:
+            ticket = source.staging.tickets.of("victim", 3)
             for _ in range(number):
-                kind, method, message, timeout = rng.choice(_CALLS)(rng)
+                kind, method, message, timeout = rng.choice(_CALLS)(rng, ticket)
                 yield kind, _call(channel, method, message, timeout)
             assert source.staging.held()[0] == 1, "nonsense released what was saved"
-            wanted = pb.PullRequest(request_id="victim", epoch=3, num_blocks=BLOCKS)
+            wanted = _right_pull(ticket)
             assert _call(channel, PULL, wanted.SerializeToString(), 5) == "", "a right pull is refused"
         finally:
             source.close()
+
+
+def _right_pull(ticket: bytes) -> pb.PullRequest:
+    return pb.PullRequest(request_id="victim", epoch=3, num_blocks=BLOCKS, ticket=ticket)
 
 
 def _call(channel: grpc.Channel, method: str, message: bytes, timeout: float | None) -> str:
@@ -75,13 +80,14 @@ def _call(channel: grpc.Channel, method: str, message: bytes, timeout: float | N
     return "not held" if method == RELEASE and not pb.ReleaseReply.FromString(answer).held else ""
 
 
-def _garbage(rng: random.Random) -> tuple[str, str, bytes, float | None]:
+def _garbage(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
+    del ticket
     message = b"\x0a\xff" + rng.randbytes(rng.choice((0, 5, 4096)))  # a string that is longer than all of it
     return "service: garbage", rng.choice((PULL, RELEASE)), message, 5.0
 
 
-def _wrong_pull(rng: random.Random) -> tuple[str, str, bytes, float | None]:
-    request = pb.PullRequest(request_id="victim", epoch=3, num_blocks=BLOCKS)
+def _wrong_pull(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
+    request = _right_pull(ticket)
     huge = rng.choice((2**31, 2**32 - 1))
     key, value = rng.choice(
         (
@@ -90,26 +96,29 @@ def _wrong_pull(rng: random.Random) -> tuple[str, str, bytes, float | None]:
             ("rank", rng.choice((1, huge))),
             ("first_block", rng.choice((1, 6, 7, huge))),
             ("num_blocks", rng.choice((0, 7, huge))),
+            ("ticket", rng.choice((b"", ticket[:-1], ticket + b"\0", rng.randbytes(16)))),
         )
     )
     setattr(request, key, value)
     return "service: wrong pull", PULL, request.SerializeToString(), 5.0
 
 
-def _wrong_release(rng: random.Random) -> tuple[str, str, bytes, float | None]:
-    request_id, epoch = rng.choice(
-        (("victim", 2), ("victim", 0), ("victim", 2**64 - 1), ("", 3), ("other", 3))
-    )
-    request = pb.ReleaseRequest(request_id=request_id, epoch=epoch, confirmed=True)
+def _wrong_release(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
+    others = ("victim", 2), ("victim", 0), ("victim", 2**64 - 1), ("", 3), ("other", 3)
+    request = pb.ReleaseRequest(confirmed=True)
+    if rng.random() < 0.5:
+        (request.request_id, request.epoch), request.ticket = rng.choice(others), ticket
+    else:
+        request.request_id, request.epoch, request.ticket = "victim", 3, rng.choice((b"", rng.randbytes(16)))
     return "service: another's release", RELEASE, request.SerializeToString(), 5.0
 
 
-def _no_deadline(rng: random.Random) -> tuple[str, str, bytes, float | None]:
-    request = pb.PullRequest(request_id="victim", epoch=3, num_blocks=BLOCKS)
+def _no_deadline(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
+    request = _right_pull(ticket)
     return "service: no deadline", PULL, request.SerializeToString(), rng.choice((None, 1e5))
 
 
-_CALLS: list[Callable[[random.Random], tuple[str, str, bytes, float | None]]] = [
+_CALLS: list[Callable[[random.Random, bytes], tuple[str, str, bytes, float | None]]] = [
     _garbage,
     _wrong_pull,
     _wrong_pull,

@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from baton import rpc
 from baton.addresses import split
 from baton.handoff.channels import HandoffClient
 from baton.handoff.config import MIB
@@ -22,6 +23,7 @@ from harness.support import free_port
 def staging() -> Iterator[Staging]:
     with closing(Staging(Arena(MIB, 4096), 30.0)) as made:
         yield made
+    rpc.act_as(None)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,7 @@ def staging() -> Iterator[Staging]:
 def test_it_is_found_where_it_was_said_and_here(
     staging: Staging, listen: str, advertise: str, found: str, local: str
 ) -> None:
+    rpc.act_as(None, insecure=True)
     port = free_port()
     with (
         closing(HandoffService(staging, 0, f"{listen}:{port}", MIB, advertise)) as service,

@@ -163,7 +163,7 @@ def test_the_ticket_stands_only_while_the_lease_does(make: Callable[..., Staging
     entry = put(staging, "a", epoch=5)
     memory = segments.attach(entry.place.segment)
     view = SaveView(memory, entry.place.offset, RECORD, entry.place.runs)
-    assert view.holds(digests.seed("a", 5), 0, 3)
+    assert view.holds(staging.tickets.number("a", 5), 0, 3)
     assert (view.records(0, 3) == 7).all()
     staging.release("a", 5)
     assert view.holds(0, 0, 3)
@@ -171,7 +171,7 @@ def test_the_ticket_stands_only_while_the_lease_does(make: Callable[..., Staging
 
 def test_a_ticket_that_is_missing_on_one_block_is_missed(make: Callable[..., Staging]) -> None:
     staging = make()
-    view, ticket = put(staging, "a").view, digests.seed("a", 1)
+    view, ticket = put(staging, "a").view, staging.tickets.number("a", 1)
     assert view.holds(ticket, 0, 3)
     put(staging, "b", blocks=57)
     staging.release("a", 1)

@@ -19,9 +19,9 @@ from baton.handoff.errors import (
     NoCommonTransport,
     PullCancelled,
     PullTimeout,
-    SourceError,
     TransportFailed,
     UnknownHandoff,
+    WrongTicket,
 )
 from baton.handoff.memory import segments
 from baton.handoff.records import Bytes
@@ -88,8 +88,31 @@ def test_whole_and_partial_pulls_bring_the_saved_bytes(
 def test_another_epoch_and_another_request_are_refused(source: RemoteSource, transport: Transport) -> None:
     saved = source.save(f"epochs-{transport.name}", range(5, 9), epoch=2)
     for change in ({"epoch": 1}, {"request_id": "somebody else"}):
-        with pytest.raises(SourceError):
+        with pytest.raises((LeaseExpired, WrongTicket)):
             drain(transport, pull_of(saved, **change))
+    assert np.array_equal(drain(transport, pull_of(saved)), source.records(range(5, 9)))
+
+
+def test_without_its_ticket_nothing_comes_and_nothing_is_released(
+    source: RemoteSource, transport: Transport
+) -> None:
+    """Whoever knows only a request's id, its epoch and where it is kept gets nothing."""
+    saved = source.save(f"ticket-{transport.name}", range(5, 9))
+    others = source.save(f"other-{transport.name}", range(9, 13))
+    right = saved.shards[0].ticket
+    client = HandoffClient()
+    held = source.held()[0]
+    for ticket in (b"", others.shards[0].ticket, right[:-1], right + b"\0", bytes(16)):
+        guessed = Manifest()
+        guessed.CopyFrom(saved)
+        guessed.shards[0].ticket = ticket
+        with pytest.raises((LeaseExpired, WrongTicket), match=f"'ticket-{transport.name}'.*ticket"):
+            drain(transport, pull_of(guessed))
+        assert not client.release(guessed)
+        assert client.renew([guessed]) == set()
+    assert source.held()[0] == held
+    assert client.renew([saved]) == {(saved.request_id, saved.epoch)}
+    client.close()
     assert np.array_equal(drain(transport, pull_of(saved)), source.records(range(5, 9)))
 
 
