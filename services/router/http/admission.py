@@ -1,4 +1,4 @@
-"""The router's additions to vLLM's HTTP layer: refusals with a status, deadlines, `usage.baton` on request.
+"""The router's additions to vLLM's HTTP layer: refusals with a status, deadlines, quotas, `usage.baton`.
 
 An error before the first byte is an HTTP error, also for a stream.
 
@@ -18,10 +18,13 @@ from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
-from baton.services.router.errors import RequestFailed, Unsupported
+from baton.services.router.errors import RateLimited, RequestFailed, Unsupported
 from baton.services.router.http import usage
-from baton.services.router.state import RequestState
+from baton.services.router.state import NOBODY, Party, RequestState
+from baton.services.router.tenancy import Tenancy, TenantRequest
+from baton.services.tenants.model import ANYBODY, Caller
 
+CALLER = "baton.caller"  # in a scope: the sender, as its key tells
 TIMEOUT_HEADER = b"x-request-timeout"  # seconds for the whole request, as the client wants it
 
 Message = MutableMapping[str, Any]
@@ -34,10 +37,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Admission:
     """One HTTP request's state, shared by the HTTP layer and the engine client. The first error counts."""
 
-    __slots__ = ("client", "deadline", "error", "options", "states")
+    __slots__ = ("deadline", "error", "options", "party", "request", "states")
 
-    def __init__(self, client: str = "") -> None:
-        self.client = client  # takes turns with others when its requests wait
+    def __init__(self, party: Party = NOBODY, request: TenantRequest | None = None) -> None:
+        self.party = party  # takes turns with others when its requests wait
+        self.request = request  # within its tenant's limits; None for one that came without HTTP
         self.error: RequestFailed | None = None
         self.deadline = math.inf  # time.monotonic, seconds: the client's own
         self.options = usage.UsageOptions()
@@ -56,26 +60,38 @@ current_admission: ContextVar[Admission | None] = ContextVar("baton_admission", 
 class AdmissionMiddleware:
     """Pure ASGI middleware. After the first chunk it costs one function call per chunk."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, tenancy: Tenancy) -> None:
         self._app = app
+        self._tenancy = tenancy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        admission = Admission(_client(scope))
+        caller: Caller = scope.get(CALLER, ANYBODY)
         try:
-            admission.deadline = _deadline(scope["headers"])
-        except Unsupported as error:
+            deadline = _deadline(scope["headers"])
+            request = await self._tenancy.enter(caller)
+        except (Unsupported, RateLimited) as error:
             for part in error_response(error):
                 await send(part)
             return
+        admission = Admission(_party(caller, scope), request)
+        admission.deadline = deadline
         current_admission.set(admission)
-        await self._app(scope, _watched(receive, admission), _HeldResponse(admission, send))
+        try:
+            await self._app(scope, _watched(receive, admission), _HeldResponse(admission, send))
+        finally:
+            request.leave()
+
+
+def _party(caller: Caller, scope: Scope) -> Party:
+    """Return the sender, as one of those that take turns."""
+    return Party(caller.tenant, caller.key or _client(scope), caller.settings.priority)
 
 
 def _client(scope: Scope) -> str:
-    """Return an identifier of the sender: a digest of its API key, or else its address."""
+    """Return an identifier of a sender without a tenant: a digest of its API key, or else its address."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             return hashlib.sha256(value).hexdigest()[:16]
@@ -174,11 +190,14 @@ class _HeldResponse:
 
 def error_response(error: RequestFailed) -> tuple[Message, Message]:
     """Return the two ASGI messages of a response in OpenAI's error format."""
-    kind = "".join(word.capitalize() for word in error.status.phrase.split())
-    fields = {"message": error.message, "type": f"{kind}Error", "param": None, "code": error.status.value}
+    kind: str = "".join(word.capitalize() for word in error.status.phrase.split()) + "Error"
+    code: str | int = error.status.value
+    if isinstance(error, RateLimited):  # by these words OpenAI's clients know it
+        kind, code = "rate_limit_error", "rate_limit_exceeded"
+    fields = {"message": error.message, "type": kind, "param": None, "code": code}
     body = json.dumps({"error": fields}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if error.status is HTTPStatus.SERVICE_UNAVAILABLE:
+    if error.status is HTTPStatus.SERVICE_UNAVAILABLE or error.retry_after_s:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
     start = {"type": "http.response.start", "status": error.status.value, "headers": headers}
     return start, {"type": "http.response.body", "body": body, "more_body": False}

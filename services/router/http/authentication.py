@@ -6,16 +6,44 @@ as a whole with the one that the routes see: any other spelling of it is closed.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
-from baton.services.router.errors import Unauthorized
-from baton.services.router.http.admission import App, Receive, Scope, Send, error_response
+from baton.services.router.errors import KeysUnknown, RequestFailed, Unauthorized
+from baton.services.router.http.admission import CALLER, App, Receive, Scope, Send, error_response
+from baton.services.tenants.model import ANYBODY, Caller, digest
 
 OPEN = frozenset({"/health", "/ping", "/version"})
 METRICS = "/metrics"
 _POLICY_VIOLATION = 1008  # close code of a WebSocket
+
+
+class Keys(Protocol):
+    """The keys that open a router."""
+
+    @property
+    def problem(self) -> str:
+        """The reason why no key is known yet, in one line; empty once they are."""
+
+    def find(self, secret: bytes) -> Caller | None:
+        """Return the caller that presents a secret; None for a wrong one."""
+
+
+class FixedKeys:
+    """Keys of one tenant without limits, the same until the router ends."""
+
+    problem = ""  # they are known from the start
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [digest(key.encode()) for key in keys]
+
+    def find(self, secret: bytes) -> Caller | None:
+        """Return the one caller for each of the keys."""
+        given = digest(secret)
+        # Compare with all keys, so that the duration does not reveal which one it was.
+        known = sum(hmac.compare_digest(given, one) for one in self._digests)
+        return ANYBODY if known else None
 
 
 class KeyMiddleware:
@@ -23,43 +51,44 @@ class KeyMiddleware:
 
     Its place is right inside the CORS middleware. That answers a browser's preflight, which can carry no key,
     by itself; an OPTIONS that is no preflight would reach mounted apps, and needs the key. `refused` is
-    called with "401" for each request without one.
+    called with the status for each request that does not pass.
     """
 
-    def __init__(
-        self, app: App, keys: Iterable[str], metrics_open: bool, refused: Callable[[str], None]
-    ) -> None:
+    def __init__(self, app: App, keys: Keys, metrics_open: bool, refused: Callable[[str], None]) -> None:
         """Accept any of `keys`. With `metrics_open` /metrics needs none."""
         self._app = app
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._keys = keys
         self._open = OPEN | {METRICS} if metrics_open else OPEN
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in self._open or self._has_key(scope["headers"]):
+        if scope["type"] == "lifespan" or scope["path"] in self._open:
             await self._app(scope, receive, send)
             return
-        self._refused(str(Unauthorized.status.value))
+        caller = self._caller(scope["headers"])
+        if caller is not None:
+            scope[CALLER] = caller
+            await self._app(scope, receive, send)
+            return
+        error = self._error()
+        self._refused(str(error.status.value))
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
-        start, body = error_response(
-            Unauthorized("an API key is needed, and the right one: send it as 'Authorization: Bearer KEY'")
-        )
-        start["headers"].append((b"www-authenticate", b"Bearer"))
+        start, body = error_response(error)
+        if isinstance(error, Unauthorized):
+            start["headers"].append((b"www-authenticate", b"Bearer"))
         await send(start)
         await send(body)
 
-    def _has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def _caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
         for name, value in headers:
             scheme, _, key = value.partition(b" ")
             if name == b"authorization" and scheme.lower() == b"bearer":
-                given = _digest(key.strip())
-                # Compare with all keys, so that the duration does not reveal which one it was.
-                return sum(hmac.compare_digest(given, digest) for digest in self._digests) > 0
-        return False
+                return self._keys.find(key.strip())
+        return None
 
-
-def _digest(key: bytes) -> bytes:
-    """Return a digest of the key: of one length, whatever the key's."""
-    return hashlib.sha256(key).digest()
+    def _error(self) -> RequestFailed:
+        if self._keys.problem:
+            return KeysUnknown(f"the router cannot check API keys yet: {self._keys.problem}", 1.0)
+        return Unauthorized("an API key is needed, and the right one: send it as 'Authorization: Bearer KEY'")

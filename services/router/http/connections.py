@@ -7,6 +7,7 @@ It costs nothing per token, and a client within its limits a few comparisons per
     a body that is too large      413, before it is read where its length is declared, else once it exceeds
     a body that never ends        408
     a response that is not read   the connection is cut: the request is aborted as for any client that leaves
+    a router that ends            each connection may have one request more, for LAST_REQUEST_S
 
 Leans on: uvicorn.protocols.http.httptools_impl (HttpToolsProtocol: its callbacks of transport and parser,
 _start_asgi_task, cycle, connections, flow; RequestResponseCycle: disconnected, message_event, more_body,
@@ -51,6 +52,9 @@ WRITE_BUFFER_BYTES = 16 << 10  # our own per connection; above it a response wai
 LINGER_S = 2.0  # a refused client may go on sending for this long: cut at once it would not see the response
 BODIES_AT_ONCE = 8  # bodies of the largest size that fit into memory; smaller ones in proportion
 RETRY_AFTER_S = 1.0
+# A router that ends hears each open connection for so long: a request may be on its way, and a client that
+# kept the connection from a response without `Connection: close` sends its next one at once.
+LAST_REQUEST_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._arrival: asyncio.TimerHandle | None = None  # of a request that is not complete yet
         self._draining: asyncio.TimerHandle | None = None  # of a response that waits for its client to read
         self._tail: asyncio.TimerHandle | None = None  # of a finished response's last bytes, not yet read
+        self._ending = False  # the router ends: the next response is the last one
+        self._farewell: asyncio.TimerHandle | None = None  # until an unused connection is closed then
 
     # -- the transport's calls
 
@@ -119,6 +125,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._arrival = _cancelled(self._arrival)
         self._draining = _cancelled(self._draining)
         self._tail = _cancelled(self._tail)
+        self._farewell = _cancelled(self._farewell)
         self._release_body()
         _abandon(self._running)  # with pipelined requests uvicorn notifies only the last one
 
@@ -168,6 +175,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._tail = _cancelled(self._tail)
         super().on_headers_complete()
         self._in_body = True
+        if self._ending:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         if self._refused:
@@ -197,6 +206,8 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._tail = self.loop.call_later(self._limits.slow_client_s, self._check_tail)
+        if self._ending:
+            self._say_farewell()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(Unsupported(msg))
@@ -204,6 +215,25 @@ class LimitedConnection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    # -- the router's end
+
+    def shutdown(self) -> None:
+        """Close the connection after one more response. uvicorn's own would cut a request on its way."""
+        self._ending = True
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False  # its response says so
+        elif self.cycle is None or self.cycle.response_complete:
+            self._say_farewell()
+
+    def _say_farewell(self) -> None:
+        _cancelled(self._farewell)
+        self._farewell = self.loop.call_later(LAST_REQUEST_S, self._close_unused)
+
+    def _close_unused(self) -> None:
+        """Close, unless a request arrives or is served: then its response closes."""
+        if not self._in_message and (self.cycle is None or self.cycle.response_complete):
+            self.transport.close()
 
     # -- refusals
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from baton.services.router.errors import NotAdmitted, TimedOut, Why
 from baton.services.router.http.admission import AdmissionMiddleware, current_admission
+from baton.services.router.metrics import RouterMetrics
+from baton.services.router.tenancy import Tenancy
+from baton.services.tenants.quotas import Quotas
 
 
 async def respond(*messages: dict[str, Any], error: Exception | None = None, at: int = 0) -> list[Any]:
@@ -27,7 +32,9 @@ async def respond(*messages: dict[str, Any], error: Exception | None = None, at:
     async def receive() -> Any:
         raise AssertionError("nobody asks")
 
-    await AdmissionMiddleware(app)({"type": "http", "method": "POST", "headers": []}, receive, send)
+    tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
+    scope = {"type": "http", "method": "POST", "headers": []}
+    await AdmissionMiddleware(app, tenancy)(scope, receive, send)
     return sent
 
 

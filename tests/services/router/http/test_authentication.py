@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client import CollectorRegistry
 
 from harness import zygote
 from harness.checkpoints import tiny_qwen2
@@ -97,16 +98,20 @@ async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path
 
     from baton.services.config import load
     from baton.services.router.cluster import ClusterView
-    from baton.services.router.http.authentication import KeyMiddleware
+    from baton.services.router.http.authentication import FixedKeys, KeyMiddleware
+    from baton.services.router.metrics import RouterMetrics
+    from baton.services.router.tenancy import Tenancy
     from baton.services.router.vllm import frontend
+    from baton.services.tenants.quotas import Quotas
 
     settings = load({"engine": {"model": str(model), "served_model_name": MODEL}})
     config = frontend.build_config(settings)
     args = frontend.build_arguments(settings, config)
     llm = frontend.RelayLLM(config, cluster.client, ClusterView(cluster.scheduler, 5.0), settings.engine)
     refused: list[str] = []
-    door = Middleware(KeyMiddleware, keys=[KEY], metrics_open=False, refused=refused.append)
-    app = await frontend.build_http_app(llm, args, 8, door)
+    door = Middleware(KeyMiddleware, keys=FixedKeys([KEY]), metrics_open=False, refused=refused.append)
+    tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
+    app = await frontend.build_http_app(llm, args, 8, tenancy, door)
     paths = {re.sub(r"\{[^}]*\}", "x", route.path) for route in app.router.routes}
     assert paths >= {*OPEN, "/metrics", "/invocations", "/tokenize", "/docs", "/v1/models"}
     found = set()

@@ -33,6 +33,7 @@ class Seen:
     left: int = 0  # clients, before their response was complete
     sent: int = 0  # bytes
     refused: list[str] = field(default_factory=list)  # reasons
+    gate: asyncio.Event = field(default_factory=asyncio.Event)  # lets responses on /gate end
 
 
 @dataclass
@@ -69,6 +70,9 @@ async def serving(seen: Seen, max_connections: int = 10) -> AsyncIterator[Server
             await send({"type": "http.response.body", "body": bytes(8192), "more_body": True})
             seen.sent += 8192
             await asyncio.sleep(0)
+        if scope["path"] == "/gate":
+            await send({"type": "http.response.body", "body": b"first", "more_body": True})
+            await seen.gate.wait()
         last = bytes(LARGE) if scope["path"] == "/large" else b"ok"
         await send({"type": "http.response.body", "body": last, "more_body": False})
         seen.sent += len(last)
@@ -287,6 +291,46 @@ async def test_a_response_whose_end_is_not_read_is_dropped(server: Server) -> No
         client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         await until(lambda: server.seen.sent > 0, "it is answered")
         await until(lambda: server.open_connections == 0, "the connection is cut")
+
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+END = b"2\r\nok\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("before", ["nothing", "half a request", "a response", "a response under way"])
+async def test_a_router_that_ends_serves_what_is_on_its_way(server: Server, before: str) -> None:
+    """A client that was heard, or told nothing of the end, gets a response; then the connection ends."""
+    reader, writer = await connect(server)
+    await until(lambda: server.open_connections == 1, "it is connected")
+    rest = GET
+    if before == "half a request":
+        writer.write(GET[:9])
+        rest = GET[9:]
+    elif before != "nothing":
+        writer.write(GET if before == "a response" else GET.replace(b"/", b"/gate", 1))
+        await asyncio.wait_for(reader.readuntil(END if before == "a response" else b"first"), CALL_S)
+    server.uvicorn.should_exit = True
+    await until(lambda: not server.uvicorn.servers[0].is_serving(), "it accepts nothing more")
+    server.seen.gate.set()
+    if before == "a response under way":
+        await asyncio.wait_for(reader.readuntil(END), CALL_S)
+    writer.write(rest)
+    head, _, _ = (await asyncio.wait_for(reader.read(), CALL_S)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b"connection: close" in head
+    writer.close()
+
+
+async def test_a_router_that_ends_closes_what_is_not_used(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LAST_REQUEST_S", SLOW_S / 4)  # before the 408
+    unused, _one = await connect(server)
+    kept, writer = await connect(server)
+    writer.write(GET)
+    await asyncio.wait_for(kept.readuntil(END), CALL_S)
+    server.uvicorn.should_exit = True
+    assert await asyncio.wait_for(unused.read(), CALL_S) == await asyncio.wait_for(kept.read(), CALL_S) == b""
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""A router's requests within the limits of their tenants: admitted, charged, counted.
+
+`services/tenants` knows the limits and nothing of requests; here its refusals become a client's 429.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from baton.scheduler.tasks import spawn, stop
+from baton.services.config import Settings
+from baton.services.router.errors import RateLimited
+from baton.services.router.metrics import RouterMetrics
+from baton.services.router.state import RequestState
+from baton.services.tenants.errors import OverLimit
+from baton.services.tenants.file_book import FileBook
+from baton.services.tenants.keyring import Keyring
+from baton.services.tenants.model import Caller
+from baton.services.tenants.quotas import Quotas, Visit
+from baton.services.tenants.redis_book import RedisBook
+from baton.services.tenants.shared import SharedStore
+
+
+@contextlib.asynccontextmanager
+async def open_tenancy(settings: Settings, router_id: str, metrics: RouterMetrics) -> AsyncIterator[Tenancy]:
+    """Yield the tenancy that the settings ask for; until the end it follows its keys and shares limits.
+
+    Raises ConfigError.
+    """
+    router, topic = settings.router, settings.scheduler.topic
+    shared = SharedStore(router.keys_store, topic) if router.keys_store else None
+    quotas = Quotas(shared, router_id)
+    keyring = None
+    if router.has_tenants:
+        book = FileBook(router.keys_file) if router.keys_file else RedisBook(router.keys_store, topic)
+        keyring = Keyring(book)
+        metrics.tenants.watch(keyring.tenants)
+        await keyring.look()
+    quotas.start()
+    following = spawn(keyring.follow(), "changes of the keys") if keyring is not None else None
+    try:
+        yield Tenancy(quotas, metrics, keyring)
+    finally:
+        if following is not None:
+            await stop(following)
+        if keyring is not None:
+            await keyring.close()
+        await quotas.close()
+
+
+class Tenancy:
+    """Admits the requests of one router. Without a keyring its keys, if it needs any, have no tenants."""
+
+    def __init__(self, quotas: Quotas, metrics: RouterMetrics, keyring: Keyring | None = None) -> None:
+        self.keyring = keyring
+        self._quotas = quotas
+        self._metrics = metrics
+
+    async def enter(self, caller: Caller) -> TenantRequest:
+        """Admit an HTTP request. Raises RateLimited (429)."""
+        try:
+            visit = await self._quotas.enter(caller)
+        except OverLimit as error:
+            raise self.refusal(caller, error) from None
+        self._metrics.tenants.entered(caller.tenant)
+        return TenantRequest(self, visit)
+
+    def refusal(self, caller: Caller, error: OverLimit) -> RateLimited:
+        """Count a refusal, and return it as the client gets it."""
+        self._metrics.tenants.refused(caller.tenant, error.limit)
+        return RateLimited(str(error), error.limit, error.retry_after_s)
+
+    def used(self, caller: Caller, state: RequestState) -> None:
+        """Count the tokens of a sequence that is over."""
+        self._metrics.tenants.used(caller.tenant, state.prompt_tokens, len(state.tokens))
+
+
+class TenantRequest:
+    """One HTTP request that was admitted. To be left when its response is over."""
+
+    def __init__(self, tenancy: Tenancy, visit: Visit) -> None:
+        self.caller = visit.caller
+        self._tenancy = tenancy
+        self._visit = visit
+
+    async def charge(self, state: RequestState) -> None:
+        """Charge a sequence with its prompt and its longest answer. Raises RateLimited (429)."""
+        try:
+            await self._visit.charge(state.request_id, state.prompt_tokens, state.budget)
+        except OverLimit as error:
+            raise self._tenancy.refusal(self.caller, error) from None
+
+    def settle(self, state: RequestState) -> None:
+        """Charge a sequence that is over with what it used: nothing if no worker was given it."""
+        used = state.prompt_tokens + len(state.tokens) if state.attempts else 0
+        self._visit.settle(state.request_id, used)
+        if used:
+            self._tenancy.used(self.caller, state)
+
+    def leave(self) -> None:
+        """Give back what a request holds while it is under way."""
+        self._visit.leave()

@@ -1,0 +1,80 @@
+"""The keys in a router's memory: it finds the caller of a key, and follows the book as it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from baton.services.tenants.errors import BookError
+from baton.services.tenants.model import Book, Caller, digest
+
+LOOK_S = 1.0  # between two looks for changes; a key is good, or good no more, so much later
+
+log = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """The place of the book."""
+
+    async def changed(self) -> Book | None:
+        """Return the book if it changed since the last call. Raises BookError."""
+
+    async def close(self) -> None:
+        """Release what it holds."""
+
+
+class Keyring:
+    """The callers of one router. What was last read well counts until the source is good again."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._callers: dict[bytes, Caller] | None = None
+        self._tenants: frozenset[str] = frozenset()
+        self._problem = ""
+
+    @property
+    def problem(self) -> str:
+        """The reason why no key is known at all, in one line; empty once the book was read."""
+        return "" if self._callers is not None else self._problem or "the keys were not read yet"
+
+    def find(self, secret: bytes) -> Caller | None:
+        """Return the caller that presents a secret; None for an unknown one.
+
+        How long the look-up takes depends on the hash of what is presented: it tells nothing about secrets.
+        """
+        return (self._callers or {}).get(digest(secret))
+
+    def tenants(self) -> Iterable[str]:
+        """Return the names of all tenants. Any thread."""
+        return self._tenants
+
+    async def look(self) -> None:
+        """Take over a change of the book, if there is one. A bad one is logged, and nothing changes."""
+        try:
+            book = await self._source.changed()
+        except BookError as error:
+            self._complain(str(error))
+            return
+        self._problem = ""
+        if book is not None:
+            self._callers = book.callers()
+            self._tenants = frozenset({*book.tenants, *(key.tenant for key in book.keys.values())})
+            log.info("%d keys of %d tenants", len(book.keys), len(self._tenants))
+
+    async def follow(self) -> None:
+        """Look for changes forever. To be run as a task of its own."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def close(self) -> None:
+        """Release the source."""
+        await self._source.close()
+
+    def _complain(self, problem: str) -> None:
+        """Log a problem, once."""
+        if problem != self._problem:
+            log.error("%s; %s", problem, "no key is known" if self._callers is None else "the last keys stay")
+        self._problem = problem

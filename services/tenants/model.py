@@ -1,0 +1,166 @@
+"""Keys, tenants and their limits; a book holds all of a deployment.
+
+A secret is 256 random bits, so a plain SHA-256 of it is as hard to invert as the secret is to guess; a slow
+hash, as for passwords, would only cost time in each request. The book holds the hash alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from baton.services.config import suggest
+from baton.services.errors import one_line
+from baton.services.tenants.errors import BookError
+
+SECRET_PREFIX = "baton-"  # noqa: S105 (lets people and scanners see what a leaked key is for)
+MAX_PRIORITY = 100
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Count = Annotated[int, Field(ge=1, le=10**12, strict=True)]
+
+
+class Limits(BaseModel):
+    """The limits of one key, or of all keys of a tenant together; None is no limit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    requests_per_s: Count | None = Field(None, description="Most requests a second.")
+    tokens_per_min: Count | None = Field(
+        None, description="Most tokens a minute, of prompts and answers together."
+    )
+    concurrency: Count | None = Field(None, description="Most requests at a time.")
+
+
+class Tenant(Limits):
+    """A tenant: its limits, its share of the turns when requests wait, and whether its cache is its own."""
+
+    priority: Annotated[int, Field(ge=1, le=MAX_PRIORITY, strict=True)] = Field(
+        1, description="Turns that it gets where a tenant of priority 1 gets one."
+    )
+    cache_salt: Annotated[bool, Field(strict=True)] = Field(
+        True, description="Whether its prefix cache is its own."
+    )
+
+
+class ApiKey(Limits):
+    """A key: its tenant, the SHA-256 of its secret, and limits of its own within the tenant's."""
+
+    tenant: Name
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The sender of a request: its key, its tenant, and the limits of both."""
+
+    key: str  # its name
+    tenant: str  # its name; empty where keys have no tenants
+    key_limits: Limits
+    settings: Tenant
+
+
+L = TypeVar("L", bound=Limits)
+ANYBODY = Caller("", "", Limits(), Tenant())  # where keys have no tenants, or none is needed
+
+
+class Book(BaseModel):
+    """All keys and tenants of a deployment, by name. A tenant that is not listed has no limits."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    tenants: dict[Name, Tenant] = Field(default_factory=dict)
+    keys: dict[Name, ApiKey] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_key_a_secret(self) -> Book:
+        owner: dict[str, str] = {}
+        for name, key in self.keys.items():
+            if owner.setdefault(key.sha256, name) != name:
+                raise ValueError(f"keys {owner[key.sha256]!r} and {name!r} have the same sha256")
+        return self
+
+    def tenant(self, name: str) -> Tenant:
+        """Return a tenant by its name."""
+        return self.tenants.get(name, ANYBODY.settings)
+
+    def callers(self) -> dict[bytes, Caller]:
+        """Return the callers by the digest of their secret."""
+        return {
+            bytes.fromhex(key.sha256): Caller(name, key.tenant, key, self.tenant(key.tenant))
+            for name, key in self.keys.items()
+        }
+
+    def with_key(self, name: str, key: ApiKey) -> Book:
+        """Return the book with another key. Raises BookError where the name is taken."""
+        if name in self.keys:
+            raise BookError(f"there is a key {name!r} already; remove it first, or choose another name")
+        return book_of({**self._plain(), "keys": {**self.keys, name: key}})
+
+    def without_key(self, name: str) -> Book:
+        """Return the book without a key. Raises BookError where there is none of that name."""
+        if name not in self.keys:
+            close = difflib.get_close_matches(name, self.keys, n=1)
+            raise BookError(f"there is no key {name!r}{f'; did you mean {close[0]!r}?' if close else ''}")
+        return book_of({**self._plain(), "keys": {one: k for one, k in self.keys.items() if one != name}})
+
+    def with_tenant(self, name: str, tenant: Tenant) -> Book:
+        """Return the book with a tenant's settings changed."""
+        return book_of({**self._plain(), "tenants": {**self.tenants, name: tenant}})
+
+    def _plain(self) -> dict[str, Any]:
+        return {"tenants": self.tenants, "keys": self.keys}
+
+
+def book_of(content: Any) -> Book:
+    """Return the book of a file's content. Raises BookError with one line that names what is wrong."""
+    try:
+        return Book.model_validate(content)
+    except ValidationError as error:
+        raise BookError(f"{one_line(error)}{_nearest(error)}") from None
+
+
+def checked(kind: type[L], **values: Any) -> L:
+    """Return a key or a tenant of these values. Raises BookError."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise BookError(one_line(error)) from None
+
+
+def new_secret() -> str:
+    """Return a new secret, to be shown once."""
+    return SECRET_PREFIX + secrets.token_urlsafe(32)
+
+
+def digest(secret: bytes) -> bytes:
+    """Return the hash by which a key is known."""
+    return hashlib.sha256(secret).digest()
+
+
+def salted(caller: Caller, own: str | None) -> str | None:
+    """Return the salt of a request's prefix cache: its tenant's, combined with the client's own.
+
+    A client cannot make another tenant's salt, as what it sends is hashed together with its tenant's name;
+    that of a tenant which shares its cache is hashed with none.
+    """
+    mine = caller.tenant if caller.settings.cache_salt else ""
+    if not caller.tenant or not (mine or own):
+        return own
+    return hmac.new(mine.encode(), (own or "").encode(), hashlib.sha256).hexdigest()
+
+
+def _nearest(error: ValidationError) -> str:
+    """Return the nearest known key for the first unknown one."""
+    for one in error.errors(include_input=False, include_context=False, include_url=False):
+        if one["type"] == "extra_forbidden":
+            kinds: dict[Any, type[BaseModel]] = {"tenants": Tenant, "keys": ApiKey}
+            known = kinds[one["loc"][0]] if len(one["loc"]) > 1 else Book
+            return suggest(str(one["loc"][-1]), list(known.model_fields))
+    return ""

@@ -1,0 +1,139 @@
+"""All limits of a caller together: those of its key and those of its tenant."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from baton.scheduler.tasks import spawn, stop
+from baton.services.tenants.errors import OverLimit
+from baton.services.tenants.limit import Limit
+from baton.services.tenants.model import Caller, Limits
+from baton.services.tenants.rates import Rates
+from baton.services.tenants.shared import SharedStore
+from baton.services.tenants.slots import Slots
+
+_NOUNS = {
+    "requests_per_s": "requests a second",
+    "tokens_per_min": "tokens a minute",
+    "concurrency": "requests at a time",
+}
+
+
+class Quotas:
+    """The limits of all callers of one router."""
+
+    def __init__(self, shared: SharedStore | None, router_id: str) -> None:
+        """Count alone, or together with the other routers of `shared`."""
+        self._shared = shared
+        self._rates = Rates(shared)
+        self._slots = Slots(shared, router_id)
+        self._renewing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin the tasks that shared limits need."""
+        if self._shared is not None:
+            self._shared.start()
+            self._renewing = spawn(self._slots.renew(), "renew the requests under way")
+
+    async def close(self) -> None:
+        """End them."""
+        if self._renewing is not None:
+            await stop(self._renewing)
+        if self._shared is not None:
+            await self._shared.close()
+
+    async def enter(self, caller: Caller) -> Visit:
+        """Admit one HTTP request. Raises OverLimit."""
+        slots: list[tuple[str, Limit]] = [
+            (owner, self._slots.limit(owner, of.concurrency))
+            for owner, of in _owners(caller)
+            if of.concurrency
+        ]
+        rates = list(self._rates_of(caller, "requests_per_s"))
+        await self._take([*slots, *rates], 1)
+        return Visit(self, caller, [slot for _, slot in slots])
+
+    async def charge(self, caller: Caller, tokens: int) -> list[Limit]:
+        """Take a sequence's tokens; return the limits of which they were taken. Raises OverLimit."""
+        rates = list(self._rates_of(caller, "tokens_per_min"))
+        await self._take(rates, tokens)
+        return [rate for _, rate in rates]
+
+    def _rates_of(self, caller: Caller, field: str) -> Iterator[tuple[str, Limit]]:
+        for owner, of in _owners(caller):
+            if most := getattr(of, field):
+                yield owner, self._rates.limit(field, owner, most)
+
+    async def _take(self, limits: Sequence[tuple[str, Limit]], amount: int) -> None:
+        """Take of all limits, or of none and raise OverLimit."""
+        for at, (owner, limit) in enumerate(limits):
+            wait_s = limit.take_here(amount)
+            if wait_s is not None:
+                for _, taken in limits[:at]:
+                    taken.give_here(amount)
+                raise _over(owner, limit, amount, wait_s)
+        shared: list[Limit] = []
+        try:
+            for owner, limit in limits:
+                wait_s = await limit.take_shared(amount)
+                if wait_s is not None:
+                    raise _over(owner, limit, amount, wait_s)
+                shared.append(limit)
+        except BaseException:  # also where the client leaves meanwhile
+            for _, taken in limits:
+                taken.give_here(amount)
+            for taken in shared:
+                taken.give_shared(amount)
+            raise
+
+
+class Visit:
+    """One HTTP request within its caller's limits: its slots, and the tokens of its sequences."""
+
+    def __init__(self, quotas: Quotas, caller: Caller, slots: list[Limit]) -> None:
+        self.caller = caller
+        self._quotas = quotas
+        self._slots = slots
+        self._charges: dict[str, tuple[list[Limit], int]] = {}  # by sequence: of which limits, and how much
+
+    async def charge(self, sequence: str, prompt: int, most: int) -> None:
+        """Take the tokens of a prompt and of the longest answer to it. Raises OverLimit.
+
+        A longer answer than the limit allows in a minute is charged as one that fills it: it may be short.
+        """
+        allowed = [of.tokens_per_min for _, of in _owners(self.caller) if of.tokens_per_min]
+        if not allowed:
+            return
+        tokens = max(prompt, min(prompt + most, *allowed))
+        self._charges[sequence] = await self._quotas.charge(self.caller, tokens), tokens
+
+    def settle(self, sequence: str, used: int) -> None:
+        """Correct a sequence's charge by what it used."""
+        limits, tokens = self._charges.pop(sequence, ([], 0))
+        _give(limits, tokens - used)
+
+    def leave(self) -> None:
+        """Give the slots back: the request is over."""
+        _give(self._slots, 1)
+
+
+def _give(limits: Sequence[Limit], amount: int) -> None:
+    for limit in limits if amount else ():
+        limit.give_here(amount)
+        limit.give_shared(amount)
+
+
+def _owners(caller: Caller) -> Iterator[tuple[str, Limits]]:
+    yield f"key:{caller.key}", caller.key_limits
+    yield f"tenant:{caller.tenant}", caller.settings
+
+
+def _over(owner: str, limit: Limit, amount: int, wait_s: float) -> OverLimit:
+    kind, _, name = owner.partition(":")
+    rule = f"{kind} {name!r} is limited to {limit.most} {_NOUNS[limit.field]} ({limit.field})"
+    if limit.field == "tokens_per_min":
+        rule += f", and this request needs {amount}"
+        if amount > limit.most:
+            return OverLimit(f"{rule}: it can never be admitted", limit.field, 0.0)
+    return OverLimit(f"{rule}; try again in {wait_s:.3g} s", limit.field, wait_s)

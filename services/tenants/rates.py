@@ -1,0 +1,106 @@
+"""Rates: requests a second and tokens a minute, by throttled-py's GCRA.
+
+The generic cell rate algorithm keeps one number a bucket, the time at which it will be full again, and
+refills steadily: there is no window at whose end twice the rate passes. A bucket holds one period's worth.
+
+Leans on: throttled's store backends, of which one is given our Redis client; the GCRA actions of
+throttled.rate_limiter.gcra and throttled.asyncio.rate_limiter.gcra, and the number that they store: seconds
+of time.monotonic in memory, in Redis seconds of its TIME since a day that `settle.lua` names. What was taken
+is corrected by our own actions, as the library's keep the old number where the new one would lie in the past.
+"""
+
+from __future__ import annotations
+
+import math
+
+from redis.asyncio import Redis
+from throttled.asyncio.rate_limiter.gcra import RedisLimitAtomicAction
+from throttled.asyncio.store import RedisStoreBackend
+from throttled.rate_limiter.gcra import MemoryLimitAtomicAction
+from throttled.store import BaseStoreBackend, MemoryStoreBackend
+from throttled.utils import now_mono_f
+
+from baton.services.tenants import redis_keys
+from baton.services.tenants.shared import SharedStore
+
+PERIODS = {"requests_per_s": 1.0, "tokens_per_min": 60.0}  # s
+MAX_BUCKETS = 100_000  # in this router's memory; of more, those used longest ago are forgotten: 20 MB
+
+
+class _OurClient(RedisStoreBackend):
+    """The library's backend over a client of ours, whose errors it passes on."""
+
+    base_exceptions = ()
+
+    def __init__(self, client: Redis) -> None:
+        BaseStoreBackend.__init__(self)
+        self._client = client  # type: ignore[assignment]  # of which the library knows a protocol
+
+
+class Rates:
+    """The buckets of one router, and those that it shares."""
+
+    def __init__(self, shared: SharedStore | None) -> None:
+        self.memory = MemoryStoreBackend(options={"MAX_SIZE": MAX_BUCKETS})
+        self.take_here = MemoryLimitAtomicAction(self.memory)
+        self.shared = shared
+        if shared is not None:
+            self.prefix = redis_keys.rate_prefix(shared.topic)
+            self.take_shared = RedisLimitAtomicAction(_OurClient(shared.client))
+            self.settle_shared = shared.script("settle")
+
+    def limit(self, field: str, owner: str, most: int) -> Rate:
+        """Return an owner's limit. It costs nothing: buckets are made on first use."""
+        return Rate(self, field, owner, most)
+
+
+class Rate:
+    """One owner's rate: `most` in each period of `field`."""
+
+    __slots__ = ("_interval", "_name", "_rates", "field", "most")
+
+    def __init__(self, rates: Rates, field: str, owner: str, most: int) -> None:
+        self._rates = rates
+        self._name = f"{field}:{owner}"
+        self._interval = PERIODS[field] / most
+        self.field = field
+        self.most = most
+
+    def take_here(self, amount: int) -> float | None:
+        """See `Limit`."""
+        limited, _, _, wait_s = self._rates.take_here.do([self._name], [self._interval, self.most, amount])
+        return float(wait_s) if limited else None
+
+    async def take_shared(self, amount: int) -> float | None:
+        """See `Limit`."""
+        rates = self._rates
+        if rates.shared is None:
+            return None
+        found = await rates.shared.call(
+            lambda: rates.take_shared.do([self._key], [self._interval, self.most, amount])
+        )
+        if found is None:
+            return None
+        limited, _, _, wait_s = found
+        return float(wait_s) if limited else None
+
+    def give_here(self, amount: int) -> None:
+        """See `Limit`."""
+        memory = self._rates.memory
+        with memory.lock:
+            now = now_mono_f()
+            full_at = max(now, float(memory.get(self._name) or now)) - amount * self._interval
+            if full_at > now:
+                memory.set(self._name, full_at, math.ceil(full_at - now))
+            else:
+                memory.delete(self._name)
+
+    def give_shared(self, amount: int) -> None:
+        """See `Limit`."""
+        rates = self._rates
+        if rates.shared is not None:
+            rates.shared.later(lambda: rates.settle_shared(keys=[self._key], args=[-amount * self._interval]))
+
+    @property
+    def _key(self) -> str:
+        return f"{self._rates.prefix}:{self._name}"

@@ -1,0 +1,84 @@
+"""The book of keys in Redis, for several routers without a shared file."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, WatchError
+
+from baton.scheduler.store_url import without_password
+from baton.services.tenants import redis_keys
+from baton.services.tenants.errors import BookError
+from baton.services.tenants.model import Book, book_of
+from baton.services.tenants.shared import connect
+
+CALL_S = 5.0  # no request waits for it
+EDIT_TRIES = 10  # others may edit at the same moment
+
+
+class RedisBook:
+    """The book in Redis. A look for changes is one HGET of some bytes."""
+
+    def __init__(self, url: str, topic: str) -> None:
+        self.place = f"{without_password(url)}, topic {topic!r} (router.keys_store)"
+        self._client: Redis = connect(url, CALL_S)
+        self._key = redis_keys.book(topic)
+        self._seen: bytes | None = None  # the version that was last read
+
+    async def changed(self) -> Book | None:
+        """Return the book if it changed since the last call. Raises BookError."""
+        version, content = await self._fetch(self._seen)
+        if version is None:  # as of a Redis that was restarted without what it held
+            raise BookError(f"{self.place}: holds no keys: add one with `baton key add`")
+        if version == self._seen:
+            return None
+        self._seen = version
+        return self._parse(content)
+
+    async def edit(self, change: Callable[[Book], Book]) -> None:
+        """Change the book in one step. Raises BookError."""
+        for _ in range(EDIT_TRIES):
+            try:
+                async with self._client.pipeline(transaction=True) as pipe:
+                    await pipe.watch(self._key)
+                    held = await cast(Awaitable[Any], pipe.hget(self._key, "book"))
+                    book = change(self._parse(held) if held else Book())
+                    pipe.multi()  # type: ignore[no-untyped-call]
+                    content = book.model_dump_json(exclude_defaults=True)
+                    pipe.hset(self._key, items=["version", uuid.uuid4().hex, "book", content])
+                    await pipe.execute()
+                    return
+            except WatchError:
+                continue
+            except (RedisError, OSError) as error:
+                raise self._away(error) from None
+        raise BookError(f"{self.place}: others changed it {EDIT_TRIES} times meanwhile; try again")
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._client.aclose()
+
+    async def _fetch(self, seen: bytes | None) -> tuple[bytes | None, bytes]:
+        """Return the version, and where it is not `seen` the book."""
+        try:
+            version = await cast(Awaitable[Any], self._client.hget(self._key, "version"))
+            if version is None or version == seen:
+                return version, b""
+            version, content = await cast(Awaitable[Any], self._client.hmget(self._key, ["version", "book"]))
+        except (RedisError, OSError) as error:
+            raise self._away(error) from None
+        return version, content or b""
+
+    def _parse(self, content: bytes) -> Book:
+        try:
+            return book_of(json.loads(content))
+        except (BookError, ValueError) as error:
+            raise BookError(f"{self.place}: the book is damaged: {error}") from None
+
+    def _away(self, error: Exception) -> BookError:
+        # Not the error's own words: they differ from one try to the next, and it is logged once.
+        return BookError(f"{self.place}: no answer ({type(error).__name__})")

@@ -1,0 +1,34 @@
+"""Every Redis key of tenants, in one place. The braces keep those of a topic in one slot of a cluster.
+
+    baton:{TOPIC}:tenants:book           HASH   version -> changes with each edit, book -> JSON; no expiry
+    baton:{TOPIC}:tenants:slots:OWNER    HASH   router id -> "COUNT UNTIL": requests that it has under way,
+                                                and the server's time, ms, until which that is believed
+    baton:{TOPIC}:tenants:rate:...OWNER  STRING of throttled-py; expires when the bucket would be full
+
+OWNER is `tenant:NAME` or `key:NAME`, for rates with the limit's name before it.
+"""
+
+from __future__ import annotations
+
+SLOT_LEASE_S = 10.0  # a router that is silent for longer has nothing under way
+RENEW_S = 3.0
+
+
+def prefix(topic: str) -> str:
+    """Return the beginning of all keys of a topic's tenants."""
+    return f"baton:{{{topic}}}:tenants"
+
+
+def book(topic: str) -> str:
+    """Return the key of the book."""
+    return f"{prefix(topic)}:book"
+
+
+def slots(topic: str, owner: str) -> str:
+    """Return the key of an owner's requests under way."""
+    return f"{prefix(topic)}:slots:{owner}"
+
+
+def rate_prefix(topic: str) -> str:
+    """Return what throttled-py puts before the names of rates."""
+    return f"{prefix(topic)}:rate"

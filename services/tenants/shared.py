@@ -1,0 +1,127 @@
+"""The Redis that routers share. No request fails because it is away, or waits for it for long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.commands.core import AsyncScript
+from redis.exceptions import RedisError
+from redis.maint_notifications import MaintNotificationsConfig
+
+from baton.scheduler.store_url import without_password
+from baton.scheduler.tasks import patiently, spawn, stop
+from baton.services.errors import ConfigError
+
+CALL_S = 0.5  # of one call: the longest that a request waits for a Redis that has just gone silent
+PROBE_S = 1.0  # between two tries to reach one that is away
+MAX_CONNECTIONS = 16
+MAX_LATER = 10_000  # calls that nobody waits for; beyond, they are dropped
+
+T = TypeVar("T")
+Call = Callable[[], Coroutine[Any, Any, object]]
+
+log = logging.getLogger(__name__)
+
+
+def connect(url: str, timeout_s: float | None) -> Redis:
+    """Return a client that connects on first use, and again by itself. Raises ConfigError.
+
+    `timeout_s` is that of a free connection, of connecting and of a reply; None where the caller ends calls.
+    """
+    try:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=timeout_s,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            maint_notifications_config=MaintNotificationsConfig(enabled=False),
+        )
+    except ValueError:  # its words may quote a password
+        raise ConfigError(
+            "router.keys_store is not a Redis URL: it must look like redis://[:password@]host:port/db, with "
+            "the password percent-encoded"
+        ) from None
+    return Redis.from_pool(pool)
+
+
+class SharedStore:
+    """Calls Redis, and knows whether it is there. For one event loop."""
+
+    def __init__(self, url: str, topic: str) -> None:
+        self.topic = topic
+        self.client = connect(url, None)
+        self.up = True
+        self._name = without_password(url)
+        self._later: asyncio.Queue[Call] = asyncio.Queue(MAX_LATER)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to look for a Redis that is away, and to make the calls that nobody waits for."""
+        self._tasks = [
+            spawn(self._probe(), "look for the routers' Redis"),
+            spawn(self._make_calls(), "calls of the routers' Redis"),
+        ]
+
+    async def close(self) -> None:
+        """Make the calls that are left, within one call's time, and end the connections."""
+        try:
+            async with asyncio.timeout(CALL_S):
+                await self._later.join()
+        except TimeoutError:
+            log.warning("%d calls of %s were not made", self._later.qsize(), self._name)
+        for task in self._tasks:
+            await stop(task)
+        await self.client.aclose()
+
+    def script(self, name: str) -> AsyncScript:
+        """Return one of the scripts in `scripts/`."""
+        return self.client.register_script(files(__package__).joinpath("scripts", f"{name}.lua").read_text())
+
+    async def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+        """Return what the call returns; None while Redis is away."""
+        if not self.up:
+            return None
+        try:
+            return await patiently(make(), CALL_S)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._lost(error)
+            return None
+
+    def later(self, make: Call) -> None:
+        """Make a call soon, without waiting for it. It is dropped while Redis is away."""
+        if self.up and not self._later.full():
+            self._later.put_nowait(make)
+
+    def _lost(self, error: Exception) -> None:
+        if self.up:
+            why = str(error) or type(error).__name__
+            log.error("%s is away (%s): limits are this router's own until it is back", self._name, why)
+        self.up = False
+
+    async def _make_calls(self) -> None:
+        while True:
+            make = await self._later.get()
+            await self.call(make)
+            self._later.task_done()
+
+    async def _probe(self) -> None:
+        while True:
+            await asyncio.sleep(PROBE_S)
+            if self.up:
+                continue
+            try:
+                async with asyncio.timeout(CALL_S):
+                    await self.client.ping()
+            except (RedisError, OSError, TimeoutError):
+                continue
+            self.up = True
+            log.info("%s is back: limits are shared again", self._name)

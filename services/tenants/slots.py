@@ -1,0 +1,90 @@
+"""Slots: requests at a time. A router says how many it has under way, not that there is one more or less.
+
+So a message that is lost or comes twice does no harm, and what a router that died had under way is forgotten
+when its last word is `redis_keys.SLOT_LEASE_S` old. A request costs two calls of Redis, and a router one for
+each owner with requests under way every `redis_keys.RENEW_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from baton.services.tenants import redis_keys
+from baton.services.tenants.shared import SharedStore
+
+RETRY_S = 1.0  # when a slot will be free is not known
+_LEASE_MS = round(redis_keys.SLOT_LEASE_S * 1_000)
+_WHATEVER = -1
+
+
+class Slots:
+    """The requests that this router has under way, by owner."""
+
+    def __init__(self, shared: SharedStore | None, router_id: str) -> None:
+        self.held: Counter[str] = Counter()
+        self._shared = shared
+        self._router_id = router_id
+        self._script = shared.script("slots") if shared is not None else None
+
+    def limit(self, owner: str, most: int) -> SlotLimit:
+        """Return an owner's limit."""
+        return SlotLimit(self, owner, most)
+
+    async def renew(self) -> None:
+        """Repeat for ever what is under way. To be run as a task of its own, where routers share limits."""
+        while True:
+            await asyncio.sleep(redis_keys.RENEW_S)
+            for owner in list(self.held):
+                await self.say(owner, _WHATEVER)
+
+    async def say(self, owner: str, most: int) -> bool:
+        """Tell the others how many are under way; return False where that is too many of all together."""
+        shared, script = self._shared, self._script
+        if shared is None or script is None:
+            return True
+        key = redis_keys.slots(shared.topic, owner)
+        args: list[str | int] = [self._router_id, self.held[owner], most, _LEASE_MS]
+        return await shared.call(lambda: script(keys=[key], args=[*args])) != 0
+
+    def say_soon(self, owner: str) -> None:
+        """Tell the others, without waiting for it."""
+        if self._shared is not None:
+            self._shared.later(lambda: self.say(owner, _WHATEVER))
+
+
+class SlotLimit:
+    """One owner's most requests at a time."""
+
+    __slots__ = ("_owner", "_slots", "field", "most")
+
+    def __init__(self, slots: Slots, owner: str, most: int) -> None:
+        self._slots = slots
+        self._owner = owner
+        self.field = "concurrency"
+        self.most = most
+
+    def take_here(self, amount: int) -> float | None:
+        """See `Limit`."""
+        held = self._slots.held
+        if held[self._owner] + amount > self.most:
+            return RETRY_S
+        held[self._owner] += amount
+        return None
+
+    async def take_shared(self, amount: int) -> float | None:
+        """See `Limit`. What was taken here is told as a whole."""
+        del amount
+        return None if await self._slots.say(self._owner, self.most) else RETRY_S
+
+    def give_here(self, amount: int) -> None:
+        """See `Limit`."""
+        held = self._slots.held
+        held[self._owner] -= amount
+        if held[self._owner] <= 0:
+            del held[self._owner]
+
+    def give_shared(self, amount: int) -> None:
+        """See `Limit`. What is left was given here before."""
+        del amount
+        self._slots.say_soon(self._owner)

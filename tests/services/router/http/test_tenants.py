@@ -1,0 +1,272 @@
+"""Two routers with keys of tenants, one with a file and one with Redis, which share limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.service import SchedulerServer
+from baton.services.config import SchedulerSettings
+from baton.services.engine import wire
+from baton.services.tenants.file_book import FileBook
+from baton.services.tenants.model import ApiKey, Book, Tenant, digest
+from baton.services.tenants.redis_book import RedisBook
+from harness import zygote
+from harness.checkpoints import tiny_qwen2
+from harness.fake_worker import MODEL, FakeWorker, answer
+from harness.router import Members
+from harness.scheduling import RedisServer, until
+from harness.support import eventually, free_port, listening
+
+START_S = 60.0
+PROMPT = [72, 105]
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def secret(name: str) -> str:
+    return f"c4nary-{name}"
+
+
+def key(name: str, tenant: str, **limits: Any) -> ApiKey:
+    return ApiKey(tenant=tenant, sha256=digest(secret(name).encode()).hex(), **limits)
+
+
+BOOK = Book(
+    tenants={
+        "slots": Tenant(concurrency=3),
+        "rate": Tenant(requests_per_s=4),
+        "tokens": Tenant(tokens_per_min=100),
+        "free": Tenant(cache_salt=False),
+    },
+    keys={
+        "slots": key("slots", "slots"),
+        "slots-too": key("slots-too", "slots", concurrency=1),
+        "rate": key("rate", "rate"),
+        "tokens": key("tokens", "tokens"),
+        "free": key("free", "free"),
+        "plain": key("plain", "plain"),
+    },
+)
+
+
+@dataclass
+class Routers:
+    """Addresses of both, and what they read."""
+
+    urls: list[str]
+    scheduler_port: int
+    file: FileBook
+    redis: RedisServer
+    logs: list[zygote.Forked]
+
+
+def run(settings: dict[str, Any]) -> None:
+    """Run a router, in the forked process, until its end."""
+    from baton.services.config import load
+    from baton.services.router import cluster
+    from baton.services.router.app import run_router
+    from baton.services.tenants import shared
+
+    cluster.FRESH_S = 0.05
+    shared.CALL_S = 2.0  # the machine may be busy
+    run_router(load(settings))
+
+
+@pytest.fixture(scope="module")
+def routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routers]:
+    folder = tmp_path_factory.mktemp("routers")
+    redis = RedisServer(folder, password="s3cret")
+    redis.start()
+    file, in_redis = FileBook(str(folder / "keys.yaml")), RedisBook(redis.url, "test")
+    asyncio.run(file.edit(lambda _: BOOK))
+    asyncio.run(in_redis.edit(lambda _: BOOK))
+    model = tiny_qwen2(tmp_path_factory.mktemp("model"))
+    scheduler_port, processes, urls = free_port(), [], []
+    for name, keys_file in (("file", str(folder / "keys.yaml")), ("redis", "")):
+        port = free_port()
+        (folder / name).mkdir()
+        settings = {
+            "engine": {"model": str(model), "served_model_name": MODEL},
+            "scheduler": {"address": f"127.0.0.1:{scheduler_port}", "topic": "test"},
+            "router": {"port": port, "keys_file": keys_file, "keys_store": redis.url},
+        }
+        urls.append(f"http://127.0.0.1:{port}")
+        processes.append(zygote.shared().start("router", f"{__name__}:run", folder / name, settings=settings))
+    try:
+        for url in urls:
+            eventually(lambda url=url: listening(int(url.rpartition(":")[2])), START_S, "it listens")
+        yield Routers(urls, scheduler_port, file, redis, processes)
+    finally:
+        zygote.end_all(processes, 20)
+        redis.stop()
+
+
+@pytest.fixture
+async def worker(routers: Routers) -> AsyncIterator[FakeWorker]:
+    settings = SchedulerSettings(
+        address=f"127.0.0.1:{routers.scheduler_port}", topic="test", placement_lease_s=2.0
+    )
+    async with SchedulerServer(settings) as server:
+        members = Members(server.address)
+        made = await members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.002))
+        async with httpx.AsyncClient(timeout=START_S) as http:
+
+            async def healthy() -> bool:
+                with contextlib.suppress(httpx.ConnectError):
+                    return {(await http.get(f"{url}/health")).status_code for url in routers.urls} == {200}
+                return False
+
+            await until(healthy, START_S)
+        yield made
+        await members.close()
+
+
+@pytest.fixture
+async def ask(routers: Routers) -> AsyncIterator[Any]:
+    """Return a function that sends a completion to a router, with a key."""
+    async with httpx.AsyncClient(timeout=START_S) as http:
+
+        async def asked(name: str, at: int = 0, max_tokens: int = 4, **more: Any) -> httpx.Response:
+            body = {"model": MODEL, "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, **more}
+            headers = {"Authorization": f"Bearer {secret(name)}"}
+            return await http.post(f"{routers.urls[at]}/v1/completions", json=body, headers=headers)
+
+        yield asked
+
+
+async def test_the_keys_of_a_file_and_of_redis_open(routers: Routers, worker: FakeWorker, ask: Any) -> None:
+    for at in range(2):
+        got = await ask("plain", at)
+        assert got.json()["choices"][0]["text"] == bytes(answer(PROMPT, 4)).decode()
+        for wrong in ("nobody", "plain2"):
+            refused = await ask(wrong, at)
+            assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_is_openai_s(routers: Routers, worker: FakeWorker, stream: bool) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{routers.urls[0]}/v1", api_key=secret("tokens"), max_retries=0)
+    async with client:
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.completions.create(model=MODEL, prompt=[1] * 101, max_tokens=1, stream=stream)
+        error = refused.value
+        assert (error.code, error.type, error.param) == ("rate_limit_exceeded", "rate_limit_error", None)
+        assert "tenant 'tokens' is limited to 100 tokens a minute (tokens_per_min)" in error.message
+        assert "retry-after" not in error.response.headers  # it would not help
+    assert not worker.seen.starts
+
+
+async def test_tokens_of_both_routers_are_one_account(worker: FakeWorker, ask: Any) -> None:
+    """What an answer did not use is given back, what no worker was given is not charged."""
+    worker.eos_at = 3
+
+    async def charged(at: int, max_tokens: int) -> None:
+        async def admitted() -> bool:
+            return bool((await ask("tokens", at, max_tokens=max_tokens)).status_code == 200)
+
+        await until(admitted)
+
+    for at in (0, 1, 0):  # 82 tokens are taken each time, and 6 used
+        await charged(at, 80)
+    assert len(worker.seen.starts) == 3
+    refused = await ask("tokens", 1, max_tokens=97)
+    assert refused.status_code == 429
+    assert 1 <= int(refused.headers["retry-after"]) <= 20
+    assert (await ask("tokens", 1, prompt=[[1] * 60, [2] * 60], max_tokens=1)).status_code == 429
+    await charged(1, 10)
+
+
+async def test_requests_at_a_time_on_both_routers(worker: FakeWorker, ask: Any) -> None:
+    worker.step_s = 0.05
+    running = [asyncio.create_task(ask("slots", at, max_tokens=100)) for at in (0, 1)]
+    running.append(asyncio.create_task(ask("slots-too", 0, max_tokens=100)))
+
+    async def under_way() -> bool:
+        return len(worker.running) == 3
+
+    await until(under_way)
+    for at in range(2):
+        refused = await ask("slots", at)
+        assert refused.status_code == 429
+        assert "tenant 'slots' is limited to 3 requests at a time (concurrency)" in refused.text
+        assert refused.headers["retry-after"] == "1"
+    own = await ask("slots-too", 0)
+    assert "key 'slots-too' is limited to 1 requests at a time" in own.text
+    running[1].cancel()  # its client leaves
+    worker.step_s = 0.002
+
+    async def free() -> bool:
+        return (await ask("slots", 0)).status_code == 200
+
+    await until(free)
+    assert {(await one).status_code for one in (running[0], running[2])} == {200}
+
+
+async def test_requests_a_second_on_both_routers(worker: FakeWorker, ask: Any) -> None:
+    began = asyncio.get_running_loop().time()
+    got = [
+        response.status_code for response in await asyncio.gather(*(ask("rate", at % 2) for at in range(40)))
+    ]
+    took_s = asyncio.get_running_loop().time() - began
+    assert set(got) == {200, 429}
+    assert 4 <= got.count(200) <= 4 + 4 * took_s + 1
+
+
+async def test_each_tenant_has_its_own_prefix_cache(worker: FakeWorker, ask: Any) -> None:
+    for name, more in (("plain", {}), ("slots", {}), ("plain", {"cache_salt": "x"}), ("free", {})):
+        assert (await ask(name, **more)).status_code == 200
+    salts = [wire.decode_request(start.engine_request).cache_salt for start in worker.seen.starts]
+    assert len(set(salts)) == 4
+    assert salts[3] is None
+    assert None not in salts[:3]
+    assert (await ask("plain", at=1)).status_code == 200
+    assert wire.decode_request(worker.seen.starts[-1].engine_request).cache_salt == salts[0]
+
+
+async def test_keys_come_and_go_without_a_restart(routers: Routers, worker: FakeWorker, ask: Any) -> None:
+    async def status(expected: int) -> None:
+        async def has() -> bool:
+            return bool((await ask("new")).status_code == expected)
+
+        await until(has)
+
+    assert (await ask("new")).status_code == 401
+    await routers.file.edit(lambda book: book.with_key("new", key("new", "newcomers")))
+    await status(200)
+    async with httpx.AsyncClient() as http:
+        headers = {"Authorization": f"Bearer {secret('new')}"}
+        text = (await http.get(f"{routers.urls[0]}/metrics", headers=headers)).text
+    assert 'baton_router_tenant_requests_total{tenant="newcomers"}' in text
+    assert 'baton_router_tenant_tokens_total{kind="prompt",tenant="newcomers"} 2.0' in text
+    assert 'baton_router_tenant_refusals_total{limit="concurrency",tenant="slots"}' in text
+    await routers.file.edit(lambda book: book.without_key("new"))
+    await status(401)
+
+
+async def test_the_limits_hold_on_each_router_without_redis(
+    routers: Routers, worker: FakeWorker, ask: Any
+) -> None:
+    routers.redis.hang()
+    try:
+        got = [(await ask("plain", at)).status_code for at in range(2)]
+        assert got == [200, 200]
+        refused = await ask("tokens", 0, prompt=[1] * 60, max_tokens=90)
+        assert refused.status_code == 429
+    finally:
+        routers.redis.wake()
+
+
+def test_no_secret_is_on_a_log_line(routers: Routers) -> None:
+    for process in routers.logs:
+        assert "keys of" in process.text
+        assert "c4nary" not in process.text
+        assert "s3cret" not in process.text

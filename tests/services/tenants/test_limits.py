@@ -1,0 +1,285 @@
+"""Rates, slots and quotas: of one router, of two that share a Redis, and without that Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from baton.services.tenants import redis_keys, shared, slots
+from baton.services.tenants.errors import OverLimit
+from baton.services.tenants.model import ANYBODY, Caller, Limits, Tenant
+from baton.services.tenants.quotas import Quotas, Visit
+from baton.services.tenants.rates import Rates
+from baton.services.tenants.shared import SharedStore
+from baton.services.tenants.slots import Slots
+from harness.scheduling import RedisServer, until
+
+Share = Callable[[RedisServer], Awaitable[SharedStore]]
+
+
+def caller(key: str = "k", tenant: str = "acme", own: dict[str, int] | None = None, **limits: Any) -> Caller:
+    return Caller(key, tenant, Limits(**(own or {})), Tenant(**limits))
+
+
+async def entered(quotas: Quotas, who: Caller, count: int) -> list[Visit]:
+    """Enter so many times; return those that were admitted."""
+    found = []
+    for _ in range(count):
+        try:
+            found.append(await quotas.enter(who))
+        except OverLimit:
+            continue
+    return found
+
+
+@pytest.fixture
+def alone() -> Quotas:
+    return Quotas(None, "r1")
+
+
+async def test_without_limits_nothing_is_refused(alone: Quotas) -> None:
+    visits = [*await entered(alone, ANYBODY, 200), *await entered(alone, caller(), 200)]
+    assert len(visits) == 400
+    for number, visit in enumerate(visits):
+        await visit.charge(str(number), 10**9, 10**9)
+        visit.settle(str(number), 5)
+        visit.leave()
+
+
+@pytest.mark.parametrize(
+    ("who", "said"),
+    [
+        (caller(requests_per_s=3), r"tenant 'acme' is limited to 3 requests a second \(requests_per_s\)"),
+        (caller(own={"concurrency": 3}), r"key 'k' is limited to 3 requests at a time \(concurrency\)"),
+    ],
+)
+async def test_a_refusal_names_the_limit_its_value_and_whose_it_is(
+    alone: Quotas, who: Caller, said: str
+) -> None:
+    assert len(await entered(alone, who, 3)) == 3
+    with pytest.raises(OverLimit, match=said) as refused:
+        await alone.enter(who)
+    assert 0 < refused.value.retry_after_s <= 1
+    assert f"({refused.value.limit})" in str(refused.value)
+
+
+async def test_requests_come_back_at_their_rate(alone: Quotas) -> None:
+    who = caller(requests_per_s=20)
+    assert len(await entered(alone, who, 60)) == 20  # a second's worth at once
+    with pytest.raises(OverLimit) as refused:
+        await alone.enter(who)
+    assert refused.value.retry_after_s <= 0.05
+    began, count = time.monotonic(), 0
+    while time.monotonic() - began < 0.5:
+        count += len(await entered(alone, who, 1))
+        await asyncio.sleep(0.005)
+    assert count <= 20 * (time.monotonic() - began) + 1
+    assert count >= 5
+
+
+async def test_of_several_limits_all_are_taken_or_none(alone: Quotas) -> None:
+    who = caller(own={"concurrency": 5, "requests_per_s": 100}, requests_per_s=2)
+    visits = await entered(alone, who, 50)
+    assert len(visits) == 2
+    other = caller("k", "other", own={"concurrency": 5, "requests_per_s": 100})  # the same key's own limits
+    assert len(await entered(alone, other, 50)) == 3
+    for visit in visits:
+        visit.leave()
+    assert len(await entered(alone, other, 50)) == 2
+
+
+async def test_a_tenant_s_limits_are_shared_by_its_keys(alone: Quotas) -> None:
+    one, two = caller("one", concurrency=3), caller("two", concurrency=3)
+    visits = await entered(alone, one, 2)
+    assert len(await entered(alone, two, 2)) == 1
+    visits[0].leave()
+    assert len(await entered(alone, two, 2)) == 1
+
+
+async def test_tokens_are_charged_before_and_corrected_after(alone: Quotas) -> None:
+    visit = await alone.enter(caller(tokens_per_min=1_000))
+    await visit.charge("a", prompt=100, most=500)
+    with pytest.raises(
+        OverLimit, match=r"1000 tokens a minute \(tokens_per_min\), and this request needs 600"
+    ) as no:
+        await visit.charge("b", prompt=100, most=500)
+    assert 11 < no.value.retry_after_s <= 12  # 200 of 1,000 tokens are missing
+    visit.settle("a", 150)
+    await visit.charge("b", prompt=100, most=500)  # 750 of 1,000
+    await visit.charge("c", prompt=0, most=250)
+    with pytest.raises(OverLimit):
+        await visit.charge("d", prompt=10, most=10)
+    visit.settle("b", 600)
+    visit.settle("c", 0)  # no worker was given it
+    await visit.charge("d", prompt=100, most=148)
+
+
+async def test_an_answer_that_may_be_longer_than_a_minute_s_tokens_is_charged_with_these(
+    alone: Quotas,
+) -> None:
+    visit = await alone.enter(caller(tokens_per_min=1_000))
+    await visit.charge("a", prompt=100, most=128_000)
+    visit.settle("a", 1_500)  # it was longer indeed
+    with pytest.raises(OverLimit) as no:
+        await visit.charge("b", prompt=50, most=50)
+    assert 35 < no.value.retry_after_s <= 36  # the 500 over, and 100
+    with pytest.raises(OverLimit, match="can never be admitted") as never:
+        await visit.charge("c", prompt=1_001, most=1)
+    assert never.value.retry_after_s == 0
+
+
+async def test_two_routers_share_each_limit(redis_server: RedisServer, share: Share) -> None:
+    routers = [Quotas(await share(redis_server), f"r{number}") for number in range(2)]
+    who = caller(requests_per_s=1, own={"concurrency": 10})
+    assert len(await entered(routers[0], who, 3)) + len(await entered(routers[1], who, 3)) == 1
+    who = caller("many", "b", concurrency=7)
+    visits = [await entered(router, who, 6) for router in routers]
+    assert [len(one) for one in visits] == [6, 1]
+    visits[0][0].leave()
+
+    async def free() -> bool:
+        return bool(await entered(routers[1], who, 1))
+
+    await until(free)
+    assert not await entered(routers[0], who, 2)
+    who = caller("tokens", "c", tokens_per_min=600)
+    one, two = [await router.enter(who) for router in routers]
+    await one.charge("a", 100, 300)
+    with pytest.raises(OverLimit):
+        await two.charge("b", 100, 300)
+    one.settle("a", 150)
+
+    async def charged() -> bool:
+        try:
+            await two.charge("b", 100, 300)
+        except OverLimit:
+            return False
+        return True
+
+    await until(charged)
+    with pytest.raises(OverLimit):
+        await one.charge("c", 100, 1)
+
+
+async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(
+    redis_server: RedisServer, share: Share
+) -> None:
+    """Also in Redis, where throttled's own number would stay in the past."""
+    store = await share(redis_server)
+    for rates in (Rates(None), Rates(store)):
+        rate = rates.limit("tokens_per_min", "tenant:full", 600)
+        assert rate.take_here(500) is None
+        assert await rate.take_shared(500) is None
+        rate.give_here(500)
+        rate.give_here(500)  # twice, by mistake
+        rate.give_shared(1_000)
+        await store._later.join()
+        assert rate.take_here(600) is None
+        assert await rate.take_shared(600) is None
+        assert rate.take_here(1) is not None
+        assert (await rate.take_shared(1) is None) == (rates.shared is None)
+    keys = await store.client.keys("*tenant:full")
+    assert [await store.client.ttl(key) for key in keys] == [pytest.approx(60, abs=2)]
+
+
+async def test_the_slots_of_a_router_that_died_come_back(
+    redis_server: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "_LEASE_MS", 300)
+    monkeypatch.setattr(redis_keys, "RENEW_S", 0.05)
+    dead, alive = [Quotas(await share(redis_server), name) for name in ("dead", "alive")]
+    alive.start()
+    who = caller("k", "mortal", concurrency=4)
+    assert len(await entered(dead, who, 3)) == 3  # and it renews nothing
+    began = time.monotonic()
+    mine = await entered(alive, who, 9)
+    assert len(mine) == 1
+
+    async def all_four() -> bool:
+        mine.extend(await entered(alive, who, 9))
+        return len(mine) == 4
+
+    await until(all_four)
+    assert time.monotonic() - began > 0.2
+    await asyncio.sleep(0.5)  # longer than a lease: what is renewed stays
+    third = Quotas(await share(redis_server), "third")
+    assert not await entered(third, who, 3)
+    await alive.close()
+
+
+async def test_a_slot_message_that_is_lost_is_mended_by_the_next(
+    redis_server: RedisServer, share: Share
+) -> None:
+    store = await share(redis_server)
+    mine = Slots(store, "r1")
+    limit = mine.limit("tenant:lossy", 2)
+    assert limit.take_here(1) is None
+    assert await limit.take_shared(1) is None
+    limit.give_here(1)  # without `give_shared`
+    assert limit.take_here(2) is None
+    assert await limit.take_shared(2) is None
+    assert not await Slots(store, "r2").say("tenant:lossy", 1)
+
+
+async def test_a_client_that_leaves_while_redis_is_asked_holds_nothing(
+    redis_server: RedisServer, share: Share
+) -> None:
+    store = await share(redis_server)
+    quotas = Quotas(store, "r1")
+    who = caller("k", "hasty", concurrency=1)
+    for _ in range(5):
+        task = asyncio.create_task(quotas.enter(who))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert not quotas._slots.held
+    (await quotas.enter(who)).leave()
+
+
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+async def test_without_redis_each_router_goes_on_alone(
+    own_redis: RedisServer,
+    share: Share,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(shared, "PROBE_S", 0.05)
+    monkeypatch.setattr(shared, "CALL_S", 1.0)
+    caplog.set_level("INFO")
+    store = await share(own_redis)
+    quotas = Quotas(store, "r1")
+    who = caller(concurrency=8, requests_per_s=1_000, tokens_per_min=1_000)
+    visits = await entered(quotas, who, 2)
+    await visits[0].charge("a", 300, 300)
+    (own_redis.stop if how == "killed" else own_redis.hang)()
+    began = time.monotonic()
+    visits += await entered(quotas, who, 20)
+    assert len(visits) == 8  # none failed, and the limit holds
+    assert time.monotonic() - began < shared.CALL_S * 3
+    await visits[0].charge("b", 200, 199)
+    with pytest.raises(OverLimit):
+        await visits[0].charge("c", 100, 100)
+    for visit in visits:
+        visit.leave()
+    away = [record for record in caplog.records if "is away" in record.message]
+    assert [record.levelname for record in away] == ["ERROR"]
+    (own_redis.start if how == "killed" else own_redis.wake)()
+
+    async def back() -> bool:
+        return store.up
+
+    await until(back)
+    assert "is back" in caplog.text
+    other = Quotas(await share(own_redis), "r2")
+    visits = await entered(quotas, who, 5)
+
+    async def shared_again() -> bool:
+        return len(await entered(other, caller(concurrency=5), 1)) == 0
+
+    await until(shared_again)
