@@ -92,12 +92,14 @@ class SchedulerClient:
         exclude: Iterable[str] = (),
         vllm_version: str = "",
         model_fingerprint: str = "",
+        waited_s: float = 0.0,
     ) -> Placement:
         """Reserve workers for one attempt, and hold them until `reporter.finished`.
 
         `prompt_tokens` counts all that is to be prefilled: the prompt, and on a later attempt the output so
         far. Epochs of one request count up from 1. `vllm_version` and `model_fingerprint` say which workers
-        will do, where not all. Raises NoCapacity with code and retry_after_s.
+        will do, where not all. `waited_s` is the request's age: the eldest comes first where all is full.
+        Raises NoCapacity with code and retry_after_s.
         """
         request = pb.PlaceRequest(
             request_id=request_id,
@@ -109,6 +111,7 @@ class SchedulerClient:
             exclude_workers=exclude,
             vllm_version=vllm_version,
             model_fingerprint=model_fingerprint,
+            waited_s=waited_s,
         )
         reply: pb.PlaceReply = await self._schedulers.call("Place", request, PLACE_TIMEOUT_S)
         if reply.HasField("rejection"):
@@ -174,9 +177,9 @@ class SchedulerClient:
             alone=True,
         )
 
-    async def refresh(self) -> None:
-        """Get a new snapshot for `place_alone`. To be called every second or so."""
-        request = pb.SnapshotRequest(router_id=self._router_id)
+    async def refresh(self, load: pb.RouterLoad | None = None) -> None:
+        """Get a new snapshot for `place_alone`, and tell this router's `load`. To be called every second."""
+        request = pb.SnapshotRequest(router_id=self._router_id, load=load)
         snapshot: pb.SnapshotReply = await self._schedulers.call("Snapshot", request, SNAPSHOT_TIMEOUT_S)
         self.standby.learn(snapshot)
         self.reporter.saw_generation(snapshot.generation)
@@ -237,6 +240,12 @@ class SchedulerClient:
         """Give a worker another role; the beginning of its id is enough. The reply may name a problem."""
         request = pb.SetRoleRequest(worker_id=worker_id, role=role)
         reply: pb.SetRoleReply = await self._schedulers.call("SetRole", request, CALL_TIMEOUT_S)
+        return reply
+
+    async def orders(self, fleet_id: str, places: Iterable[pb.Place]) -> pb.OrdersReply:
+        """Return what shall run in the places of a fleet."""
+        request = pb.OrdersRequest(fleet_id=fleet_id, places=places)
+        reply: pb.OrdersReply = await self._schedulers.call("Orders", request, CALL_TIMEOUT_S)
         return reply
 
     async def close(self) -> None:

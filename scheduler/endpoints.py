@@ -13,9 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
-from baton.rpc import aio_channel
+from baton.rpc import Line, tls_problem
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.tasks import spawn, stop
+from baton.security.names import Role
 
 CHECK_S = 1.0  # s between checks of one among several, and the deadline of a check
 MISSED = 2  # answers in a row until a scheduler counts as dead
@@ -32,14 +33,17 @@ _BEFORE_REASON = re.compile(r"^failed to connect to all addresses; last error: (
 def _in_short(details: str) -> str:
     """Return the reason out of gRPC's words for a call that failed."""
     reason = _BEFORE_REASON.sub("", details)
-    return f"something else listens there: {reason}" if "HTTP/2" in reason else reason
+    if "HTTP/2" in reason:
+        return f"something else listens there: {reason}"
+    return f"{meant}: {reason}" if (meant := tls_problem(reason)) else reason
 
 
 class _Endpoint:
     def __init__(self, address: str) -> None:
         self.address = address
-        self.channel = aio_channel(address)
-        self.stub: Any = rpc.SchedulerStub(self.channel)  # type: ignore[no-untyped-call]
+        self._line = Line(address, Role.SCHEDULER)
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None  # of that channel
         self.answering = True  # as far as is known; also before the first call
         self.suspected = False  # an answer was missed, and none came since
         self.asked_at = 0.0  # time.monotonic(), of the last call or check
@@ -48,6 +52,14 @@ class _Endpoint:
         self.idle = 0  # checks in which it said that it does not serve, less those since; at most IDLE_CHECKS
         self._checked_at = 0.0  # time.monotonic()
         self._check: asyncio.Task[None] | None = None
+
+    @property
+    def stub(self) -> Any:
+        """The stub to call it with."""
+        if (channel := self._line.channel) is not self._channel:
+            self._channel = channel
+            self._stub = rpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
+        return self._stub
 
     @property
     def well(self) -> bool:
@@ -83,13 +95,13 @@ class _Endpoint:
         """Hang up."""
         if self._check:
             await stop(self._check)
-        await self.channel.close(None)
+        await self._line.close()
 
     async def _ask_health(self) -> None:
         began = time.monotonic()
         request = health_pb2.HealthCheckRequest(service=SERVICE)
         try:
-            reply = await health_pb2_grpc.HealthStub(self.channel).Check(request, timeout=CHECK_S)
+            reply = await health_pb2_grpc.HealthStub(self._line.channel).Check(request, timeout=CHECK_S)
         except grpc.aio.AioRpcError as error:
             self.failed(error, began)
             return
@@ -124,14 +136,14 @@ class Endpoints:
         return any(endpoint.answering for endpoint in self._all)
 
     async def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Call one scheduler, once. Raises SchedulerUnavailable, and Refused for a malformed call."""
+        """Call one scheduler, once. Raises SchedulerUnavailable; Refused for a wrong or forbidden call."""
         endpoint = self._pick()
         began = endpoint.asked_at = time.monotonic()
         try:
             reply = await getattr(endpoint.stub, method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             details = " ".join((error.details() or error.code().name).split())
-            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+            if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED):
                 endpoint.answered()
                 raise Refused(details) from None
             endpoint.failed(error, began)

@@ -12,19 +12,23 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc import aio_channel
 from baton.scheduler.types import WorkerRecord
+from baton.security.names import Role
 
 TIMEOUT_S = 4.0  # s; the worker registers within it, and the operator's call waits a little longer
 
 
-async def set_role(worker: WorkerRecord, role: pb.Role) -> str:
-    """Give the worker that role. Return why it keeps its own, in one line; empty when it took it."""
+async def set_role(worker: WorkerRecord, role: pb.Role, fence: int = 0) -> str:
+    """Give the worker that role. Return why it keeps its own, in one line; empty when it took it.
+
+    `fence` is the autoscaler's; the worker refuses one below another that it has seen.
+    """
     if worker.role == role:
         return ""
-    channel = aio_channel(worker.identity.address)
+    channel = aio_channel(worker.identity.address, Role.WORKER)
     try:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         reply: worker_pb2.SetRoleReply = await stub.SetRole(
-            worker_pb2.SetRoleRequest(role=role), timeout=TIMEOUT_S
+            worker_pb2.SetRoleRequest(role=role, fence=fence), timeout=TIMEOUT_S
         )
     except grpc.aio.AioRpcError as error:
         return f"worker {worker.worker_id} at {worker.identity.address} does not answer: {error.details()}"

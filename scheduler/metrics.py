@@ -10,6 +10,7 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.autoscale_metrics import AutoscaleMetrics
 from baton.scheduler.errors import ListenFailed
 from baton.scheduler.types import FleetView
 
@@ -64,6 +65,8 @@ class Metrics:
             "1 while the store answers, 0 while memory stands in for it",
             registry=self.registry,
         )
+
+        self.autoscale = AutoscaleMetrics(self.registry)
 
     def stale(self, what: str, count: int = 1) -> None:
         """Count late messages of a kind: placement, report or worker."""

@@ -3,7 +3,7 @@
 Optimistic: the policy chooses on a view that may be `VIEW_AGE_S` old, then one atomic step of the store
 checks limits, epoch and workers again and books. When another placement was faster, the choice is made again
 on a fresh view. So a placement costs one round trip while many come in, two otherwise; and no request is
-rejected on an old view.
+rejected on an old view. Where all workers are full, the routers' requests take turns by age (turns.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment, claim, waits_for_slot
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.store import Store
+from baton.scheduler.turns import RouterTurns
 from baton.scheduler.types import (
     Booking,
     FleetView,
@@ -49,6 +50,7 @@ class Placer:
         self._view: FleetView | None = None
         self._read_at = 0.0  # time.monotonic() before `_view` was asked for
         self._reading = asyncio.Lock()
+        self._turns = RouterTurns()
 
     async def place(self, need: Need) -> Assignment | NoChoice:
         """Choose workers and book them, or say why not."""
@@ -59,16 +61,22 @@ class Placer:
             choice = self._policy.choose(view, need)
             if isinstance(choice, NoChoice):
                 if self._read_at >= asked_at:
+                    if choice.code == pb.Rejection.CODE_FULL:
+                        self._turns.refused(need)
                     return choice
                 oldest = asked_at  # an old view is no ground for a rejection
                 continue
             wanted = claim(need, choice.prefill, choice.decode, self._limits)
+            if elder := self._turns.elder(need, set(wanted.booking.worker_ids)):
+                self._turns.refused(need)
+                return NoChoice(pb.Rejection.CODE_FULL, f"a request of router {elder} has waited longer")
             result = await self._store.reserve(wanted, self._lease_s)
             if result.expired:
                 self._on_expired(result.expired)
             if result.outcome is ReserveOutcome.BOOKED:
                 waits = waits_for_slot(choice.decode)
                 self._remember(wanted.booking)
+                self._turns.placed(need)
                 return Assignment(choice.prefill, choice.decode, wanted.booking, waits)
             if result.outcome is ReserveOutcome.STALE:
                 return _stale(need, result)

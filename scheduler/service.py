@@ -18,10 +18,12 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton import addresses
+from baton.autoscale.goals import Goals
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
-from baton.rpc import SERVER_OPTIONS
+from baton.rpc import aio_server, listen
 from baton.scheduler import tasks
+from baton.scheduler.autoscaler import Autoscaler
 from baton.scheduler.balance import Balance
 from baton.scheduler.errors import ListenFailed
 from baton.scheduler.flip import set_role
@@ -53,7 +55,10 @@ class SchedulerServer:
     memory stands in for it, and is written back.
     """
 
-    def __init__(self, options: SchedulerOptions, *, store_password: str = "") -> None:
+    def __init__(
+        self, options: SchedulerOptions, *, store_password: str = "", goals: Goals | None = None
+    ) -> None:
+        """Prepare a server; with `goals`, unless their mode is off, it decides on the numbers of workers."""
         self.metrics = Metrics()
         self.address = options.address  # with the port that was taken, once entered
         self._store = open_store(options.store, options.topic, store_password)
@@ -61,10 +66,18 @@ class SchedulerServer:
         policy = Policy(options, options.policy)
         self._placer = Placer(self._store, policy, options, options.placement_lease_s, expired)
         self._settling = Settling(options.worker_lease_s)
-        self._servicer = SchedulerServicer(options, self._store, self._placer, self._settling, self.metrics)
+        autoscales = goals is not None and goals.mode != "off"
+        self._servicer = SchedulerServicer(
+            options, self._store, self._placer, self._settling, self.metrics, autoscales=autoscales
+        )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: grpc.aio.Server | None = None
         self._balance = Balance(options.rebalance_after_s) if options.rebalance_after_s else None
+        self._autoscaler = (
+            Autoscaler(goals, self._store, self._placer, self._settling, self.metrics.autoscale)
+            if goals and autoscales
+            else None
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -76,7 +89,7 @@ class SchedulerServer:
         try:
             await self._store.open()
             await self._look()
-            self._server = grpc.aio.server(options=SERVER_OPTIONS)
+            self._server = aio_server()
             rpc.add_SchedulerServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
             self.address = _listen(self._server, self.address)
@@ -88,6 +101,8 @@ class SchedulerServer:
         self._tasks = [tasks.spawn(self._watch_store(), "scheduler-watch-store")]
         if self._balance:
             self._tasks.append(tasks.spawn(self._keep_balance(self._balance), "scheduler-balance"))
+        if self._autoscaler:
+            self._tasks.append(tasks.spawn(self._autoscaler.run(), "scheduler-autoscale"))
         return self
 
     async def __aexit__(
@@ -136,18 +151,19 @@ async def serve(
     *,
     store_password: str = "",
     metrics_port: int | None = None,
+    goals: Goals | None = None,
     on_started: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Run a scheduler until `stop` is set; without one, until SIGTERM or SIGINT.
 
     `store_password` stands for one in the store's URL. `on_started` gets the address (host:port) once it
-    listens. `metrics_port` serves Prometheus' figures over HTTP on the same host. Raises what
-    `SchedulerServer` and `MetricsServer` raise on entry.
+    listens. `goals` are those of autoscaling. `metrics_port` serves Prometheus' figures over HTTP on the same
+    host. Raises what `SchedulerServer` and `MetricsServer` raise on entry.
     """
     if stop is None:
-        stop = _stop_on_signals()
-    async with SchedulerServer(settings, store_password=store_password) as server:
+        stop = until_signal()
+    async with SchedulerServer(settings, store_password=store_password, goals=goals) as server:
         with contextlib.ExitStack() as stack:
             if metrics_port is not None:
                 host, _ = addresses.split(settings.address)
@@ -161,7 +177,8 @@ async def serve(
             await stop.wait()
 
 
-def _stop_on_signals() -> asyncio.Event:
+def until_signal() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -170,11 +187,11 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 def _listen(server: grpc.aio.Server, address: str) -> str:
-    """Bind, and return host:port with the port that was taken. Raises ListenFailed."""
+    """Bind, and return host:port with the port that was taken. Raises ListenFailed, NotSecured."""
     try:
         host, port = addresses.split(address)
-        port = server.add_insecure_port(addresses.join(host, port))
-    except (RuntimeError, ValueError):
+        port = listen(server, "scheduler.address", addresses.join(host, port))
+    except ValueError:
         port = 0
     if not port:
         raise ListenFailed(

@@ -14,6 +14,7 @@ import grpc.aio
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
+from baton.scheduler.autoscaler import TOLD_S
 from baton.scheduler.booking import Assignment
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.flip import set_role
@@ -57,12 +58,16 @@ class SchedulerServicer(rpc.SchedulerServicer):
         placer: Placer,
         settling: Settling,
         metrics: Metrics,
+        *,
+        autoscales: bool = False,
     ) -> None:
+        """Serve `store`; what routers and fleets tell is kept only if this deployment `autoscales`."""
         self._options = options
         self._store = store
         self._placer = placer
         self._settling = settling
         self._metrics = metrics
+        self._autoscales = autoscales
 
     async def Place(self, request: pb.PlaceRequest, context: Context) -> pb.PlaceReply:
         try:
@@ -105,6 +110,8 @@ class SchedulerServicer(rpc.SchedulerServicer):
     async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotReply:
         del context
         options = self._options
+        if self._autoscales and request.HasField("load"):
+            await self._store.tell("router", request.router_id, request.load.SerializeToString(), TOLD_S)
         settling = bool(self._settling)
         view = await self._placer.view(time.monotonic() - SNAPSHOT_AGE_S)
         theirs = await self._store.booked_by(request.router_id)
@@ -203,6 +210,14 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._metrics.flips.labels("asked").inc()
         return pb.SetRoleReply(worker_id=meant.worker_id)
 
+    async def Orders(self, request: pb.OrdersRequest, context: Context) -> pb.OrdersReply:
+        if not request.fleet_id:
+            await _refuse(context, "a fleet needs an id")
+        if not self._autoscales:
+            return pb.OrdersReply()
+        orders = await self._store.tell("fleet", request.fleet_id, request.SerializeToString(), TOLD_S)
+        return pb.OrdersReply.FromString(orders)
+
     async def _peer_reference(self, request: pb.HeartbeatRequest) -> float:
         """Return the best reference of the workers with the same method, perhaps seconds old; 0: none."""
         if not request.load.HasField("drafting"):
@@ -250,6 +265,7 @@ def _need(request: pb.PlaceRequest) -> Need:
         exclude=frozenset(request.exclude_workers),
         vllm_version=request.vllm_version,
         model_fingerprint=request.model_fingerprint,
+        waited_s=request.waited_s,
     )
 
 

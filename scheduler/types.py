@@ -83,6 +83,7 @@ class Need:
     exclude: frozenset[str] = frozenset()
     vllm_version: str = ""  # the one whose messages the router speaks; empty: any
     model_fingerprint: str = ""  # of the weights that generated the first tokens; empty: any
+    waited_s: float = 0.0  # since the request arrived
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
@@ -343,6 +344,15 @@ class State:
     revision: int = 0  # of the store that it was exported from; 0: it keeps none
     # Name -> how often an operator drained it or undid that: odd while it is drained. The higher count wins.
     drains: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Messages of routers and fleets about themselves, and the orders in force; serialized by the callers."""
+
+    routers: Mapping[str, bytes] = field(default_factory=dict)
+    fleets: Mapping[str, bytes] = field(default_factory=dict)
+    orders: Mapping[str, bytes] = field(default_factory=dict)  # by fleet
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ atomic step: no other call sees half of it. Time is the store's own, never the c
     by routers      report
     by workers      register, heartbeat, deregister
     by operators    history, drain
+    by autoscaling  tell, lead, told, order
     by other stores export, merge
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import (
@@ -25,6 +27,7 @@ from baton.scheduler.types import (
     ReserveResult,
     RouterReport,
     State,
+    Told,
     held,
 )
 
@@ -101,6 +104,29 @@ class Store(ABC):
     @abstractmethod
     async def take_turn(self, what: str, for_s: float) -> bool:
         """Return True to one caller of all schedulers, False to all others for `for_s`. Called rarely."""
+
+    @abstractmethod
+    async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
+        """Keep the last message of a `router` or `fleet` for `lease_s`; return a fleet's orders, if any.
+
+        Called about once a second by each of them.
+        """
+
+    @abstractmethod
+    async def lead(self, who: str, for_s: float) -> int:
+        """Make `who` the one decider for `for_s`, or longer if it is already; return its fence.
+
+        Return 0 while another one is. Each new decider has a higher fence than all before, also where the
+        store has lost what it held: it is of the store's clock. Called every few seconds.
+        """
+
+    @abstractmethod
+    async def told(self) -> Told:
+        """Return what was told within its lease, and the orders. Called by the decider alone."""
+
+    @abstractmethod
+    async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:
+        """Replace all orders. Return False, and change nothing, where `fence` is no longer the decider's."""
 
     @abstractmethod
     async def history(self, limit: int) -> History:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
@@ -28,6 +28,7 @@ from baton.scheduler.types import (
     ReserveResult,
     RouterReport,
     State,
+    Told,
     WorkerRecord,
     attempt_to_wire,
     drained_of,
@@ -60,6 +61,9 @@ class MemoryStore(Store):
         self._drains: dict[str, int] = {}  # name -> as in `State.drains`
         self._ledger = Ledger()
         self._turns: dict[str, float] = {}
+        self._told: dict[tuple[str, str], tuple[float, bytes]] = {}  # (kind, who) -> lease's end, message
+        self._leader = ("", 0, 0.0)  # who, fence, lease's end
+        self._orders: dict[str, bytes] = {}  # by fleet
         self._handoffs: deque[tuple[pb.PastHandoff, float]] = deque(maxlen=HANDOFFS_KEPT)
 
     async def view(self) -> FleetView:
@@ -187,6 +191,34 @@ class MemoryStore(Store):
         if self._turns.get(what, now) > now:
             return False
         self._turns[what] = now + for_s
+        return True
+
+    async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
+        self._told[kind, who] = self._clock() + lease_s, message
+        return self._orders.get(who, b"") if kind == "fleet" else b""
+
+    async def lead(self, who: str, for_s: float) -> int:
+        now = self._clock()
+        leader, fence, until = self._leader
+        if until > now and leader != who:
+            return 0
+        if until <= now:
+            fence = max(fence + 1, int(1_000 * time.time()))
+        self._leader = who, fence, now + for_s
+        return fence
+
+    async def told(self) -> Told:
+        now = self._clock()
+        self._told = {key: one for key, one in self._told.items() if one[0] > now}
+        by_kind: dict[str, dict[str, bytes]] = {"router": {}, "fleet": {}}
+        for (kind, who), (_, message) in self._told.items():
+            by_kind[kind][who] = message
+        return Told(by_kind["router"], by_kind["fleet"], self._orders)
+
+    async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:
+        if fence != self._leader[1] or self._leader[2] <= self._clock():
+            return False
+        self._orders = dict(orders)
         return True
 
     async def history(self, limit: int) -> History:

@@ -6,12 +6,11 @@ and the times to live stand in `baton.scheduler.keys`.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import socket
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -23,6 +22,7 @@ from redis.exceptions import (
     AuthorizationError,
     BusyLoadingError,
     InvalidResponse,
+    NoPermissionError,
     OutOfMemoryError,
     RedisError,
 )
@@ -35,6 +35,7 @@ from baton.scheduler.keys import lua_header, topic_keys
 from baton.scheduler.store import redis_wire as wire
 from baton.scheduler.store.base import Store
 from baton.scheduler.store_url import without_password
+from baton.scheduler.tasks import patiently
 from baton.scheduler.types import (
     Attempt,
     Claim,
@@ -49,20 +50,18 @@ from baton.scheduler.types import (
     ReserveResult,
     RouterReport,
     State,
+    Told,
     drained_of,
     name_of,
 )
 
 MAX_CONNECTIONS = 16  # Redis runs one script at a time: more would only wait there
 CALL_TIMEOUT_S = 0.9  # of a whole call: a free connection, connecting, the script
-# A call is given up after so many looks at it, not after one timer: where this process itself was held up
-# (0.4 s was seen on a machine with five busy processes a core), timer and reply come due at the same moment.
-LOOKS = 4
 MERGE_ITEMS = 512  # workers, and as many requests, in one call of `merge`
 EXPORT_REQUESTS = 1_000  # in one call of `export`: some 2 ms of the server
 SCRIPTS = (
     *("view", "reserve", "report", "register", "heartbeat", "deregister", "drain", "history"),
-    *("export", "merge", "take_turn"),
+    *("export", "merge", "take_turn", "tell", "lead", "told", "order"),
 )
 
 
@@ -82,7 +81,7 @@ class RedisStore(Store):
                 url,
                 **({"password": password} if password else {}),
                 max_connections=MAX_CONNECTIONS,
-                # `_patiently` ends a call that waits for a free connection, for connecting or for the reply.
+                # `patiently` ends a call that waits for a free connection, for connecting or for the reply.
                 timeout=None,
                 socket_timeout=None,
                 socket_connect_timeout=None,
@@ -190,6 +189,25 @@ class RedisStore(Store):
     async def take_turn(self, what: str, for_s: float) -> bool:
         return bool(await self._run("take_turn", what, wire.milliseconds(for_s)))
 
+    async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
+        orders: bytes = await self._run("tell", f"{kind}:{who}", message, wire.milliseconds(lease_s))
+        return orders
+
+    async def lead(self, who: str, for_s: float) -> int:
+        return int(await self._run("lead", who, wire.milliseconds(for_s)))
+
+    async def told(self) -> Told:
+        messages, orders = await self._run("told")
+        by_kind: dict[str, dict[str, bytes]] = {"router": {}, "fleet": {}}
+        for key, message in wire.pairs(messages):
+            kind, _, who = key.partition(":")
+            by_kind[kind][who] = message
+        return Told(by_kind["router"], by_kind["fleet"], _by_fleet(orders))
+
+    async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:
+        flat = [part for fleet, raw in orders.items() for part in (f"fleet:{fleet}", raw)]
+        return bool(await self._run("order", fence, *flat))
+
     async def history(self, limit: int) -> History:
         now, leases, attempts, handoffs = await self._run("history", limit)
         live = [
@@ -246,7 +264,7 @@ class RedisStore(Store):
     async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
         """Return one script's reply, as Redis gives it. Raises StoreUnavailable, StoreRefuses."""
         try:
-            return await _patiently(self._scripts[name](keys=self._keys, args=arguments))
+            return await patiently(self._scripts[name](keys=self._keys, args=arguments), CALL_TIMEOUT_S)
         except (RedisError, OSError, TimeoutError) as error:
             kind = StoreRefuses if _for_good(error) else StoreUnavailable
             text = _explain(error)
@@ -255,19 +273,8 @@ class RedisStore(Store):
             raise kind(f"redis at {self._host} {text}") from None
 
 
-async def _patiently(call: Coroutine[Any, Any, Any]) -> Any:
-    """Return the call's outcome. Raises TimeoutError after `CALL_TIMEOUT_S`."""
-    task = asyncio.create_task(call)
-    try:
-        for _ in range(LOOKS):
-            await asyncio.wait({task}, timeout=CALL_TIMEOUT_S / LOOKS)
-            if task.done():
-                return task.result()
-        raise TimeoutError
-    finally:
-        if not task.done():
-            task.cancel()  # the client drops the connection, so that no late reply is taken for another's
-            await asyncio.wait({task})
+def _by_fleet(orders: wire.Flat) -> dict[str, bytes]:
+    return {key.removeprefix("fleet:"): raw for key, raw in wire.pairs(orders)}
 
 
 def _source(name: str) -> str:
@@ -276,9 +283,22 @@ def _source(name: str) -> str:
     return "\n".join([lua_header(), *(part.read_text("utf-8") for part in parts)])
 
 
-def _refuses_the_password(error: BaseException) -> bool:
-    marks = ("WRONGPASS", "NOAUTH", "NOPERM")
-    return isinstance(error, AuthenticationError | AuthorizationError) or str(error).startswith(marks)
+def _refuses_the_user(error: BaseException) -> bool:
+    known = isinstance(error, AuthenticationError | AuthorizationError)
+    return known or _lacks_a_permission(error) or str(error).startswith(("WRONGPASS", "NOAUTH"))
+
+
+def _explain_user(error: BaseException, text: str) -> str:
+    if _lacks_a_permission(error):
+        return f"does not allow this user enough ({text}); docs/security.md has the ACL that it needs"
+    where = "scheduler.store or scheduler.store_password_file"
+    return f"refused the password ({text}); put the right one into {where}"
+
+
+def _lacks_a_permission(error: BaseException) -> bool:
+    """Return whether the user's ACL lacks a command, or a key: in a script Redis says it in other words."""
+    in_script = "ACL failure", "The user executing the script can't"
+    return isinstance(error, NoPermissionError) or any(words in str(error) for words in in_script)
 
 
 def _is_nobodys_name(error: BaseException) -> bool:
@@ -291,7 +311,7 @@ def _for_good(error: BaseException) -> bool:
     """Return whether an operator has to change something, as far as can be told."""
     wrong_database = "DB index is out of range" in str(error)
     no_redis = isinstance(error, InvalidResponse)
-    return _refuses_the_password(error) or _is_nobodys_name(error) or wrong_database or no_redis
+    return _refuses_the_user(error) or _is_nobodys_name(error) or wrong_database or no_redis
 
 
 def _explain(error: BaseException) -> str:
@@ -301,9 +321,8 @@ def _explain(error: BaseException) -> str:
         return "still loads its data; it will answer when that is done"
     if isinstance(error, OutOfMemoryError):
         return f"is full ({text}); raise its maxmemory"
-    if _refuses_the_password(error):
-        where = "scheduler.store or scheduler.store_password_file"
-        return f"refused the password ({text}); put the right one into {where}"
+    if _refuses_the_user(error):
+        return _explain_user(error, text)
     if isinstance(error, TimeoutError | RedisTimeoutError):
         return "does not answer in time; is it up, and is this the right address?"
     if isinstance(error, ConnectionError | OSError) or type(error).__name__ == "ConnectionError":

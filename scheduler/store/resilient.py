@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ from baton.scheduler.types import (
     ReserveResult,
     RouterReport,
     State,
+    Told,
 )
 
 QUICK_S = 0.25  # s; a store that needs longer for a small write is not back
@@ -90,15 +91,16 @@ class ResilientStore(Store):
         return await self._memory.view() if view is None or self.problem else view
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
+        known = self._memory.holds(claim.booking)
         result = await self._ask(lambda: self._shared.reserve(claim, lease_s))
         if result is None:
             mine = await self._memory.reserve(claim, lease_s)
-            # Booked there, and followed from there, while the reply was lost.
-            booked = mine.outcome is ReserveOutcome.STALE and self._memory.holds(claim.booking)
+            # Booked there, and followed from there, while this call's reply was lost.
+            booked = mine.outcome is ReserveOutcome.STALE and not known and self._memory.holds(claim.booking)
             return replace(mine, outcome=ReserveOutcome.BOOKED, detail="") if booked else mine
         if result.outcome is ReserveOutcome.BOOKED:
-            known = Known(claim.attempt, claim.booking, lease_s=lease_s)
-            await self._memory.merge(State(requests=(known,)))
+            followed = Known(claim.attempt, claim.booking, lease_s=lease_s)
+            await self._memory.merge(State(requests=(followed,)))
         return result
 
     async def report(self, report: RouterReport, lease_s: float) -> ReportResult:
@@ -134,6 +136,20 @@ class ResilientStore(Store):
         mine = await self._memory.take_turn(what, for_s)
         theirs = await self._ask(lambda: self._shared.take_turn(what, for_s)) if mine else False
         return mine if theirs is None else theirs
+
+    # Without the shared store nobody decides: each scheduler's memory would have a decider of its own.
+
+    async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
+        return await self._ask(lambda: self._shared.tell(kind, who, message, lease_s)) or b""
+
+    async def lead(self, who: str, for_s: float) -> int:
+        return await self._ask(lambda: self._shared.lead(who, for_s)) or 0
+
+    async def told(self) -> Told:
+        return await self._ask(self._shared.told) or Told()
+
+    async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:
+        return await self._ask(lambda: self._shared.order(fence, orders)) or False
 
     async def history(self, limit: int) -> History:
         history = await self._ask(lambda: self._shared.history(limit))

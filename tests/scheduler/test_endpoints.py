@@ -17,6 +17,7 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import Attempt
+from baton.security.names import Role
 from harness.scheduling import Options, RedisServer, free_port, until
 from harness.support import PATIENCE
 
@@ -115,7 +116,7 @@ async def test_one_that_is_gone_is_dead_at_once(elsewhere: Elsewhere, router: Sc
 
 
 async def health(address: str, service: str) -> str:
-    async with aio_channel(address) as channel:
+    async with aio_channel(address, Role.SCHEDULER) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
         reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
         return health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)

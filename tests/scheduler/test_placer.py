@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
@@ -25,6 +25,7 @@ from baton.scheduler.types import (
     ReserveResult,
     RouterReport,
     State,
+    Told,
 )
 from harness.scheduling import LEASE_S, LIMITS, Options, RedisServer, need, register, report, until
 
@@ -66,6 +67,18 @@ class Counting(Store):
 
     async def take_turn(self, what: str, for_s: float) -> bool:
         return await self.inner.take_turn(what, for_s)
+
+    async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
+        return await self.inner.tell(kind, who, message, lease_s)
+
+    async def lead(self, who: str, for_s: float) -> int:
+        return await self.inner.lead(who, for_s)
+
+    async def told(self) -> Told:
+        return await self.inner.told()
+
+    async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:
+        return await self.inner.order(fence, orders)
 
     async def history(self, limit):  # type: ignore[no-untyped-def]
         return await self.inner.history(limit)

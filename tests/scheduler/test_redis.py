@@ -181,6 +181,8 @@ async def test_every_key_has_the_prefix_and_a_time_to_live(own_redis: RedisServe
     await store.report(report(finished=[Attempt("one", 1)], prefilled=[Attempt("two", 1)]), LEASE_S)
     await store.drain("d")
     await store.take_turn("balance", LEASE_S)
+    await store.tell("fleet", "f", b"here", LEASE_S)
+    await store.order(await store.lead("me", LEASE_S), {"f": b"orders"})
     await store.deregister("p")
     await store.merge(State())
     admin = Redis.from_url(own_redis.url)

@@ -126,6 +126,16 @@ async def test_a_booking_whose_reply_is_lost_is_made_once(
     assert view.workers["d"].reserved == Reserved(0, 1, 2)
 
 
+async def test_a_call_that_comes_twice_is_stale_also_without_redis(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    one, _ = stores
+    own_redis.stop()
+    assert await place(one, "r") is BOOKED
+    assert one.problem
+    assert await place(one, "r") is ReserveOutcome.STALE
+
+
 async def test_a_hung_redis_costs_one_call(own_redis: RedisServer, stores: list[ResilientStore]) -> None:
     one, other = stores
     own_redis.hang()

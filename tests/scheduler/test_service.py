@@ -31,6 +31,7 @@ from baton.scheduler.errors import (
 from baton.scheduler.service import SchedulerServer, serve
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Attempt, SchedulerOptions
+from baton.security.names import Role
 from baton.services.config import PolicySettings, SchedulerSettings
 from harness.scheduling import Options, RedisServer, capacity, free_port, identity, until
 from harness.support import PATIENCE
@@ -61,7 +62,7 @@ async def add(client: SchedulerClient, *workers: tuple[str, pb.Role]) -> None:
 
 
 async def health(address: str, service: str = "") -> int:
-    async with aio_channel(address) as channel:
+    async with aio_channel(address, Role.SCHEDULER) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=2)
         return int(reply.status)
@@ -152,6 +153,31 @@ async def test_no_capacity_says_why_and_when_to_come_back(
     for code in ("no_workers", "too_large"):
         assert figure(server, "rejections_total", code=code) == 1
     assert figure(server, "rejections_total", code="full") == 2
+
+
+async def test_a_full_house_serves_the_eldest_of_all_routers(
+    server: SchedulerServer, client: SchedulerClient
+) -> None:
+    """A router without a running request asks now and then; one with many asks as each of its own ends."""
+    await add(client, ("m", M))
+    for number in range(8):
+        await client.place(f"r{number}", 1, prompt_tokens=1, max_new_tokens=1)
+
+    async def room() -> bool:
+        return (await client.describe()).workers[0].reserved_requests < 8
+
+    async with SchedulerClient(server.address, router_id="other") as other:
+        with pytest.raises(NoCapacity):
+            await other.place("theirs", 1, prompt_tokens=1, max_new_tokens=1, waited_s=5.0)
+        client.reporter.finished(Attempt("r0", 1), "stop")
+        await until(room)
+        with pytest.raises(NoCapacity, match="a request of router other has waited longer") as caught:
+            await client.place("mine", 1, prompt_tokens=1, max_new_tokens=1)
+        assert caught.value.code == pb.Rejection.CODE_FULL
+        await other.place("theirs", 2, prompt_tokens=1, max_new_tokens=1, waited_s=5.0)
+        client.reporter.finished(Attempt("r1", 1), "stop")
+        await until(room)
+        await client.place("mine", 2, prompt_tokens=1, max_new_tokens=1)
 
 
 async def test_an_attempt_is_fenced_by_the_next(server: SchedulerServer, client: SchedulerClient) -> None:
@@ -260,7 +286,7 @@ async def test_health_and_gauges(server: SchedulerServer, client: SchedulerClien
 
 async def test_leases_that_ran_out_are_counted() -> None:
     options = Options(placement_lease_s=0.05)
-    async with SchedulerServer(options) as server, aio_channel(server.address) as channel:
+    async with SchedulerServer(options) as server, aio_channel(server.address, Role.SCHEDULER) as channel:
         # A router that places and then dies.
         stub = rpc.SchedulerStub(channel)
         await stub.Register(

@@ -420,3 +420,51 @@ async def test_of_many_one_has_its_turn(store: Store) -> None:
 
     await until(again)  # the turn is over
     assert not await store.take_turn("balance", LEASE_S)
+
+
+async def test_what_is_told_is_kept_for_its_lease(store: Store) -> None:
+    assert await store.tell("router", "r", b"old", LEASE_S) == b""
+    await store.tell("router", "r", b"new", LEASE_S)
+    await store.tell("fleet", "r", b"\x00:\xff", LEASE_S)  # another kind may have the same name
+    await store.tell("router", "short", b"gone", 0.02)
+
+    async def forgotten() -> bool:
+        return "short" not in (await store.told()).routers
+
+    await until(forgotten)
+    told = await store.told()
+    assert (told.routers, told.fleets, told.orders) == ({"r": b"new"}, {"r": b"\x00:\xff"}, {})
+
+
+async def test_one_decides_at_a_time_and_the_next_has_a_higher_fence(store: Store) -> None:
+    first = await store.lead("a", LEASE_S)
+    assert first > 0
+    assert await store.lead("b", LEASE_S) == 0
+    assert await store.lead("a", 0.05) == first  # renewed
+
+    async def taken_over() -> int:
+        return await store.lead("b", LEASE_S)
+
+    await until(taken_over)
+    second = await store.lead("b", LEASE_S)
+    assert second > first
+    assert await store.lead("a", LEASE_S) == 0
+
+
+async def test_orders_of_one_that_decides_no_more_are_refused(store: Store) -> None:
+    first = await store.lead("a", LEASE_S)
+    assert await store.order(first, {"f": b"one", "g": b"two"})
+    assert await store.tell("fleet", "f", b"here", LEASE_S) == b"one"
+    assert await store.tell("fleet", "new", b"here", LEASE_S) == b""
+    assert await store.tell("router", "f", b"here", LEASE_S) == b""
+    assert await store.lead("a", 0.02) == first
+
+    async def taken_over() -> int:
+        return await store.lead("b", LEASE_S)
+
+    await until(taken_over)
+    assert not await store.order(first, {"f": b"late"})
+    assert (await store.told()).orders == {"f": b"one", "g": b"two"}
+    second = await store.lead("b", LEASE_S)
+    assert await store.order(second, {"f": b"three"})
+    assert (await store.told()).orders == {"f": b"three"}

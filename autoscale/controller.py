@@ -1,0 +1,211 @@
+"""One decision after the other: up at once, down late, and what was predicted beside what came.
+
+The numbers wanted are those that the present demand needs. More workers are ordered at once. A worker is
+taken away only when fewer would have done for `down_after_s` without a break: the highest number wanted in
+that time counts, as in Kubernetes' HorizontalPodAutoscaler. A role changes where one side is short and the
+other could spare a worker for `flip_after_s`: a second's work, where a new worker loads its model. A worker
+that has changed keeps its role for as long.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from baton.autoscale.capacity import CapacityMeter
+from baton.autoscale.demand import Demand, DemandMeter, Totals
+from baton.autoscale.goals import Goals
+from baton.autoscale.histogram import SECONDS, share_below
+from baton.autoscale.orders import OTHER, Draft, same
+from baton.autoscale.seen import Member, Plan, Seen
+from baton.autoscale.sizing import Counts, Work, work
+from baton.protos import scheduler_pb2 as pb
+
+AHEAD_S = 30.0  # s; for which figures are predicted
+START_S = 600.0  # s; a worker that was ordered and has not registered by then does not come
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Figures of some time: predicted, or as they came. None where there is none."""
+
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    first_token_within: float | None  # share of requests within the goal
+    gap_within: float | None
+
+    def errors(self, came: Outlook) -> dict[str, float]:
+        """Return how far each figure was from what came, per cent: of what came, of shares in points."""
+        found = {}
+        for name in ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s"):
+            if real := getattr(came, name):
+                found[name] = 100 * abs(getattr(self, name) - real) / real
+        for name in ("first_token_within", "gap_within"):
+            mine, real = getattr(self, name), getattr(came, name)
+            if mine is not None and real is not None:
+                found[name] = 100 * abs(mine - real)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A prediction whose time is over."""
+
+    predicted: Outlook
+    came: Outlook
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The outcome of one step."""
+
+    present: Counts
+    wanted: Counts
+    flips: list[tuple[Member, pb.Role]]
+    starts: list[tuple[str, pb.Role]]  # place, role
+    stops: list[Member]
+    plan: Plan
+    changed: bool  # the plan is another than the one in force
+    backlog_s: float  # of prefill, a worker
+    occupancy: float  # of the decode workers' batches
+    settled: Settled | None
+
+    @property
+    def orders(self) -> str:
+        """The orders in words, for people; empty for none."""
+        said = [f"{one.worker_id} becomes a {_word(role)} worker" for one, role in self.flips]
+        said += [f"a {_word(role)} worker starts as {place}" for place, role in self.starts]
+        said += [f"{one.worker_id} drains and ends ({_word(one.role)})" for one in self.stops]
+        return "; ".join(said)
+
+
+@dataclass(slots=True)
+class _Forecast:
+    outlook: Outlook
+    totals: Totals
+
+
+@dataclass(slots=True)
+class Controller:
+    """Decides for one deployment. Plain state, which is learned anew by whoever decides next."""
+
+    goals: Goals
+    _demand: DemandMeter = field(default_factory=DemandMeter)
+    _capacity: CapacityMeter = field(default_factory=CapacityMeter)
+    _history: deque[tuple[float, Counts]] = field(default_factory=deque)
+    _flipped: dict[str, float] = field(default_factory=dict)  # worker -> when
+    _coming: dict[str, float] = field(default_factory=dict)  # place in which a worker is awaited -> since
+    _barred: dict[str, float] = field(default_factory=dict)  # place in which none came -> until
+    _forecast: _Forecast | None = None
+
+    def step(self, seen: Seen) -> Decision:
+        """Decide. To be called about every `interval_s`; costs some microseconds a worker and router."""
+        demand = self._demand.take(seen.at, seen.routers)
+        capacity = self._capacity.take(seen.at, seen.members)
+        decodes = seen.of(pb.ROLE_DECODE)
+        queued = sum(one.queued_tokens for one in seen.members)
+        todo = work(demand, capacity, decodes, queued, self.goals)
+        self._expire(seen.at)
+        draft = Draft(seen, self._barred)
+        self._give_up(draft)
+        present = draft.present()
+        room = present.prefill + present.decode + len(draft.empty())
+        if self.goals.mode == "advise":  # also where no fleet could follow it
+            room = self.goals.prefill.most + self.goals.decode.most
+        wanted = todo.wanted(self.goals, present, room)
+        self._order(draft, self._remember(seen.at, present, wanted), wanted)
+        ready = Counts(len(seen.of(pb.ROLE_PREFILL)), len(decodes))
+        slots = sum(one.slots for one in decodes)
+        return Decision(
+            present=present,
+            wanted=wanted,
+            flips=draft.flips,
+            starts=draft.starts,
+            stops=draft.stops,
+            plan=draft.plan,
+            changed=not same(draft.plan, seen.plan),
+            backlog_s=todo.backlog_s / max(1, ready.prefill),
+            occupancy=sum(one.load.running for one in decodes) / slots if slots else 0.0,
+            settled=self._predict(demand, todo, ready),
+        )
+
+    def _order(self, draft: Draft, spare: Counts, wanted: Counts) -> None:
+        """Draft the orders. `spare`: workers that each side has not needed for `flip_after_s`."""
+        present = draft.present()
+        for role, other in OTHER.items():
+            short = wanted.of(role) - present.of(role)
+            if short > 0 and spare.of(other) > 0:
+                draft.flip(role, min(short, spare.of(other)), self._flipped)
+                self._flipped.update((one.worker_id, draft.seen.at) for one, _ in draft.flips)
+            draft.start(role, wanted.of(role) - draft.present().of(role))
+        present = draft.present()
+        kept = self._most(draft.seen.at, self.goals.down_after_s)
+        for role in OTHER:
+            bounds = self.goals.bounds(role)
+            draft.stop(role, present.of(role) - max(kept.of(role), bounds.least), bounds)
+
+    def _remember(self, at: float, present: Counts, wanted: Counts) -> Counts:
+        """Remember what was wanted; return how many workers each side could spare for `flip_after_s`."""
+        if not self._history:  # what was before is not known: as if all that is there had been needed
+            self._history.append((at, present))
+        self._history.append((at, wanted))
+        while len(self._history) > 1 and self._history[1][0] <= at - self.goals.down_after_s:
+            self._history.popleft()
+        lately = self._most(at, self.goals.flip_after_s)
+        return Counts(max(0, present.prefill - lately.prefill), max(0, present.decode - lately.decode))
+
+    def _most(self, at: float, within_s: float) -> Counts:
+        """Return the highest numbers wanted in the last seconds; an entry counts until the next one."""
+        prefill = decode = 0
+        for when, counts in reversed(self._history):
+            prefill, decode = max(prefill, counts.prefill), max(decode, counts.decode)
+            if when <= at - within_s:
+                break
+        return Counts(prefill, decode)
+
+    def _expire(self, at: float) -> None:
+        for table, since in ((self._flipped, at - self.goals.flip_after_s), (self._barred, at)):
+            for key in [key for key, when in table.items() if when < since]:
+                del table[key]
+
+    def _give_up(self, draft: Draft) -> None:
+        """Order away what was ordered long ago and never came; its place stays empty for as long again."""
+        at = draft.seen.at
+        coming = {name for role in OTHER for name in draft.coming(role)}
+        self._coming = {name: self._coming.get(name, at) for name in coming}
+        for name, since in self._coming.items():
+            if since < at - START_S:
+                draft.remove(name)
+                self._barred[name] = at + START_S
+
+    def _predict(self, demand: Demand, todo: Work, ready: Counts) -> Settled | None:
+        """Predict the next `AHEAD_S` when those of the last prediction are over; return it with what came."""
+        totals = self._demand.totals
+        settled = None
+        if self._forecast is not None:
+            new = totals.since(self._forecast.totals)
+            if new.at < AHEAD_S:
+                return None
+            came = Outlook(
+                new.requests / new.at,
+                new.prompt_tokens / new.at,
+                new.output_tokens / new.at,
+                share_below(new.first_token, SECONDS, self.goals.first_token_s),
+                share_below(new.gap, SECONDS, self.goals.gap_s),
+            )
+            settled = Settled(self._forecast.outlook, came)
+        shares = todo.within(ready, self.goals)
+        outlook = Outlook(
+            demand.requests_per_s,
+            demand.prompt_tokens_per_s,
+            demand.requests_per_s * demand.output_tokens,
+            shares.first_token,
+            shares.gap,
+        )
+        self._forecast = _Forecast(outlook, totals)
+        return settled
+
+
+def _word(role: pb.Role) -> str:
+    return pb.Role.Name(role).removeprefix("ROLE_").lower()

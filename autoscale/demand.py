@@ -1,0 +1,127 @@
+"""The demand, from the growing counts of all routers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from baton.autoscale.histogram import SECONDS, TOKENS, middles
+from baton.protos import scheduler_pb2 as pb
+
+SMOOTH_S = 10.0  # s; the time constant of the rates: one of 5 requests a second is known to 10 % so
+FORGET_S = 600.0  # s; a router that was not heard for so long begins anew when it is
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """All that routers have counted since the meter began."""
+
+    at: float
+    requests: float = 0.0
+    prompt_tokens: float = 0.0
+    over: float = 0.0
+    output_tokens: float = 0.0
+    prompts: Sequence[float] = (0.0,) * (len(TOKENS) + 1)
+    first_token: Sequence[float] = (0.0,) * (len(SECONDS) + 1)
+    gap: Sequence[float] = (0.0,) * (len(SECONDS) + 1)
+
+    def since(self, then: Totals) -> Totals:
+        """Return what was counted since `then`; `at` is the time between."""
+        return Totals(
+            self.at - then.at,
+            self.requests - then.requests,
+            self.prompt_tokens - then.prompt_tokens,
+            self.over - then.over,
+            self.output_tokens - then.output_tokens,
+            _minus(self.prompts, then.prompts),
+            _minus(self.first_token, then.first_token),
+            _minus(self.gap, then.gap),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Smoothed rates of what arrives."""
+
+    requests_per_s: float
+    prompt_tokens_per_s: float  # cached ones among them
+    output_tokens: float  # of an answer, on the mean of those that ended lately; 0: unknown
+    prompts: list[tuple[float, float]]  # tokens of a prompt, share of the requests
+    waiting: int  # requests that wait in routers
+
+
+class DemandMeter:
+    """Adds up what routers tell. A step costs one subtraction of some 130 numbers a router."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, pb.RouterLoad]] = {}
+        self._started = False
+        self.totals = Totals(0.0)
+        self._requests = 0.0  # a second, smoothed; as the others
+        self._prompt_tokens = 0.0
+        self._over = 0.0
+        self._output_tokens = 0.0
+        self._prompts: list[float] = [0.0] * (len(TOKENS) + 1)
+
+    def take(self, at: float, routers: Mapping[str, pb.RouterLoad]) -> Demand:
+        """Add what routers have counted since the last call."""
+        before = self.totals
+        self.totals = self._add(at, routers)
+        if self._started:
+            self._smooth(self.totals.since(before))
+        self._started = True
+        mean = self._output_tokens / self._over if self._over > 1e-9 else 0.0
+        return Demand(
+            self._requests,
+            self._prompt_tokens,
+            mean,
+            middles(self._prompts, TOKENS) if sum(self._prompts) > 1e-9 else [],
+            sum(load.waiting for load in routers.values()),
+        )
+
+    def _add(self, at: float, routers: Mapping[str, pb.RouterLoad]) -> Totals:
+        """Return the totals with what is new. A router counts from zero, unless it began before the meter."""
+        total = self.totals
+        for key, load in routers.items():
+            _, last = self._last.get(key, (at, None if self._started else load))
+            self._last[key] = (at, load)
+            last = last or pb.RouterLoad()
+            prompts = _grow(total.prompts, load.prompts, last.prompts)
+            total = Totals(
+                at,
+                sum(prompts),
+                total.prompt_tokens + load.prompt_tokens - last.prompt_tokens,
+                total.over + load.over - last.over,
+                total.output_tokens + load.output_tokens - last.output_tokens,
+                prompts,
+                _grow(total.first_token, load.first_token, last.first_token),
+                _grow(total.gap, load.gap, last.gap),
+            )
+        for key in [key for key, (heard, _) in self._last.items() if heard < at - FORGET_S]:
+            del self._last[key]
+        return replace(total, at=at)
+
+    def _smooth(self, new: Totals) -> None:
+        if new.at <= 0:
+            return
+        keep = math.exp(-new.at / SMOOTH_S)
+        rate = (1 - keep) / new.at
+        self._requests = keep * self._requests + rate * new.requests
+        self._prompt_tokens = keep * self._prompt_tokens + rate * new.prompt_tokens
+        self._over = keep * self._over + rate * new.over
+        self._output_tokens = keep * self._output_tokens + rate * new.output_tokens
+        both = zip(self._prompts, new.prompts, strict=True)
+        self._prompts = [keep * old + rate * more for old, more in both]
+
+
+def _grow(total: Sequence[float], now: Sequence[int], then: Sequence[int]) -> list[float]:
+    """Add what is new in a router's counts; those that it has not sent are zeros."""
+    size = len(total)
+    counts = [*now, *[0] * (size - len(now))]
+    before = [*then, *[0] * (size - len(then))]
+    return [all_ + new - old for all_, new, old in zip(total, counts, before, strict=False)]
+
+
+def _minus(now: Sequence[float], then: Sequence[float]) -> list[float]:
+    return [one - other for one, other in zip(now, then, strict=True)]

@@ -1,0 +1,51 @@
+"""Buckets of fixed bounds, so that a distribution is a bounded list of counts that can be added up.
+
+A bucket holds the values up to its bound and above the one before; a last one holds all above the last bound.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+SECONDS = tuple(0.001 * 1.25**step for step in range(54))  # 1 ms to 137 s
+TOKENS = tuple(16 * 2**step for step in range(17))  # 16 to 1 Mi
+
+Bounds = tuple[float, ...]
+
+
+class Histogram:
+    """Counts by bucket, from the begin on. Adding a value is a search among its bounds."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+
+
+def share_below(counts: Sequence[float], bounds: Bounds, limit: float) -> float | None:
+    """Return the share of the values that are at most `limit`; None without values.
+
+    Within a bucket values are taken as spread evenly.
+    """
+    total = sum(counts)
+    if not total:
+        return None
+    bucket = bisect_left(bounds, limit)
+    whole = sum(counts[:bucket])
+    if bucket < len(bounds):
+        low = bounds[bucket - 1] if bucket else 0.0
+        whole += counts[bucket] * (limit - low) / (bounds[bucket] - low)
+    return whole / total
+
+
+def middles(counts: Sequence[float], bounds: Bounds) -> list[tuple[float, float]]:
+    """Return the middle and the share of each bucket that has any values."""
+    total = sum(counts)
+    lows = (0.0, *bounds)
+    highs = (*bounds, bounds[-1] * 2)
+    buckets = zip(lows, highs, counts, strict=True)
+    return [((low + high) / 2, count / total) for low, high, count in buckets if count]

@@ -1,0 +1,150 @@
+"""From wanted numbers of workers to role changes, and to what runs in the places of fleets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from baton.autoscale.goals import Bounds
+from baton.autoscale.seen import Member, Plan, Seen
+from baton.autoscale.sizing import Counts
+from baton.protos import scheduler_pb2 as pb
+
+OTHER = {pb.ROLE_PREFILL: pb.ROLE_DECODE, pb.ROLE_DECODE: pb.ROLE_PREFILL}
+Role = pb.Role
+
+
+@dataclass(slots=True)
+class Draft:
+    """The orders of one step while they are made: the plan in force, brought up to date, and changes."""
+
+    seen: Seen
+    barred: Collection[str] = ()  # places in which nothing came up
+    plan: dict[str, dict[str, Role]] = field(default_factory=dict)
+    flips: list[tuple[Member, Role]] = field(default_factory=list)
+    starts: list[tuple[str, Role]] = field(default_factory=list)  # place
+    stops: list[Member] = field(default_factory=list)
+    _there: dict[str, Member] = field(init=False)  # by name
+    _allowed: dict[str, Collection[Role]] = field(init=False)  # roles by place, where not all are
+
+    def __post_init__(self) -> None:
+        """Take over what runs in a fleet's places: of a fleet that is new, or whose workers changed roles."""
+        # A worker that was ordered away is on its way out, though it does not know yet: it still says ready.
+        away = {
+            place.name
+            for fleet, places in self.seen.places.items()
+            for place in places
+            if fleet in self.seen.plan and place.name not in self.seen.plan[fleet]
+        }
+        members = [replace(one, leaving=one.leaving or one.name in away) for one in self.seen.members]
+        self.seen = replace(self.seen, members=members)
+        self._there = {one.name: one for one in members}
+        self._allowed = {
+            place.name: place.roles for places in self.seen.places.values() for place in places if place.roles
+        }
+        for fleet, places in self.seen.places.items():
+            ordered = self.seen.plan.get(fleet)
+            self.plan[fleet] = {
+                place.name: role for place in places if (role := self._as_it_is(place.name, ordered))
+            }
+
+    def coming(self, role: Role) -> list[str]:
+        """Return the places in which a worker of this role was ordered and has not registered."""
+        return [
+            name
+            for ordered in self.plan.values()
+            for name, its in ordered.items()
+            if its == role and name not in self._there
+        ]
+
+    def present(self) -> Counts:
+        """Return the numbers of workers that are there or were ordered, without those that leave."""
+        flipped = {one.worker_id: role for one, role in self.flips}
+        stopped = {one.worker_id for one in self.stops}
+        count = {role: len(self.coming(role)) for role in OTHER}
+        for one in self.seen.members:
+            if not one.leaving and one.worker_id not in stopped:
+                count[flipped.get(one.worker_id, one.role)] += 1
+        return Counts(count[pb.ROLE_PREFILL], count[pb.ROLE_DECODE])
+
+    def empty(self) -> list[tuple[str, pb.Place]]:
+        """Return the places in which nothing runs or was ordered, those of the emptiest fleet first."""
+        taken = {*self._there, *self.barred}
+        free = []
+        for fleet, places in self.seen.places.items():
+            use = len(self.plan[fleet]) / max(1, len(places))
+            free += [
+                (use, fleet, place)
+                for place in places
+                if place.name not in taken and place.name not in self.plan[fleet]
+            ]
+        free.sort(key=lambda one: one[:2])
+        return [(fleet, place) for _, fleet, place in free]
+
+    def flip(self, to: Role, most: int, quiet: Mapping[str, float]) -> None:
+        """Give up to `most` workers of the other side this role, the idlest first; one must stay there.
+
+        `quiet` holds the workers that changed their role a short while ago.
+        """
+        others = [one for one in self.seen.of(OTHER[to]) if not one.leaving]
+        able = [
+            one
+            for one in others
+            if one.flips and one.worker_id not in quiet and to in self._allowed.get(one.name, (to,))
+        ]
+        able.sort(key=_idlest)
+        for one in able[: min(most, len(others) - 1)]:
+            self.flips.append((one, to))
+            for ordered in self.plan.values():
+                if one.name in ordered:
+                    ordered[one.name] = to
+
+    def start(self, role: Role, most: int) -> None:
+        """Order up to `most` workers of this role into empty places."""
+        for fleet, place in self.empty():
+            if most <= 0:
+                return
+            if role in self._allowed.get(place.name, (role,)):
+                self.plan[fleet][place.name] = role
+                self.starts.append((place.name, role))
+                most -= 1
+
+    def stop(self, role: Role, most: int, bounds: Bounds) -> None:
+        """Order up to `most` workers of this role away: first those that are still to come, then the idlest.
+
+        A worker that no fleet started stays: nobody could start it again. So does the last one that is ready.
+        """
+        for name in self.coming(role)[: max(0, most)]:
+            self.remove(name)
+            most -= 1
+        flipped = {one.worker_id for one, _ in self.flips}
+        ready = [one for one in self.seen.of(role) if not one.leaving and one.worker_id not in flipped]
+        most = min(most, len(ready) - max(1, bounds.least))
+        for one in sorted(ready, key=_idlest):
+            if most > 0 and self.remove(one.name):
+                self.stops.append(one)
+                most -= 1
+
+    def remove(self, name: str) -> bool:
+        """Order that nothing runs in this place; return whether something was ordered there."""
+        return any(ordered.pop(name, None) is not None for ordered in self.plan.values())
+
+    def _as_it_is(self, name: str, ordered: Mapping[str, Role] | None) -> Role | None:
+        """Return the role of what is, or was ordered, in a place; None for nothing."""
+        one = self._there.get(name)
+        if ordered is None:  # nobody has ordered anything of this fleet yet
+            return one.role if one is not None and not one.leaving else None
+        if name not in ordered:
+            return None
+        return one.role if one is not None else ordered[name]
+
+
+def same(one: Plan, other: Plan) -> bool:
+    """Return whether two plans order the same."""
+    return {key: dict(value) for key, value in one.items()} == {
+        key: dict(value) for key, value in other.items()
+    }
+
+
+def _idlest(one: Member) -> tuple[int, int, str]:
+    return one.requests, one.queued_tokens, one.worker_id

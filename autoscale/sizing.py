@@ -1,0 +1,151 @@
+"""The least numbers of workers that meet the goals. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton.autoscale.capacity import Capacity, Gap
+from baton.autoscale.demand import Demand
+from baton.autoscale.goals import TARGET, Bounds, Goals
+from baton.autoscale.queueing import first_tokens_within, gaps_within, requests_each
+from baton.autoscale.seen import Member
+from baton.protos import scheduler_pb2 as pb
+
+CLEAR_S = 5.0  # s; more than the usual queue should be gone after so long
+FULL = 0.9  # of the slots of all decode workers: what waits in routers then waits for them
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of workers."""
+
+    prefill: int
+    decode: int
+
+    def of(self, role: pb.Role) -> int:
+        """Return that of the prefill or the decode side."""
+        return self.prefill if role == pb.ROLE_PREFILL else self.decode
+
+    def __str__(self) -> str:
+        return f"{self.prefill} prefill + {self.decode} decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of the requests within each goal; None while it cannot be told."""
+
+    first_token: float | None
+    gap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of all workers, in terms of one. None: no worker of that side has worked yet."""
+
+    prompts: Sequence[tuple[float, float]] | None  # seconds that a prompt takes, share of the requests
+    prefill_load: float  # seconds of prefill that arrive in a second, with what has piled up
+    backlog_s: float  # of prefill, for one worker
+    tokens_per_s: float  # to be generated
+    decoding: float  # requests on decode workers
+    gap: Gap | None
+    most: float  # requests on one decode worker with which gaps are within the goal
+
+    def within(self, counts: Counts, goals: Goals) -> Shares:
+        """Return the shares of requests within the goals that so many workers would reach."""
+        return Shares(self._first_tokens(counts.prefill, goals), self._gaps(counts.decode))
+
+    def _first_tokens(self, workers: int, goals: Goals) -> float | None:
+        if self.prompts is None or workers == 0:
+            return None
+        return first_tokens_within(goals.first_token_s, self.prompts, self.prefill_load, workers)
+
+    def _gaps(self, workers: int) -> float | None:
+        if self.gap is None or workers == 0:
+            return None
+        each = requests_each(self.gap, self.tokens_per_s, workers)
+        # More are there than should be: answers became longer than those that ended so far, or pile up.
+        if self.decoding > self.most * workers:
+            each = max(each, self.decoding / workers)
+        return gaps_within(self.most, each)
+
+    def wanted(self, goals: Goals, present: Counts, room: int) -> Counts:
+        """Return the least numbers that meet the goals, within their bounds and `room` workers in all.
+
+        A side of which nothing is known stays as it is; one without demand gets its least. A goal that no
+        number of workers meets (a prompt that takes longer by itself) counts as far as it can be met.
+        """
+        possible = sum(share for s, share in self.prompts or () if s < goals.first_token_s)
+
+        def prefills(workers: int) -> bool:
+            return (self._first_tokens(workers, goals) or 0.0) >= TARGET * possible
+
+        prefill = (
+            _stay(goals.prefill, present.prefill) if self.prompts is None else _least(goals.prefill, prefills)
+        )
+        decode = (
+            _stay(goals.decode, present.decode)
+            if self.gap is None
+            else _least(goals.decode, lambda workers: (self._gaps(workers) or 0.0) >= TARGET)
+        )
+        return self._fit(Counts(prefill, decode), goals, room)
+
+    def _fit(self, counts: Counts, goals: Goals, room: int) -> Counts:
+        """Take workers from the side that misses them least, until all have room."""
+        while counts.prefill + counts.decode > room:
+            fewer = []
+            if counts.prefill > goals.prefill.least:
+                fewer.append(Counts(counts.prefill - 1, counts.decode))
+            if counts.decode > goals.decode.least:
+                fewer.append(Counts(counts.prefill, counts.decode - 1))
+            if not fewer:
+                break
+            counts = max(fewer, key=lambda one: _worse(self.within(one, goals)))
+        return counts
+
+
+def work(demand: Demand, capacity: Capacity, decodes: Sequence[Member], queued: int, goals: Goals) -> Work:
+    """Return the work that `demand` is. `queued`: prompt tokens that are placed and not prefilled yet."""
+    slots = sum(one.slots for one in decodes)
+    decoding = sum(one.load.running + one.load.waiting for one in decodes)
+    full = decoding >= FULL * slots if slots else False
+    prompts, load, backlog_s = None, 0.0, 0.0
+    if capacity.tokens_per_s:
+        each_s = capacity.uncached / capacity.tokens_per_s  # of a prompt's token
+        prompts = [(tokens * each_s, share) for tokens, share in demand.prompts]
+        mean = demand.prompt_tokens_per_s / demand.requests_per_s if demand.requests_per_s > 1e-9 else 0.0
+        backlog_s = (queued + (0 if full else demand.waiting * mean)) * each_s
+        load = demand.prompt_tokens_per_s * each_s
+        load += max(0.0, backlog_s - load * goals.first_token_s) / CLEAR_S
+    most = capacity.slots
+    if capacity.gap is not None and (by_goal := capacity.gap.most(goals.gap_s)) >= 1:
+        most = min(most, by_goal)
+    return Work(
+        prompts,
+        load,
+        backlog_s,
+        demand.requests_per_s * demand.output_tokens,
+        decoding,
+        capacity.gap,
+        most,
+    )
+
+
+def _least(bounds: Bounds, enough: Callable[[int], bool]) -> int:
+    """Return the least number within bounds that is enough, or the most. More is never worse."""
+    low, high = bounds.least, bounds.most
+    while low < high:
+        middle = (low + high) // 2
+        if enough(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _stay(bounds: Bounds, present: int) -> int:
+    return min(max(present, bounds.least), bounds.most)
+
+
+def _worse(shares: Shares) -> float:
+    return min(1.0 if share is None else share for share in (shares.first_token, shares.gap))

@@ -1,0 +1,366 @@
+"""A discrete-event simulation of a deployment, driven by the product's own controller.
+
+Simulated: arrivals (Poisson) with prompts and answers of random length (log-normal); placement on the less
+loaded of two workers; prefill as a queue, first come first served; decoding, where all requests of a batch
+share a worker and the gap between tokens grows with their number; requests that wait for room; workers that
+load, drain, and change their role, with what they have done before going on meanwhile. Not simulated: the
+handoff's time, prefix caches, full KV caches, failures.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import statistics
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from baton.autoscale.capacity import Gap
+from baton.autoscale.controller import Controller, Outlook
+from baton.autoscale.histogram import SECONDS, TOKENS, Histogram
+from baton.autoscale.seen import Member, Seen
+from baton.protos import scheduler_pb2 as pb
+
+P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
+SPREAD = 0.6  # standard deviation of the logarithm of lengths
+QUEUE_FACTOR = 1.25  # scheduler.max_queue_factor
+CHUNK = 256  # tokens of a prompt in one step, beside what a worker decodes
+SAMPLE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A time of steady load."""
+
+    name: str
+    seconds: float
+    per_s: float
+    prompt: float  # mean tokens
+    answer: float
+
+
+@dataclass(frozen=True)
+class Service:
+    """The pace of one worker."""
+
+    prefill_tokens_per_s: float
+    gap: Gap
+    slots: int
+
+
+@dataclass(slots=True)
+class Request:
+    arrives: float
+    prompt: int
+    answer: int
+    first: float = 0.0
+    ended: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker; it works off what it has in either role."""
+
+    name: str
+    role: pb.Role
+    service: Service
+    ready: bool
+    leaving: bool = False
+    # To be prefilled, the first is under way; with the worker that decodes it then.
+    queue: deque[tuple[Request, Worker]] = field(default_factory=deque)
+    batch: list[tuple[float, int, Request]] = field(default_factory=list)  # heap, by the token that ends it
+    behind: deque[Request] = field(default_factory=deque)  # for a slot
+    booked: int = 0  # requests to be decoded here
+    tokens: float = 0.0  # that each request of the batch got since the begin
+    since: float = 0.0
+    version: int = 0  # of the next end in the batch
+    counts: pb.EngineCounts = field(default_factory=pb.EngineCounts)
+
+    @property
+    def gap_s(self) -> float:
+        return self.service.gap.at(len(self.batch)) + (
+            CHUNK / self.service.prefill_tokens_per_s if self.queue else 0.0
+        )
+
+    def advance(self, now: float) -> None:
+        """Let time pass up to now, with what runs."""
+        passed, self.since = now - self.since, now
+        if self.batch:
+            got = passed / self.gap_s
+            self.tokens += got
+            self.counts.request_s += passed * len(self.batch)
+            self.counts.output_tokens = round(self.counts.output_tokens + got * len(self.batch))
+        if self.batch or self.queue:
+            self.counts.busy_s += passed
+
+    @property
+    def queued_tokens(self) -> int:
+        return sum(one.prompt for one, _ in self.queue)
+
+    @property
+    def idle(self) -> bool:
+        return not (self.queue or self.batch or self.behind or self.booked)
+
+
+@dataclass
+class Run:
+    """The outcome of a simulation."""
+
+    requests: list[Request]
+    first_token_s: float
+    gap_s: float
+    mean_workers: float
+    counts: list[tuple[float, int, int]] = field(default_factory=list)  # s, prefill, decode workers there
+    orders: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, list[float]] = field(default_factory=dict)  # of each prediction, per cent
+
+    @property
+    def within(self) -> float:
+        """The share of requests within both goals."""
+        return statistics.fmean(self._first(one) and self._gap(one) for one in self.requests)
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "mean_workers": round(self.mean_workers, 2),
+            "within_percent": round(100 * self.within, 1),
+            "first_token_percent": round(100 * statistics.fmean(map(self._first, self.requests)), 1),
+            "gap_percent": round(100 * statistics.fmean(map(self._gap, self.requests)), 1),
+            "orders": self.orders,
+        }
+
+    def _first(self, one: Request) -> bool:
+        return bool(one.first) and one.first - one.arrives <= self.first_token_s
+
+    def _gap(self, one: Request) -> bool:
+        return bool(one.ended) and one.ended - one.first <= self.gap_s * max(1, one.answer - 1)
+
+
+def requests_of(phases: list[Phase], seed: int) -> list[Request]:
+    """Return the requests of all phases, by their arrival."""
+    draw = random.Random(seed)
+    now, end, found = 0.0, 0.0, []
+    for phase in phases:
+        end += phase.seconds
+        while (now := now + draw.expovariate(phase.per_s)) < end:
+            found.append(Request(now, _length(draw, phase.prompt), max(2, _length(draw, phase.answer))))
+        now = end
+    return found
+
+
+def simulate(
+    requests: list[Request],
+    service: Service,
+    fleet: tuple[int, int],
+    controller: Controller | None = None,
+    *,
+    places: int = 0,
+    start_s: float = 0.0,
+    goals: tuple[float, float] = (1.0, 0.04),
+) -> Run:
+    """Run the requests. Without a controller the fleet stays as it is."""
+    fresh = [Request(one.arrives, one.prompt, one.answer) for one in requests]
+    if controller is not None:
+        goals = controller.goals.first_token_s, controller.goals.gap_s
+    return _Simulation(fresh, service, fleet, controller, places, start_s).run(goals)
+
+
+class _Simulation:
+    def __init__(
+        self,
+        requests: list[Request],
+        service: Service,
+        fleet: tuple[int, int],
+        controller: Controller | None,
+        places: int,
+        start_s: float,
+    ) -> None:
+        self._requests = requests
+        self._service = service
+        self._controller = controller
+        self._start_s = start_s
+        self._draw = random.Random(0)
+        self._now = 0.0
+        self._events: list[tuple[float, int, Any, tuple[Any, ...]]] = []
+        self._number = count()
+        roles = [P] * fleet[0] + [D] * fleet[1]
+        self._workers = {f"w{n}": Worker(f"w{n}", role, service, True) for n, role in enumerate(roles)}
+        self._places = [pb.Place(name=f"w{n}") for n in range(max(places, len(roles)))]
+        self._plan: dict[str, dict[str, pb.Role]] = {}
+        self._waiting: deque[Request] = deque()
+        self._load = pb.RouterLoad()
+        self._prompts, self._first, self._gap = Histogram(TOKENS), Histogram(SECONDS), Histogram(SECONDS)
+        self._worker_s = 0.0
+        self._counts: list[tuple[float, int, int]] = []
+        self._orders: Counter[str] = Counter()
+        self._errors: dict[str, list[float]] = {}
+
+    def run(self, goals: tuple[float, float]) -> Run:
+        for one in self._requests:
+            self._at(one.arrives, self._arrive, one)
+        end = self._requests[-1].arrives
+        if self._controller is not None:
+            self._at(0.0, self._decide, self._controller, end)
+        self._at(0.0, self._sample, end)
+        while self._events:
+            when, _, call, arguments = heapq.heappop(self._events)
+            self._worker_s += (when - self._now) * len(self._workers) if when <= end else 0.0
+            self._now = when
+            call(*arguments)
+        mean = self._worker_s / end
+        return Run(self._requests, *goals, mean, self._counts, dict(self._orders), self._errors)
+
+    def _at(self, when: float, call: Any, *arguments: Any) -> None:
+        heapq.heappush(self._events, (when, next(self._number), call, arguments))
+
+    # Requests.
+
+    def _arrive(self, one: Request) -> None:
+        self._prompts.add(one.prompt)
+        self._load.prompt_tokens += one.prompt
+        if self._waiting or not self._place(one):
+            self._waiting.append(one)
+
+    def _place(self, one: Request) -> bool:
+        limit = QUEUE_FACTOR * self._service.slots
+        decoders = [w for w in self._ready(D) if w.booked < limit]
+        prefillers = self._ready(P)
+        if not decoders or not prefillers:
+            return False
+        decoder = min(self._two(decoders), key=lambda w: w.booked)
+        decoder.booked += 1
+        reader = min(self._two(prefillers), key=lambda w: w.queued_tokens)
+        reader.advance(self._now)
+        reader.queue.append((one, decoder))
+        if len(reader.queue) == 1:
+            self._prefill(reader)
+            self._next_end(reader)
+        return True
+
+    def _two(self, workers: list[Worker]) -> list[Worker]:
+        return self._draw.sample(workers, min(2, len(workers)))
+
+    def _ready(self, role: pb.Role) -> list[Worker]:
+        return [w for w in self._workers.values() if w.role == role and w.ready and not w.leaving]
+
+    def _prefill(self, worker: Worker) -> None:
+        one, decoder = worker.queue[0]
+        took_s = one.prompt / self._service.prefill_tokens_per_s
+        self._at(self._now + took_s, self._prefilled, worker, decoder)
+
+    def _prefilled(self, worker: Worker, decoder: Worker) -> None:
+        worker.advance(self._now)
+        one, _ = worker.queue.popleft()
+        worker.counts.computed_tokens += one.prompt
+        worker.counts.output_tokens += 1
+        if worker.queue:
+            self._prefill(worker)
+        self._next_end(worker)
+        self._leave(worker)
+        one.first = self._now
+        self._first.add(self._now - one.arrives)
+        decoder.advance(self._now)
+        if len(decoder.batch) < self._service.slots:
+            self._admit(decoder, one)
+        else:
+            decoder.behind.append(one)
+
+    def _admit(self, worker: Worker, one: Request) -> None:
+        heapq.heappush(worker.batch, (worker.tokens + one.answer - 1, next(self._number), one))
+        self._next_end(worker)
+
+    def _next_end(self, worker: Worker) -> None:
+        worker.version += 1
+        if worker.batch:
+            left = max(0.0, worker.batch[0][0] - worker.tokens)
+            self._at(self._now + left * worker.gap_s, self._end, worker, worker.version)
+
+    def _end(self, worker: Worker, version: int) -> None:
+        if version != worker.version:
+            return
+        worker.advance(self._now)
+        _, _, one = heapq.heappop(worker.batch)
+        one.ended = self._now
+        worker.booked -= 1
+        self._load.over += 1
+        self._load.output_tokens += one.answer
+        self._gap.add((one.ended - one.first) / (one.answer - 1))
+        if worker.behind:
+            self._admit(worker, worker.behind.popleft())
+        self._next_end(worker)
+        self._leave(worker)
+        self._place_waiting()
+
+    def _place_waiting(self) -> None:
+        while self._waiting and self._place(self._waiting[0]):
+            self._waiting.popleft()
+
+    # Workers.
+
+    def _leave(self, worker: Worker) -> None:
+        if worker.leaving and worker.idle:
+            self._workers.pop(worker.name, None)
+
+    def _decide(self, controller: Controller, end: float) -> None:
+        for worker in self._workers.values():
+            worker.advance(self._now)
+            self._next_end(worker)
+        decision = controller.step(self._seen())
+        self._plan = {key: dict(value) for key, value in decision.plan.items()}
+        for member, role in decision.flips:
+            self._workers[member.name].role = role
+            self._orders["flip"] += 1
+        for name, role in decision.starts:
+            self._workers[name] = Worker(name, role, self._service, False, since=self._now)
+            self._at(self._now + self._start_s, self._started, self._workers[name])
+            self._orders["start"] += 1
+        for name in [one for one in self._workers if one not in self._plan["fleet"]]:
+            if not self._workers[name].leaving:
+                self._orders["stop"] += 1
+                self._workers[name].leaving = True
+            self._leave(self._workers[name])
+        self._place_waiting()
+        if decision.settled is not None:
+            self._score(decision.settled.predicted, decision.settled.came)
+        if self._now < end:
+            self._at(self._now + controller.goals.interval_s, self._decide, controller, end)
+
+    def _started(self, worker: Worker) -> None:
+        worker.ready = True
+        self._place_waiting()
+
+    def _seen(self) -> Seen:
+        load = pb.RouterLoad(
+            prompts=self._prompts.counts, first_token=self._first.counts, gap=self._gap.counts
+        )
+        load.MergeFrom(self._load)
+        load.waiting = len(self._waiting)
+        members = [self._member(one) for one in self._workers.values()]
+        return Seen(self._now, members, {"router": load}, {"fleet": self._places}, self._plan)
+
+    def _member(self, one: Worker) -> Member:
+        counts = pb.EngineCounts()
+        counts.CopyFrom(one.counts)
+        load = pb.WorkerLoad(running=len(one.batch), waiting=len(one.behind), counts=counts)
+        requests = one.booked + len(one.queue)
+        ready = one.ready and not one.leaving
+        return Member(
+            *(one.name, one.name, one.role, ready, one.leaving, True, load),
+            *(one.queued_tokens, requests, self._service.slots),
+        )
+
+    def _score(self, predicted: Outlook, came: Outlook) -> None:
+        for what, error in predicted.errors(came).items():
+            self._errors.setdefault(what, []).append(error)
+
+    def _sample(self, end: float) -> None:
+        there = Counter(one.role for one in self._workers.values())
+        self._counts.append((self._now, there[P], there[D]))
+        if self._now + SAMPLE_S <= end:
+            self._at(self._now + SAMPLE_S, self._sample, end)
+
+
+def _length(draw: random.Random, mean: float) -> int:
+    return max(1, round(draw.lognormvariate(math.log(mean) - SPREAD * SPREAD / 2, SPREAD)))

@@ -1,0 +1,8 @@
+-- Keep the last message of a router or a fleet.
+-- ARGV: 1 router:ID or fleet:ID, 2 message, 3 for so many ms
+-- Reply: the orders for it, or empty
+
+redis.call('HSET', TOLD, ARGV[1], ARGV[2])
+redis.call('ZADD', TOLD_LEASES, NOW + number(ARGV[3]), ARGV[1])
+touch()
+return redis.call('HGET', ORDERS, ARGV[1]) or ''

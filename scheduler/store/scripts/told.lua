@@ -1,0 +1,9 @@
+-- What routers and fleets told within their leases, and the orders.
+-- ARGV: none
+-- Reply: {messages, orders}, both flat (router:ID or fleet:ID, message; fleet:ID, orders)
+
+for _, who in ipairs(run_out(TOLD_LEASES)) do
+  redis.call('HDEL', TOLD, who)
+  redis.call('ZREM', TOLD_LEASES, who)
+end
+return {redis.call('HGETALL', TOLD), redis.call('HGETALL', ORDERS)}

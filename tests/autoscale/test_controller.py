@@ -1,0 +1,206 @@
+"""Orders: up at once, down late, a role first; and nobody takes away what nobody could start again."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from baton.autoscale.capacity import Gap
+from baton.autoscale.controller import START_S, Controller, Decision
+from baton.autoscale.goals import Bounds, Goals
+from baton.autoscale.orders import Draft
+from baton.autoscale.seen import Member, Seen
+from baton.autoscale.sizing import Counts
+from baton.protos import scheduler_pb2 as pb
+from bench.autoscale_sim import Phase, Service, requests_of, simulate
+
+P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
+GOALS = Goals("on", 1.0, 0.05, Bounds(1, 6), Bounds(1, 6), 2.0, 60.0, 10.0)
+SERVICE = Service(2_000.0, Gap(0.01, 0.001), 32)
+
+
+def member(name: str, role: pb.Role, requests: int = 0, **changes: bool) -> Member:
+    states = {"ready": True, "leaving": False, "flips": True} | changes
+    return Member(name, name, role, *states.values(), pb.WorkerLoad(), 0, requests, 32)
+
+
+def places(names: Iterable[str], **roles: pb.Role) -> dict[str, list[pb.Place]]:
+    allowed = {name: [role] for name, role in roles.items()}
+    return {"fleet": [pb.Place(name=name, roles=allowed.get(name, [])) for name in names]}
+
+
+PAIR = [member("p", P), member("d", D)]
+
+
+def test_a_new_fleets_workers_are_taken_as_ordered() -> None:
+    draft = Draft(Seen(0.0, [*PAIR, member("other", D)], places=places("pdx")))
+    assert draft.plan == {"fleet": {"p": P, "d": D}}
+    assert [place.name for _, place in draft.empty()] == ["x"]
+    assert draft.present() == Counts(1, 2)
+
+
+def test_an_ordered_worker_counts_before_it_is_there() -> None:
+    draft = Draft(Seen(0.0, PAIR, places=places("pdx"), plan={"fleet": {"p": P, "d": D, "x": D}}))
+    assert draft.present() == Counts(1, 2)
+    draft.stop(D, 1, Bounds(1, 6))  # and is the first to be ordered away again
+    assert draft.plan == {"fleet": {"p": P, "d": D}}
+    assert not draft.stops
+
+
+def test_the_plan_follows_changes_of_roles() -> None:
+    draft = Draft(
+        Seen(0.0, [member("p", D), member("d", D)], places=places("pd"), plan={"fleet": {"p": P, "d": D}})
+    )
+    assert draft.plan == {"fleet": {"p": D, "d": D}}
+
+
+def test_the_idlest_changes_its_role_and_one_stays() -> None:
+    busy, idle = member("d1", D, 5), member("d2", D, 1)
+    draft = Draft(Seen(0.0, [member("p", P), busy, idle], places=places(["d1", "d2"])))
+    draft.flip(P, 5, {})
+    assert [(one.worker_id, role) for one, role in draft.flips] == [("d2", P)]
+    assert draft.plan["fleet"] == {"d1": D, "d2": P}
+    assert draft.present() == Counts(2, 1)
+    draft = Draft(Seen(0.0, [busy, member("d2", D, flips=False), member("d3", D)]))
+    draft.flip(P, 1, {"d3": 0.0})  # it changed a moment ago
+    assert [one.worker_id for one, _ in draft.flips] == ["d1"]
+
+
+def test_a_place_may_be_for_one_role() -> None:
+    there = places(["d1", "d2", "x", "y"], d2=D, x=D)
+    draft = Draft(Seen(0.0, [member("d1", D, 3), member("d2", D), member("d3", D, 9)], places=there))
+    draft.flip(P, 1, {})
+    assert [one.worker_id for one, _ in draft.flips] == ["d1"]
+    draft.start(P, 2)
+    assert draft.starts == [("y", P)]
+    assert draft.present() == Counts(2, 2)
+
+
+def test_only_a_fleets_workers_are_taken_away_and_never_the_last() -> None:
+    by_hand = [member("h1", D), member("h2", D)]
+    draft = Draft(Seen(0.0, [*by_hand, member("d1", D, 9), member("d2", D, 1)], places=places(["d1", "d2"])))
+    draft.stop(D, 4, Bounds(1, 6))
+    assert [one.worker_id for one in draft.stops] == ["d2", "d1"]
+    draft = Draft(Seen(0.0, [member("d1", D), member("d2", D, ready=False)], places=places(["d1", "d2"])))
+    draft.stop(D, 4, Bounds(1, 6))
+    assert not draft.stops
+
+
+def test_who_was_ordered_away_counts_no_more_though_it_still_says_ready() -> None:
+    """Else another one would be ordered away in its place, and both would end."""
+    both = [member("d1", D, 1), member("d2", D, 0)]
+    there = places(["d1", "d2", "x"])
+    draft = Draft(Seen(0.0, both, places=there))
+    draft.stop(D, 1, Bounds(1, 6))
+    assert [one.worker_id for one in draft.stops] == ["d2"]
+    both = [member("d1", D, 0), member("d2", D, 1)]
+    draft = Draft(Seen(1.0, both, places=there, plan=draft.plan))
+    assert draft.present() == Counts(0, 1)
+    draft.stop(D, 1, Bounds(1, 6))
+    draft.flip(P, 1, {})
+    assert not draft.stops
+    assert not draft.flips
+    assert draft.plan == {"fleet": {"d1": D}}
+
+
+def test_new_workers_go_to_the_emptiest_fleet() -> None:
+    two = {"a": [pb.Place(name="a0"), pb.Place(name="a1")], "b": [pb.Place(name="b0"), pb.Place(name="b1")]}
+    draft = Draft(Seen(0.0, [member("a0", D)], places=two))
+    draft.start(D, 1)
+    assert draft.starts == [("b0", D)]
+
+
+class Idle:
+    """A deployment without any load, and a controller that sees it every two seconds."""
+
+    def __init__(self, members: list[Member], names: str) -> None:
+        self.controller = Controller(GOALS)
+        self.members = members
+        self.places = places(names)
+        self.plan: dict[str, dict[str, pb.Role]] = {}
+        self.now = 0.0
+
+    def step(self) -> Decision:
+        decision = self.controller.step(
+            Seen(self.now, self.members, {"r": pb.RouterLoad()}, self.places, self.plan)
+        )
+        self.plan = {key: dict(value) for key, value in decision.plan.items()}
+        self.now += GOALS.interval_s
+        return decision
+
+
+def test_nothing_is_taken_away_before_its_time() -> None:
+    one = Idle([*PAIR, member("e", D)], "pde")
+    # Nothing is known of decoding: the side stays as it is.
+    assert not any(one.step().stops for _ in range(60))
+
+
+def test_a_worker_that_never_comes_is_given_up_and_its_place_left_alone() -> None:
+    one = Idle(PAIR, "pdx")
+    one.plan = {"fleet": {"p": P, "d": D, "x": D}}
+    assert one.step().present == Counts(1, 2)
+    one.now = START_S + 3
+    decision = one.step()
+    assert decision.changed
+    assert decision.plan == {"fleet": {"p": P, "d": D}}
+    assert decision.present == Counts(1, 1)
+    draft = Draft(Seen(one.now, PAIR, places=one.places, plan=one.plan), barred={"x"})
+    assert not draft.empty()
+
+
+def test_advice_is_not_bounded_by_the_places_that_there_are() -> None:
+    phases = [Phase("much", 60, 12.0, 800, 20)]
+    run = {}
+    for mode in ("advise", "on"):
+        controller = Controller(goals(mode=mode))
+        simulate(requests_of(phases, 1), SERVICE, (1, 1), controller)
+        run[mode] = max(counts.prefill for _, counts in controller._history)
+    assert run["advise"] > run["on"] == 1
+
+
+def goals(**changes: object) -> Goals:
+    values = {name: getattr(GOALS, name) for name in Goals.__slots__} | changes
+    return Goals(**values)  # type: ignore[arg-type]
+
+
+def test_load_that_doubles_brings_workers_and_load_that_halves_takes_them_away() -> None:
+    phases = [
+        Phase("low", 120, 3.0, 400, 80),
+        Phase("high", 120, 9.0, 400, 80),
+        Phase("low", 180, 3.0, 400, 80),
+    ]
+    run = simulate(requests_of(phases, 1), SERVICE, (1, 1), Controller(GOALS), places=10, start_s=5.0)
+    there = {at: prefill + decode for at, prefill, decode in run.counts}
+    assert there[110.0] < there[230.0] > there[410.0]
+    assert there[250.0] == there[230.0]  # down late
+    assert run.within > 0.97
+
+
+def test_a_change_of_the_loads_kind_changes_roles() -> None:
+    phases = [Phase("prompts", 150, 5.0, 1_000, 16), Phase("answers", 150, 5.0, 64, 400)]
+    run = simulate(requests_of(phases, 1), SERVICE, (4, 2), Controller(GOALS), places=6, start_s=5.0)
+    assert run.orders["flip"] >= 1
+    ends = {at: (prefill, decode) for at, prefill, decode in run.counts}
+    assert ends[140.0][0] > ends[290.0][0]
+    assert ends[140.0][1] < ends[290.0][1]
+
+
+def test_steady_load_is_left_alone() -> None:
+    steady = requests_of([Phase("steady", 600, 5.0, 400, 100)], 3)
+    run = simulate(steady, SERVICE, (2, 2), Controller(GOALS), places=8, start_s=5.0)
+    late = {(prefill, decode) for at, prefill, decode in run.counts if at > 120}
+    assert sum(run.orders.values()) <= 8
+    assert len(late) <= 3
+    assert run.within > 0.98
+
+
+def test_predictions_are_near_what_comes_under_steady_load() -> None:
+    steady = requests_of([Phase("steady", 400, 5.0, 400, 100)], 4)
+    run = simulate(steady, SERVICE, (2, 2), Controller(goals(mode="advise")), places=8, start_s=5.0)
+    assert set(run.errors) == {
+        *("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s"),
+        *("first_token_within", "gap_within"),
+    }
+    assert statistics.median(run.errors["requests_per_s"]) < 20
+    assert statistics.median(run.errors["first_token_within"]) < 5
+    assert statistics.median(run.errors["gap_within"]) < 5

@@ -1,0 +1,229 @@
+"""The parts that turn counts into numbers: histograms, demand, capacity, queueing, sizing."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+
+from baton.autoscale.capacity import Capacity, CapacityMeter, Gap
+from baton.autoscale.demand import Demand, DemandMeter
+from baton.autoscale.goals import TARGET, Bounds, Goals
+from baton.autoscale.histogram import SECONDS, TOKENS, Histogram, middles, share_below
+from baton.autoscale.queueing import first_tokens_within, gaps_within, requests_each
+from baton.autoscale.seen import Member
+from baton.autoscale.sizing import Counts, Work, work
+from baton.protos import scheduler_pb2 as pb
+
+P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
+GOALS = Goals("on", 1.0, 0.05, Bounds(1, 20), Bounds(1, 20), 2.0, 60.0, 10.0)
+
+
+def test_a_value_is_in_the_bucket_whose_bound_it_does_not_pass() -> None:
+    one = Histogram(TOKENS)
+    for value in (1, 16, 17, 10**9):
+        one.add(value)
+    assert (one.counts[0], one.counts[1], one.counts[-1]) == (2, 1, 1)
+    assert middles([0, 3, 1] + [0] * (len(TOKENS) - 2), TOKENS) == [(24.0, 0.75), (48.0, 0.25)]
+
+
+def test_the_share_below_a_limit_grows_with_it_and_is_near_the_truth() -> None:
+    draw = random.Random(1)
+    values = [draw.lognormvariate(-1, 0.7) for _ in range(5_000)]
+    one = Histogram(SECONDS)
+    for value in values:
+        one.add(value)
+    for limit in (0.05, 0.2, 0.37, 1.0, 3.0):
+        real = sum(value <= limit for value in values) / len(values)
+        assert share_below(one.counts, SECONDS, limit) == pytest.approx(real, abs=0.02)
+    assert share_below(one.counts, SECONDS, 1_000.0) == 1.0
+    assert share_below([0] * len(one.counts), SECONDS, 1.0) is None
+
+
+def router(requests: int, prompt: int = 100, output: int = 20, waiting: int = 0) -> pb.RouterLoad:
+    """Return what a router tells that has had so many requests, all of them over."""
+    prompts = Histogram(TOKENS)
+    prompts.add(prompt)
+    return pb.RouterLoad(
+        prompts=[count * requests for count in prompts.counts],
+        prompt_tokens=requests * prompt,
+        over=requests,
+        output_tokens=requests * output,
+        waiting=waiting,
+    )
+
+
+def test_rates_follow_what_routers_count() -> None:
+    meter = DemandMeter()
+    for step in range(60):
+        demand = meter.take(
+            2.0 * step, {"a": router(1_000 + 8 * step), "b": router(2 * step, 300, waiting=3)}
+        )
+    assert demand.requests_per_s == pytest.approx(5.0, rel=0.01)
+    assert demand.prompt_tokens_per_s == pytest.approx(4 * 100 + 300, rel=0.01)
+    assert demand.output_tokens == pytest.approx(20)
+    assert demand.waiting == 3
+    assert meter.totals.requests == 59 * 10  # what `a` had counted before is not new
+
+
+def test_a_router_that_comes_counts_from_zero_and_one_that_goes_is_not_counted_twice() -> None:
+    meter = DemandMeter()
+    meter.take(0.0, {"a": router(50)})
+    meter.take(2.0, {"a": router(60), "new": router(7)})
+    meter.take(4.0, {"new": router(7)})
+    meter.take(6.0, {"a": router(65), "new": router(7)})
+    assert meter.totals.requests == 10 + 7 + 5
+
+
+def member(name: str, role: pb.Role, **counts: float) -> Member:
+    load = pb.WorkerLoad(counts=pb.EngineCounts(**counts))  # type: ignore[arg-type]
+    return Member(name, name, role, True, False, True, load, 0, 0, 32)
+
+
+def test_a_prefill_workers_pace_is_known_however_idle_it_is() -> None:
+    meter = CapacityMeter()
+    meter.take(0.0, [member("p", P, computed_tokens=9_000, busy_s=1.0)])
+    learned = meter.take(
+        100.0, [member("p", P, computed_tokens=9_600, prefix_hits=200, busy_s=1.5, output_tokens=3)]
+    )
+    assert learned.tokens_per_s == pytest.approx(1_200)
+    assert learned.uncached == pytest.approx(0.75)
+    assert learned.gap is None
+    later = meter.take(200.0, [member("p", P, computed_tokens=9_600, prefix_hits=200, busy_s=1.5)])
+    assert later.tokens_per_s == pytest.approx(1_200)  # nothing new: nothing forgotten
+
+
+def decoded(meter: CapacityMeter, sizes: list[float], base: float = 0.01, slope: float = 0.002) -> Capacity:
+    """Let a worker decode 10 s with each size of batch."""
+    busy = request = tokens = 0.0
+    learned = meter.take(0.0, [member("d", D)])
+    for at, size in enumerate(sizes, 1):
+        busy += 10
+        request += 10 * size
+        tokens += 10 * size / (base + slope * size)
+        counts = {"busy_s": busy, "request_s": request, "output_tokens": round(tokens)}
+        learned = meter.take(10.0 * at, [member("d", D, **counts)])
+    return learned
+
+
+def test_the_gap_is_learned_as_a_line() -> None:
+    gap = decoded(CapacityMeter(), [4, 12, 7, 20, 15]).gap
+    assert gap is not None
+    assert (gap.base, gap.slope) == (pytest.approx(0.01, rel=0.1), pytest.approx(0.002, rel=0.05))
+
+
+def test_with_batches_of_one_size_the_slope_is_the_prior_one() -> None:
+    gap = decoded(CapacityMeter(), [8, 8, 8]).gap
+    assert gap is not None
+    assert gap.at(8) == pytest.approx(0.026, rel=0.01)
+    assert gap.at(32) == pytest.approx(0.026 * 64 / 40, rel=0.01)
+
+
+def test_a_step_that_prefilled_and_a_change_of_role_teach_nothing_of_gaps() -> None:
+    meter = CapacityMeter()
+    meter.take(0.0, [member("d", D), member("x", P)])
+    counts = {"busy_s": 5.0, "request_s": 10.0, "output_tokens": 50}
+    prefilled = member("d", D, computed_tokens=5_000, **counts)
+    assert meter.take(5.0, [prefilled, member("x", D, **counts)]).gap is None
+
+
+def queue(servers: int, load: float, goal_s: float, draw: random.Random) -> float:
+    """Simulate: the share of prompts that are through in time; one takes 0.05 to 0.35 s."""
+    free = [0.0] * servers
+    now, within, count = 0.0, 0, 20_000
+    for _ in range(count):
+        now += draw.expovariate(load / 0.2)
+        first = min(range(servers), key=free.__getitem__)
+        free[first] = max(free[first], now) + draw.uniform(0.05, 0.35)
+        within += free[first] - now <= goal_s
+    return within / count
+
+
+@pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (1, 0.8), (3, 2.4), (8, 7.2)])
+def test_shares_of_first_tokens_are_near_those_of_a_simulated_queue(servers: int, load: float) -> None:
+    prompts = [(0.05 + 0.3 * n / 20, 1 / 21) for n in range(21)]
+    for goal_s in (0.5, 1.0, 2.0):
+        told = first_tokens_within(goal_s, prompts, load, servers)
+        assert told == pytest.approx(queue(servers, load, goal_s, random.Random(2)), abs=0.06)
+
+
+def test_an_overloaded_side_is_told() -> None:
+    assert first_tokens_within(1.0, [(0.1, 1.0)], 2.0, 2) == 0.0
+    assert requests_each(Gap(0.01, 0.001), 1_000.0, 1) == math.inf
+    assert gaps_within(10, math.inf) == 0.0
+    assert requests_each(Gap(0.01, 0.001), 500.0, 1) == pytest.approx(10)  # 10 requests, a gap of 20 ms
+    assert gaps_within(10, 10) == pytest.approx(0.56, abs=0.02)  # P(Poisson(10) <= 10) is 0.58
+
+
+def of(requests_per_s: float, prompt: float = 400, answer: float = 100, waiting: int = 0) -> Demand:
+    return Demand(requests_per_s, requests_per_s * prompt, answer, [(prompt, 1.0)], waiting)
+
+
+KNOWN = Capacity(2_000.0, 1.0, Gap(0.01, 0.001), 64)
+
+
+def wanted(demand: Demand, capacity: Capacity = KNOWN, room: int = 40, queued: int = 0) -> Counts:
+    return work(demand, capacity, [], queued, GOALS).wanted(GOALS, Counts(2, 3), room)
+
+
+def test_numbers_grow_with_the_demand_and_are_the_least_that_meet_the_goals() -> None:
+    before = Counts(0, 0)
+    for rate in (0.0, 1.0, 4.0, 8.0, 16.0, 32.0):
+        now = wanted(of(rate))
+        assert now.prefill >= before.prefill
+        assert now.decode >= before.decode
+        todo = work(of(rate), KNOWN, [], 0, GOALS)
+        for counts, enough in ((now, True), (Counts(now.prefill - 1, now.decode - 1), False)):
+            shares = todo.within(counts, GOALS)
+            for share, number in ((shares.first_token, counts.prefill), (shares.gap, counts.decode)):
+                if share is not None and number >= GOALS.prefill.least:
+                    assert (share >= TARGET) is enough
+        before = now
+    assert wanted(of(0.0)) == Counts(1, 1)
+    assert before.prefill > 6
+    assert before.decode > 3
+
+
+def test_the_kind_of_load_decides_which_side_grows() -> None:
+    long_prompts, long_answers = wanted(of(4.0, 1_600, 20)), wanted(of(4.0, 50, 800))
+    assert long_prompts.prefill > long_answers.prefill
+    assert long_prompts.decode < long_answers.decode
+
+
+def test_what_has_piled_up_counts() -> None:
+    assert wanted(of(4.0), queued=40_000).prefill > wanted(of(4.0)).prefill
+    assert wanted(of(4.0, waiting=100)).prefill > wanted(of(4.0)).prefill
+
+
+def test_a_side_of_which_nothing_is_known_stays() -> None:
+    assert wanted(of(50.0), Capacity(None, 1.0, None, 0)) == Counts(2, 3)
+
+
+def test_a_goal_that_nothing_reaches_does_not_ask_for_all_there_is() -> None:
+    slow = wanted(of(1.0, 4_000))  # 2 s for each prompt alone
+    assert slow.prefill < GOALS.prefill.most
+    assert wanted(of(1.0), Capacity(2_000.0, 1.0, Gap(0.2, 0.001), 64)).decode < 4
+
+
+def test_little_room_goes_to_the_side_that_misses_it_more() -> None:
+    free = wanted(of(16.0))
+    tight = wanted(of(16.0), room=free.prefill + free.decode - 3)
+    assert tight.prefill + tight.decode == free.prefill + free.decode - 3
+    todo = work(of(16.0), KNOWN, [], 0, GOALS)
+    worst = min(share for share in vars_of(todo, tight) if share is not None)
+    for other in (Counts(tight.prefill - 1, tight.decode + 1), Counts(tight.prefill + 1, tight.decode - 1)):
+        assert worst >= min(share for share in vars_of(todo, other) if share is not None) - 1e-9
+
+
+def vars_of(todo: Work, counts: Counts) -> tuple[float | None, float | None]:
+    shares = todo.within(counts, GOALS)
+    return shares.first_token, shares.gap
+
+
+def test_more_workers_are_never_worse() -> None:
+    todo = work(of(16.0), KNOWN, [], 1_000, GOALS)
+    shares = [vars_of(todo, Counts(n, n)) for n in range(1, 20)]
+    for few, more in pairwise(shares):
+        assert all(a is None or b is None or b >= a - 1e-12 for a, b in zip(few, more, strict=True))

@@ -1,0 +1,84 @@
+"""`baton up` with autoscaling on: a worker comes when the load needs one, and goes when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
+from baton.rpc import aio_channel
+from baton.security.names import Role
+from harness.deployment import MODEL_NAME, Deployment, deployment
+from harness.support import CALL_S, eventually
+
+STREAMS = 8  # twice what one worker runs at a time
+DECODE = scheduler_pb2.ROLE_DECODE
+
+
+@pytest.fixture
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    config: dict[str, Any] = {
+        "engine": {"max_num_seqs": 4},
+        "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
+        "autoscale": {
+            **{"mode": "on", "max_prefill": 1, "max_decode": 2},
+            **{"interval_s": 0.5, "down_after_s": 3.0, "flip_after_s": 1.0},
+        },
+    }
+    with deployment(tmp_path_factory.mktemp("scaled"), **config) as one:
+        yield one.up(1, 1)
+
+
+async def set_role(address: str, fence: int) -> str:
+    """Let a decode worker be one, as an autoscaler with this fence does; return why it refuses."""
+    async with aio_channel(address, Role.WORKER) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        request = worker_pb2.SetRoleRequest(role=DECODE, fence=fence)
+        reply: worker_pb2.SetRoleReply = await stub.SetRole(request, timeout=CALL_S)
+        return reply.refusal
+
+
+@pytest.mark.timeout(90)
+async def test_a_decode_worker_comes_and_goes_with_the_load(scaled: Deployment) -> None:
+    stop = asyncio.Event()
+    answers = []
+
+    async def one_after_another(client: Any) -> None:
+        while not stop.is_set():
+            answer = await client.completions.create(
+                model=MODEL_NAME, prompt="def main(", max_tokens=200, extra_body={"ignore_eos": True}
+            )
+            answers.append(answer.usage.completion_tokens)
+
+    async with scaled.async_client() as client:
+        load = [asyncio.create_task(one_after_another(client)) for _ in range(STREAMS)]
+
+        def second_decodes() -> bool:
+            if any(task.done() for task in load):
+                raise AssertionError("a request failed") from next(t for t in load if t.done()).exception()
+            busy = [one for one in scaled.workers("decode") if one.get("load", {}).get("running")]
+            return len(busy) == 2
+
+        await asyncio.to_thread(eventually, second_decodes, 25, "a second decode worker decodes")
+        stop.set()
+        await asyncio.gather(*load)
+    print(f"{len(answers)} answers")
+    assert set(answers) == {200}
+    address = scaled.worker("decode")["identity"]["address"]
+    assert await set_role(address, 7) == ""
+    assert await set_role(address, 7) == ""
+    assert "an autoscaler that decides no more (fence 6, not 7)" in await set_role(address, 6)
+
+    def log() -> str:
+        return scaled.processes["up"].text
+
+    await asyncio.to_thread(eventually, lambda: "ended" in log(), 20, "one of them drains and ends")
+    assert len(scaled.workers("decode")) == 1
+    assert "worker-2     ordered: a decode worker" in log()
+    assert "died" not in log()
+    decided = (scaled.folder / "logs" / "scheduler.log").read_text()
+    assert "1 prefill + 1 decode -> 1 prefill + 2 decode: a decode worker starts as worker-2" in decided
+    assert "drains and ends (decode)" in decided

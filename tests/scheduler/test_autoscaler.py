@@ -1,0 +1,220 @@
+"""Autoscaling through real schedulers: one decides, and its orders reach fleets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+
+import grpc.aio
+import pytest
+
+from baton.autoscale.goals import Bounds, Goals
+from baton.protos import scheduler_pb2 as pb
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.service import SchedulerServer
+from baton.scheduler.session import WorkerSession
+from harness.scheduling import Options, RedisServer, capacity, identity, until
+
+P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
+PLACES = [pb.Place(name=name) for name in ("p", "d", "x", "y")]
+
+
+def goals(mode: str = "on", least: int = 2) -> Goals:
+    """Two decode workers at least: one more than there are, whatever the load is."""
+    return Goals(mode, 1.0, 0.05, Bounds(1, 4), Bounds(least, 4), 0.05, 0.5, 0.1)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def scheduler(
+    url: str, topic: str, wanted: Goals
+) -> AsyncIterator[tuple[SchedulerServer, SchedulerClient]]:
+    # A short lease: only workers that send heartbeats live, and the scheduler has soon heard all of them.
+    options = Options(store=url, topic=topic, worker_lease_s=0.5)
+    async with (
+        SchedulerServer(options, goals=wanted) as server,
+        SchedulerClient(server.address, router_id="router") as client,
+    ):
+        yield server, client
+
+
+@asynccontextmanager
+async def working(client: SchedulerClient, *workers: tuple[str, pb.Role]) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for name, role in workers:
+            session = WorkerSession(client, identity(name, role), pb.WorkerLoad)
+            await session.start(5.0)
+            stack.push_async_callback(session.close)
+            await session.ready(capacity())
+        yield
+
+
+def figure(server: SchedulerServer, name: str, **labels: str) -> float:
+    name = f"baton_scheduler_autoscale_{name}"
+    return server.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+async def ordered(client: SchedulerClient, *names: str) -> pb.OrdersReply:
+    """Ask as a fleet does, until these places are to be filled."""
+    found = pb.OrdersReply()
+
+    async def so() -> bool:
+        nonlocal found
+        found = await client.orders("fleet", PLACES)
+        return bool(found.fence) and sorted(one.name for one in found.orders) == sorted(names)
+
+    await until(so)
+    return found
+
+
+@pytest.fixture(params=["memory", "redis"])
+def url(request: pytest.FixtureRequest) -> str:
+    return "memory" if request.param == "memory" else str(request.getfixturevalue("redis_server").url)
+
+
+async def test_a_worker_that_is_missing_is_ordered_once_and_counts(url: str, topic: str) -> None:
+    async with scheduler(url, topic, goals()) as (server, client), working(client, ("p", P), ("d", D)):
+        reply = await ordered(client, "p", "d", "x")
+        assert {one.name: one.role for one in reply.orders} == {"p": P, "d": D, "x": D}
+        assert figure(server, "leads") == 1
+        assert figure(server, "wanted_workers", role="decode") == 2
+        steps = figure(server, "step_seconds_count")
+        await client.refresh(pb.RouterLoad(over=1))
+
+        async def stepped() -> bool:
+            return figure(server, "step_seconds_count") > steps + 3
+
+        await until(stepped)
+        assert figure(server, "orders_total", order="start") == 1
+        again = await client.orders("fleet", PLACES)
+        assert (again.fence, len(again.orders)) == (reply.fence, 3)
+        assert not (await client.orders("another", [])).fence
+
+
+async def test_advice_is_said_once_and_changes_nothing(
+    url: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "baton.scheduler.autoscaler")
+    async with (
+        scheduler(url, topic, goals("advise")) as (server, client),
+        working(client, ("p", P), ("d", D)),
+    ):
+        await client.orders("fleet", PLACES)
+
+        async def decided() -> bool:
+            return (
+                figure(server, "step_seconds_count") > 5
+                and figure(server, "wanted_workers", role="decode") == 2
+            )
+
+        await until(decided)
+        assert not (await client.orders("fleet", PLACES)).fence
+    said = [one.getMessage() for one in caplog.records]
+    advice = "advice: 1 prefill + 2 decode would do, 1 prefill + 1 decode are there"
+    assert sum(one.startswith(advice) for one in said) == 1, said
+
+
+async def test_a_fleet_may_be_ordered_to_run_nothing(url: str, topic: str) -> None:
+    async with scheduler(url, topic, goals(least=1)) as (_, client), working(client, ("p", P), ("d", D)):
+        await ordered(client, "p", "d")
+        found = pb.OrdersReply()
+
+        async def told() -> bool:
+            nonlocal found
+            found = await client.orders("another", [pb.Place(name="z")])
+            return bool(found.fence)
+
+        await until(told)
+        assert not found.orders
+
+
+class Flips(worker_pb2_grpc.WorkerServicer):
+    """Two decode workers at one address, without engines. Of two that are idle the first is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[pb.Role, int]] = []
+        self.sessions: list[WorkerSession] = []
+
+    async def SetRole(self, request: worker_pb2.SetRoleRequest, context: object) -> worker_pb2.SetRoleReply:
+        del context
+        self.asked.append((request.role, request.fence))
+        await self.sessions[0].become(request.role)
+        return worker_pb2.SetRoleReply()
+
+
+async def test_a_role_changes_by_a_call_with_the_deciders_fence(url: str, topic: str) -> None:
+    flips = Flips()
+    worker = grpc.aio.server()
+    worker_pb2_grpc.add_WorkerServicer_to_server(flips, worker)  # type: ignore[no-untyped-call]
+    port = worker.add_insecure_port("127.0.0.1:0")
+    await worker.start()
+    wanted = replace(goals(), prefill=Bounds(2, 2), decode=Bounds(1, 1))
+    async with (
+        scheduler(url, topic, wanted) as (server, client),
+        working(client, ("p", P)),
+        AsyncExitStack() as stack,
+    ):
+        for name in ("d1", "d2"):
+            one = identity(name, D)
+            one.address = f"127.0.0.1:{port}"
+            session = WorkerSession(client, one, pb.WorkerLoad)
+            await session.start(5.0)
+            stack.push_async_callback(session.close)
+            await session.ready(capacity())
+            flips.sessions.append(session)
+
+        async def flipped() -> bool:
+            return figure(server, "orders_total", order="flip") == 1
+
+        await until(flipped)
+        steps = figure(server, "step_seconds_count")
+
+        async def stepped() -> bool:
+            return figure(server, "step_seconds_count") > steps + 3
+
+        await until(stepped)
+        ((role, fence),) = flips.asked  # once: it counts as a prefill worker now
+        assert role == P
+        assert fence > 0
+    await worker.stop(None)
+
+
+async def test_another_scheduler_takes_over_with_a_higher_fence(
+    redis_server: RedisServer, topic: str
+) -> None:
+    async with AsyncExitStack() as first:
+        one, _ = await first.enter_async_context(scheduler(redis_server.url, topic, goals()))
+
+        async def leads() -> bool:
+            return figure(one, "leads") == 1
+
+        await until(leads)
+        async with (
+            scheduler(redis_server.url, topic, goals(least=3)) as (other, client),
+            working(client, ("p", P), ("d", D)),
+        ):
+            before = await ordered(client, "p", "d", "x")
+            assert figure(other, "leads") == 0
+            await first.aclose()
+            after = await ordered(client, "p", "d", "x", "y")  # the second one's goals
+            assert after.fence > before.fence
+            assert figure(other, "leads") == 1
+
+
+async def test_nobody_decides_without_the_store(own_redis: RedisServer, topic: str) -> None:
+    async with (
+        scheduler(own_redis.url, topic, goals()) as (server, client),
+        working(client, ("p", P), ("d", D)),
+    ):
+        before = await ordered(client, "p", "d", "x")
+        own_redis.stop()
+
+        async def leaves_all_as_it_is() -> bool:
+            return not (await client.orders("fleet", PLACES)).fence and figure(server, "leads") == 0
+
+        await until(leaves_all_as_it_is)
+        own_redis.start()  # empty: fences go on above the last one all the same
+        after = await ordered(client, "p", "d", "x")
+        assert after.fence > before.fence

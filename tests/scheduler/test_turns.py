@@ -1,0 +1,68 @@
+"""The order of several routers' requests where all workers are full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.scheduler.turns import HEARD_S, TOLERANCE_S, RouterTurns
+from baton.scheduler.types import Need
+from harness.scheduling import need
+
+WORKERS = {"p", "d"}
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def asks(router: str, waited_s: float = 0.0, **more: Any) -> Need:
+    return replace(need(f"of-{router}", 1, 10), router_id=router, waited_s=waited_s, **more)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def turns(clock: Clock) -> RouterTurns:
+    return RouterTurns(clock)
+
+
+def test_who_has_waited_longest_comes_first(turns: RouterTurns) -> None:
+    turns.refused(asks("a", 5.0))
+    assert turns.elder(asks("b"), WORKERS) == "a"
+    assert turns.elder(asks("b", 7.0), WORKERS) == ""
+    assert turns.elder(asks("b", 5.0 - TOLERANCE_S / 2), WORKERS) == ""
+    assert turns.elder(asks("a", 0.0), WORKERS) == ""  # its router chooses among its own
+    turns.placed(asks("a", 5.0))
+    assert turns.elder(asks("b"), WORKERS) == ""
+
+
+def test_a_router_that_asks_no_more_is_not_waited_for(turns: RouterTurns, clock: Clock) -> None:
+    turns.refused(asks("a", 5.0))
+    clock.now += HEARD_S + 0.1
+    assert turns.elder(asks("b"), WORKERS) == ""
+
+
+def test_who_was_refused_once_may_never_ask_again(turns: RouterTurns, clock: Clock) -> None:
+    """As routers that let nobody wait do: it must not cost the next one its place."""
+    turns.refused(asks("a"))
+    clock.now += HEARD_S - 0.1
+    assert turns.elder(asks("b"), WORKERS) == ""
+
+
+def test_places_that_the_elder_cannot_take_are_left_to_others(turns: RouterTurns) -> None:
+    turns.refused(asks("a", 5.0, exclude=frozenset({"d"})))
+    assert turns.elder(asks("b"), WORKERS) == ""
+    assert turns.elder(asks("b"), {"p", "d2"}) == "a"
+    turns.refused(asks("a", 5.0, model_fingerprint="old weights"))
+    assert turns.elder(asks("b"), WORKERS) == ""
+    turns.refused(asks("a", 5.0, vllm_version="0.31"))
+    assert turns.elder(asks("b", vllm_version="0.32"), WORKERS) == ""
