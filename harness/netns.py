@@ -39,9 +39,11 @@ DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 IDLE = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
 END_S = 10.0
 _CLONE_NEWNET = 0x40000000
+# With an address of its own, a bridge keeps it. Else it has the lowest of its ports', which changes when that
+# host goes, and the others send to nobody until they ask for it again.
 _BRIDGE = """
 ip link set lo up
-ip link add bridge type bridge
+ip link add bridge address 02:00:00:00:00:01 type bridge
 ip address add 10.77.0.1/16 dev bridge
 ip -6 address add fd77::1/64 dev bridge nodad
 ip link set bridge up

@@ -1,0 +1,172 @@
+"""The commands `baton ray up`, `status`, `scale` and `down`: a deployment on a Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+
+import baton
+from baton.services.cli.flags import operator_flags, with_settings
+from baton.services.cli.help import SectionedCommand
+from baton.services.cli.tables import UNLIMITED, Column, fitted
+from baton.services.config import Settings
+from baton.services.errors import ServiceError
+from baton.services.leave import leave
+
+app = typer.Typer(
+    short_help="Run a deployment on a Ray cluster.",
+    help="Run a deployment on a Ray cluster, or on a local one (docs/ray.md).",
+    no_args_is_help=True,
+)
+
+_RUNNING = "host:port of a Ray cluster, or auto for the one that runs on this machine."
+RunningAddress = Annotated[str, typer.Option("--address", help=_RUNNING)]
+
+
+@app.command(cls=SectionedCommand)
+def up(
+    config: Annotated[Path, typer.Argument(help="YAML file: docs/ray.md.", metavar="CLUSTER.YAML")],
+    address: Annotated[
+        str, typer.Option(help=f"local: start a Ray for this command, on this machine. Else {_RUNNING}")
+    ] = "local",
+    log_dir: Annotated[
+        str, typer.Option(help="Folder for the logs, with one of each node's in it.", metavar="FOLDER")
+    ] = "",
+) -> None:
+    """Run a deployment on a Ray cluster: scheduler, workers, routers. Ctrl-C ends all of it."""
+    from baton.services.ray.config import read
+    from baton.services.ray.deploy import deploy
+
+    settings = read(config)
+    terminal, stop = _Terminal(), threading.Event()
+    print(f"Baton {baton.__version__} on Ray ({address}): model {settings.model}", flush=True)
+    _on_first_signal(stop)
+    with deploy(settings, address=address, log_dir=log_dir, tell=terminal.step, stop=stop) as deployment:
+        _on_first_signal(stop)  # Ray has its own handler by now
+        if not stop.is_set():
+            print(_banner(settings, deployment.status()), flush=True)
+            deployment.wait(stop)
+        print("\n  stopping: requests are finished first; Ctrl-C again kills everything at once", flush=True)
+    print("  stopped: nothing is left on the cluster", flush=True)
+    leave(0)
+
+
+@app.command(cls=SectionedCommand)
+@with_settings("scheduler.topic")
+def status(
+    settings: Settings,
+    address: RunningAddress = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the nodes, and the parts with their states."""
+    from baton.services.ray.desk import Remote
+
+    with Remote.connect(address, settings.scheduler.topic) as deployment:
+        _print_status(deployment.status(), as_json=json)
+
+
+@app.command(cls=SectionedCommand)
+@with_settings("scheduler.topic")
+def scale(
+    settings: Settings,
+    numbers: Annotated[
+        list[str], typer.Argument(metavar="ROLE=NUMBER...", help="As prefill=2 or decode=1, or both.")
+    ],
+    address: RunningAddress = "auto",
+) -> None:
+    """Set the numbers of workers; those that are too many are drained."""
+    from baton.services.ray.desk import Remote
+
+    wanted = dict(_number(one) for one in numbers)
+    with Remote.connect(address, settings.scheduler.topic) as deployment:
+        deployment.scale(**wanted)
+    print(f"ordered: {' '.join(numbers)}; `baton ray status` shows what comes of it")
+
+
+@app.command(cls=SectionedCommand)
+@with_settings("scheduler.topic")
+def down(settings: Settings, address: RunningAddress = "auto") -> None:
+    """End a deployment, and with it its `baton ray up`. Requests are finished first."""
+    from baton.services.ray.desk import Remote
+
+    with Remote.connect(address, settings.scheduler.topic) as deployment:
+        deployment.down()
+    print("ended: nothing of it is left on the cluster")
+
+
+def _number(text: str) -> tuple[str, int]:
+    from baton.services.ray.config import WORKER_ROLES
+
+    role, _, number = text.partition("=")
+    if role not in WORKER_ROLES or not number.isdecimal():
+        raise ServiceError(f"{text!r} is not ROLE=NUMBER, with role {' or '.join(WORKER_ROLES)}")
+    return role, int(number)
+
+
+def _on_first_signal(stop: threading.Event) -> None:
+    """Set `stop` on SIGINT and SIGTERM; a second one kills this process, and Ray all that is its."""
+
+    def on_signal(number: int, frame: object) -> None:
+        del frame
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+
+
+class _Terminal:
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def step(self, name: str, text: str) -> None:
+        print(f"  [{time.monotonic() - self._began:5.1f} s] {name:<12} {text}", flush=True)
+
+
+def _banner(settings: Settings, status: dict[str, Any]) -> str:
+    url, model = status["urls"][0], status["model"]
+    return f"""
+Ready. OpenAI's API is served at {" and ".join(f"{one}/v1" for one in status["urls"])}
+
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+  nodes and parts:      baton ray status
+  requests and load:    baton status --scheduler {status["scheduler"]}{operator_flags(settings)}
+  more, fewer workers:  baton ray scale prefill=2 decode=1
+  stop:                 Ctrl-C, or baton ray down
+"""
+
+
+def _print_status(status: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(status, indent=2))
+        return
+    wanted = ", ".join(f"{number} {role}" for role, number in status["wanted"].items())
+    head = (
+        f"model {status['model']}, topic {status['topic']}, wanted: {wanted}\n"
+        f"scheduler {status['scheduler']}, routers: {', '.join(status['urls']) or 'none'}\n"
+    )
+    parts = fitted("parts", _PARTS, status["parts"], UNLIMITED)
+    nodes = fitted("nodes", _NODES, status["nodes"], UNLIMITED)
+    Console(width=UNLIMITED, highlight=False).print(Group(head, parts, nodes))
+
+
+_PARTS: list[Column[dict[str, Any]]] = [
+    Column("part", lambda part: part["name"]),
+    Column("role", lambda part: part["role"]),
+    Column("state", lambda part: part["state"]),
+    Column("node", lambda part: part["node"] or "-"),
+]
+_NODES: list[Column[dict[str, Any]]] = [
+    Column("node", lambda node: node["name"]),
+    Column("address", lambda node: node["address"]),
+    Column("Ray's id", lambda node: node["id"]),
+]

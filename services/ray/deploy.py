@@ -1,0 +1,48 @@
+"""The start of a deployment on Ray from its configuration."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from baton.services.ray import cluster
+from baton.services.ray.config import ClusterSettings, read
+from baton.services.ray.deployment import Deployment, Tell
+
+
+@contextmanager
+def deploy(
+    config: str | Path | Mapping[str, Any] | ClusterSettings,
+    *,
+    address: str = cluster.LOCAL,
+    log_dir: str = "",
+    tell: Tell | None = None,
+    stop: threading.Event | None = None,
+) -> Iterator[Deployment]:
+    """Run a deployment on a Ray cluster for the length of the block, which begins when every part is ready.
+
+        with deploy("cluster.yaml", address="auto") as deployment:
+            print(deployment.urls)
+            deployment.scale(prefill=2)
+
+    `config` is cluster.yaml, or what it holds. `address`: "local" for a cluster of this machine alone, "auto"
+    for the one that runs here, or host:port; a process that is connected to one uses that. `log_dir`: a
+    folder for each node's logs, a temporary one by default. `tell` is called with a part's name and what
+    happened to it, from several threads. The wait for readiness ends early when `stop` is set.
+
+    Raises ConfigError or StartError, one line; nothing is left running then.
+    """
+    settings = config if isinstance(config, ClusterSettings) else read(config)
+    ours = cluster.connect(address)
+    try:
+        # Of a cluster made for this process nothing needs to be reached from elsewhere.
+        loopback = ours and address == cluster.LOCAL
+        with Deployment(settings, loopback=loopback, log_dir=log_dir, tell=tell) as deployment:
+            deployment.wait_ready(stop=stop)
+            yield deployment
+    finally:
+        if ours:
+            cluster.disconnect()

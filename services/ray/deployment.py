@@ -1,0 +1,519 @@
+"""A deployment on a Ray cluster: the loop that keeps what should run and what runs the same.
+
+Twice a second it looks where Ray found room for each worker, tells each node's keeper which parts to run,
+hears what happened there, and asks Baton's scheduler which workers are ready. Everything belongs to this
+process: Ray ends it all, on every node, when this process ends, by whatever signal.
+
+A turn costs one call to each node in use, three to Ray (nodes, room, desk), one to the scheduler; a keeper is
+sent its parts only when they changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from baton import addresses
+from baton.errors import BatonError
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerError
+from baton.security.names import Role
+from baton.services import identities
+from baton.services.errors import ServiceError, StartError
+from baton.services.fleet.node import PartOrder
+from baton.services.fleet.parts import STOP_TIMEOUT_S
+from baton.services.ray import cluster
+from baton.services.ray.cluster import Machine, Place
+from baton.services.ray.config import WORKER_ROLES, ClusterSettings
+from baton.services.ray.desk import NAME, Desk, namespace
+from baton.services.ray.keeper import Keeper, Report
+from baton.services.ray.placing import new_names, place_routers
+from baton.services.ray.trust import Trust
+
+TURN_S = 0.5
+FAILED_TURNS = 60  # in a row, as while Ray's control service is away; then the deployment ends
+ANSWER_S = 2.0  # for the keepers' answers in one turn; a node that is slower is heard in a later one
+READY_TIMEOUT_S = 1800.0  # a cluster may first have to start machines
+STILL_WAITING_S = 10.0
+
+Tell = Callable[[str, str], None]  # a part's name, what happened to it
+
+
+@dataclass
+class Slot:
+    """One worker that should run, and the room for it."""
+
+    name: str
+    role: str
+    group: Any  # its placement group
+    bundle: dict[str, float]
+    node: str = ""  # the id of the node where it has room; "" while it has none
+    devices: Any = None  # the reference to its variables, if the bundle has devices
+    environment: dict[str, str] | None = None  # known once it has room
+    leaving: bool = False
+
+    @property
+    def key(self) -> str:
+        found: str = self.group.id.hex()
+        return found
+
+
+@dataclass
+class Node:
+    """A node in use."""
+
+    machine: Machine
+    keeper: Any
+    order: int = -1  # number of the latest that was sent
+    parts: list[dict[str, Any]] | None = None  # of that order; None: it must be sent again
+    report: Report = field(default_factory=lambda: Report(-1))
+
+
+class Deployment:
+    """A running deployment; `baton.ray.deploy` makes one."""
+
+    def __init__(
+        self, settings: ClusterSettings, *, loopback: bool, log_dir: str = "", tell: Tell | None = None
+    ) -> None:
+        """Start on the cluster to which this process is connected. Returns at once: see `wait_ready`.
+
+        `loopback`: no other machine is to reach the parts.
+        Raises StartError when a deployment of this topic runs there.
+        """
+        self.settings = settings
+        self._loopback = loopback
+        self._tell: Tell = tell or (lambda _name, _text: None)
+        self._log_dir = os.path.abspath(log_dir) if log_dir else ""
+        self._name = namespace(settings.scheduler.topic)
+        if cluster.named(NAME, self._name) is not None:
+            raise StartError(
+                f"a deployment of topic {settings.scheduler.topic!r} runs on this cluster: `baton ray down` "
+                "ends it; or set scheduler.topic"
+            )
+        self._desk = cluster.actor(Desk, name=NAME, namespace=self._name)
+        self._wanted = {role: settings.deploying(role).initial for role in WORKER_ROLES}
+        self._slots: list[Slot] = []
+        self._nodes: dict[tuple[str, str], Node] = {}  # by node's id and runtime environment
+        self._machines: dict[str, Machine] = {}
+        self._home = cluster.here()
+        self._routers: dict[str, str] = {}  # name -> node's id
+        self._healthy: set[str] = set()  # routers
+        self._workers: dict[str, str] = {}  # name -> state at the scheduler
+        self._trust: Trust | None = None
+        self._trees: dict[tuple[str, str], dict[str, Any]] = {}
+        self._orders_taken = 0  # from the desk
+        self._stopping = threading.Event()
+        self._lock = threading.RLock()  # of what `scale` and the loop both change
+        self._failure = ""
+        self._ready = False
+        self.ended = False  # by `baton ray down` or a failure
+        try:
+            self.scheduler_address = self._place_scheduler()
+            if settings.security.tls:
+                self._trust = Trust(settings, self._machines[self._home].address)
+            else:
+                identities.take_on(settings, Role.OPERATOR)
+        except BaseException:
+            cluster.kill(self._desk)
+            raise
+        self._thread = threading.Thread(target=self._loop, name="baton ray", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # For its owner.
+
+    @property
+    def urls(self) -> list[str]:
+        """The routers' URLs, those that answer first."""
+        with self._lock:
+            names = sorted(self._routers, key=lambda name: (name not in self._healthy, name))
+            return [self._url(self._routers[name]) for name in names if self._routers[name] in self._machines]
+
+    def scale(self, *, prefill: int | None = None, decode: int | None = None) -> None:
+        """Set numbers of workers. Those that are too many are drained; new ones start where there is room.
+
+        Returns at once. Raises ServiceError for a number that the configuration's bounds exclude.
+        """
+        for role, number in zip(WORKER_ROLES, (prefill, decode), strict=True):
+            if number is not None:
+                if why := self.settings.deploying(role).why_not(number):
+                    raise ServiceError(f"{role}={number} is not allowed: {why}, of {role}_config")
+                with self._lock:
+                    self._wanted[role] = number
+
+    def status(self) -> dict[str, Any]:
+        """Return the nodes and the parts with their states, as JSON has them."""
+        with self._lock:
+            return self._status()
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S, stop: threading.Event | None = None) -> None:
+        """Wait until every part is ready, or `stop` is set. Raises StartError when one cannot start."""
+        deadline = time.monotonic() + timeout_s
+        spoke, waited = time.monotonic(), ""
+        while not self._ready and not (stop and stop.is_set()):
+            if self.ended:
+                raise StartError(self._failure or "the deployment was ended while it started")
+            lacking = ", ".join(self._lacking())
+            now = time.monotonic()
+            if now > deadline:
+                raise StartError(f"not ready after {timeout_s:.0f} s: {lacking}")
+            if lacking != waited:
+                spoke, waited = now, lacking
+            elif now - spoke > STILL_WAITING_S:
+                self._tell("still", f"waiting for {lacking}")
+                spoke = now
+            time.sleep(TURN_S / 5)
+
+    def wait(self, stop: threading.Event) -> None:
+        """Wait until `stop` is set, or the deployment ends. Raises ServiceError when it failed."""
+        while not stop.wait(TURN_S):
+            if self.ended:
+                if self._failure:
+                    raise ServiceError(self._failure)
+                return
+
+    def close(self) -> None:
+        """Drain and end all parts: routers first, the scheduler last. Idempotent."""
+        self._stopping.set()
+        self._thread.join(60.0)
+        if self._nodes:
+            self._end_in_order()
+            cluster.get([node.keeper.end.remote() for node in self._nodes.values()])
+            self._nodes.clear()
+        for slot in self._slots:
+            cluster.give_up(slot.group)
+        self._slots.clear()
+        cluster.kill(self._desk)
+
+    # The loop.
+
+    def _loop(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except BatonError as error:  # the CA's service
+            self._failure, self.ended = str(error), True
+
+    async def _run(self) -> None:
+        failed = 0  # turns in a row
+        async with self._trust or nullcontext(), SchedulerClient(self.scheduler_address) as client:
+            while not self._stopping.is_set() and not self.ended:
+                try:
+                    await asyncio.to_thread(self._turn)
+                    await self._look(client)
+                    failed = 0
+                except Exception as error:  # noqa: BLE001 (Ray may be away for a moment; the owner waits)
+                    failed += 1
+                    problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                    if failed == 1:
+                        self._tell("ray", problem)
+                    if failed >= FAILED_TURNS:
+                        self._failure, self.ended = problem, True
+                await asyncio.sleep(TURN_S)
+
+    def _turn(self) -> None:
+        """Do once what is to be done again and again."""
+        machines = cluster.machines(loopback=self._loopback)
+        with self._lock:
+            self._machines = machines
+            for key in [key for key in self._nodes if key[0] not in machines]:
+                self._tell(self._nodes.pop(key).machine.name, "this node is dead")
+            self._count()
+            self._locate(cluster.places())
+            self._place_routers()
+            orders = self._orders()
+        self._order(orders)
+        self._hear()
+        with self._lock:
+            self._let_go()
+            status = self._status()
+        (ordered,) = cluster.get([self._desk.publish.remote(status)], ANSWER_S)
+        if ordered is not None:
+            count, numbers, down = ordered
+            if count != self._orders_taken and numbers:
+                self.scale(**numbers)
+            self._orders_taken = count
+            self.ended = self.ended or down
+
+    def _count(self) -> None:
+        """Make the slots as many as wanted; the newest leave first."""
+        for role, number in self._wanted.items():
+            there = [slot for slot in self._slots if slot.role == role and not slot.leaving]
+            for slot in there[number:]:
+                slot.leaving = True
+                self._tell(slot.name, "is drained, to leave")
+            taken = [slot.name for slot in self._slots]
+            for name in new_names(role, taken, max(0, number - len(there))):
+                bundle = self.settings.bundle(role)
+                labels = self.settings.workers(role).label_selector
+                group = cluster.reserve(f"{self._name}-{name}", bundle, labels)
+                self._slots.append(Slot(name, role, group, bundle))
+                self._tell(name, f"asks for {_amounts(bundle)}")
+
+    def _locate(self, places: dict[str, Place]) -> None:
+        """Note where the slots have room now, and which devices."""
+        for slot in self._slots:
+            place = places.get(slot.key, Place("PENDING"))
+            node = place.node if place.node in self._machines else ""
+            if node != slot.node:
+                slot.node, slot.devices, slot.environment = node, None, None
+                if node:
+                    self._tell(slot.name, f"has room on {self._machines[node].name}")
+                else:
+                    self._tell(slot.name, "lost its room; it waits for another")
+            if slot.node and slot.environment is None:
+                self._find_devices(slot)
+
+    def _find_devices(self, slot: Slot) -> None:
+        if not slot.bundle.get("GPU"):
+            slot.environment = {}
+        elif slot.devices is None:
+            slot.devices = cluster.visible(slot.group, slot.bundle)
+        else:
+            (slot.environment,) = cluster.get([slot.devices], 0.1)
+
+    def _place_routers(self) -> None:
+        """Have a router on as many nodes as wanted; where this process is first."""
+        number = self.settings.deploying("router").initial
+        was, self._routers = self._routers, place_routers(self._routers, self._machines, self._home, number)
+        for name, node in self._routers.items():
+            if was.get(name) != node:
+                self._healthy.discard(name)
+                self._tell(name, f"goes to {self._machines[node].name}")
+
+    def _orders(self) -> dict[tuple[str, str], list[PartOrder]]:
+        """Return the parts that each node shall run."""
+        orders: dict[tuple[str, str], list[PartOrder]] = {key: [] for key in self._nodes}
+        plain = self._key(self._home, {})
+        orders.setdefault(plain, []).append(self._ordered("scheduler", "scheduler", self._home))
+        for name, node in self._routers.items():
+            orders.setdefault(self._key(node, {}), []).append(self._ordered(name, "router", node))
+        for slot in self._slots:
+            if slot.node and slot.environment is not None and not slot.leaving:
+                runtime_env = self.settings.workers(slot.role).runtime_env
+                one = self._ordered(slot.name, slot.role, slot.node, slot)
+                orders.setdefault(self._key(slot.node, runtime_env), []).append(one)
+        return orders
+
+    def _order(self, orders: dict[tuple[str, str], list[PartOrder]]) -> None:
+        """Send each node its parts, where they changed or it has lost them."""
+        for key, ordered in orders.items():
+            parts = [one.to_json() for one in ordered]
+            node = self._nodes[key]
+            if parts != node.parts:
+                node.order, node.parts = node.order + 1, parts
+                node.keeper.run.remote(node.order, parts)
+
+    def _hear(self) -> None:
+        nodes = list(self._nodes.values())
+        reports = cluster.get([node.keeper.report.remote() for node in nodes], ANSWER_S)
+        for node, report in zip(nodes, reports, strict=True):
+            if report is None:
+                continue
+            for name, text in report.said:
+                self._tell(name, text)
+            if report.failed and not self._ready:
+                self._failure, self.ended = f"{node.machine.name}: {report.failed}", True
+            if report.order != node.order:  # a keeper that was started anew
+                node.parts = None
+            node.report = report
+
+    def _let_go(self) -> None:
+        """Give the room of workers back that have left."""
+        running = {name for node in self._nodes.values() for name in node.report.states}
+        ordered = {part["name"] for node in self._nodes.values() for part in node.parts or []}
+        for slot in [one for one in self._slots if one.leaving]:
+            if slot.name not in running and slot.name not in ordered:
+                cluster.give_up(slot.group)
+                self._slots.remove(slot)
+                self._tell(slot.name, "has left")
+
+    async def _look(self, client: SchedulerClient) -> None:
+        """Ask the scheduler and the routers who is ready."""
+        try:
+            description = await client.describe()
+        except SchedulerError:
+            return
+        was, self._workers = (
+            self._workers,
+            {
+                one.identity.name: pb.WorkerState.Name(one.state).removeprefix("WORKER_STATE_").lower()
+                for one in description.workers
+            },
+        )
+        for one in description.workers:
+            name = one.identity.name
+            if self._workers[name] == "ready" != was.get(name):
+                self._tell(name, f"ready: {one.identity.address}")
+        for name, node in list(self._routers.items()):
+            if name in self._healthy or node not in self._machines:
+                continue
+            if await asyncio.to_thread(_healthy, self._url(node)):
+                self._healthy.add(name)
+                self._tell(name, f"ready: {self._url(node)}")
+        if not self._ready:
+            self._check_start()
+            self._ready = not self._lacking() and bool(self._slots)
+
+    def _check_start(self) -> None:
+        """End a start in which a part was given up."""
+        for node in self._nodes.values():
+            for name, state in node.report.states.items():
+                if state == "given up":
+                    where = f"{node.machine.name}:{node.report.log_dir}/{name}.log"
+                    self._failure, self.ended = f"{name} could not start; its log: {where}", True
+
+    # Parts.
+
+    def _place_scheduler(self) -> str:
+        """Start this node's keeper, and return the address at which the scheduler will listen there."""
+        self._machines = cluster.machines(loopback=self._loopback)
+        machine = self._machines[self._home]
+        keeper = self._nodes[self._key(self._home, {})].keeper
+        (port,) = cluster.get([keeper.port.remote(machine.address)])
+        if port is None:
+            raise StartError(f"the actor on this node ({machine.name}) does not answer: see Ray's logs")
+        return addresses.join(machine.address, port)
+
+    def _key(self, node: str, runtime_env: dict[str, Any]) -> tuple[str, str]:
+        """Return the key of a node's keeper for this runtime environment, which is started if it is new."""
+        key = node, repr(sorted(runtime_env.items()))
+        if key not in self._nodes:
+            options = {"runtime_env": runtime_env} if runtime_env else {}
+            keeper = cluster.actor(Keeper, self._log_dir, os.getcwd(), node=node, **options)
+            self._nodes[key] = Node(self._machines[node], keeper)
+        return key
+
+    def _ordered(self, name: str, role: str, node: str, slot: Slot | None = None) -> PartOrder:
+        tree = self._trees.get((role, node)) or self._tree(role, self._machines[node])
+        self._trees[role, node] = tree
+        cores = max(1, round(slot.bundle.get("CPU", 1.0))) if slot else 0
+        return PartOrder(name, role, tree, (slot.environment or {}) if slot else {}, cores)
+
+    def _tree(self, role: str, machine: Machine) -> dict[str, Any]:
+        """Return the settings of a role's parts on a node: with addresses that others reach."""
+        tree = self.settings.tree_of(role)
+        tree["scheduler"]["address"] = self.scheduler_address
+        if self._trust:
+            tree["security"] = self._trust.section(role)
+        tree["worker"]["listen"] = addresses.join(machine.address, 0)
+        tree["worker"]["scheduler_wait_s"] = max(60.0, tree["worker"]["scheduler_wait_s"])
+        if "host" not in self.settings.router.model_fields_set:
+            tree["router"]["host"] = machine.address
+        return tree
+
+    def _url(self, node: str) -> str:
+        router = self.settings.router
+        given = router.host if "host" in router.model_fields_set else ""
+        host = self._machines[node].address if not given or addresses.is_wildcard(given) else given
+        return f"http://{addresses.join(host, router.port)}"
+
+    # What is told.
+
+    def _lacking(self) -> list[str]:
+        """Return the parts that are not ready, each with its state."""
+        return [
+            f"{part['name']} ({part['state']})" for part in self.status()["parts"] if part["state"] != "ready"
+        ]
+
+    def _status(self) -> dict[str, Any]:
+        states = {name: state for node in self._nodes.values() for name, state in node.report.states.items()}
+        parts = [
+            {
+                "name": slot.name,
+                "role": slot.role,
+                "node": self._name_of(slot.node),
+                "state": self._state(slot, states.get(slot.name, "")),
+            }
+            for slot in self._slots
+        ]
+        parts += [
+            {
+                "name": name,
+                "role": "router",
+                "node": self._name_of(node),
+                "state": "ready" if name in self._healthy else states.get(name, "starting"),
+            }
+            for name, node in self._routers.items()
+        ]
+        bounds = {}
+        for role in WORKER_ROLES:
+            limits = self.settings.deploying(role).autoscaling_config
+            bounds[role] = [limits.min_replicas, limits.max_replicas] if limits else [0, None]
+        return {
+            "model": self.settings.model,
+            "topic": self.settings.scheduler.topic,
+            "scheduler": self.scheduler_address,
+            "urls": self.urls,
+            "wanted": dict(self._wanted),
+            "bounds": bounds,
+            "nodes": [
+                {"name": one.name, "address": one.address, "id": one.id} for one in self._machines.values()
+            ],
+            "logs": {node.machine.name: node.report.log_dir for node in self._nodes.values()},
+            "parts": parts,
+        }
+
+    def _name_of(self, node: str) -> str:
+        return self._machines[node].name if node in self._machines else ""
+
+    def _state(self, slot: Slot, local: str) -> str:
+        if slot.leaving:
+            return "draining"
+        if not slot.node:
+            return f"waits for room: {_amounts(slot.bundle)}"
+        if local == "running":
+            return self._workers.get(slot.name, "starting")
+        return local or "starting"
+
+    # The end.
+
+    def _end_in_order(self) -> None:
+        """Drain routers, then workers, then the scheduler."""
+        drains = self.settings.router.drain_timeout_s, self.settings.worker.drain_timeout_s, 0.0
+        for kinds, drain_s in zip((("router",), WORKER_ROLES, ("scheduler",)), drains, strict=True):
+            for node in self._nodes.values():
+                node.parts = [part for part in node.parts or [] if part["role"] not in kinds]
+                node.order += 1
+                node.keeper.run.remote(node.order, node.parts)
+            deadline = time.monotonic() + drain_s + STOP_TIMEOUT_S
+            while time.monotonic() < deadline and not self._all_ended():
+                time.sleep(TURN_S / 5)
+
+    def _all_ended(self) -> bool:
+        """Tell whether only ordered parts run on the nodes that answer."""
+        nodes = list(self._nodes.values())
+        reports = cluster.get([node.keeper.report.remote() for node in nodes], ANSWER_S)
+        pairs = [(node, report) for node, report in zip(nodes, reports, strict=True) if report]
+        return all(
+            report.order >= node.order and set(report.states) <= {part["name"] for part in node.parts or []}
+            for node, report in pairs
+        )
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=1.0) as answer:  # noqa: S310 (our own http URL)
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _amounts(bundle: dict[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())

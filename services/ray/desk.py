@@ -1,0 +1,116 @@
+"""The actor at which other processes ask for the state of a deployment and order changes.
+
+The loop (deployment.py) looks here once a second: it publishes and takes orders. What is kept here is a copy
+of what the loop knows, so nothing is lost with it: one that was restarted is filled again.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Self
+
+from baton.services.errors import ServiceError, StartError
+from baton.services.ray import cluster
+from baton.services.ray.config import WORKER_ROLES
+
+NAME = "desk"
+END_S = 300.0  # for a deployment to drain
+POLL_S = 0.2
+
+
+def namespace(topic: str) -> str:
+    """Return the namespace of a deployment's named actor: one deployment a topic and cluster."""
+    return f"baton-{topic}"
+
+
+class Desk:
+    """The state as it was published last, and orders not yet taken. To be made an actor."""
+
+    def __init__(self) -> None:
+        self._status: dict[str, Any] = {}
+        self._orders = 0
+        self._numbers: dict[str, int] = {}
+        self._down = False
+
+    def publish(self, status: dict[str, Any]) -> tuple[int, dict[str, int], bool]:
+        """Take the latest state; return the latest order's count and numbers, and whether all is to end."""
+        self._status = status
+        return self._orders, self._numbers, self._down
+
+    def status(self) -> dict[str, Any]:
+        """Return the state as published last; empty where none was."""
+        return self._status
+
+    def scale(self, numbers: dict[str, int]) -> bool:
+        """Order numbers of workers, by role."""
+        self._orders += 1
+        self._numbers = {**self._numbers, **numbers}
+        return True
+
+    def down(self) -> bool:
+        """Order the end."""
+        self._down = True
+        return True
+
+
+class Remote:
+    """A deployment that runs elsewhere on the cluster, as another process sees it.
+
+    with Remote.connect("auto", "baton") as deployment:
+        deployment.scale(prefill=2)
+    """
+
+    def __init__(self, desk: Any, namespace: str) -> None:
+        self._desk, self._namespace = desk, namespace
+
+    @classmethod
+    def connect(cls, address: str, topic: str) -> Self:
+        """Connect to the deployment of `topic` on the cluster at `address`. Raises StartError."""
+        cluster.connect(address)
+        desk = cluster.named(NAME, namespace(topic))
+        if desk is None:
+            cluster.disconnect()
+            raise StartError(f"no deployment of topic {topic!r} runs on this Ray cluster: baton ray up")
+        return cls(desk, namespace(topic))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        cluster.disconnect()
+
+    def status(self) -> dict[str, Any]:
+        """Return the nodes and parts with their states. Raises ServiceError where nobody answers."""
+        found: dict[str, Any] = self._call("status")
+        return found
+
+    def scale(self, *, prefill: int | None = None, decode: int | None = None) -> None:
+        """Set numbers of workers. Those that are too many are drained; new ones start where there is room.
+
+        Returns at once: `status` shows what came of it. Raises ServiceError for a number that the
+        configuration's bounds exclude.
+        """
+        asked = dict(zip(WORKER_ROLES, (prefill, decode), strict=True))
+        numbers = {role: number for role, number in asked.items() if number is not None}
+        bounds = self.status()["bounds"]
+        for role, number in numbers.items():
+            least, most = bounds[role]
+            if number < least or (most is not None and number > most):
+                limit = f"at least {least}" if most is None else f"from {least} to {most}"
+                raise ServiceError(f"{role}={number} is not allowed: {role}_config allows {limit}")
+        self._call("scale", numbers)
+
+    def down(self) -> None:
+        """End the deployment; it finishes its requests. Returns when it has ended. Raises ServiceError."""
+        cluster.get([self._desk.down.remote()])
+        deadline = time.monotonic() + END_S
+        while cluster.named(NAME, self._namespace) is not None:
+            if time.monotonic() > deadline:
+                raise ServiceError(f"the deployment has not ended within {END_S:.0f} s")
+            time.sleep(POLL_S)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        (answer,) = cluster.get([getattr(self._desk, method).remote(*arguments)])
+        if not answer:
+            raise ServiceError("the deployment does not answer: it begins or ends; try again in a second")
+        return answer

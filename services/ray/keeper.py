@@ -1,0 +1,169 @@
+"""The actor of a node: it owns one `baton node`, tells it what to run, and hears what happens.
+
+A process of its own, because Ray's worker has threads, and one with threads cannot fork an engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from baton.services.config import ENV_PREFIX
+
+EVENTS = 1_000  # kept until they are fetched; older ones are dropped
+STARTS = 5  # of `baton node` in a row that had no part running; then its owner is told, and it stays down
+END_S = 10.0
+
+
+@dataclass
+class Report:
+    """The state of a node, and what happened since the last report."""
+
+    order: int  # number of the latest order that it has; -1: none
+    states: dict[str, str] = field(default_factory=dict)  # part -> running, restarting, leaving, given up
+    said: list[tuple[str, str]] = field(default_factory=list)  # part, text
+    failed: str = ""  # why no part can run here
+    log_dir: str = ""
+
+
+class Keeper:
+    """Runs parts on its node. To be made an actor."""
+
+    def __init__(self, log_dir: str, cwd: str) -> None:
+        """`log_dir`: below it this node has a folder of its own; "" for a temporary one."""
+        host = socket.gethostname()
+        if log_dir:
+            folder = Path(log_dir) / host
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            folder = Path(tempfile.mkdtemp(prefix="baton-"))
+        self._log_dir = folder
+        self._cwd = cwd if Path(cwd).is_dir() else None
+        self._order = -1
+        self._parts: list[dict[str, Any]] = []
+        self._states: dict[str, str] = {}
+        self._said: deque[tuple[str, str]] = deque(maxlen=EVENTS)
+        self._failed = ""
+        self._starts = 0
+        self._ports: list[socket.socket] = []
+        self._process: subprocess.Popen[str] | None = None
+
+    def port(self, address: str) -> int:
+        """Return a port of this node that nobody else is given while this actor lives."""
+        reserved = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((address, 0))  # without listening: the part that gets the number can
+        self._ports.append(reserved)
+        return int(reserved.getsockname()[1])
+
+    def run(self, order: int, parts: list[dict[str, Any]]) -> None:
+        """Run these parts, and no others. `order`: a number that rises."""
+        self._order, self._parts = order, parts
+        self._starts, self._failed = 0, ""
+        if self._process is None and not parts:
+            return
+        self._tell()
+
+    def report(self) -> Report:
+        """Return the state, and what was said since the last call."""
+        if self._process is not None and self._process.poll() is not None:
+            _close(self._process.stdin)
+            self._ended(self._process.returncode)
+        said = [self._said.popleft() for _ in range(len(self._said))]
+        return Report(self._order, dict(self._states), said, self._failed, str(self._log_dir))
+
+    def end(self) -> None:
+        """End `baton node` and what it still runs, and give the ports back."""
+        while self._ports:
+            self._ports.pop().close()
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # its children die with it
+                self._process.wait(END_S)
+            _close(self._process.stdin)
+
+    def _tell(self) -> None:
+        process = self._process or self._start()
+        stdin = _pipe(process.stdin)
+        with suppress(BrokenPipeError):  # it has ended, which the next report tells
+            stdin.write(json.dumps(self._parts) + "\n")
+            stdin.flush()
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._starts += 1
+        # -P: modules in the current folder must not shadow others
+        command = [sys.executable, "-P", "-m", "baton.services.cli.main", "node", "--orders"]
+        # The orders hold all settings.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)}
+        with (self._log_dir / "node.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*command, "--log-dir", str(self._log_dir)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+                cwd=self._cwd,
+                start_new_session=True,  # Ctrl-C reaches the command in the terminal alone
+            )
+        self._process = process
+        self._raise_priority(process.pid)
+        threading.Thread(target=self._hear, args=(process,), daemon=True).start()
+        return process
+
+    def _raise_priority(self, pid: int) -> None:
+        """Give `baton node` the priority of Ray itself: that of Ray's workers is far lower (niceness 15)."""
+        wanted, has = (os.getpriority(os.PRIO_PROCESS, one) for one in (os.getppid(), pid))
+        if has <= wanted:
+            return
+        try:
+            os.setpriority(os.PRIO_PROCESS, pid, wanted)
+        except PermissionError:
+            text = f"its niceness is {has}, as of all that Ray starts: start Ray with RAY_worker_niceness=0"
+            self._said.append(("node", text))
+
+    def _hear(self, process: subprocess.Popen[str]) -> None:
+        with _pipe(process.stdout) as events:
+            for line in events:
+                event = json.loads(line)
+                if event["event"] == "said":
+                    self._said.append((event["name"], event["text"]))
+                elif process is self._process:
+                    self._states = event["states"]
+
+    def _ended(self, status: int) -> None:
+        """Start `baton node` again, unless it keeps ending."""
+        self._process, self._states = None, {}
+        if self._failed or not self._parts:
+            return
+        last = (self._log_dir / "node.log").read_text(errors="replace").strip().splitlines()[-1:]
+        why = f"baton node ended with status {status}: {''.join(last) or 'it printed nothing'}"
+        self._said.append(("node", why))
+        if self._starts >= STARTS:
+            self._failed = why
+        else:
+            self._tell()
+
+
+def _close(pipe: IO[str] | None) -> None:
+    with suppress(BrokenPipeError):  # it ended before it had read all
+        _pipe(pipe).close()
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    if pipe is None:
+        raise RuntimeError("this stream of the process is not a pipe")
+    return pipe

@@ -1,0 +1,27 @@
+"""Names and places of parts, computed from what is there: nothing here asks Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from baton.services.ray.cluster import Machine
+
+
+def new_names(role: str, taken: Collection[str], number: int) -> list[str]:
+    """Return `number` names of workers that are not taken, the lowest first: prefill-0, prefill-1."""
+    candidates = (f"{role}-{at}" for at in range(len(taken) + number))
+    return [name for name in candidates if name not in taken][:number]
+
+
+def place_routers(
+    there: Mapping[str, str], machines: Mapping[str, Machine], home: str, number: int
+) -> dict[str, str]:
+    """Return each router's node: where it is, if that lives, else a node that has none, `home` before others.
+
+    At most one a node, as all listen on one port; those for which there is no node are left out.
+    """
+    placed = {name: node for name, node in there.items() if node in machines}
+    free = [node for node in machines if node not in placed.values()]
+    free.sort(key=lambda node: (node != home, machines[node].name, node))
+    missing = [name for at in range(number) if (name := f"router-{at}") not in placed]
+    return placed | dict(zip(missing, free, strict=False))

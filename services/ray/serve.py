@@ -1,0 +1,256 @@
+"""Baton as an application of Ray Serve, in place of `ray.serve.llm.build_pd_openai_app`.
+
+Serve keeps the parts: it starts replicas, checks their health, scales them, drains those that it takes away.
+Each replica owns a `baton node` that runs one part. Requests that come to Serve's proxy go to Baton's router
+beside the ingress replica; the router, the workers and the KV between them know nothing of Serve.
+
+    Scheduler         one replica
+    Prefill, Decode   a worker each; they take no requests from Serve, and tell it how many Baton placed there
+    Router            the ingress: a router each, and a proxy to it
+
+Leans on Ray Serve 2.60: a replica's check_health, __del__ (awaited, within graceful_shutdown_timeout_s) and
+record_autoscaling_stats, and AutoscalingConfig.policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import os
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import aiohttp
+import ray
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from baton import addresses
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerError
+from baton.services.config import load, suggest
+from baton.services.errors import ConfigError, StartError
+from baton.services.fleet.node import PartOrder
+from baton.services.fleet.parts import STOP_TIMEOUT_S
+from baton.services.ray.config import WORKER_ROLES, ClusterSettings
+from baton.services.ray.keeper import Keeper
+
+START_S = 600.0
+POLL_S = 0.2
+_REQUESTS = "requests"  # of a worker, told to Serve's autoscaling
+_ROUTERS = "ingress_deployment_config"
+# Between two hops, not of the message (RFC 9110, section 7.6.1); the length is that of what is sent on.
+_HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+
+
+class _Part:
+    """One part of the deployment, in a replica."""
+
+    def __init__(self, role: str, tree: Mapping[str, Any]) -> None:
+        self._keeper = Keeper("", os.getcwd())
+        self._host = ray.util.get_node_ip_address()
+        self._role = role
+        self._name = f"{role}-{serve.get_replica_context().replica_id.unique_id}"
+        self._tree: dict[str, Any] = copy.deepcopy(dict(tree))
+        self._drain_s = STOP_TIMEOUT_S
+
+    async def _run(self, cores: int, ready: Callable[[], Awaitable[bool]]) -> None:
+        """Start the part and wait until it is ready. Raises StartError."""
+        part = PartOrder(self._name, self._role, self._tree, cores=cores)
+        self._drain_s = part.end_s
+        self._keeper.run(0, [part.to_json()])
+        said: list[str] = []
+        async with asyncio.timeout(START_S):
+            while not await ready():
+                report = self._keeper.report()
+                said += [f"{name}: {text}" for name, text in report.said]
+                if report.failed or "given up" in report.states.values():
+                    raise StartError(f"{self._name} cannot start: {report.failed or said[-1]}")
+                await asyncio.sleep(POLL_S)
+
+    def check_health(self) -> None:
+        """Raise for a part that is not restarted any more: Serve replaces this replica."""
+        report = self._keeper.report()
+        if report.failed or report.states.get(self._name) == "given up":
+            raise RuntimeError(f"{self._name} is gone: {report.failed or 'it died too often'}")
+
+    async def __del__(self) -> None:
+        """Let the part finish its requests, and end it."""
+        self._keeper.run(1, [])
+        deadline = time.monotonic() + self._drain_s
+        while self._keeper.report().states and time.monotonic() < deadline:  # noqa: ASYNC110 (it has no event)
+            await asyncio.sleep(POLL_S)
+        self._keeper.end()
+
+
+class Scheduler(_Part):
+    """The replica of the scheduler."""
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        super().__init__("scheduler", tree)
+        self._address = addresses.join(self._host, self._keeper.port(self._host))
+        self._tree["scheduler"]["address"] = self._address
+        self._started: asyncio.Task[None] | None = None
+
+    async def address(self) -> str:
+        """Return where it listens, once it does."""
+        if self._started is None:
+            self._started = asyncio.create_task(self._run(0, self._answers))
+        await self._started
+        return self._address
+
+    async def _answers(self) -> bool:
+        return await _describe(self._address) is not None
+
+
+class Worker(_Part):
+    """A replica with one worker."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, role: str, tree: Mapping[str, Any], cores: int, scheduler: Any
+    ) -> None:
+        super().__init__(role, tree)
+        self._scheduler = self._tree["scheduler"]["address"] = await scheduler.address.remote()
+        self._tree["worker"]["listen"] = addresses.join(self._host, 0)
+        await self._run(cores, self._is_ready)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return how many requests are placed on this worker."""
+        worker = await self._status()
+        return {_REQUESTS: float(worker.reserved_requests) if worker else 0.0}
+
+    async def _is_ready(self) -> bool:
+        worker = await self._status()
+        return worker is not None and worker.state == pb.WORKER_STATE_READY
+
+    async def _status(self) -> pb.WorkerStatus | None:
+        description = await _describe(self._scheduler)
+        found = description.workers if description else []
+        return next((one for one in found if one.identity.name == self._name), None)
+
+
+class Router(_Part):
+    """The ingress: a replica with one router, to which it hands every request on."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, tree: Mapping[str, Any], port: int | None, scheduler: Any, *workers: Any
+    ) -> None:
+        """Listen on this port, or a free one. `workers`: Serve starts only what its ingress is bound to."""
+        del workers
+        super().__init__("router", tree)
+        port = port or self._keeper.port(self._host)
+        self._tree["scheduler"]["address"] = await scheduler.address.remote()
+        self._tree["router"] |= {"host": self._host, "port": port}
+        self._url = f"http://{addresses.join(self._host, port)}"
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
+        )
+        await self._run(0, lambda: asyncio.to_thread(self._healthy))
+
+    async def __call__(self, request: Request) -> Response:
+        """Hand a request on. When its client leaves, Serve cancels this, and the router hears of it."""
+        url = f"{self._url}{request.url.path}{'?' + request.url.query if request.url.query else ''}"
+        headers = [(key, value) for key, value in request.headers.items() if key.lower() not in _HOP]
+        answer = await self._session.request(request.method, url, headers=headers, data=await request.body())
+        kept = {key: value for key, value in answer.headers.items() if key.lower() not in _HOP}
+
+        async def body() -> AsyncIterator[bytes]:
+            async with answer:
+                async for chunk in answer.content.iter_any():
+                    yield chunk
+
+        return StreamingResponse(body(), answer.status, {**kept, "X-Baton-Router": self._url})
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._url}/health", timeout=1.0) as reply:  # noqa: S310 (our own)
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+
+def build_pd_openai_app(args: Mapping[str, Any]) -> Any:
+    """Return a Serve application: prefill and decode workers behind an OpenAI-compatible ingress.
+
+    `args` has the shape of `ray.serve.llm.build_pd_openai_app`'s: prefill_config and decode_config, each a
+    mapping, an LLMConfig or the path of a YAML file, and ingress_deployment_config; sections of Baton's own
+    configuration may stand beside them. Each deployment_config is Serve's. The parts speak plain text to each
+    other. Raises ConfigError.
+    """
+    given = dict(args)
+    options: dict[str, dict[str, Any]] = {"router": dict(given.pop(_ROUTERS, None) or {})}
+    for role in WORKER_ROLES:
+        group = _mapping(given.get(f"{role}_config", {}))
+        options[role] = dict(group.pop("deployment_config", None) or {})
+        given[f"{role}_config"] = group
+    if unknown := given.keys() - ClusterSettings.model_fields.keys():
+        name = min(unknown)
+        raise ConfigError(f"unknown key {name!r}{suggest(name, [*ClusterSettings.model_fields, _ROUTERS])}")
+    # Serve's replicas have no owner that could be their CA.
+    given["security"] = {"insecure": True, **given.get("security", {})}
+    settings = load(given, None, ClusterSettings)
+    settings.check()
+    scheduler = _deployment(Scheduler, "Scheduler", {"num_cpus": 0}).bind(settings.tree_of("scheduler"))
+    workers = [_workers(settings, role, options[role], scheduler) for role in WORKER_ROLES]
+    port = settings.router.port if "port" in settings.router.model_fields_set else None
+    router = _deployment(Router, "Router", {"num_cpus": 0}, options["router"])
+    return router.bind(settings.tree_of("router"), port, scheduler, *workers)
+
+
+def by_requests(context: Any) -> tuple[int, dict[str, Any]]:
+    """Return how many replicas bring the requests that Baton placed down to target_ongoing_requests each."""
+    placed = sum((context.aggregated_metrics or {}).get(_REQUESTS, {}).values())
+    wanted = math.ceil(placed / context.config.get_target_ongoing_requests())
+    least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+    return max(least, min(most, wanted)), {}
+
+
+def _workers(settings: ClusterSettings, role: str, options: dict[str, Any], scheduler: Any) -> Any:
+    bundle, group = settings.bundle(role), settings.workers(role)
+    actor: dict[str, Any] = {"num_cpus": bundle.pop("CPU", 0.0), "num_gpus": bundle.pop("GPU", 0.0)}
+    actor["resources"] = bundle
+    if group.label_selector:
+        actor["label_selector"] = group.label_selector
+    if group.runtime_env:
+        actor["runtime_env"] = group.runtime_env
+    if isinstance(scaling := options.get("autoscaling_config"), Mapping):
+        policy = {"policy_function": f"{__name__}:{by_requests.__name__}"}
+        options["autoscaling_config"] = {"policy": policy, **scaling}
+    options.setdefault("graceful_shutdown_timeout_s", settings.worker.drain_timeout_s + STOP_TIMEOUT_S)
+    cores = max(1, round(actor["num_cpus"]))
+    workers = _deployment(Worker, role.capitalize(), actor, options)
+    return workers.bind(role, settings.tree_of(role), cores, scheduler)
+
+
+def _deployment(
+    kind: type, name: str, actor: dict[str, Any], options: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    given = dict(options)
+    actor |= given.pop("ray_actor_options", None) or {}
+    return serve.deployment(kind).options(name=name, ray_actor_options=actor, **given)
+
+
+def _mapping(group: Any) -> dict[str, Any]:
+    """Return the fields of one side's configuration that were set."""
+    if isinstance(group, str):
+        import yaml
+
+        with open(group) as file:
+            group = yaml.safe_load(file)
+    if hasattr(group, "model_dump"):  # Ray's LLMConfig
+        group = group.model_dump(exclude_unset=True)
+    return dict(group)
+
+
+async def _describe(scheduler: str) -> pb.Description | None:
+    try:
+        async with SchedulerClient(scheduler) as client:
+            return await client.describe()
+    except SchedulerError:
+        return None

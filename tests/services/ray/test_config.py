@@ -1,0 +1,175 @@
+"""cluster.yaml: Ray's words over Baton's tree, what a worker reserves, and the refusal of what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.services.config import Settings
+from baton.services.errors import ConfigError
+from baton.services.ray.config import ClusterSettings, read
+from harness.deployment import MODEL
+from harness.support import CALL_S, PYTHON, ROOT
+
+WEIGHTS = str(MODEL)
+
+
+def workers(**more: Any) -> dict[str, Any]:
+    return {"model_loading_config": {"model_id": "demo", "model_source": WEIGHTS}, **more}
+
+
+def cluster(prefill: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
+    return {"prefill_config": workers(**(prefill or {})), "decode_config": workers(), **sections}
+
+
+def test_engine_kwargs_lie_over_the_engine_section_of_each_side() -> None:
+    kwargs = {"max_num_seqs": 4, "gpu_memory_utilization": 0.5, "kv_transfer_config": {"kv_role": "kv_both"}}
+    settings = read(cluster({"engine_kwargs": kwargs}, engine={"max_num_seqs": 8, "kv_cache_gib": 0.5}))
+    prefill, decode = settings.engine_of("prefill"), settings.engine_of("decode")
+    assert (prefill.max_num_seqs, decode.max_num_seqs) == (4, 8)
+    assert (prefill.kv_cache_gib, prefill.model, prefill.served_model_name) == (0.5, WEIGHTS, "demo")
+    # What is vLLM's own goes on to vLLM; what Ray's users must give, and Baton does itself, does not.
+    assert prefill.extra == {"gpu_memory_utilization": 0.5}
+    assert decode.extra == {}
+
+
+def test_parts_speak_tls_unless_told_otherwise() -> None:
+    assert read(cluster()).security.tls
+    assert read(cluster(security={"ca": "elsewhere"})).security.tls
+    assert not read(cluster(security={"insecure": True})).security.tls
+
+
+def test_a_parts_tree_is_batons_own_with_its_secrets() -> None:
+    store = "redis://:secret@127.0.0.1:6379/0"
+    settings = read(cluster(scheduler={"store": store}, router={"api_key": "hidden"}))
+    own = Settings(**settings.tree_of("prefill"))
+    assert own.scheduler.store == store
+    assert own.router.api_key is not None
+    assert own.router.api_key.get_secret_value() == "hidden"
+    assert own.engine == settings.engine_of("prefill")
+    assert "hidden" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("group", "bundle"),
+    [
+        ({"placement_group_config": {"bundles": [{"CPU": 2}]}}, {"CPU": 2.0}),
+        # Ray's way of a rank each: they are added up, as they must lie on one node.
+        (
+            {
+                "engine_kwargs": {"tensor_parallel_size": 2},
+                "placement_group_config": {"bundles": [{"CPU": 1, "GPU": 1}, {"GPU": 1}]},
+            },
+            {"CPU": 1.0, "GPU": 2.0},
+        ),
+        (
+            {
+                "engine_kwargs": {"tensor_parallel_size": 4},
+                "placement_group_config": {"bundle_per_worker": {"CPU": 2, "GPU": 1}},
+                "accelerator_type": "H100",
+            },
+            {"CPU": 8.0, "GPU": 4.0, "accelerator_type:H100": 0.001},
+        ),
+    ],
+)
+def test_what_a_worker_reserves(group: dict[str, Any], bundle: dict[str, float]) -> None:
+    assert read(cluster(group)).bundle("prefill") == bundle
+
+
+@pytest.mark.parametrize(("on_cpu", "bundle"), [(True, {"CPU": 2.0}), (False, {"CPU": 1.0, "GPU": 2.0})])
+def test_what_a_worker_reserves_unasked(
+    on_cpu: bool, bundle: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A core or a GPU each rank: which of them says the installed vLLM, here one that is not."""
+    monkeypatch.setattr("baton.services.ray.config.cpu_build", lambda: on_cpu)
+    assert read(cluster({"engine_kwargs": {"tensor_parallel_size": 2}})).bundle("prefill") == bundle
+
+
+@pytest.mark.parametrize(
+    ("deployment_config", "initial", "refused"),
+    [
+        ({}, 1, []),
+        ({"num_replicas": 3}, 3, []),
+        ({"autoscaling_config": {"min_replicas": 2, "max_replicas": 4}}, 2, [0, 1, 5]),
+        ({"autoscaling_config": {"initial_replicas": 2}}, 2, [0]),
+    ],
+)
+def test_numbers_and_their_bounds(
+    deployment_config: dict[str, Any], initial: int, refused: list[int]
+) -> None:
+    deploying = read(cluster({"deployment_config": deployment_config})).deploying("prefill")
+    assert deploying.initial == initial
+    assert [number for number in range(6) if deploying.why_not(number)] == refused
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (cluster({"engine_kwarg": {}}), ["'prefill_config.engine_kwarg'", "did you mean 'engine_kwargs'?"]),
+        (
+            cluster(decode_confg={"engine_kwargs": {}}),
+            ["'decode_confg'", "'decode_config'", "allowed: engine, scheduler"],
+        ),
+        (
+            cluster({"deployment_config": {"autoscaling_config": {"min_replica": 1}}}),
+            ["'prefill_config.deployment_config.autoscaling_config.min_replica'", "'min_replicas'"],
+        ),
+        (
+            cluster({"deployment_config": {"autoscaling_config": {"min_replicas": 3, "max_replicas": 2}}}),
+            ["prefill_config.deployment_config.autoscaling_config", "3 is more than max_replicas (2)"],
+        ),
+        (
+            cluster({"deployment_config": {"num_replicas": 0}}),
+            ["prefill_config.deployment_config", "at least one worker"],
+        ),
+        (cluster({"engine_kwargs": {"max_model_len": 2}}), ["prefill_config.engine_kwargs: max_model_len"]),
+        (cluster({"engine_kwargs": {"pipeline_parallel_size": 2}}), ["pipeline_parallel_size is not served"]),
+        (
+            cluster(
+                {
+                    "engine_kwargs": {"tensor_parallel_size": 2},
+                    "placement_group_config": {"bundles": [{"GPU": 1}]},
+                }
+            ),
+            ["prefill_config.placement_group_config: 1 GPUs", "tensor_parallel_size is 2"],
+        ),
+        (
+            cluster({"model_loading_config": {"model_id": "other", "model_source": WEIGHTS}}),
+            ["prefill_config and decode_config name different models"],
+        ),
+        (cluster(security={"tls": False}), ["security: turn tls on, or set insecure"]),
+        (cluster(security={"tls": True, "join": "ca:1", "token": "hidden"}), ["security.join: leave it out"]),
+        ({}, ["engine.model is not set"]),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(given)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert all(one in text for one in said), text
+
+
+def test_the_environment_names_its_keys_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_ROUTER_CONFIG__DEPLOYMENT_CONFIG__NUM_REPLICAS", "2")
+    assert read(cluster()).deploying("router").initial == 2
+    monkeypatch.setenv("BATON_ROUTER_CONFIG__DEPLOYMENT", "2")
+    with pytest.raises(ConfigError, match="unknown key 'deployment'; did you mean 'deployment_config'"):
+        read(cluster())
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "ray").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_examples_are_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    settings = read(path)
+    assert isinstance(settings, ClusterSettings)
+    assert settings.bundle("prefill")
+
+
+def test_ray_is_not_imported() -> None:
+    """What reads the configuration, and `baton.ray` itself, do without it until something is deployed."""
+    code = "import sys, baton.ray, baton.services.cli.main; baton.ray.deploy; assert 'ray' not in sys.modules"
+    subprocess.run([PYTHON, "-c", code], check=True, timeout=CALL_S)

@@ -1,0 +1,70 @@
+"""The keeper of a node, without Ray: it is a plain class, and `baton node` a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from baton.services.config import REVEAL, load
+from baton.services.fleet.node import PartOrder
+from baton.services.ray.keeper import Keeper
+from harness.support import eventually, listening
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    one = Keeper(str(tmp_path), str(tmp_path))
+    yield one
+    one.end()
+
+
+def scheduler(port: int) -> dict[str, Any]:
+    settings = load({"scheduler": {"address": f"127.0.0.1:{port}"}}).model_dump(mode="json", context=REVEAL)
+    return PartOrder("scheduler", "scheduler", settings).to_json()
+
+
+def nodes() -> list[psutil.Process]:
+    """Return the `baton node` processes of this test."""
+    return [one for one in psutil.Process().children() if "--orders" in " ".join(one.cmdline())]
+
+
+@pytest.mark.timeout(60)
+def test_a_node_that_dies_is_started_again_with_its_parts(keeper: Keeper) -> None:
+    port = keeper.port("127.0.0.1")
+    assert port != keeper.port("127.0.0.1")
+    keeper.run(0, [scheduler(port)])
+    eventually(lambda: listening(port), 20, "the scheduler listens on the reserved port")
+    (first,) = nodes()
+    first.kill()
+    eventually(lambda: not listening(port), 10, "its parts die with it")
+
+    def runs_again() -> bool:
+        report = keeper.report()
+        assert not report.failed
+        return report.states == {"scheduler": "running"} and listening(port)
+
+    eventually(runs_again, 20, "it runs again")
+    assert keeper.report().order == 0
+
+
+@pytest.mark.timeout(60)
+def test_an_order_of_nothing_ends_the_parts(keeper: Keeper) -> None:
+    port = keeper.port("127.0.0.1")
+    keeper.run(0, [])
+    assert nodes() == []  # nothing to do: no process
+    keeper.run(1, [scheduler(port)])
+    eventually(lambda: listening(port), 20, "the scheduler listens")
+    keeper.run(2, [])
+    said: list[tuple[str, str]] = []
+
+    def ended() -> bool:
+        report = keeper.report()
+        said.extend(report.said)
+        return not report.states
+
+    eventually(ended, 20, "it has ended")
+    assert said == [("scheduler", "started"), ("scheduler", "ended")]
