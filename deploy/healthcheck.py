@@ -1,9 +1,18 @@
-"""A container's health check: exit with status 0 when the gRPC service at HOST:PORT is serving."""
+"""A container's health check: exit with status 0 when the gRPC service at HOST:PORT is serving.
 
+With security.tls it shows the service's own certificate, which has to be in BATON_SECURITY__FOLDER.
+"""
+
+import os
 import sys
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from baton import rpc
+from baton.security.errors import IdentityError
+from baton.security.names import Role
 
 TIMEOUT_S = 2.0
 
@@ -12,7 +21,18 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("usage: healthcheck.py HOST:PORT", file=sys.stderr)
         return 2
-    with grpc.insecure_channel(sys.argv[1]) as channel:
+    role = Role.WORKER
+    if folder := os.environ.get("BATON_SECURITY__FOLDER"):
+        from baton.security.identity import Identity
+
+        try:
+            mine = Identity(Path(folder).expanduser())
+        except IdentityError as error:
+            print(error, file=sys.stderr)
+            return 1
+        rpc.act_as(mine)
+        role = mine.name.role
+    with rpc.Dialler(role).channel(sys.argv[1]) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S
