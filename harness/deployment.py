@@ -25,11 +25,14 @@ import yaml
 from google.protobuf.json_format import MessageToDict
 
 from baton.protos import scheduler_pb2, scheduler_pb2_grpc
+from baton.security.authority import Authority
+from baton.security.names import Name, Role, host_of
 from harness import zygote
 from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port
 from harness.zygote import Forked
 
 START_S = 120.0
+OPERATOR_S = 7200.0  # the life of a certificate that nobody renews
 # For a channel to a scheduler that tests kill: connect again at once.
 AT_ONCE_AGAIN = [(f"grpc.{which}_reconnect_backoff_ms", 50) for which in ("initial", "min", "max")]
 STOCK = "vllm.entrypoints.launchers.api_server.entry"  # `vllm serve`, by its module
@@ -150,7 +153,10 @@ class Deployment:
     def status(self) -> dict[str, Any]:
         """Return what `baton status --json` prints."""
         done = subprocess.run(
-            [BATON, "status", "--json", "--scheduler", self.scheduler_address],
+            [
+                *(BATON, "status", "--json", "--config", str(self.config_file)),
+                *("--scheduler", self.scheduler_address),
+            ],
             capture_output=True,
             check=True,
             timeout=CALL_S,
@@ -162,15 +168,26 @@ class Deployment:
     def describe(self, wait: bool = True) -> scheduler_pb2.Description:
         """Return the same by a call, which is quick; `wait` for a scheduler that does not answer yet."""
         if self._scheduler is None:
-            channel = self._clients.enter_context(
-                grpc.insecure_channel(self.scheduler_address, AT_ONCE_AGAIN)
-            )
+            channel = self._clients.enter_context(self._operator_channel())
             self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
         request = scheduler_pb2.DescribeRequest()
         description: scheduler_pb2.Description = self._scheduler.Describe(
             request, timeout=5 * PATIENCE, wait_for_ready=wait
         )
         return description
+
+    def _operator_channel(self) -> grpc.Channel:
+        """Return a channel to the scheduler: of an operator, where the parts have certificates."""
+        security = self.config.get("security", {})
+        if not security.get("tls"):
+            return grpc.insecure_channel(self.scheduler_address, AT_ONCE_AGAIN)
+        topic = self.config["scheduler"].get("topic", "baton")
+        pems = Authority(Path(security["ca"])).issue(Name(topic, Role.OPERATOR), OPERATOR_S)
+        return grpc.secure_channel(
+            self.scheduler_address,
+            grpc.ssl_channel_credentials(pems.roots, pems.key, pems.chain),
+            [*AT_ONCE_AGAIN, ("grpc.ssl_target_name_override", host_of(topic, Role.SCHEDULER))],
+        )
 
     def workers(self, role: str) -> list[dict[str, Any]]:
         """Return the status of the ready workers of a role; none while no scheduler answers."""

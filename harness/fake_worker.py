@@ -55,6 +55,7 @@ class Fault:
 class Running:
     """One request in the fake engine."""
 
+    work: asyncio.Event  # its router's
     start: worker_pb2.Start
     prompt: list[int]
     max_tokens: int
@@ -75,7 +76,10 @@ class Seen:
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """Serves while entered. `step_s` is the time of an engine step: each running request gets a token."""
+    """Serves while entered. `step_s` is the time of an engine step: each running request gets a token.
+
+    Each router has steps of its own.
+    """
 
     def __init__(
         self, worker_id: str, role: scheduler_pb2.Role, *, step_s: float = 0.0, max_num_seqs: int = 256
@@ -98,7 +102,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.before_step: Callable[[], None] = lambda: None
         self._server: grpc.aio.Server | None = None
         self._running: dict[str, Running] = {}
-        self._work = asyncio.Event()
         self.hangs = False
         self.shares = 0  # KV blocks of each request that others hold as well
 
@@ -131,11 +134,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             speculative_method=self.speculative_method,
         )
 
-    def go_on(self) -> None:
-        """Let silent requests continue."""
+    def go_on(self, fault: Fault | None = None) -> None:
+        """Let silent requests continue, to another fault or to their end."""
         for one in self._running.values():
-            one.silent, one.fault = False, None
-        self._work.set()
+            one.silent, one.fault = False, fault
+            one.work.set()
 
     @property
     def running(self) -> list[str]:
@@ -167,27 +170,34 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     async def Run(self, requests: Any, context: Any) -> None:
         """Serve one router's stream."""
-        engine = asyncio.create_task(self._engine(context))
+        work = asyncio.Event()
+        engine = asyncio.create_task(self._engine(context, work))
         try:
             async for message in requests:
                 if message.HasField("start"):
-                    self._begin(message.start)
+                    self._begin(message.start, work)
                 else:
                     for request_id in message.abort.request_ids:
                         self.seen.aborts.append(request_id)
                         self._running.pop(request_id, None)
         finally:
             engine.cancel()
-            self._running.clear()
+            for request_id in self._of(work):
+                del self._running[request_id]
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await engine
 
-    def _begin(self, start: worker_pb2.Start) -> None:
+    def _of(self, work: asyncio.Event) -> dict[str, Running]:
+        """Return the requests of one router."""
+        return {request_id: one for request_id, one in self._running.items() if one.work is work}
+
+    def _begin(self, start: worker_pb2.Start, work: asyncio.Event) -> None:
         self.seen.starts.append(start)
         request = wire.decode_request(start.engine_request)
         self.seen.extra_args.append(request.sampling_params.extra_args)
         fault = self.faults.popleft() if self.faults and self.faults[0].phase == start.phase else None
         self._running[start.request_id] = Running(
+            work=work,
             start=start,
             prompt=request.prompt_token_ids,
             max_tokens=request.sampling_params.max_tokens,
@@ -195,26 +205,26 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             generated=len(start.output_token_ids),
             fault=fault,
         )
-        self._work.set()
+        work.set()
 
     # -- the engine
 
-    async def _engine(self, context: Any) -> None:
+    async def _engine(self, context: Any, work: asyncio.Event) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._work.wait(), HEARTBEAT_S)
+                await asyncio.wait_for(work.wait(), HEARTBEAT_S)
             except TimeoutError:
                 if not self.hangs:
                     await context.write(worker_pb2.RunReply())
                 continue
-            if not any(not one.silent for one in self._running.values()):
-                self._work.clear()
+            if not any(not one.silent for one in self._of(work).values()):
+                work.clear()
                 continue
             began = time.monotonic()
             self.before_step()
-            reply, dies = self._step()
+            reply, dies = self._step(work)
             if self.hangs:
-                self._work.clear()
+                work.clear()
                 continue
             if dies:
                 asyncio.get_running_loop().create_task(self.die())
@@ -222,11 +232,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await context.write(reply)
             await asyncio.sleep(max(0.0, self.step_s - (time.monotonic() - began)))
 
-    def _step(self) -> tuple[worker_pb2.RunReply, bool]:
+    def _step(self, work: asyncio.Event) -> tuple[worker_pb2.RunReply, bool]:
         reply = worker_pb2.RunReply()
         outputs: list[Any] = []
         dies = False
-        for request_id, one in list(self._running.items()):
+        for request_id, one in self._of(work).items():
             if one.silent:
                 continue
             if one.fault is not None and one.generated_here >= one.fault.after_tokens:

@@ -107,7 +107,7 @@ class Cluster:
     def remake(
         self,
         *,
-        max_attempts: int = 3,
+        max_attempts: int = 4,
         silence_s: float = 5.0,
         replace_wait_s: float = 60.0,
         journal: int = DEFAULT_BYTES,

@@ -120,7 +120,7 @@ class Fleet:
             "handoff": {},
         }
         for section, values in changes.items():
-            settings[section].update(values)
+            settings.setdefault(section, {}).update(values)
         process = zygote.shared().start(name, f"{__name__}:run", self._log_dir, role=role, settings=settings)
         metrics = f"http://127.0.0.1:{metrics_port}/metrics"
         worker = Worker(name, process, settings["worker"]["listen"], metrics, self.scheduler)

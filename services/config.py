@@ -10,9 +10,10 @@ import difflib
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -45,7 +46,13 @@ ENV_PREFIX = "BATON_"
 ENV_CONFIG_FILE = "BATON_CONFIG"  # names the YAML file, as --config does
 OFF = ("none", "null", "")  # values that turn an optional section off
 # (section, key) of values that are never shown, neither in an error nor in a process's title.
-SECRET = {("router", "api_key"), ("scheduler", "store"), ("engine", "extra")}
+SECRET = {
+    ("router", "api_key"),
+    ("router", "keys_store"),
+    ("scheduler", "store"),
+    ("engine", "extra"),
+    ("security", "token"),
+}
 REVEAL = {"secrets": True}  # the context of a dump with secrets, for another process of Baton's
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -357,6 +364,17 @@ class RouterSettings(_Section):
         description="Key that clients must send as a bearer token: docs/limits.md.",
     )
     api_key_file: str = Field("", description="File with several keys, one per line, instead of api_key.")
+    keys_file: str = Field(
+        "",
+        description="YAML file of keys with tenants and limits, instead of api_key (docs/tenants.md). "
+        "Changes take effect without a restart.",
+    )
+    keys_store: str = Field(
+        "",
+        repr=False,
+        description="redis://[:password@]host:port/db, or rediss:// for TLS: routers that share it enforce "
+        "limits together. Without a keys_file it also holds the keys.",
+    )
     metrics_open: bool = Field(False, description="Serve /metrics without a key.")
     request_timeout_s: Seconds = Field(
         600.0,
@@ -374,7 +392,7 @@ class RouterSettings(_Section):
     )
     drain_timeout_s: Seconds = Field(10.0, description="After SIGTERM, running streams may take this long.")
     max_attempts: int = Field(
-        3,
+        4,
         ge=1,
         le=10,
         description="A request fails after this many attempts in a row that lost a worker without progress.",
@@ -419,19 +437,119 @@ class RouterSettings(_Section):
     )
 
     @property
+    def has_tenants(self) -> bool:
+        """Whether keys belong to tenants, with limits."""
+        return bool(self.keys_file or self.keys_store)
+
+    @property
     def url(self) -> str:
         """The URL by which a process of the same machine reaches it."""
         return f"http://{addresses.from_here(addresses.join(self.host, self.port))}"
+
+    @field_validator("keys_store")
+    @classmethod
+    def _is_redis(cls, value: str) -> str:
+        if value and not value.startswith(("redis://", "rediss://")):
+            raise ValueError("use redis:// or rediss://")
+        return value
 
     @model_validator(mode="after")
     def _one_source_of_keys(self) -> RouterSettings:
         if self.api_key and self.api_key_file:
             raise ValueError("api_key and api_key_file exclude each other: leave one out")
+        if (self.api_key or self.api_key_file) and self.has_tenants:
+            raise ValueError("keys_file and keys_store replace api_key and api_key_file: leave those out")
         return self
 
     @field_serializer("api_key", when_used="json-unless-none")
     def _masked_or_not(self, key: SecretStr, info: SerializationInfo) -> str:
         return key.get_secret_value() if info.context == REVEAL else str(key)
+
+
+class SecuritySettings(_Section):
+    """Security between the parts of a deployment: docs/security.md."""
+
+    tls: bool = Field(
+        False,
+        description="Mutual TLS between all processes, each with a certificate that says what it may do. The "
+        "same on all of them.",
+    )
+    ca: str = Field(
+        "~/.baton/ca",
+        description="Folder of the CA (`baton ca init`), on its own machine: processes there get their "
+        "certificates from it directly. `baton up` makes one if there is none.",
+    )
+    join: Address = Field(
+        "", description="host:port of `baton ca serve`, where processes of other machines get certificates."
+    )
+    token: SecretStr | None = Field(
+        None, description="Token (`baton ca token`) with which a process joins there."
+    )
+    token_file: str = Field("", description="File with the token, instead of token.")
+    folder: str = Field(
+        "",
+        description="Folder of this process's own tls.key, tls.crt and ca.crt. With security.join it keeps "
+        "them there, by default in a temporary folder; without, somebody else puts and renews them there.",
+    )
+    insecure: bool = Field(
+        False,
+        description="Listen to other machines in plain text, without security.tls: only on a network where "
+        "everybody may do everything.",
+    )
+
+    @model_validator(mode="after")
+    def _is_on_where_it_is_meant(self) -> SecuritySettings:
+        given = [key for key in ("join", "token", "token_file", "folder") if getattr(self, key)]
+        if given and not self.tls:
+            raise ValueError(f"{' and '.join(given)} without tls: turn security.tls on, or leave them out")
+        if self.tls and self.insecure:
+            raise ValueError("tls and insecure exclude each other: leave one out")
+        tokens = [key for key in ("token", "token_file") if getattr(self, key)]
+        if tokens and not self.join:
+            raise ValueError(f"{tokens[0]} without join: give the address of `baton ca serve`")
+        if len(tokens) > 1:
+            raise ValueError("token and token_file exclude each other: leave one out")
+        return self
+
+    @field_serializer("token", when_used="json-unless-none")
+    def _masked_or_not(self, token: SecretStr, info: SerializationInfo) -> str:
+        return token.get_secret_value() if info.context == REVEAL else str(token)
+
+
+class SloSettings(_Section):
+    """The goals of autoscaling, for each request."""
+
+    ttft_ms: float = Field(1_000.0, gt=0, description="Time to first token, from the request's arrival.")
+    itl_ms: float = Field(100.0, gt=0, description="Mean gap between the tokens of an answer.")
+
+
+class AutoscaleSettings(_Section):
+    """Numbers of prefill and decode workers, chosen by the scheduler (docs/autoscaling.md)."""
+
+    mode: Literal["off", "advise", "on"] = Field(
+        "off", description="advise: log and show what `on` would do. on: do it."
+    )
+    min_prefill: int = Field(1, ge=1, description="Least prefill workers.")
+    max_prefill: int = Field(4, ge=1, description="Most prefill workers.")
+    min_decode: int = Field(1, ge=1, description="Least decode workers.")
+    max_decode: int = Field(4, ge=1, description="Most decode workers.")
+    interval_s: Seconds = Field(2.0, description="Time between two decisions.")
+    down_after_s: Seconds = Field(
+        120.0, description="A worker is taken away when fewer would have done for this long."
+    )
+    flip_after_s: Seconds = Field(
+        5.0,
+        description="A worker changes its role when the other side is short and its own could have spared it "
+        "for this long; then it keeps the new one for as long.",
+    )
+
+    @model_validator(mode="after")
+    def _least_is_not_above_most(self) -> AutoscaleSettings:
+        for role in ("prefill", "decode"):
+            least, most = getattr(self, f"min_{role}"), getattr(self, f"max_{role}")
+            if least > most:
+                raise ValueError(f"min_{role} ({least}) is above max_{role} ({most})")
+        return self
 
 
 class Settings(BaseSettings):
@@ -450,6 +568,9 @@ class Settings(BaseSettings):
     router: RouterSettings = Field(default_factory=RouterSettings)
     worker: WorkerSettings = Field(default_factory=WorkerSettings)
     handoff: HandoffSettings = Field(default_factory=HandoffSettings)
+    security: SecuritySettings = Field(default_factory=SecuritySettings)
+    autoscale: AutoscaleSettings = Field(default_factory=AutoscaleSettings)
+    slo: SloSettings = Field(default_factory=SloSettings)
     log_format: Literal["text", "json"] = "text"
 
     @field_validator("*", mode="before")
@@ -472,19 +593,24 @@ class Settings(BaseSettings):
         return (init_settings, env_settings, *from_file)
 
 
+Tree = TypeVar("Tree", bound=Settings)
 _NO_MAPPING = (
     "it must be a mapping of sections (as 'engine:'), each a mapping of keys, all of them plain text"
 )
 _config_file: dict[str, Path | None] = {"path": None}  # pydantic-settings passes no arguments to its sources
 
 
-def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None = None) -> Settings:
-    """Read the configuration.
+def load(
+    flags: Mapping[str, Any] | None = None,
+    config_file: str | None = None,
+    tree: type[Tree] = Settings,  # type: ignore[assignment]
+) -> Tree:
+    """Read the configuration, as `tree`: Settings, or a subclass with more sections.
 
     `flags` holds the command line's values by section; None counts as not given. Raises ConfigError with one
     line per invalid key: its place and name, its value unless that may be a secret, and what is allowed.
     """
-    _refuse_unknown_environment()
+    _refuse_unknown_environment(tree)
     name = config_file or os.environ.get(ENV_CONFIG_FILE)
     if name and not Path(name).is_file():
         why = "is a folder" if Path(name).is_dir() else "does not exist"
@@ -494,23 +620,25 @@ def load(flags: dict[str, dict[str, Any]] | None = None, config_file: str | None
     _config_file["path"] = Path(name) if name else None
     given = {
         section: {key: value for key, value in values.items() if value is not None}
+        if isinstance(values, Mapping)
+        else values
         for section, values in (flags or {}).items()
     }
     try:
-        return Settings(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
+        return tree(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(_explain(error, tree)) from None
     except SettingsError:  # raised for the environment; it names the section only
-        raise ConfigError(f"{' or '.join(_no_json())}: the value is not valid JSON") from None
+        raise ConfigError(f"{' or '.join(_no_json(tree))}: the value is not valid JSON") from None
     except (ValueError, TypeError):  # raised for a file whose keys are not text
         raise ConfigError(f"configuration file {name!r}: {_NO_MAPPING}") from None
     finally:
         _config_file["path"] = None
 
 
-def keys(*path: str) -> list[str]:
+def keys(*path: str, tree: type[Settings] = Settings) -> list[str]:
     """Return the keys at a path of sections, without a path those at the top; none for a plain value."""
-    model: Any = Settings
+    model: Any = tree
     for part in path:
         field = model.model_fields.get(part)
         model = section_of(field.annotation) if field else None
@@ -540,28 +668,26 @@ def _check_mapping(name: str) -> None:
         raise ConfigError(f"configuration file {name!r}: {_NO_MAPPING}")
 
 
-def _refuse_unknown_environment() -> None:
+def _refuse_unknown_environment(tree: type[Settings]) -> None:
     """Raise ConfigError for a variable that names no key: pydantic-settings ignores a misspelt one."""
     for name in os.environ:
         if not name.startswith(ENV_PREFIX) or name == ENV_CONFIG_FILE:
             continue
         section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
-        top = keys()
+        top = keys(tree=tree)
         if section not in top:
             raise ConfigError(
                 f"environment variable {name}: unknown section {section!r}{suggest(section, top)}"
             )
-        if key and key.split("__")[0] not in keys(section):
-            raise ConfigError(
-                f"environment variable {name}: unknown key {key!r}{suggest(key, keys(section))}"
-            )
+        if key and key.split("__")[0] not in (known := keys(section, tree=tree)):
+            raise ConfigError(f"environment variable {name}: unknown key {key!r}{suggest(key, known)}")
 
 
-def _no_json() -> list[str]:
+def _no_json(tree: type[Settings]) -> list[str]:
     """List the variables of sections, mappings and lists whose values are not the JSON they must be."""
     wrong = []
     for name, value in os.environ.items():
-        kind: Any = Settings
+        kind: Any = tree
         if not name.startswith(ENV_PREFIX):
             continue
         for part in name.removeprefix(ENV_PREFIX).lower().split("__"):
@@ -576,23 +702,23 @@ def _no_json() -> list[str]:
     return wrong
 
 
-def _explain(error: ValidationError) -> str:
-    return "; ".join(_explain_one(dict(one)) for one in error.errors())
+def _explain(error: ValidationError, tree: type[Settings]) -> str:
+    return "; ".join(_explain_one(dict(one), tree) for one in error.errors())
 
 
-def _explain_one(one: dict[str, Any]) -> str:
+def _explain_one(one: dict[str, Any], tree: type[Settings]) -> str:
     location = [str(part) for part in one["loc"]]
     message = one["msg"].removeprefix("Value error, ")
     if one["type"] == "extra_forbidden":
         # The value of a misspelt key may be a secret, and so may the text after `key:` without a blank.
         location[-1] = _UP_TO_A_VALUE.split(location[-1])[0]
-        return f"unknown key {'.'.join(location)!r}{suggest(location[-1], keys(*location[:-1]))}"
+        return f"unknown key {'.'.join(location)!r}{suggest(location[-1], keys(*location[:-1], tree=tree))}"
     where = ".".join(location)
     if one["type"] == "model_type":
-        return f"{where} is a section: it must be a mapping of keys ({', '.join(keys(*location))})"
-    if one["type"] == "value_error" and keys(*location):  # about several keys of a section
+        return f"{where} is a section: it must be a mapping of keys ({', '.join(keys(*location, tree=tree))})"
+    if one["type"] == "value_error" and keys(*location, tree=tree):  # about several keys of a section
         return f"{where}: {message}"
-    if _may_be_shown(location, one["input"]):
+    if _may_be_shown(location, one["input"], tree):
         return f"{where}: value {one['input']!r} is not allowed: {message}"
     return f"{where} is not allowed: {message}"
 
@@ -600,9 +726,9 @@ def _explain_one(one: dict[str, Any]) -> str:
 _UP_TO_A_VALUE = re.compile(r"[^\w.-]")
 
 
-def _may_be_shown(location: list[str], value: Any) -> bool:
+def _may_be_shown(location: list[str], value: Any, tree: type[Settings]) -> bool:
     """Return whether this is a plain value and not secret; whole sections contain secrets."""
-    model: type[BaseModel] = Settings
+    model: type[BaseModel] = tree
     for part in location:
         field = model.model_fields.get(part)
         if field is None:

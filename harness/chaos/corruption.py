@@ -21,8 +21,8 @@ BLOCK_SIZE = 32  # tokens, on a CPU
 def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) -> int:
     """Flip a bit in each complete save of a worker that is not in `seen`; note it there. Return how many.
 
-    A save is found by its header and identified by its first digest, so that its bytes change only after they
-    were digested: nobody could notice an earlier change.
+    A save is found by its header and identified by its digests, so that its bytes change only after they were
+    digested: nobody could notice an earlier change.
     """
     hit = 0
     for path in segments.DIRECTORY.glob(f"baton-kv-{pid}-*"):
@@ -36,7 +36,7 @@ def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) ->
         for ticket in set(headers[:, 0].tolist()) - seen - {0}:
             slots = np.flatnonzero(headers[:, 0] == ticket)  # in the order of its blocks
             view = SaveView(data, offset, record_bytes, [(int(slot), 1) for slot in slots])
-            if view.whole < len(slots) or not _is_save(view, ticket):
+            if view.whole < len(slots) or not _is_save(view, len(slots)):
                 continue
             at = draw.randrange(len(slots))
             view.records(at, at + 1)[0, draw.randrange(record_bytes)] ^= 1 << draw.randrange(8)
@@ -45,9 +45,11 @@ def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) ->
     return hit
 
 
-def _is_save(view: SaveView, ticket: int) -> bool:
-    first = digests.of_records(view.records(0, 1), ticket, 0)
-    return bool(first[0] == view.digests(0, 1)[0])
+def _is_save(view: SaveView, blocks: int) -> bool:
+    """Return whether the first and the last record have digests with the same seed."""
+    ends = (0, blocks - 1)
+    seeds = [view.digests(at, at + 1) - digests.of_records(view.records(at, at + 1), 0, at) for at in ends]
+    return bool(seeds[0] == seeds[1])
 
 
 @cache

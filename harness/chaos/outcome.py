@@ -72,7 +72,7 @@ class Outcome:
     router_lost: int = 0  # requests of a router that was killed
     longest_pause_s: float = 0.0
     longest_covered_pause_s: float = 0.0  # without the time in which no worker was left, or its router hung
-    pause_limit_s: float = 0.0
+    pause_limit_s: float = 0.0  # a lease and ADDED_S; a lease more for each further fault in a pause
     full: bool = False  # requests wait for slots: what comes before the first token is no pause
     over_limit: int = 0  # pauses, of the covered ones
     p99_pause_s: float = 0.0  # of the answers' longest ones
@@ -99,9 +99,17 @@ class Outcome:
         )
 
     def add(
-        self, answers: Sequence[Answer], expected: Sequence[list[int]], uncovered: Sequence[Span]
+        self,
+        answers: Sequence[Answer],
+        expected: Sequence[list[int]],
+        uncovered: Sequence[Span],
+        struck: Sequence[float] = (),
     ) -> None:
-        """Judge the answers. `uncovered`: times without a worker; a router that hangs sends nothing."""
+        """Judge the answers.
+
+        `uncovered`: times without a worker; a router that hangs sends nothing. `struck`: when each fault
+        began. A pause in which several struck may take a lease for each: they may have hit one request.
+        """
         longest: list[float] = []
         for answer, right in zip(answers, expected, strict=True):
             fate, how = judge(answer, right)
@@ -122,16 +130,20 @@ class Outcome:
             if pauses:
                 longest.append(max(end - start for start, end in pauses))
                 without = [*uncovered, *answer.router.hung_times]
-                self._add_covered(answer, pauses, [covered_s(pause, without) for pause in pauses])
+                self._add_covered(answer, pauses, [covered_s(pause, without) for pause in pauses], struck)
         self.longest_pause_s = max([self.longest_pause_s, *longest])
         self.p99_pause_s = percentile(longest, 0.99) if longest else 0.0
 
-    def _add_covered(self, answer: Answer, pauses: Sequence[Span], covered: Sequence[float]) -> None:
+    def _add_covered(
+        self, answer: Answer, pauses: Sequence[Span], covered: Sequence[float], struck: Sequence[float]
+    ) -> None:
         self.longest_covered_pause_s = max(self.longest_covered_pause_s, *covered)
         for event, (pause, took_s) in enumerate(zip(pauses, covered, strict=True), int(self.full)):
-            if took_s > self.pause_limit_s:
+            start, end = pause
+            more = max(0, sum(start <= when <= end for when in struck) - 1)
+            if took_s > self.pause_limit_s + more * (self.pause_limit_s - ADDED_S):
                 self.over_limit += 1
-                began_s = pause[0] - self.began_at
+                began_s = start - self.began_at
                 where = f"before its event {event}, {began_s:.1f} s after the start"
                 self.note(f"{answer.request_id}: a pause of {took_s:.2f} s {where}")
 

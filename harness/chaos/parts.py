@@ -10,9 +10,9 @@ WORKER_KINDS = ("prefill", "decode", "mixed")
 
 def run(kind: str, settings: dict[str, Any]) -> None:
     """Run a scheduler, a router or a worker until it ends."""
-    from baton.services.config import load
+    from baton.services.config import Settings, load
 
-    loaded = load(settings)
+    loaded = load(settings, tree=Settings)
     if loaded.worker.worker_id:
         loaded.worker.worker_id += f".{os.getpid()}"  # as `baton up` does: restarts share a name
     if kind == "scheduler":

@@ -77,10 +77,12 @@ async def _with_requests(
         known = await questions(site.url(site.routers[0]), plan.every)
         await _idle(site)
         async with Load(site, known, plan.clients, f"{seed} {plan.name}") as load:
-            outcome.stages = dict((await _break(site, plan, seed, seconds, load, outcome, say)).census)
+            broken = await _break(site, plan, seed, seconds, load, outcome, say)
+        outcome.stages = dict(broken.census)
         ended = time.monotonic()
         expected = [load.expected(answer) for answer in load.over]
-        outcome.add(load.over, expected, site.uncovered_until(ended))
+        struck = [since for since, _ in broken.spans]
+        outcome.add(load.over, expected, site.uncovered_until(ended), struck)
         outcome.leaks = await _left(site, ended + 2 * shape.lease_limit_s)
         outcome.clean_after_s = time.monotonic() - ended
         outcome.retries = _retries(await site.metrics())

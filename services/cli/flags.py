@@ -26,8 +26,9 @@ _NAMES = {
     ("engine", "extra"): "--engine-args",
     ("router", "frontend"): "--frontend-args",
     ("handoff", "kv_wire_dtype"): "--kv-wire-dtype",
+    ("security", "tls"): "--secure",
 }
-_PREFIXED = {"handoff"}
+_PREFIXED = {"autoscale", "handoff", "security", "slo"}
 
 ConfigFlag = Annotated[
     str | None,
@@ -179,3 +180,13 @@ def _parse_json(section: str, key: str, value: str, optional: bool) -> Any:
 
 def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def operator_flags(settings: Settings) -> str:
+    """Return the flags with which an operator is let in."""
+    own = settings.security
+    if not own.tls:
+        return ""
+    topic = settings.scheduler.topic
+    flags = {"--security-ca": own.ca if not own.join else "", "--security-join": own.join, "--topic": topic}
+    return " --secure" + "".join(f" {flag} {value}" for flag, value in flags.items() if value)

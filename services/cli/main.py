@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from typing import Annotated
@@ -11,9 +10,14 @@ import typer
 
 import baton
 from baton.errors import BatonError
+from baton.security.names import Role
+from baton.services import identities
+from baton.services.cli import ca
 from baton.services.cli.batch import batch
 from baton.services.cli.flags import with_settings
 from baton.services.cli.help import SectionedCommand
+from baton.services.cli.key import keys
+from baton.services.cli.ray import app as ray
 from baton.services.cli.title import hide_secrets
 from baton.services.config import Settings
 from baton.services.engine.args import VLLM_VERSION
@@ -50,12 +54,17 @@ def _all_commands(
     del version
 
 
+# What an operator's command needs to reach a scheduler, and to be let in.
+OPERATORS = (
+    *("scheduler.address", "scheduler.topic"),
+    *(f"security.{key}" for key in ("tls", "ca", "join", "token", "token_file", "folder")),
+)
 WorkerId = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id, or a unique prefix of it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "router", "scheduler", "handoff")
+@with_settings("engine", "router", "scheduler", "handoff", "security", "autoscale", "slo")
 def up(
     settings: Settings,
     prefill: Annotated[
@@ -83,10 +92,13 @@ def up(
 
 
 app.command(cls=SectionedCommand)(batch)
+app.add_typer(keys)
+app.add_typer(ca.app)
+app.add_typer(ray, name="ray")
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "router", "scheduler")
+@with_settings("engine", "router", "scheduler", "security")
 def router(settings: Settings) -> None:
     """Run a router: serve OpenAI's HTTP API. Needs no GPU and no weights."""
     from baton.services.router.app import run_router
@@ -96,7 +108,7 @@ def router(settings: Settings) -> None:
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("scheduler")
+@with_settings("scheduler", "security", "autoscale", "slo")
 def scheduler(settings: Settings) -> None:
     """Run a scheduler: track the workers and place every request."""
     from baton.services.fleet.scheduler import run_scheduler
@@ -105,28 +117,51 @@ def scheduler(settings: Settings) -> None:
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "worker", "scheduler", "handoff")
+@with_settings("engine", "worker", "scheduler", "handoff", "security")
 def prefill(settings: Settings) -> None:
     """Run a prefill worker: prefill prompts, hand the KV cache over."""
     _run_worker(settings, "prefill")
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "worker", "scheduler", "handoff")
+@with_settings("engine", "worker", "scheduler", "handoff", "security")
 def decode(settings: Settings) -> None:
     """Run a decode worker: load that KV cache and generate the output."""
     _run_worker(settings, "decode")
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "worker", "scheduler", "handoff")
+@with_settings("engine", "worker", "scheduler", "handoff", "security")
 def mixed(settings: Settings) -> None:
     """Run a worker that does both: the aggregated mode."""
     _run_worker(settings, "mixed")
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("scheduler.address")
+@with_settings("engine", "worker", "scheduler", "handoff", "security")
+def node(
+    settings: Settings,
+    *,
+    prefill: Annotated[int, typer.Option(help="Number of prefill workers.", min=0)] = 0,
+    decode: Annotated[int, typer.Option(help="Number of decode workers.", min=0)] = 0,
+    mixed: Annotated[int, typer.Option(help="Number of mixed workers.", min=0)] = 0,
+    orders: Annotated[
+        bool, typer.Option("--orders", help="Take lists of parts from stdin: services/fleet/node.py.")
+    ] = False,
+    log_dir: Annotated[str, typer.Option(help="Folder for the processes' logs.", metavar="FOLDER")] = "",
+) -> None:
+    """Run the workers of one machine among several.
+
+    vLLM is imported once, and what dies is restarted.
+    """
+    from baton.services.cli.node import run
+    from baton.services.fleet.supervisor import Fleet
+
+    run(settings, Fleet(prefill=prefill, decode=decode, mixed=mixed), log_dir, orders=orders)
+
+
+@app.command(cls=SectionedCommand)
+@with_settings(*OPERATORS)
 def status(
     settings: Settings,
     json: Json = False,
@@ -135,11 +170,12 @@ def status(
     """Show the workers, their load and the last requests."""
     from baton.services.cli.status import run_status
 
+    identities.take_on(settings, Role.OPERATOR)
     run_status(settings.scheduler.address, as_json=json, watch=watch)
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("scheduler.address")
+@with_settings(*OPERATORS)
 def drain(
     settings: Settings,
     worker: WorkerId,
@@ -150,11 +186,12 @@ def drain(
     """
     from baton.services.cli.status import run_drain
 
+    identities.take_on(settings, Role.OPERATOR)
     run_drain(settings.scheduler.address, worker)
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("scheduler.address")
+@with_settings(*OPERATORS)
 def undrain(
     settings: Settings,
     worker: Annotated[
@@ -164,11 +201,12 @@ def undrain(
     """Let a drained worker take requests again."""
     from baton.services.cli.status import run_undrain
 
+    identities.take_on(settings, Role.OPERATOR)
     run_undrain(settings.scheduler.address, worker)
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("scheduler.address")
+@with_settings(*OPERATORS)
 def role(
     settings: Settings,
     worker: WorkerId,
@@ -181,6 +219,7 @@ def role(
     from baton.services import roles
     from baton.services.cli.status import run_role
 
+    identities.take_on(settings, Role.OPERATOR)
     run_role(settings.scheduler.address, worker, roles.role(to))
 
 
@@ -196,8 +235,6 @@ def main() -> None:
     # A script's shell starts background commands (`&`) with SIGINT ignored, and Python would keep that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # gRPC's C++ core prints its own lines beside the errors that it raises. Read when it is imported.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         app()
     except BatonError as error:

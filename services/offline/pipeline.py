@@ -29,6 +29,8 @@ _OURS = (
     ("router", "port"),
     ("router", "api_key"),
     ("router", "api_key_file"),
+    ("router", "keys_file"),
+    ("router", "keys_store"),
     ("scheduler", "address"),
     ("scheduler", "store"),
     ("scheduler", "store_password_file"),

@@ -19,7 +19,8 @@ from baton.addresses import join
 from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.tasks import spawn, stop
-from baton.services import credentials, logs
+from baton.security.names import Role
+from baton.services import credentials, identities, logs
 from baton.services.config import Settings
 from baton.services.engine.args import VLLM_VERSION, check_model, check_version, served_model_name
 from baton.services.errors import StartError
@@ -48,8 +49,8 @@ def preload() -> None:
 def run_router(settings: Settings) -> None:
     """Serve OpenAI's API until SIGTERM or SIGINT.
 
-    Raises ConfigError or StartError with one line: the port is taken, the model is missing, vLLM has another
-    version. A router starts without a scheduler, too: requests get 503 until one has answered.
+    Raises ConfigError, StartError or SecurityError with one line: the port is taken, the model is missing,
+    vLLM has another version. A router starts without a scheduler, too: requests get 503 until one answers.
     """
     level = settings.router.log_level.upper()
     logs.configure(settings.log_format, "router", libraries="ERROR" if level == "WARNING" else level)
@@ -59,6 +60,9 @@ def run_router(settings: Settings) -> None:
     settings.scheduler.check_shared()
     check_version()
     keys = credentials.api_keys(settings.router)
+    if settings.router.keys_file:
+        credentials.check_book(settings.router.keys_file)
+    identities.take_on(settings, Role.ROUTER)
     sock = _listen(settings.router.host, settings.router.port)
     with contextlib.closing(sock):
         import uvloop
@@ -73,12 +77,13 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
     from starlette.middleware import Middleware
 
     from baton.services.engine import wire
-    from baton.services.router.http.authentication import KeyMiddleware
+    from baton.services.router.http.authentication import FixedKeys, KeyMiddleware
     from baton.services.router.journal import Journal
     from baton.services.router.metrics import RouterMetrics
     from baton.services.router.placement import Placements
     from baton.services.router.pool import WorkerPool
     from baton.services.router.relay import RelayParts
+    from baton.services.router.tenancy import open_tenancy
     from baton.services.router.vllm import frontend
     from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
     from baton.services.router.waiting import WaitingRoom
@@ -110,6 +115,7 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
             settings.router.replace_wait_s,
             journal,
         )
+        cluster.tell(lambda: parts.counts.message(waiting))
         limits = RelayLimits(
             request_timeout_s=settings.router.request_timeout_s,
             max_model_len=config.model_config.max_model_len,
@@ -120,16 +126,18 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
         watching = spawn(cluster.watch(), "snapshots of the cluster")
         learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
         try:
-            door = Middleware(
-                KeyMiddleware,
-                keys=keys,
-                metrics_open=settings.router.metrics_open,
-                refused=metrics.refused,
-            )
-            app = await frontend.build_http_app(
-                llm, args, settings.router.max_sequences, door if keys else None
-            )
-            await _serve_http(app, sock, settings, metrics.refused, client.end_all)
+            async with open_tenancy(settings, router_id, metrics) as tenancy:
+                door = Middleware(
+                    KeyMiddleware,
+                    keys=tenancy.keyring or FixedKeys(keys),
+                    metrics_open=settings.router.metrics_open,
+                    refused=metrics.refused,
+                )
+                needs_key = keys or tenancy.keyring
+                app = await frontend.build_http_app(
+                    llm, args, settings.router.max_sequences, tenancy, door if needs_key else None
+                )
+                await _serve_http(app, sock, settings, metrics.refused, client.end_all)
         finally:
             learning.cancel()
             await stop(watching)

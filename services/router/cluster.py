@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
@@ -37,6 +37,11 @@ class ClusterView:
         self._problem = "no call to the scheduler was made yet"  # empty: it answered the last one
         self._refreshed_at = 0.0  # time.monotonic
         self._refreshing = asyncio.Lock()
+        self._load: Callable[[], pb.RouterLoad] | None = None
+
+    def tell(self, load: Callable[[], pb.RouterLoad]) -> None:
+        """Tell the scheduler, with each snapshot that is asked for, what `load` returns then."""
+        self._load = load
 
     async def watch(self) -> None:
         """Take snapshots forever. To be run as a task of its own."""
@@ -78,7 +83,7 @@ class ClusterView:
             if self._refreshed_at >= oldest:
                 return
             try:
-                await self._client.refresh()
+                await self._client.refresh(self._load() if self._load else None)
             except SchedulerError as error:
                 if not self._problem:
                     log.warning("placing from the last snapshot: %s", error)

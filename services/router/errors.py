@@ -10,6 +10,8 @@ ServiceError
 │   ├── HeadersTooLarge   headers above the limit
 │   ├── TooSlow           not sent in time
 │   ├── Unauthorized      no API key, or a wrong one
+│   ├── KeysUnknown       the router could not read the API keys yet
+│   ├── RateLimited       beyond a limit of its key or tenant
 │   └── Unsupported       a feature that the router does not offer, or the engines refuse
 └── WorkerUnreachable     a worker does not answer (the request is resumed elsewhere)
 """
@@ -102,6 +104,20 @@ class Unauthorized(RequestFailed):
     """The request has no API key, or a wrong one."""
 
     status = HTTPStatus.UNAUTHORIZED
+
+
+class KeysUnknown(RequestFailed):
+    """The router could not read the API keys yet: it cannot tell a right one from a wrong one."""
+
+
+class RateLimited(RequestFailed):
+    """The request is beyond a limit of its key or tenant. `limit` is its name in the book of keys."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+
+    def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s)
+        self.limit = limit
 
 
 class Unsupported(RequestFailed):

@@ -14,8 +14,9 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from baton.protos import handoff_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.services.router.journal import Journal
+from baton.services.router.living_series import LivingSeries
 from baton.services.router.state import RequestState
-from baton.services.router.worker_series import WorkerSeries
+from baton.services.router.tenant_metrics import TenantMetrics
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
@@ -35,7 +36,8 @@ class RouterMetrics:
     def __init__(
         self, registry: CollectorRegistry = REGISTRY, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._workers = WorkerSeries(registry, clock)
+        self._workers = LivingSeries("worker", registry, clock)
+        self.tenants = TenantMetrics(registry, clock)
         self._placements = Counter(
             "baton_router_placements_total",
             "Placements, by kind: pair (a handoff follows) or alone (one worker prefills and decodes)",

@@ -92,6 +92,7 @@ class Placements:
                     exclude=exclude,
                     vllm_version=VLLM_VERSION,
                     model_fingerprint=state.began_with,
+                    waited_s=time.monotonic() - state.arrived,
                 )
             except SchedulerUnavailable:
                 self._unknown(state)

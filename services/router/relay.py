@@ -21,10 +21,12 @@ from baton.services.router.errors import (
     RequestFailed,
     TimedOut,
     Unsupported,
+    Why,
     WorkerUnreachable,
 )
 from baton.services.router.journal import Journal
 from baton.services.router.leg import Leg
+from baton.services.router.load import RouterCounts
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
@@ -41,6 +43,9 @@ from baton.services.router.state import RequestState
 from baton.services.router.stream import WorkerStream
 from baton.services.router.waiting import WaitingRoom
 
+# Seconds for which a request that resumes looks for room without the workers that failed it.
+EXCLUDED_S = 3.0
+
 log = logging.getLogger(__name__)
 
 
@@ -55,6 +60,7 @@ class RelayParts:
     waiting: WaitingRoom
     replace_wait_s: float = 60.0  # from a failure until another placement makes progress
     journal: Journal = field(default_factory=Journal)
+    counts: RouterCounts = field(default_factory=RouterCounts)
 
 
 class Relay:
@@ -71,6 +77,7 @@ class Relay:
         self._placements = parts.placements
         self._pool = parts.pool
         self._metrics = parts.metrics
+        self._counts = parts.counts
         self._journal = parts.journal
         self._waiting = parts.waiting
         self._max_attempts = parts.max_attempts
@@ -86,6 +93,7 @@ class Relay:
     def start(self) -> None:
         """Enter the journal, and go on in a task. Raises NotAdmitted when the journal has no room."""
         self._journal.enter(self.state)
+        self._counts.arrived(self.state)
         self._task = asyncio.create_task(self._run(), name=f"relay {self.state.request_id}")
 
     def abort(self) -> None:
@@ -163,7 +171,7 @@ class Relay:
     async def _admit(self) -> None:
         """Get the first placement, at once or when there is room. Raises NotAdmitted."""
         state = self.state
-        state.waited_s = await self._waiting.admit(state.client, state.deadline, self._place)
+        state.waited_s = await self._waiting.admit(state.party, state.deadline, self._place)
         self._metrics.began()
 
     async def _place(self) -> None:
@@ -225,12 +233,16 @@ class Relay:
         """
         state = self.state
         self._abort_workers()
+        self._report(
+            "retried"
+        )  # its worker may be well: what was booked there must not keep it from going back
         because = self._last_failure
         within = f" within {self._replace_wait_s:g} s (router.replace_wait_s)"
         while time.monotonic() <= self._give_up:
             await asyncio.sleep(backoff_s(self._retries))
             try:
-                return await self._place()
+                wait_s = min(EXCLUDED_S, self._give_up - time.monotonic())
+                return await self._waiting.resume(wait_s, self._place)
             except NotAdmitted as error:
                 self._metrics.rejected(error.why)
                 self._retries = max(self._retries, 1) + 1
@@ -238,8 +250,9 @@ class Relay:
                 if error.never:
                     within = ""
                     break
-                if not error.waiting_helps:
-                    # No other is alive. A worker that failed it may work again: a connection can break alone.
+                if not error.waiting_helps or error.why is Why.FULL:
+                    # No other is alive, or has had room for long. A worker that failed it may work again: a
+                    # connection can break alone. And whoever resumes is waited for by all that come after.
                     state.excluded.clear()
         raise AttemptsExhausted(f"no worker can take over{within}: {self._last_failure}", retry_after_s=1.0)
 
@@ -317,6 +330,7 @@ class Relay:
 
     def _first_token(self) -> None:
         self._metrics.first_token(self.state, self._prefiller_id)
+        self._counts.first_token(self.state)
 
     # -- for the legs (LegHost)
 
@@ -351,4 +365,5 @@ class Relay:
         if self._placement is not None:
             self._report(self.state.outcome)
         self._metrics.over(self.state)
+        self._counts.over(self.state)
         self._on_over(self)

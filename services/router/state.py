@@ -6,12 +6,23 @@ import time
 from array import array
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 TOKEN_BYTES = 5  # of a journal: array("I") has 4 a token, and grows by an eighth at a time
 REQUEST_BYTES = 4096  # of a journal: the objects around a request's bytes and tokens
 LOGPROB_BYTES = 400  # of a journal: one log-probability as vLLM's front end keeps it until the request's end
 ROOM_TOKENS = 256  # by which a request's room in the journal grows
+
+
+class Party(NamedTuple):
+    """The sender of a request, among those that take turns when requests wait."""
+
+    tenant: str = ""
+    client: str = ""  # of the tenant's
+    weight: int = 1  # turns of the tenant, where another of weight 1 gets one
+
+
+NOBODY = Party()
 
 
 @dataclass(slots=True)
@@ -87,7 +98,7 @@ class RequestState:
     logprobs: int = 0  # kept with each output token
     prompt_logprobs: int = 0  # kept with each token of the prompt
     room_tokens: int = ROOM_TOKENS  # output tokens for which the journal has room
-    client: str = ""  # the sender, among those that take turns when they wait
+    party: Party = NOBODY
     prefix_hashes: tuple[bytes, ...] = ()
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
@@ -103,6 +114,7 @@ class RequestState:
     timings: Timings = field(default_factory=Timings)  # of the current attempt
     spent_before: Spent = field(default_factory=Spent)  # on the attempts before it
     arrived: float = field(default_factory=time.monotonic)
+    first_token: float = 0.0  # time.monotonic; of the first attempt that had one
 
     @property
     def budget(self) -> int:

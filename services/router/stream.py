@@ -23,6 +23,7 @@ import grpc.aio
 
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import CALL_TIMEOUT_S, aio_channel
+from baton.security.names import Role
 from baton.services.router.errors import WorkerUnreachable
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class WorkerStream:
 
         Raises WorkerUnreachable with one line that names both.
         """
-        channel = aio_channel(self.address)
+        channel = aio_channel(self.address, Role.WORKER)
         try:
             stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
             reply = await stub.Hello(hello, timeout=CALL_TIMEOUT_S)

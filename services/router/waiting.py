@@ -1,13 +1,18 @@
 """The queue of requests for room on the workers: bounded in number and time, fair between clients.
 
-A request is placed at once while none waits. When all workers are full it joins its client's queue, and the
-clients take turns, one request each: a client that sends a thousand delays its own requests, not another's
-first. (A request is one sequence here: of several prompts, or `n` above 1, each waits for itself.) The one
-whose turn it is tries a placement whenever reservations of this router end, and now and then besides, as
-other routers' end too. None overtakes it, so a long prompt gets its room in the end.
+A request is placed at once while none waits. When all workers are full it joins its client's queue. Tenants
+take turns, each as often as its weight says, and so do the clients of a tenant, one request each: a client
+that sends a thousand delays its own requests, not another's first. (A request is one sequence here: of
+several prompts, or `n` above 1, each waits for itself.) The one whose turn it is tries a placement whenever
+reservations of this router end, and now and then besides, as other routers' end too. None overtakes it, so a
+long prompt gets its room in the end, but for requests that lost their worker: their clients see a stream that
+stands still, so they go before those that have not begun.
+
+The turns of tenants are stride scheduling (Waldspurger and Weihl, 1995): the next is the one that has gone
+the least way, and each turn takes it 1/weight further; one that was not waiting begins where the others are.
 
 The cost is one placement call each time that room may have become free, for one request; the others sleep.
-For one event loop; not thread-safe.
+To choose the next costs a look at each tenant that waits. For one event loop; not thread-safe.
 """
 
 from __future__ import annotations
@@ -20,12 +25,37 @@ from collections.abc import Awaitable, Callable
 
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
+from baton.services.router.state import Party
 
 RETRY_S = (0.05, 1.0)  # s; the first and the longest pause between two tries without a sign of room
 _PACE_OF = 256  # last departures: requests that began together end together, so fewer would mislead
 _PACE_KNOWN_S = 10.0  # the least age of a queue before a request is refused for its expected wait
 
-Turn = asyncio.Future[None]
+Place = Callable[[], Awaitable[None]]
+
+
+class _Turn(asyncio.Event):
+    """One request's turn: set while it has it. It may be taken away by one that goes before."""
+
+
+class _Tenant:
+    """The requests of one tenant that wait, by client; the next in turn first."""
+
+    def __init__(self) -> None:
+        self.weight = 1
+        self.way = 0.0
+        self.waiting = 0
+        self.clients: OrderedDict[str, OrderedDict[_Turn, None]] = OrderedDict()
+
+    @property
+    def first(self) -> _Turn:
+        """The turn of the request that is next."""
+        return next(iter(next(iter(self.clients.values()))))
+
+    def before(self, client: str) -> int:
+        """Return how many of its requests go before the client's next one."""
+        own = len(self.clients.get(client, ()))
+        return own + sum(min(len(turns), own + 1) for name, turns in self.clients.items() if name != client)
 
 
 class WaitingRoom:
@@ -38,14 +68,19 @@ class WaitingRoom:
         metrics: RouterMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Let at most `limit` requests wait, each at most `wait_s` seconds; with a limit of 0 none waits."""
+        """Let at most `limit` requests wait, each at most `wait_s` seconds; with a limit of 0 none waits.
+
+        Requests that lost their worker wait whatever the limit: they were admitted before.
+        """
         self.limit = limit
         self.wait_s = wait_s
         self._metrics = metrics
         self._clock = clock
-        self._clients: OrderedDict[str, OrderedDict[Turn, None]] = OrderedDict()  # next in turn first
+        self._resuming: OrderedDict[_Turn, None] = OrderedDict()
+        self._tenants: dict[str, _Tenant] = {}
+        self._way = 0.0  # of the tenant that had the last turn
         self._waiting = 0
-        self._turn: Turn | None = None
+        self._turn: _Turn | None = None
         self._room = asyncio.Event()
         self._because = ""  # the last try found no room
         self._began = 0.0  # the queue, on the clock
@@ -57,8 +92,8 @@ class WaitingRoom:
 
     @property
     def estimate_s(self) -> float:
-        """The expected wait of a new client's request, seconds; 0 while unknown."""
-        return self._estimate("")
+        """The expected wait of a new tenant's request, seconds; 0 while unknown."""
+        return self._estimate(Party())
 
     def check_room(self) -> None:
         """Check, before a request costs anything, that the queue is not full. Raises NotAdmitted (503)."""
@@ -69,7 +104,7 @@ class WaitingRoom:
         """Note that reservations ended: there may be room now."""
         self._room.set()
 
-    async def admit(self, client: str, deadline: float, place: Callable[[], Awaitable[None]]) -> float:
+    async def admit(self, party: Party, deadline: float, place: Place) -> float:
         """Await `place`, at once or in turn; return the seconds waited.
 
         `place` raises NotAdmitted. With FULL, or while others wait, the request joins the queue (with a limit
@@ -88,84 +123,147 @@ class WaitingRoom:
             else:
                 return 0.0
         self.check_room()
-        self._check_wait(client, min(self.wait_s, deadline - arrived))
-        turn = self._join(client)
+        self._check_wait(party, min(self.wait_s, deadline - arrived))
+        turn = self._join(party)
         try:
             async with asyncio.timeout(self.wait_s):
-                await turn
-                pause_s, longest_s = RETRY_S
-                while True:
-                    self._room.clear()
-                    try:
-                        await place()
-                    except NotAdmitted as no:
-                        if no.never:
-                            raise
-                        self._because = no.message
-                    else:
-                        self._departures.append(self._clock())
-                        break
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(pause_s):
-                            await self._room.wait()
-                    pause_s = min(2 * pause_s, longest_s)
+                await self._place_in_turn(turn, place, lambda no: no.never)
+            self._departures.append(self._clock())
         except TimeoutError:
             limit = f"no room within {self.wait_s:g} s (router.max_wait_s)"
             raise self._refusal(f"{limit}, {self._waiting} wait: {self._because}", self.estimate_s) from None
         finally:
-            self._leave(client, turn)
+            self._leave(party, turn)
         waited_s = self._clock() - arrived
         self._metrics.waited(waited_s)
         return waited_s
 
-    def _join(self, client: str) -> Turn:
+    async def resume(self, wait_s: float, place: Place) -> None:
+        """Await `place` for a request that was placed before, in front of all that were not.
+
+        While `place` raises NotAdmitted with FULL it is tried again, for `wait_s` seconds. Raises what it
+        raises otherwise, and the last one when the time is over.
+        """
+        turn = _Turn()
         if not self._waiting:
-            self._departures.clear()
-            self._began = self._clock()
-        turn: Turn = asyncio.get_running_loop().create_future()
-        self._clients.setdefault(client, OrderedDict())[turn] = None
+            self._begin()
+        self._resuming[turn] = None
         self._waiting += 1
+        self._choose()
+        refusal = NotAdmitted(f"others resume before it, and no room within {wait_s:.3g} s", Why.FULL)
+
+        def is_final(no: NotAdmitted) -> bool:
+            nonlocal refusal
+            refusal = no
+            return no.why is not Why.FULL
+
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._place_in_turn(turn, place, is_final)
+        except TimeoutError:
+            raise refusal from None
+        finally:
+            del self._resuming[turn]
+            self._waiting -= 1
+            self._choose()
+
+    async def _place_in_turn(
+        self, turn: _Turn, place: Place, is_final: Callable[[NotAdmitted], bool]
+    ) -> None:
+        """Try `place` while it is this one's turn, until it succeeds or its refusal is final."""
+        pause_s, longest_s = RETRY_S
+        while True:
+            await turn.wait()
+            self._room.clear()
+            try:
+                await place()
+            except NotAdmitted as no:
+                if is_final(no):
+                    raise
+                self._because = no.message
+            else:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._room.wait()
+            pause_s = min(2 * pause_s, longest_s)
+
+    def _begin(self) -> None:
+        """Begin a queue."""
+        self._tenants.clear()
+        self._departures.clear()
+        self._began = self._clock()
+
+    def _join(self, party: Party) -> _Turn:
+        if not self._waiting:
+            self._begin()
+        turn = _Turn()
+        tenant = self._tenants.setdefault(party.tenant, _Tenant())
+        if not tenant.waiting:  # what it did not use is not saved up
+            tenant.way = max(tenant.way, self._way)
+        tenant.weight = party.weight
+        tenant.clients.setdefault(party.client, OrderedDict())[turn] = None
+        self._waiting += 1
+        tenant.waiting += 1
+        self._metrics.tenants.waiting(party.tenant, tenant.waiting)
         if self._turn is None:
-            self._next()
+            self._choose()
         return turn
 
-    def _leave(self, client: str, turn: Turn) -> None:
-        turns = self._clients[client]
+    def _leave(self, party: Party, turn: _Turn) -> None:
+        tenant = self._tenants[party.tenant]
+        turns = tenant.clients[party.client]
         del turns[turn]
         if not turns:
-            del self._clients[client]
-        self._waiting -= 1
-        if self._turn is turn:
+            del tenant.clients[party.client]
+        if turn.is_set():  # it has had its turn
             if turns:
-                self._clients.move_to_end(client)
-            self._next()
+                tenant.clients.move_to_end(party.client)
+            self._way = tenant.way
+            tenant.way += 1 / tenant.weight
+        self._waiting -= 1
+        tenant.waiting -= 1
+        self._metrics.tenants.waiting(party.tenant, tenant.waiting)
+        if turn.is_set():
+            self._choose()
 
-    def _next(self) -> None:
-        """Give the turn to the first request of the client that has waited longest for one."""
-        self._turn = None
-        if self._clients:
-            turns = next(iter(self._clients.values()))
-            self._turn = next(iter(turns))
-            if not self._turn.done():  # a cancelled one leaves by itself
-                self._turn.set_result(None)
+    def _choose(self) -> None:
+        """Give the turn to the first that resumes, or else to the first of the tenant that is behind."""
+        turn: _Turn | None = None
+        if self._resuming:
+            turn = next(iter(self._resuming))
+        elif waiting := [one for one in self._tenants.values() if one.waiting]:
+            turn = min(waiting, key=lambda one: one.way).first
+        if turn is self._turn:
+            return
+        if self._turn is not None:
+            self._turn.clear()
+        self._turn = turn
+        if turn is not None:
+            turn.set()
 
-    def _estimate(self, client: str) -> float:
+    def _estimate(self, party: Party) -> float:
         """Return the expected wait of the client's next request, at the pace of the last departures.
 
         Seconds; 0 while the pace is unknown.
         """
-        own = len(self._clients.get(client, ()))
-        others = (turns for name, turns in self._clients.items() if name != client)
-        before = own + sum(min(len(turns), own + 1) for turns in others)
         if not self._departures:
             return 0.0
+        mine = self._tenants.get(party.tenant)
+        own = mine.before(party.client) if mine is not None else 0
+        others = (tenant for name, tenant in self._tenants.items() if name != party.tenant)
+        before = (
+            len(self._resuming)
+            + own
+            + sum(min(one.waiting, (own + 1) * one.weight / party.weight) for one in others)
+        )
         full = self._departures.maxlen == len(self._departures)
         since = self._departures[0] if full else self._began
         return before * (self._clock() - since) / len(self._departures)
 
-    def _check_wait(self, client: str, allowed_s: float) -> None:
+    def _check_wait(self, party: Party, allowed_s: float) -> None:
         """Refuse a request at once whose wait would be too long. Raises NotAdmitted."""
-        wait_s = self._estimate(client)
+        wait_s = self._estimate(party)
         if wait_s > allowed_s and self._clock() - self._began >= _PACE_KNOWN_S:
             raise self._refusal(
                 f"{self._waiting} wait already, another would wait about {wait_s:.0f} s and may wait "

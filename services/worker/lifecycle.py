@@ -11,7 +11,8 @@ import os
 import socket
 import sys
 
-from baton.services import logs, roles
+from baton.security.names import Role
+from baton.services import identities, logs, roles
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, check_version, from_hub
@@ -56,9 +57,9 @@ def preload() -> None:
 def run_worker(settings: Settings, role: str) -> None:
     """Be a worker of `role` until a signal, an operator or a failure ends it.
 
-    Raises ConfigError, StartError or PeerRefused, each one line, when it cannot start. Else it ends the
-    process: with 1 and a line on stderr when the engine broke. SIGTERM and SIGINT drain; a second one ends it
-    at once.
+    Raises ConfigError, StartError, PeerRefused or SecurityError, each one line, when it cannot start. Else it
+    ends the process: with 1 and a line on stderr when the engine broke. SIGTERM and SIGINT drain; a second
+    one ends it at once.
     """
     from baton.services.worker.node import Node
 
@@ -75,6 +76,7 @@ def run_worker(settings: Settings, role: str) -> None:
         fingerprint = model_fingerprint(settings.engine.model, **from_hub(settings.engine))
     except OSError as error:
         raise StartError(f"cannot read the model {settings.engine.model!r}: {error}") from None
+    identities.take_on(settings, Role.WORKER, worker_id)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         status = asyncio.run(Node(settings, the_role, names, fingerprint, preload).run())

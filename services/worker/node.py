@@ -17,10 +17,9 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from baton import addresses
+from baton import addresses, rpc
 from baton.handoff.reports import Staged
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
-from baton.rpc import SERVER_OPTIONS, host_id
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.session import WorkerSession
@@ -72,7 +71,7 @@ class Node:
             worker_id=names[0],
             name=names[1],
             role=role.wire,
-            host=host_id(),
+            host=rpc.host_id(),
             model=served_model_name(settings.engine),
             model_fingerprint=fingerprint,
             vllm_version=VLLM_VERSION,
@@ -83,6 +82,7 @@ class Node:
         self._drafting: Drafting | None = None
         self._kv_host = ""  # under which others find saved KV
         self._staged = Staged()  # as last known
+        self._fence = 0  # of the last autoscaler that changed its role
 
     async def run(self) -> int:
         """Be a worker; return the exit status. The engine's thread may still be there, if it was loading.
@@ -90,7 +90,7 @@ class Node:
         Raises StartError, PeerRefused, ConfigError, EngineFailed.
         """
         self._handle_signals()
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = rpc.aio_server()
         port = self._bind(server)
         deadline = time.monotonic() + self._settings.worker.scheduler_wait_s
         await self._advertise(port)
@@ -268,18 +268,16 @@ class Node:
         return await loading
 
     def _bind(self, server: grpc.aio.Server) -> int:
-        """Take the port before anything slow. Raises StartError when it is taken."""
+        """Take the port before anything slow. Raises StartError when it is taken, NotSecured."""
         listen = addresses.join(*addresses.split(self._settings.worker.listen))
-        try:
-            port = server.add_insecure_port(listen)
-        except RuntimeError:
-            port = 0
+        rpc.check_exposure("handoff.host", self._settings.handoff.host or "127.0.0.1")  # it listens later
+        port = rpc.listen(server, "worker.listen", listen)
         if not port:
             raise StartError(
                 f"worker.listen: cannot listen on {listen}: the port is taken or the host is not this one; "
                 "choose another, or port 0"
             )
-        return int(port)
+        return port
 
     async def _advertise(self, port: int) -> None:
         """Settle the addresses that others are given. Raises StartError."""
@@ -300,14 +298,18 @@ class Node:
 
     # Another role.
 
-    async def _become(self, session: WorkerSession, wire: scheduler_pb2.Role) -> str:
+    async def _become(self, session: WorkerSession, wire: scheduler_pb2.Role, fence: int) -> str:
         """Take another role; return why not, in one line, or an empty text.
 
-        While no scheduler answers it counts from when one does again.
+        `fence` is that of an autoscaler, 0 for others: one below an earlier one's is late. While no scheduler
+        answers it counts from when one does again.
         """
         name = roles.name_of(wire)
         if not name or self._dispatcher is None:
             return f"role {wire} is not known here"
+        if 0 < fence < self._fence:
+            return f"the order is of an autoscaler that decides no more (fence {fence}, not {self._fence})"
+        self._fence = max(fence, self._fence)
         role = roles.role(name)
         if why_not := "it drains" if session.draining.is_set() else self._unable(role):
             return why_not

@@ -22,12 +22,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         identity: scheduler_pb2.WorkerIdentity,
         dispatcher: Dispatcher,
         heartbeat_s: float,
-        become: Callable[[scheduler_pb2.Role], Awaitable[str]],
+        become: Callable[[scheduler_pb2.Role, int], Awaitable[str]],
     ) -> None:
         """Serve `dispatcher`.
 
-        heartbeat_s: the most seconds between two messages on a stream; become: takes another role, and
-        returns why not, or an empty text.
+        heartbeat_s: the most seconds between two messages on a stream; become: takes another role, ordered
+        with a fence, and returns why not, or an empty text.
         """
         self._identity = identity
         self._dispatcher = dispatcher
@@ -42,7 +42,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def SetRole(self, request: worker_pb2.SetRoleRequest, context: Any) -> worker_pb2.SetRoleReply:
         """Take another role."""
         del context
-        return worker_pb2.SetRoleReply(refusal=await self._become(request.role))
+        return worker_pb2.SetRoleReply(refusal=await self._become(request.role, request.fence))
 
     async def Run(self, requests: AsyncIterator[worker_pb2.RunRequest], context: Any) -> None:
         """Serve a router's stream. However it ends, all that was started on it is aborted."""

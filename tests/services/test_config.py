@@ -104,6 +104,8 @@ def test_a_misspelt_environment_variable_is_refused(
         ("router: {api_key: [c4nary]}", "router.api_key is not allowed"),
         ("router: {api_key: 0xc4, api_key_file: c4nary}", "router.api_key is not allowed"),
         ("router: {api_key: c4nary, api_key_file: x}", "router: api_key and api_key_file"),
+        ("router: {api_key: c4nary, keys_file: x}", "router: keys_file and keys_store replace api_key"),
+        ("router: {keys_store: c4nary}", "router.keys_store is not allowed: use redis://"),
         ("router: {port: 70000, api_key: c4nary}", "router.port: value 70000"),
         ("router: {port: [c4nary]}", "router.port is not allowed"),
         ("router: 'api_key: c4nary'", "router is a section"),

@@ -26,6 +26,7 @@ from baton.services.router.prefix import prefix_hashes
 from baton.services.router.relay import Relay, RelayParts
 from baton.services.router.state import RequestState
 from baton.services.router.vllm import outputs
+from baton.services.tenants.model import salted
 
 # Arguments reserved for router, scheduler and workers: clients must not steer how KV is transferred.
 _RESERVED = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
@@ -98,7 +99,7 @@ class RelayClient(EngineCoreClient):
             if admission is not None and admission.error is not None:
                 raise admission.error
             relay = self._relay(request, admission or Admission())
-            relay.start()
+            await self._start(relay, admission)
         except RequestFailed as error:
             raise refusal(error) from None
         self._relays[request.request_id] = relay
@@ -180,8 +181,22 @@ class RelayClient(EngineCoreClient):
             if relay := self._relays.get(request_id):
                 relay.abort()
 
+    async def _start(self, relay: Relay, admission: Admission | None) -> None:
+        """Charge the request to its tenant, and start it. Raises RequestFailed."""
+        tenants = admission.request if admission is not None else None
+        if tenants is not None:
+            await tenants.charge(relay.state)
+        try:
+            relay.start()
+        except RequestFailed:
+            if tenants is not None:
+                tenants.settle(relay.state)
+            raise
+
     def _relay(self, request: Any, admission: Admission) -> Relay:
         _check(request)
+        if admission.request is not None:
+            request.cache_salt = salted(admission.request.caller, request.cache_salt)
         limits = self.limits
         wire_id = _wire_id(request.request_id)
         now = time.monotonic()
@@ -195,7 +210,7 @@ class RelayClient(EngineCoreClient):
             logprobs=_kept(request.sampling_params.logprobs),
             prompt_logprobs=_kept(request.sampling_params.prompt_logprobs),
             deadline=min(admission.deadline, now + limits.request_timeout_s),
-            client=admission.client,
+            party=admission.party,
             prefix_hashes=(
                 prefix_hashes(request.prompt_token_ids, limits.block_size, request.cache_salt or "")
                 if limits.block_size
@@ -209,7 +224,9 @@ class RelayClient(EngineCoreClient):
         log_request(relay.state)
         request_id = relay.state.frontend_id
         self._relays.pop(request_id, None)
-        self._admissions.pop(request_id, None)
+        admission = self._admissions.pop(request_id, None)
+        if admission is not None and admission.request is not None:
+            admission.request.settle(relay.state)
 
 
 def _kept(logprobs: int | None) -> int:

@@ -43,6 +43,7 @@ from baton.services.engine.refusals import reason
 from baton.services.errors import StartError
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.http.admission import AdmissionMiddleware
+from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm.engine_client import RelayClient, without_reserved
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.metrics import FrontEndLogger, WorkerFigures
@@ -161,11 +162,12 @@ class RelayLLM(async_llm.AsyncLLM):
 
 
 async def build_http_app(
-    llm: RelayLLM, args: Namespace, max_sequences: int, door: Middleware | None = None
+    llm: RelayLLM, args: Namespace, max_sequences: int, tenancy: Tenancy, door: Middleware | None = None
 ) -> Any:
     """Return vLLM's app with our admission, limits and /health; everything else is vLLM's own.
 
-    `door` is the middleware that authenticates clients; without one all are accepted.
+    `tenancy` admits requests within their tenants' limits; `door` is the middleware that authenticates
+    clients: without one all are accepted.
     """
     envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
     tasks = await llm.get_supported_tasks()
@@ -173,7 +175,7 @@ async def build_http_app(
     await init_app_state(llm, app.state, args, tasks)
     limit_requests(app.state, max_sequences)
     # Innermost, so that vLLM's metrics and log count the status that the client gets.
-    app.user_middleware.append(Middleware(AdmissionMiddleware))
+    app.user_middleware.append(Middleware(AdmissionMiddleware, tenancy=tenancy))
     if door is not None:
         outer = [one.cls for one in app.user_middleware].index(CORSMiddleware)
         app.user_middleware.insert(outer + 1, door)

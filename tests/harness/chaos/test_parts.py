@@ -143,6 +143,18 @@ def test_pauses_count_from_the_request_to_the_end_without_the_time_of_a_restart(
     assert covered_s((1.0, 2.0), [(0.0, 9.0)]) == 0.0
 
 
+def test_a_pause_may_take_a_lease_for_each_fault_that_struck_in_it() -> None:
+    late = answer(RIGHT, ended=19.0)  # the last token came at 12.0
+
+    def over(*struck: float) -> int:
+        told = outcome()
+        told.add([late], [RIGHT], [], struck)
+        return told.over_limit
+
+    assert over(11.0, 12.5, 19.5) == 1  # one fault in a pause of 7 s, whose limit is 5 s
+    assert over(12.5, 15.0) == 0
+
+
 def idle(free: int = 99, **load: int) -> pb.Description:
     identity = pb.WorkerIdentity(worker_id="d", capacity=pb.Capacity(num_blocks=100))
     worker = pb.WorkerStatus(identity=identity, load=pb.WorkerLoad(free_blocks=free, **load))
@@ -517,7 +529,7 @@ def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:
             fill = staging.filling(entry)
             fill.view.records(0, len(rows))[:] = rows
             if entry is entries[0]:
-                fill.add(digests.of_records(rows, 0, 0))
+                fill.add(np.concatenate([digests.of_records(row[None], 0, 0) for row in rows]))
                 fill.close()
             staging.publish(entry)
         memory = segments.attach(entry.place.segment)

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import asyncio
 import io
+import json
 
 import pytest
 from rich.console import Console
 
 from baton.protos import scheduler_pb2 as pb
-from baton.services.cli.status import render
+from baton.scheduler.service import SchedulerServer
+from baton.services.cli.status import render, run_status
 from baton.services.cli.tables import UNLIMITED
+from baton.services.config import SchedulerSettings
+from harness.support import free_port
 
 
 def worker(name: str, role: pb.Role, method: str = "", **drafting: float) -> pb.WorkerStatus:
@@ -138,3 +143,10 @@ def test_ids_and_cells_are_whole_at_any_width(width: int, names: tuple[str, str]
 def test_an_id_wider_than_the_terminal_is_whole() -> None:
     name = "prefill-" + "long" * 20 + "."
     assert any(f" {name}00 " in line for line in printed(large_deployment(name, name), 60))
+
+
+async def test_a_scheduler_that_is_gone_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    async with SchedulerServer(SchedulerSettings(address="127.0.0.1:0", topic="second")) as server:
+        both = f"127.0.0.1:{free_port()},{server.address}"
+        await asyncio.to_thread(run_status, both, as_json=True, watch=False)
+    assert json.loads(capsys.readouterr().out)["topic"] == "second"

@@ -20,6 +20,7 @@ from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Phase
 from baton.scheduler.policy import Policy
 from baton.scheduler.types import Need
 from baton.services.engine.args import VLLM_VERSION
+from baton.services.router import relay
 from baton.services.router.http.usage import usage_of
 from baton.services.router.prefix import prefix_hashes
 from baton.services.router.recovery import PROGRESS_TOKENS, SHORT_PROMPT_TOKENS
@@ -723,6 +724,50 @@ async def test_the_first_token_waits_for_a_slot(cluster: Cluster) -> None:
     decode.go_on()
     right(await cluster.answer("last"), [9], 20)
     assert cluster.count("time_to_first_token_seconds_count") == 5
+
+
+async def test_a_request_that_lost_its_worker_goes_before_those_that_wait(cluster: Cluster) -> None:
+    """In a full house: its client sees a stream that stands still."""
+    _, dies, full = await cluster.pair(decode=2, step_s=0.001, max_num_seqs=1)
+    for worker in (dies, full):
+        worker.faults += [Fault(PHASE_DECODE, silent=True, after_tokens=2)] * 2
+    held = await fill(cluster)
+    await until(lambda: all(len(cluster.got[one].tokens) == 3 for one in held[:-1]), "the others decode")
+    await cluster.send("newcomer", PROMPT)
+    await until(lambda: len(cluster.waiting) == 2, "two wait")
+    lost = {start.request_id for start in dies.seen.starts}
+    stays = [start.request_id for start in full.seen.starts]
+    for worker in (dies, full):
+        worker.faults.clear()
+    await dies.die()
+    await until(lambda: len(cluster.waiting) == 2 + len(lost), "it waits, too")
+    await cluster.client.abort_requests_async(stays)
+    for name in (*lost, held[-1]):
+        right(await cluster.answer(name), [0], 8)
+    right(await cluster.answer("newcomer"), PROMPT, 8)
+    after = [start.request_id for start in full.seen.starts[len(stays) :]]
+    assert set(after[: len(lost)]) == lost
+    await cluster.settled()
+
+
+async def test_a_worker_that_failed_a_request_is_asked_again_where_the_others_are_full(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that come after it wait for it, also while only that worker has room."""
+    monkeypatch.setattr(relay, "EXCLUDED_S", 0.2)
+    _, fails, full = await cluster.pair(decode=2, step_s=0.001, max_num_seqs=1)
+    for worker in (fails, full):
+        worker.faults += [Fault(PHASE_DECODE, silent=True, after_tokens=2)] * 2
+    held = await fill(cluster)
+    await until(lambda: all(len(cluster.got[one].tokens) == 3 for one in held[:-1]), "the others decode")
+    lost = {start.request_id for start in fails.seen.starts}
+    fails.faults.clear()
+    fails.go_on(Fault(PHASE_DECODE, failed=Failed.CODE_ENGINE))
+    for name in (*lost, held[-1]):
+        right(await cluster.answer(name), [0], 8)
+    assert {start.request_id for start in fails.seen.starts[len(lost) :]} == {*lost, held[-1]}
+    await cluster.client.abort_requests_async([one for one in held[:-1] if one not in lost])
+    await cluster.settled()
 
 
 async def fill(cluster: Cluster) -> list[str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
+from baton.services.router.state import Party
 from baton.services.router.waiting import WaitingRoom
 from harness.fake_worker import until
 
@@ -25,11 +28,19 @@ class House:
         self.now = 0.0
         self.inside: list[str] = []
         self.asked = 0
-        metrics = RouterMetrics(CollectorRegistry())
+        self.registry = CollectorRegistry()
+        metrics = RouterMetrics(self.registry)
         self.waiting = WaitingRoom(limit, wait_s, metrics, clock=lambda: self.now)
 
-    def guest(self, name: str, client: str = "", deadline: float = 1e9) -> asyncio.Task[float]:
-        return asyncio.create_task(self.waiting.admit(client, deadline, self._door(name)))
+    def guest(
+        self, name: str, client: str = "", deadline: float = 1e9, tenant: str = "", weight: int = 1
+    ) -> asyncio.Task[float]:
+        party = Party(tenant, client, weight)
+        return asyncio.create_task(self.waiting.admit(party, deadline, self._door(name)))
+
+    def back(self, name: str, wait_s: float = 15.0) -> asyncio.Task[None]:
+        """One that lost its room."""
+        return asyncio.create_task(self.waiting.resume(wait_s, self._door(name)))
 
     def leave(self, rooms: int = 1) -> None:
         self.rooms += rooms
@@ -47,10 +58,18 @@ class House:
         return place
 
 
-async def waiting(house: House, *guests: asyncio.Task[float]) -> None:
+async def waiting(house: House, *guests: asyncio.Task[Any]) -> None:
     """Wait until all of them wait."""
     count = len(guests)
     await until(lambda: len(house.waiting) == count, f"{count} wait")
+
+
+def all_wait(house: House, guests: list[asyncio.Task[float]]) -> bool:
+    return len(house.waiting) == sum(not guest.done() for guest in guests)
+
+
+def all_used(house: House) -> bool:
+    return house.rooms == 0
 
 
 async def test_no_request_waits_while_there_is_room() -> None:
@@ -68,6 +87,98 @@ async def test_clients_take_turns() -> None:
     house.leave(7)
     await asyncio.gather(*guests)
     assert house.inside == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+
+
+async def test_tenants_take_turns_by_their_weight() -> None:
+    """However many clients a tenant has, and however many requests these have."""
+    house = House()
+    flood = [house.guest(f"a{number}", f"client {number % 3}", tenant="a") for number in range(8)]
+    await waiting(house, *flood)
+    others = [house.guest(f"b{number}", "one", tenant="b", weight=2) for number in range(4)]
+    await waiting(house, *flood, *others)
+    house.leave(12)
+    await asyncio.gather(*flood, *others)
+    assert house.inside == ["a0", "b0", "b1", "a1", "b2", "b3", "a2", "a3", "a4", "a5", "a6", "a7"]
+
+
+async def test_a_tenant_that_was_away_has_no_turns_saved_up_and_none_for_coming_back() -> None:
+    house = House()
+    flood = [house.guest(f"a{number}", tenant="a", weight=3) for number in range(12)]
+    await waiting(house, *flood)
+    for number in range(4):
+        last = house.guest(f"b{number}", tenant="b")
+        await until(functools.partial(all_wait, house, [*flood, last]), "it waits")
+        while not last.done():
+            house.leave()
+            await until(functools.partial(all_used, house), "the room is taken")
+            await asyncio.sleep(0)
+    turns = "".join(one[0] for one in house.inside)
+    assert turns.count("b") == 4
+    assert "bb" not in turns
+    assert turns[turns.index("b") : turns.rindex("b")].count("a") >= 3 * 3 - 1
+    for guest in flood:
+        guest.cancel()
+
+
+async def test_those_that_lost_their_room_go_before_those_that_had_none() -> None:
+    house = House()
+    guests = [house.guest("first"), house.guest("second")]
+    await waiting(house, *guests)  # it is the first one's turn
+    lost = [house.back("lost"), house.back("lost, too")]
+    await waiting(house, *guests, *lost)
+    late = house.guest("late", "another")
+    await waiting(house, *guests, *lost, late)
+    house.leave(5)
+    await asyncio.gather(*guests, *lost, late)
+    assert house.inside == ["lost", "lost, too", "first", "late", "second"]
+    assert len(house.waiting) == 0
+
+
+async def test_one_that_lost_its_room_is_not_counted_out_and_waits_no_longer_than_it_may() -> None:
+    house = House(limit=0)  # nobody waits
+    back = house.back("lost")
+    await waiting(house, back)
+    with pytest.raises(NotAdmitted):
+        await house.guest("new")
+    house.leave(1)
+    await back
+    with pytest.raises(NotAdmitted) as refused:
+        await house.back("again", wait_s=0.05)
+    assert refused.value is FULL
+    assert len(house.waiting) == 0
+    house.rooms = 1
+    await house.guest("new")
+    assert house.inside == ["lost", "new"]
+
+
+async def test_one_that_lost_its_room_hears_why_it_cannot_come_back() -> None:
+    house = House()
+    guest = house.guest("a")
+    await waiting(house, guest)
+    gone = NotAdmitted("none is left", Why.NO_WORKERS)
+
+    async def place() -> None:
+        raise gone
+
+    with pytest.raises(NotAdmitted) as refused:
+        await house.waiting.resume(15.0, place)
+    assert refused.value is gone
+    house.leave()
+    await guest
+
+
+async def test_waiting_requests_are_shown_by_tenant() -> None:
+    house = House()
+    guests = [house.guest(str(number), tenant="acme") for number in range(3)]
+    await waiting(house, *guests)
+
+    def shown() -> float | None:
+        return house.registry.get_sample_value("baton_router_tenant_waiting_requests", {"tenant": "acme"})
+
+    assert shown() == 3
+    house.leave(3)
+    await asyncio.gather(*guests)
+    assert shown() == 0
 
 
 async def test_no_request_overtakes_those_that_wait() -> None:
@@ -142,7 +253,7 @@ async def test_a_request_that_can_never_fit_does_not_wait() -> None:
         raise never if len(house.waiting) else FULL
 
     with pytest.raises(NotAdmitted) as refused:
-        await house.waiting.admit("", 1e9, place)
+        await house.waiting.admit(Party(), 1e9, place)
     assert refused.value is never
 
 
@@ -184,11 +295,13 @@ async def test_the_expected_wait_refuses_early() -> None:
 async def test_everybody_comes_in_or_has_given_up(seed: int) -> None:
     rng = random.Random(seed)
     house = House(limit=1000)
-    guests: list[asyncio.Task[float]] = []
+    guests: list[asyncio.Task[Any]] = []
     for number in range(200):
         deed = rng.random()
         if deed < 0.6:
-            guests.append(house.guest(str(number), rng.choice("abc")))
+            guests.append(house.guest(str(number), rng.choice("abc"), tenant=rng.choice("xy")))
+        elif deed < 0.65:
+            guests.append(house.back(str(number)))
         elif deed < 0.8 and guests:
             rng.choice(guests).cancel()
         else:

@@ -16,6 +16,7 @@ from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
 from baton.protos.handoff_pb2 import Manifest
 from baton.rpc import aio_channel
+from baton.security.names import Role
 from harness.support import PATIENCE
 
 with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
@@ -175,7 +176,7 @@ def _gather(got: Got, output: Any) -> None:
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[Stream]:
     """Open a stream to the worker at `address`."""
-    async with aio_channel(address) as channel:
+    async with aio_channel(address, Role.WORKER) as channel:
         stream = Stream(rpc.WorkerStub(channel))
         try:
             yield stream
@@ -184,7 +185,7 @@ async def connected(address: str) -> AsyncIterator[Stream]:
 
 
 async def hello(address: str, model: str = "tiny", vllm_version: str = "0.32.0") -> pb.HelloReply:
-    async with aio_channel(address) as channel:
+    async with aio_channel(address, Role.WORKER) as channel:
         stub = rpc.WorkerStub(channel)
         return await stub.Hello(
             pb.HelloRequest(router_id="test", model=model, vllm_version=vllm_version), timeout=DEADLINE_S

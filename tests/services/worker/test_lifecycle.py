@@ -19,6 +19,16 @@ from tests.services.worker.router import DECODE, PREFILL, connected, prompt, req
 STALL_S = 8.0  # waited for once; a busy machine's first step of two ranks takes five
 
 
+def second_rank(pid: int) -> psutil.Process:
+    """Return the process of a worker's second rank. Other children (a resource tracker) come in any order."""
+    (found,) = [
+        child
+        for child in psutil.Process(pid).children(recursive=True)
+        if "VLLM::Worker_TP1" in " ".join(child.cmdline())
+    ]
+    return found
+
+
 async def registered(fleet: Fleet) -> dict[str, scheduler_pb2.WorkerStatus]:
     async with SchedulerClient(fleet.scheduler) as client:
         description = await client.describe()
@@ -72,7 +82,7 @@ async def test_a_drain_goes_on_while_it_is_not_known_what_is_held(workers: Fleet
     worker = workers.started("prefill", engine={"tensor_parallel_size": 2})
     async with connected(worker.address) as source:
         assert (await source.run(request("held", prompt(100, seed=22)), PREFILL)).saved is not None
-        rank = psutil.Process(worker.pid).children(recursive=True)[-1]
+        rank = second_rank(worker.pid)
         rank.suspend()
         try:
             worker.signal(signal.SIGTERM)
@@ -145,10 +155,9 @@ async def test_an_engine_that_hangs_is_a_failed_one(workers: Fleet) -> None:
     """One rank of two is stopped: its step never ends. The process lives, so nobody else would notice."""
     worker = workers.started("mixed", engine={"tensor_parallel_size": 2}, worker={"engine_stall_s": STALL_S})
     async with connected(worker.address) as stream:
+        ranks, second = psutil.Process(worker.pid).children(recursive=True), second_rank(worker.pid)
+        second.suspend()  # before the request: 900 tokens may be there before a busy test hears of the first
         await stream.start(request("hangs", prompt(30), max_tokens=900), DECODE)
-        await stream.some("hangs", 1)
-        ranks = psutil.Process(worker.pid).children(recursive=True)
-        ranks[-1].suspend()
         got = await stream.end("hangs")
         assert got.failed is not None
         assert got.failed.code == pb.Failed.CODE_ENGINE
@@ -252,6 +261,7 @@ async def test_who_listens_everywhere_tells_where_it_is_found(workers: Fleet, mi
         "prefill",
         worker={"listen": f"0.0.0.0:{port}"},
         handoff={"transports": ["grpc"], "port": kv_port},
+        security={"insecure": True},
     )
     eventually(lambda: "ready on" in worker.text, START_TIMEOUT_S, "the worker is ready")
     identity = (await registered(workers))[worker.name].identity

@@ -1,12 +1,21 @@
-"""The requests and calls that the engine client refuses."""
+"""The requests and calls that the engine client refuses, and the salt that it adds."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from baton.protos import scheduler_pb2 as pb
+from baton.services.engine import wire
+from baton.services.router.http.admission import Admission, current_admission
+from baton.services.router.metrics import RouterMetrics
+from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm.engine_client import RefusedByRouter, RelayClient, without_reserved
+from baton.services.tenants.model import Caller, Limits, Tenant
+from baton.services.tenants.quotas import Quotas
+from harness.fake_worker import FakeWorker
 from harness.router import Cluster, engine_request
 
 
@@ -43,6 +52,27 @@ async def test_unsupported_requests_are_refused(cluster: Cluster, change: dict[s
     with pytest.raises(RefusedByRouter, match="served here") as refused:
         await cluster.client.add_request_async(request)
     assert refused.value.http_status == 400
+
+
+async def test_tenants_share_no_prefix_neither_in_engines_nor_in_placements(cluster: Cluster) -> None:
+    """The worker's cache and the router's hashes for placement go by one salt."""
+    worker = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.005))
+    tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
+    prompt = list(range(64))
+    seen: dict[tuple[str | None, tuple[bytes, ...]], int] = {}
+    for tenant in ("acme", "globex", "acme", ""):
+        caller = Caller(tenant, tenant, Limits(), Tenant())
+        token = current_admission.set(Admission(request=await tenancy.enter(caller)))
+        name = f"q{sum(seen.values())}"
+        await cluster.send(name, prompt, 20)
+        current_admission.reset(token)
+        hashes = cluster.client._relays[name].state.prefix_hashes
+        await cluster.answer(name)
+        salt = wire.decode_request(worker.seen.starts[-1].engine_request).cache_salt
+        assert len(hashes) == 4
+        seen[salt, hashes] = seen.get((salt, hashes), 0) + 1
+    assert sorted(seen.values()) == [1, 1, 2]
+    assert len({salt for salt, _ in seen}) == len({hashes for _, hashes in seen}) == 3
 
 
 def test_without_reserved() -> None:

@@ -1,4 +1,4 @@
-"""Metrics by worker stay bounded while workers come and go."""
+"""Metrics by worker and by tenant stay bounded while these come and go."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos import worker_pb2
 from baton.scheduler.client import Placement
 from baton.scheduler.types import Attempt
+from baton.services.router.living_series import GONE_S
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.state import RequestState
-from baton.services.router.worker_series import GONE_S
+from baton.services.router.tenant_metrics import MAX_TENANTS, OTHERS
 
 
 def placed(router: RouterMetrics, prefill: str, decode: str) -> None:
@@ -49,3 +50,36 @@ def test_series_end_with_their_workers() -> None:
     known.clear()
     now[0] += GONE_S + 1
     assert "worker=" not in generate_latest(registry).decode()
+
+
+def test_series_end_with_their_tenants() -> None:
+    registry = CollectorRegistry()
+    now = [1_000.0]
+    router = RouterMetrics(registry, clock=lambda: now[0])
+    known = ["acme", "globex"]
+    router.tenants.watch(lambda: known)
+    for tenant in known:
+        router.tenants.entered(tenant)
+        router.tenants.refused(tenant, "concurrency")
+        router.tenants.used(tenant, 10, 3)
+        router.tenants.waiting(tenant, 2)
+    router.tenants.entered("")  # where keys have no tenants
+    known.remove("acme")
+    now[0] += GONE_S + 1
+    text = generate_latest(registry).decode()
+    assert 'tenant="acme"' not in text
+    assert 'tenant=""' not in text
+    labels = {"tenant": "globex"}
+    assert registry.get_sample_value("baton_router_tenant_requests_total", labels) == 1
+    assert registry.get_sample_value("baton_router_tenant_waiting_requests", labels) == 2
+    prompt = registry.get_sample_value("baton_router_tenant_tokens_total", {**labels, "kind": "prompt"})
+    assert prompt == 10
+
+
+def test_a_great_many_tenants_share_series() -> None:
+    registry = CollectorRegistry()
+    router = RouterMetrics(registry)
+    for number in range(MAX_TENANTS + 50):
+        router.tenants.entered(f"t{number}")
+    assert registry.get_sample_value("baton_router_tenant_requests_total", {"tenant": OTHERS}) == 50
+    assert generate_latest(registry).decode().count("baton_router_tenant_requests_total{") == MAX_TENANTS + 1

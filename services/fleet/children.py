@@ -1,0 +1,61 @@
+"""The work of a supervisor's child processes, each forked from one that called `preload`.
+
+What a child imports is imported late: a supervisor of schedulers alone needs no vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NoReturn
+
+from baton.services import logs
+from baton.services.config import Settings
+from baton.services.fleet.devices import Devices
+from baton.services.leave import leave
+
+
+def preload(settings: Settings, process: str) -> None:
+    """Import what engines and routers need. `process` names this one in its log."""
+    # Without the libraries' warnings: vLLM repeats those about this machine in each engine's log.
+    logs.configure(settings.log_format, process)
+    from baton.services.router import app
+    from baton.services.worker import lifecycle
+
+    lifecycle.preload()
+    app.preload()
+
+
+def worker(settings: Settings, name: str, role: Callable[[], str], where: Devices) -> Callable[[], None]:
+    """Return what a worker's process does, on its share of the machine.
+
+    Each restart keeps the name, and asks for the role: it may have changed meanwhile.
+    """
+
+    def run() -> None:
+        from baton.services.worker.lifecycle import run_worker
+
+        logs.keep_warnings()
+        os.environ.update(where.environment)
+        own = settings.model_copy(deep=True)
+        own.worker.cpu = where.cpu
+        own.worker.worker_id = f"{name}.{os.getpid()}"
+        run_worker(own, role())
+
+    return run
+
+
+def scheduler(settings: Settings) -> None:
+    """Be a scheduler until a signal."""
+    from baton.services.fleet.scheduler import run_scheduler
+
+    run_scheduler(settings)
+
+
+def router(settings: Settings) -> NoReturn:
+    """Be a router until a signal."""
+    from baton.services.router.app import run_router
+
+    logs.keep_warnings()
+    run_router(settings)
+    leave(0)

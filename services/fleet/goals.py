@@ -1,0 +1,27 @@
+"""The goals of autoscaling, from the configuration."""
+
+from __future__ import annotations
+
+from baton.autoscale.goals import Bounds, Goals
+from baton.services.config import Settings
+from baton.services.errors import ConfigError
+
+
+def goals_of(settings: Settings) -> Goals:
+    """Return the goals. Raises ConfigError where something else would change roles, too."""
+    own, slo = settings.autoscale, settings.slo
+    if own.mode == "on" and settings.scheduler.rebalance_after_s:
+        raise ConfigError(
+            "autoscale.mode is on and scheduler.rebalance_after_s is set: both would change roles; "
+            "leave one of them out"
+        )
+    return Goals(
+        mode=own.mode,
+        first_token_s=slo.ttft_ms / 1_000,
+        gap_s=slo.itl_ms / 1_000,
+        prefill=Bounds(own.min_prefill, own.max_prefill),
+        decode=Bounds(own.min_decode, own.max_decode),
+        interval_s=own.interval_s,
+        down_after_s=own.down_after_s,
+        flip_after_s=own.flip_after_s,
+    )

@@ -1,0 +1,196 @@
+"""The parts of a larger deployment that one machine runs: `baton node`, for an owner that knows the others.
+
+Like `baton up` it imports vLLM once, forks every part from there, and restarts those that die; so it has no
+threads and no gRPC. Its owner tells it what to run over its stdin and hears of it over its stdout: pipes need
+neither, and they end with the owner, however that dies.
+
+    stdin   each line a JSON list: all parts that shall run now, each the fields of `PartOrder`. Those that
+            are not on it any more are drained; those that run go on as they are.
+    stdout  a line of JSON for each event: {"event": "said", "name": ..., "text": ...}, and after each change
+            {"event": "parts", "states": {name: running | restarting | leaving | given up}}
+
+The end of stdin means that the owner is dead: all parts are killed, as others will run in their place.
+SIGTERM drains them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from baton.services.config import Settings
+from baton.services.fleet import children
+from baton.services.fleet.devices import Cores, Devices, cpu_build
+from baton.services.fleet.parts import STOP_TIMEOUT_S, Kind, Parts
+from baton.services.fleet.signals import Stopped, left_on_signals, wake_on_signals
+from baton.services.leave import leave
+
+_ROUTER, _SCHEDULER = "router", "scheduler"
+_STDIN = 0
+_CHUNK = 1 << 16  # bytes
+
+
+@dataclass(frozen=True)
+class PartOrder:
+    """One part to run."""
+
+    name: str  # unique on the machine; a worker's also in the deployment, as a drain is remembered by it
+    role: str  # that of a worker, or router, or scheduler
+    settings: Mapping[str, Any]  # the whole tree, secrets included
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables: the GPUs it sees
+    cores: int = 0  # to pin it to, where vLLM runs on the CPU; 0: to none
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @functools.cached_property
+    def tree(self) -> Settings:
+        return Settings(**self.settings)
+
+    @property
+    def kind(self) -> Kind:
+        return {_ROUTER: Kind.ROUTER, _SCHEDULER: Kind.SCHEDULER}.get(self.role, Kind.WORKER)
+
+    @property
+    def end_s(self) -> float:
+        """The time, in seconds, that it has to finish its work and end."""
+        drains = {
+            Kind.WORKER: self.tree.worker.drain_timeout_s,
+            Kind.ROUTER: self.tree.router.drain_timeout_s,
+        }
+        return drains.get(self.kind, 0.0) + STOP_TIMEOUT_S
+
+
+class Observer(Protocol):
+    """Receiver of a node's events."""
+
+    def said(self, name: str, text: str) -> None:
+        """Note what happened to a part."""
+
+    def parts(self, states: Mapping[str, str]) -> None:
+        """Note the state of each part; called when one changed."""
+
+
+class Lines:
+    """The observer that writes lines of JSON, for a program."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def said(self, name: str, text: str) -> None:
+        self._write({"event": "said", "name": name, "text": text})
+
+    def parts(self, states: Mapping[str, str]) -> None:
+        self._write({"event": "parts", "states": states})
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # the owner is gone, which its other pipe tells, too
+            self._out.write(json.dumps(event) + "\n")
+            self._out.flush()
+
+
+def run_node(orders: Sequence[PartOrder], log_dir: Path, observer: Observer, *, listen: bool) -> None:
+    """Run `orders`, and with `listen` those that come over stdin, until SIGINT or SIGTERM; then drain all.
+
+    Processes are restarted three times within ten minutes, then given up; `observer` hears of it.
+    """
+    _Node(log_dir, observer, listen=listen).run(orders)
+
+
+class _Node:
+    def __init__(self, log_dir: Path, observer: Observer, *, listen: bool) -> None:
+        self._observer = observer
+        self._listen = listen
+        self._parts = Parts(log_dir, observer.said, whole=False)
+        self._stop = wake_on_signals()
+        self._wanted: dict[str, PartOrder] = {}
+        self._running: dict[str, PartOrder] = {}  # also those that are leaving
+        self._cores = Cores()
+        self._lent: dict[str, str] = {}
+        self._preloaded = False
+        self._line = b""  # the beginning of the next one
+        self._told: dict[str, str] = {}
+
+    def run(self, orders: Sequence[PartOrder]) -> None:
+        self._wanted = {one.name: one for one in orders}
+        try:
+            while True:
+                self._reconcile()
+                self._wait()
+        except Stopped:
+            self._end()
+
+    def _wait(self) -> None:
+        """Wait for one event and handle it. Raises Stopped."""
+        sources: list[socket.socket | int] = [self._stop, *self._parts.sentinels]
+        if self._listen:
+            sources.append(_STDIN)
+        readable = wait(sources, timeout=self._parts.next_start_s)
+        if self._stop in readable:
+            raise Stopped
+        if _STDIN in readable:
+            self._read()
+        self._parts.reap()
+
+    def _read(self) -> None:
+        """Take the latest list that has come."""
+        chunk = os.read(_STDIN, _CHUNK)
+        if not chunk:
+            leave(1)  # the kernel kills the children with this process
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        if lines:
+            self._wanted = {one["name"]: PartOrder(**one) for one in json.loads(lines[-1])}
+
+    def _reconcile(self) -> None:
+        members = {part.name: part for part in self._parts.members}
+        for name in self._running.keys() - members.keys():  # it has left
+            del self._running[name]
+            self._cores.take_back(self._lent.pop(name, ""))
+        for name, part in members.items():
+            if name not in self._wanted and part.leaves_by is None:
+                self._parts.retire(part, self._running[name].end_s)
+        new = [one for name, one in self._wanted.items() if name not in members]
+        for one in sorted(new, key=lambda one: one.kind is not Kind.SCHEDULER):  # that needs no vLLM
+            self._add(one)
+        states = {part.name: part.state for part in self._parts.members}
+        if states != self._told:
+            self._observer.parts(states)
+            self._told = states
+
+    def _add(self, one: PartOrder) -> None:
+        if one.kind is not Kind.SCHEDULER:
+            self._preload(one.tree)
+        self._running[one.name] = one
+        self._parts.add(one.name, one.kind, self._work(one))
+        self._observer.said(one.name, "started")
+
+    def _preload(self, settings: Settings) -> None:
+        if self._preloaded:
+            return
+        self._observer.said("engine", "importing vLLM; the first time takes longest")
+        began = time.monotonic()
+        with left_on_signals([self._stop], self._end, lambda: None):
+            children.preload(settings, "node")
+        self._preloaded = True
+        self._observer.said("engine", f"vLLM imported in {time.monotonic() - began:.1f} s")
+
+    def _work(self, one: PartOrder) -> Callable[[], None]:
+        if one.kind is Kind.WORKER:
+            cpu = self._lent[one.name] = self._cores.lend(one.cores) if cpu_build() else ""
+            where = Devices(cpu=cpu, environment=dict(one.environment))
+            return children.worker(one.tree, one.name, lambda: one.role, where)
+        work = children.router if one.kind is Kind.ROUTER else children.scheduler
+        return functools.partial(work, one.tree)
+
+    def _end(self) -> None:
+        routers = (one.tree.router for one in self._running.values() if one.kind is Kind.ROUTER)
+        self._parts.stop(max((router.drain_timeout_s for router in routers), default=0.0))

@@ -1,0 +1,66 @@
+"""Metrics with one series per worker or tenant: for those that are there, not for all that ever were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.registry import Collector
+
+GONE_S = 300.0  # s; the last counts of one that is gone are still scraped a few times
+
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+
+class LivingSeries(Collector):
+    """Removes, at each scrape, the series of those neither known nor counted for `GONE_S`.
+
+    A restarted worker has another id, and series of its own.
+    """
+
+    def __init__(self, label: str, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
+        """Take care of metrics by this label."""
+        self._label = label
+        self._clock = clock
+        self._metrics: list[Counter | Gauge | Histogram] = []
+        self._last: dict[str, float] = {}  # the label's value -> when it was last known or counted
+        self._known: Callable[[], Iterable[str]] = tuple
+        registry.register(self)
+
+    def __len__(self) -> int:
+        """Return the number of values that have series."""
+        return len(self._last)
+
+    def __contains__(self, value: str) -> bool:
+        return value in self._last
+
+    def keep(self, metric: M) -> M:
+        """Take care of a metric that has the label, and return it."""
+        self._metrics.append(metric)
+        return metric
+
+    def watch(self, known: Callable[[], Iterable[str]]) -> None:
+        """Set the function that returns the values known; it is called in the thread of a scrape."""
+        self._known = known
+
+    def counted(self, value: str) -> None:
+        """Note that there is a new count. To be called with each."""
+        self._last[value] = self._clock()
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: it has no metric of its own."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Remove old series. Return nothing: it has no metric of its own."""
+        now = self._clock()
+        known = set(self._known())
+        for value, last in list(self._last.items()):
+            if value in known:
+                self._last[value] = now
+            elif now - last > GONE_S:
+                del self._last[value]
+                for metric in self._metrics:
+                    metric.remove_by_labels({self._label: value})
+        return ()

@@ -1,0 +1,55 @@
+"""Counts of a router for the autoscaler: sent with each snapshot that it asks for, once a second.
+
+Each request costs three additions, at its arrival, first token and end; a report copies some 130 numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sized
+
+from baton.autoscale.histogram import SECONDS, TOKENS, Histogram
+from baton.protos import scheduler_pb2 as pb
+from baton.services.router.state import RequestState
+
+
+class RouterCounts:
+    """Counts since the router began."""
+
+    def __init__(self) -> None:
+        self._prompts = Histogram(TOKENS)
+        self._first_token = Histogram(SECONDS)
+        self._gap = Histogram(SECONDS)
+        self._prompt_tokens = 0
+        self._over = 0
+        self._output_tokens = 0
+
+    def arrived(self, state: RequestState) -> None:
+        """Count a request, whether it is placed at once or waits."""
+        self._prompts.add(state.prompt_tokens)
+        self._prompt_tokens += state.prompt_tokens
+
+    def first_token(self, state: RequestState) -> None:
+        """Count a request's first token."""
+        state.first_token = time.monotonic()
+        self._first_token.add(state.first_token - state.arrived)
+
+    def over(self, state: RequestState) -> None:
+        """Count a request that is over, with what its client got."""
+        self._over += 1
+        self._output_tokens += len(state.tokens)
+        gaps = len(state.tokens) - 1
+        if state.first_token and gaps > 0:
+            self._gap.add(max(0.0, state.timings.last_token - state.first_token) / gaps)
+
+    def message(self, waiting: Sized) -> pb.RouterLoad:
+        """Make the message for a scheduler; `waiting` holds the requests that wait for room."""
+        return pb.RouterLoad(
+            prompts=self._prompts.counts,
+            prompt_tokens=self._prompt_tokens,
+            first_token=self._first_token.counts,
+            gap=self._gap.counts,
+            over=self._over,
+            output_tokens=self._output_tokens,
+            waiting=len(waiting),
+        )

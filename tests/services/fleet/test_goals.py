@@ -1,0 +1,38 @@
+"""The goals of autoscaling come from the configuration, and exclude what would work against them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.autoscale.goals import Bounds
+from baton.services.config import Settings, load
+from baton.services.errors import ConfigError
+from baton.services.fleet.goals import goals_of
+
+
+def settings(**sections: Any) -> Settings:
+    return load(sections)
+
+
+def test_milliseconds_become_seconds_and_numbers_bounds() -> None:
+    goals = goals_of(
+        settings(
+            autoscale={"mode": "advise", "min_decode": 2, "max_decode": 7}, slo={"ttft_ms": 800, "itl_ms": 25}
+        )
+    )
+    assert (goals.mode, goals.first_token_s, goals.gap_s) == ("advise", 0.8, 0.025)
+    assert (goals.prefill, goals.decode) == (Bounds(1, 4), Bounds(2, 7))
+
+
+def test_two_that_change_roles_exclude_each_other() -> None:
+    balanced = {"rebalance_after_s": 5.0}
+    with pytest.raises(ConfigError, match=r"autoscale\.mode is on and scheduler\.rebalance_after_s is set"):
+        goals_of(settings(autoscale={"mode": "on"}, scheduler=balanced))
+    assert goals_of(settings(autoscale={"mode": "advise"}, scheduler=balanced)).mode == "advise"
+
+
+def test_the_least_is_not_above_the_most() -> None:
+    with pytest.raises(ConfigError, match=r"^autoscale: min_prefill \(5\) is above max_prefill \(4\)$"):
+        settings(autoscale={"min_prefill": 5})

@@ -1,0 +1,133 @@
+"""`baton node`: it runs what its owner orders, restarts what dies, and ends with its owner.
+
+The parts are schedulers: real processes that need no model. tests/e2e/test_ray_hosts.py runs workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from baton.services.config import REVEAL, load
+from baton.services.fleet.devices import Cores
+from baton.services.fleet.node import PartOrder
+from harness.support import CALL_S, PYTHON, eventually, free_port, listening
+
+
+class Owner:
+    """The owner of a `baton node`: it writes orders and reads events."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [str(PYTHON), "-m", "baton.services.cli.main", "node", "--orders", "--log-dir", str(folder)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.said: list[str] = []
+
+    def order(self, *parts: PartOrder) -> None:
+        assert self.process.stdin
+        print(json.dumps([part.to_json() for part in parts]), file=self.process.stdin, flush=True)
+
+    def until(self, **states: str) -> None:
+        """Read events until the parts have these states."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == "said":
+                self.said.append(f"{event['name']}: {event['text']}")
+            elif event["states"] == states:
+                return
+        raise AssertionError(f"it ended without {states}; it said {self.said}")
+
+    @property
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Owner]:
+    one = Owner(tmp_path)
+    yield one
+    one.process.kill()
+    one.process.communicate(timeout=CALL_S)
+
+
+def scheduler(name: str, port: int) -> PartOrder:
+    settings = load({"scheduler": {"address": f"127.0.0.1:{port}"}}).model_dump(mode="json", context=REVEAL)
+    return PartOrder(name, "scheduler", settings)
+
+
+@pytest.mark.timeout(60)
+def test_it_runs_what_is_ordered(owner: Owner) -> None:
+    one, other = scheduler("one", free_port()), scheduler("other", free_port())
+    owner.order(one, other)
+    owner.until(one="running", other="running")
+    pids = {child.pid for child in owner.children}
+    owner.order(other)  # what is still wanted is not touched
+    owner.until(other="running")
+    owner.order(one, other)
+    owner.until(one="running", other="running")
+    assert len({child.pid for child in owner.children} & pids) == 1
+
+
+@pytest.mark.timeout(60)
+def test_what_dies_is_restarted(owner: Owner) -> None:
+    port = free_port()
+    owner.order(scheduler("one", port))
+    owner.until(one="running")
+    (first,) = owner.children
+    first.kill()
+
+    def another() -> bool:
+        return [child.pid for child in owner.children] not in ([], [first.pid])
+
+    eventually(another, 10, "another one runs")
+    eventually(lambda: listening(port), 10, "it serves")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["a signal", "the owner's end", "its own end"])
+def test_nothing_is_left(owner: Owner, how: str) -> None:
+    owner.order(scheduler("one", free_port()))
+    owner.until(one="running")
+    children = owner.children
+    if how == "a signal":
+        owner.process.terminate()
+    elif how == "its own end":
+        os.kill(owner.process.pid, signal.SIGKILL)
+    else:
+        assert owner.process.stdin
+        owner.process.stdin.close()
+        owner.process.stdin = None
+    status = owner.process.wait(CALL_S)
+    assert status == {"a signal": 0, "the owner's end": 1, "its own end": -9}[how]
+    eventually(lambda: not any(child.is_running() for child in children), 10, "its children have ended")
+
+
+def test_without_workers_and_orders_it_says_what_to_give() -> None:
+    done = subprocess.run(
+        [PYTHON, "-m", "baton.services.cli.main", "node"],
+        capture_output=True,
+        text=True,
+        timeout=CALL_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("baton: error: give the workers to run (--prefill, --decode, --mixed)")
+
+
+def test_cores_are_lent_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    cores = Cores()
+    assert [cores.lend(2), cores.lend(1), cores.lend(1)] == ["0,1", "2", "3"]
+    assert cores.lend(9) == "0,1,2,3"  # no more than there are
+    cores.take_back("2")
+    assert cores.lend(1) == "2"
+    assert cores.lend(0) == ""
+    cores.take_back("")

@@ -1,0 +1,139 @@
+"""A fleet does what is ordered: workers start in its places and drain, whatever became of earlier orders.
+
+Workers are real processes that wait for a signal; `ran` holds the roles with which they started.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import pytest
+
+from baton.services.config import Settings
+from baton.services.fleet.devices import Devices
+from baton.services.fleet.parts import Part, Parts, Patience
+from baton.services.fleet.places import Places
+from baton.services.fleet.watch import Ordered
+from harness.support import eventually
+
+SETTINGS = Settings(autoscale={"mode": "on", "max_prefill": 2, "max_decode": 2})  # type: ignore[arg-type]
+
+
+class Fleet:
+    """1P1D and two more places."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[str] = []
+        patience = Patience(restarts=1, window_s=60.0, backoff_s=0.01)
+        self.parts = Parts(folder, lambda name, text: self.said.append(f"{name}: {text}"), patience)
+        self.started, self._tell = Pipe(duplex=False)
+        self.places = Places(SETTINGS, ["prefill", "decode"], self.worker)
+        self.places.start(self.parts)
+
+    def worker(self, name: str, role: Callable[[], str], where: Devices) -> Callable[[], None]:
+        del where
+
+        def run() -> None:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            self._tell.send((name, role()))
+            if name == "worker-3":
+                sys.exit(1)
+            signal.pause()
+
+        return run
+
+    def obey(self, fence: int, **roles: str) -> None:
+        self.places.obey(
+            Ordered(fence, {key.replace("_", "-"): role for key, role in roles.items()}), self.parts
+        )
+
+    def ran(self) -> tuple[str, str]:
+        assert self.started.poll(10)
+        name, role = self.started.recv()
+        return name, role
+
+    def until(self, so: Callable[[], bool], what: str) -> None:
+        def look() -> bool:
+            wait(self.parts.sentinels, timeout=min(self.parts.next_start_s or 0.05, 0.05))
+            self.parts.reap()
+            return so()
+
+        eventually(look, 10, what, 0.0)
+
+    def part(self, name: str) -> Part:
+        return next(one for one in self.parts.members if one.name == name)
+
+    @property
+    def names(self) -> list[str]:
+        return [one.name for one in self.parts.members]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    one = Fleet(tmp_path)
+    assert {one.ran(), one.ran()} == {("prefill-0", "prefill"), ("decode-0", "decode")}
+    yield one
+    one.parts.stop(0.0)
+
+
+def test_it_has_as_many_places_as_there_may_be_workers(fleet: Fleet) -> None:
+    assert fleet.places.names == ["prefill-0", "decode-0", "worker-2", "worker-3"]
+    alone = Places(Settings(), ["prefill", "decode"], fleet.worker)
+    assert alone.names == ["prefill-0", "decode-0"]
+
+
+def test_what_is_missing_starts_once(fleet: Fleet) -> None:
+    for _ in range(3):
+        fleet.obey(5, prefill_0="prefill", decode_0="decode", worker_2="decode", elsewhere="decode")
+    assert fleet.ran() == ("worker-2", "decode")
+    assert fleet.names == ["prefill-0", "decode-0", "worker-2"]
+    assert not fleet.started.poll(0)
+    assert fleet.said == ["worker-2: ordered: a decode worker"]
+
+
+def test_what_is_too_many_drains_and_is_not_started_again(fleet: Fleet) -> None:
+    for _ in range(2):
+        fleet.obey(5, prefill_0="prefill")
+    assert fleet.parts.waiting_for == ["prefill-0"]
+    fleet.until(lambda: fleet.names == ["prefill-0"], "the decode worker has ended")
+    assert fleet.said == ["decode-0: ordered away: drains", "decode-0: ended"]
+    fleet.obey(5, prefill_0="prefill", decode_0="decode")
+    assert fleet.ran() == ("decode-0", "decode")
+
+
+def test_one_that_does_not_drain_in_time_is_killed(fleet: Fleet) -> None:
+    part = fleet.part("decode-0")
+    assert part.child is not None
+    part.child.process.join(0)
+    fleet.obey(5, prefill_0="prefill")
+    part.leaves_by = 0.0
+    fleet.until(lambda: "decode-0" not in fleet.names, "it is gone")
+
+
+def test_orders_of_an_earlier_decider_are_ignored(fleet: Fleet) -> None:
+    fleet.obey(5, prefill_0="prefill", decode_0="decode")
+    fleet.obey(4, prefill_0="prefill")
+    assert not any(one.leaves_by is not None for one in fleet.parts.members)
+
+
+def test_a_worker_that_dies_starts_with_the_role_it_had_last(fleet: Fleet) -> None:
+    fleet.obey(5, prefill_0="decode", decode_0="decode")  # it changed its role meanwhile
+    part = fleet.part("prefill-0")
+    part.proven = True
+    assert part.child is not None
+    part.child.process.kill()
+    fleet.until(lambda: bool(part.deaths) and part.runs, "it is started again")
+    assert fleet.ran() == ("prefill-0", "decode")
+
+
+def test_an_ordered_worker_that_cannot_start_does_not_end_the_others(fleet: Fleet) -> None:
+    fleet.obey(5, prefill_0="prefill", decode_0="decode", worker_3="decode")
+    fleet.until(lambda: fleet.part("worker-3").given_up, "it is given up")
+    assert "given up" in fleet.said[-1]
+    fleet.obey(5, prefill_0="prefill", decode_0="decode")
+    fleet.until(lambda: "worker-3" not in fleet.names, "its place is free again")

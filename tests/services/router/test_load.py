@@ -1,0 +1,41 @@
+"""What a router counts for the autoscaler."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from baton.autoscale.histogram import SECONDS, TOKENS, middles, share_below
+from baton.services.router.load import RouterCounts
+from baton.services.router.state import RequestState
+
+
+def request(tokens: int, prompt: int = 100) -> RequestState:
+    state = RequestState("r", "f", b"", prompt, 1_000, 2_000, 1e9)
+    state.tokens = array("I", range(tokens))
+    return state
+
+
+def test_each_request_is_counted_at_its_arrival_first_token_and_end() -> None:
+    counts = RouterCounts()
+    for tokens in (1, 5, 11):
+        state = request(tokens)
+        counts.arrived(state)
+        state.arrived -= 0.5
+        counts.first_token(state)
+        state.timings.last_token = state.first_token + 0.02 * (tokens - 1)
+        counts.over(state)
+    counts.arrived(request(0, prompt=5_000))
+    refused = request(0)
+    counts.arrived(refused)
+    counts.over(refused)  # without a token, so without a gap
+    load = counts.message([1, 2, 3])
+    assert (load.over, load.output_tokens, load.waiting) == (4, 17, 3)
+    assert load.prompt_tokens == 3 * 100 + 5_000 + 100
+    assert middles(load.prompts, TOKENS) == [(96.0, 0.8), (6144.0, 0.2)]
+    assert sum(load.first_token) == 3
+    assert share_below(load.first_token, SECONDS, 0.4) == 0.0
+    assert share_below(load.first_token, SECONDS, 0.7) == 1.0
+    assert sum(load.gap) == 2  # of one token there is no gap
+    assert share_below(load.gap, SECONDS, 0.025) == pytest.approx(1.0)
