@@ -8,6 +8,7 @@ import sys
 # In the order in which `make bench` runs them.
 NAMES = [
     "scheduler",
+    "autoscale",
     "handoff",
     "wire",
     "proposers",
@@ -20,7 +21,7 @@ NAMES = [
 ]
 # Not part of `all`: kernels are for GPUs, `preload` needs libraries that are not installed here, and the
 # others take long.
-ALONE = ["clients", "kernels", "overload", "preload", "soak"]
+ALONE = ["clients", "flood", "kernels", "overload", "preload", "soak", "tls"]
 
 
 def main() -> int:

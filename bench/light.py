@@ -49,8 +49,9 @@ class _Connection:
 class Client:
     """A pool of connections to one server on loopback, one for each concurrent request."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, key: str = "") -> None:
         self._port = port
+        self._key = f"Authorization: Bearer {key}\r\n".encode() if key else b""
         self._idle: list[_Connection] = []
 
     async def post(self, path: str, body: dict[str, Any], *, leave_after: int | None = None) -> Reply:
@@ -68,7 +69,7 @@ class Client:
             async with asyncio.timeout(TIMEOUT_S):
                 writer.write(
                     b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                    b"Content-Length: %d\r\n\r\n%s" % (path.encode(), len(data), data)
+                    b"%sContent-Length: %d\r\n\r\n%s" % (path.encode(), self._key, len(data), data)
                 )
                 if leave_after != 0:
                     keep = await _read(reader, reply, leave_after)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psutil
 
 from baton.protos import scheduler_pb2
@@ -21,10 +23,18 @@ def processes(one: Deployment) -> dict[str, psutil.Process]:
     return found
 
 
-def private_mib(process: psutil.Process) -> float:
-    """Return the MiB that this process and its children share with nobody (KV segments are shared)."""
+def anonymous_mib(process: psutil.Process) -> float:
+    """Return the anonymous memory of this process and its children in MiB: no files, no KV segments.
+
+    What a fork inherited counts from the beginning: a page of that which is written first is no growth.
+    """
     everyone = [process, *process.children(recursive=True)]
-    return sum(float(one.memory_full_info().uss) for one in everyone) / 2**20
+    return sum(_anonymous_kib(one.pid) for one in everyone) / 2**10
+
+
+def _anonymous_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 def rss_mib(process: psutil.Process) -> float:

@@ -26,7 +26,7 @@ class Panel:
     labels: list[str]
     series: dict[str, list[float]]
     axis: str  # what the values are, with their unit
-    kind: Literal["bars", "stacked", "lines"] = "bars"
+    kind: Literal["bars", "stacked", "lines", "steps"] = "bars"  # steps: labels are numbers
     log: bool = False  # a logarithmic axis for the values
     labels_axis: str = ""  # what the labels of lines are
     goal: float | None = None
@@ -118,7 +118,7 @@ def _draw(figure: Figure, theme: _Theme, file: Path) -> None:
         for number, panel in enumerate(figure.panels, 1):
             axes = canvas.add_subplot(rows, columns, number)
             axes.set_title(panel.title, loc="left")
-            (_lines if panel.kind == "lines" else _bars)(axes, panel, theme)
+            {"lines": _lines, "steps": _steps}.get(panel.kind, _bars)(axes, panel, theme)
         handles: dict[str, Any] = {}
         for axes in canvas.axes:
             handles.update(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -139,7 +139,7 @@ def _draw(figure: Figure, theme: _Theme, file: Path) -> None:
 
 def _height(panel: Panel) -> float:
     """Return the height of a chart in inches."""
-    if panel.kind == "lines":
+    if panel.kind in ("lines", "steps"):
         return 2.3
     bars = len(panel.labels) * (1 if panel.kind == "stacked" else len(panel.series))
     return 0.75 + 0.17 * bars + 0.1 * len(panel.labels)
@@ -184,6 +184,17 @@ def _lines(axes: Any, panel: Panel, theme: _Theme) -> None:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
+
+
+def _steps(axes: Any, panel: Panel, theme: _Theme) -> None:
+    """Draw values that stay until the next one."""
+    places = [float(label) for label in panel.labels]
+    for number, (name, values) in enumerate(panel.series.items()):
+        axes.step(places, values, where="post", color=theme.series[number], label=name)
+    axes.set_ylabel(panel.axis)
+    axes.set_xlabel(panel.labels_axis)
+    axes.grid(axis="y", linewidth=0.5)
+    axes.set_ylim(bottom=0)
 
 
 def _short(value: float) -> str:

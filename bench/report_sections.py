@@ -406,6 +406,44 @@ def overload(result: Result) -> list[Block]:
     ]
 
 
+def flood(result: Result) -> list[Block]:
+    felt, held = result["felt"], result["held"]
+    keys = ["ttft_p50_ms", "ttft_p99_ms", "answers"]
+    flooding, goals = felt["flood"], felt["goals"]
+    words = {"requests_per_s": "requests a second", "tokens_per_min": "tokens a minute"}
+    rates = [
+        [
+            words[field],
+            one["limit"],
+            one["sent"],
+            one["statuses"].get("200", 0),
+            one["allowed"],
+            f"{one['off']:+.1%}",
+        ]
+        for field, one in held.items()
+        if field in words
+    ]
+    crowd = held["concurrency"]
+    return [
+        f"## A tenant that floods at {result['times']} times its limit\n",
+        f"1P1D of the demo model. One tenant sends at random times; in turns it is alone, or another sends "
+        f"{result['times']} times as many requests as its limit of {flooding['limit_per_s']} a second admits: of "
+        f"{flooding['sent']} requests {_counts(flooding['statuses'])}, a refusal after {flooding['refused_p50_ms']} ms (p50). "
+        f"The first one's time to first token at p99 was {goals['ttft_p99_against_alone']} times that of alone; goal "
+        f"{goals['goal']}.",
+        _measured(result, "python -m bench flood"),
+        table(
+            ["", *_heads(keys)],
+            [[name, *(felt[name][key] for key in keys)] for name in ("alone", "beside a flood")],
+        ),
+        "Through two routers that share limits in Redis, in front of a worker without an engine; `allowed` is the rate times "
+        "the seconds, and one full bucket:\n",
+        table(["limit", "of", "sent", "admitted", "allowed", "off"], rows=rates),
+        f"Of at most {crowd['limit']} requests at a time, {crowd['peak']} were under way at the most ({crowd['usual']} usually), "
+        f"of {crowd['sent']:,} that were sent.\n",
+    ]
+
+
 def startup(result: Result) -> list[Block]:
     median = result["median_s"]
     rows = [
@@ -434,6 +472,60 @@ def startup(result: Result) -> list[Block]:
     ]
 
 
+def autoscale(result: Result) -> list[Block]:
+    goals, service, decision = result["goals"], result["service"], result["decision_ms"]
+    columns = ("mean_workers", "within_percent", "first_token_percent", "gap_percent")
+    rows = [
+        *(
+            [f"autoscaled, a worker starts in {start} s", *(run[key] for key in columns)]
+            for start, run in result["autoscaled"].items()
+        ),
+        *([f"fixed, {name}", *(run[key] for key in columns)] for name, run in result["fixed"].items()),
+    ]
+    phases = ", then ".join(
+        f"{one['name']} ({one['per_s']:g}/s, prompts of {one['prompt']}, answers of {one['answer']} tokens)"
+        for one in result["phases"]
+    )
+    minutes = [f"{at / 60:.2f}" for at, _, _ in result["counts"]]
+    counts = {
+        "prefill workers": [float(prefill) for _, prefill, _ in result["counts"]],
+        "decode workers": [float(decode) for _, _, decode in result["counts"]],
+    }
+    errors = ", ".join(
+        f"{what} {error['median']} (mean {error['mean']})"
+        for what, error in result["prediction_error_percent"].items()
+    )
+    return [
+        "## Autoscaling, simulated\n",
+        f"Simulated, by the product's own controller: {result['requests']:,} requests, {phases}, each for five minutes. A worker "
+        f"prefills {service['prefill_tokens_per_s']:,} tokens/s; with n requests its gap between tokens is "
+        f"{1e3 * service['gap']['base']:.1f} + {1e3 * service['gap']['slope']:.2f} n ms, as `clients` measured. Goals for each "
+        f"request: first token within {goals['first_token_s']:g} s, mean gap within {1e3 * goals['gap_s']:g} ms. Of each number "
+        "of fixed workers, the best split is shown.",
+        _measured(result, "python -m bench autoscale"),
+        Figure(
+            "autoscale",
+            "Numbers of prefill and decode workers over time as a simulated load doubles, halves and changes its kind",
+            [
+                Panel(
+                    "Workers over time (simulated)",
+                    minutes,
+                    counts,
+                    "workers",
+                    "steps",
+                    labels_axis="minutes",
+                )
+            ],
+            columns=1,
+        ),
+        table(["", "workers, mean", "within both, %", "first token, %", "gap, %"], rows),
+        f"Median error of the predictions for 30 s, per cent (shares: points): {errors}. Every change of the load "
+        "counts: it cannot be foreseen.\n",
+        f"A decision at {decision['workers']:,} workers and {decision['routers']} routers takes {decision['p50']} ms of CPU (p50), "
+        f"{decision['max']} ms at most, every two seconds, in a thread beside the scheduler's loop.\n",
+    ]
+
+
 def soak(result: Result) -> list[Block]:
     keys = ["first", "warm", "last", "requests_measured", "mib_per_1000"]
     full = result["waiting_p50"] > 0
@@ -441,8 +533,8 @@ def soak(result: Result) -> list[Block]:
         f"## Memory over {result['requests']:,} requests{', in a full house' if full else ''}\n",
         f"1P1D of the demo model with its drafts, {result['seconds']} s, {result['connections']} connections on "
         f"{result['slots']} slots, {result['waiting_p50']} waiting in the router (p50); by kind: {_counts(result['kinds'])}; "
-        f"failed: {result['failed']}; KV blocks missing afterwards: {result['blocks_missing']}. MiB that a process has for "
-        "itself; the slope is that of the samples after the warm-up, with a bound of "
+        f"failed: {result['failed']}; KV blocks missing afterwards: {result['blocks_missing']}. Anonymous memory of a process "
+        "and its children, MiB; the slope is that of the samples after the warm-up, with a bound of "
         f"{result['bound_mib_per_1000']} MiB a thousand requests.",
         _measured(result, f"python -m bench soak{' --full-house' if full else ''}"),
         table(
@@ -478,7 +570,9 @@ SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
     "router": router,
     "scheduler": scheduler,
     "scheduler-cpu": scheduler_cpu,
+    "autoscale": autoscale,
     "overload": overload,
+    "flood": flood,
     "startup": startup,
     "soak": soak,
     "soak-full-house": soak,

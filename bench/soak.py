@@ -2,8 +2,8 @@
 
 1P1D of the demo model with its drafts. Several kept connections send short requests of all kinds: answers in
 one piece and streams, some that are refused and some whose client leaves at once or in the middle. Memory is
-what a process and its children have for themselves (USS), sampled while nothing waits; its slope is taken by
-least squares over the samples after the warm-up, which is longer than the minute for which workers and
+the anonymous one of a process and its children, sampled while nothing waits; its slope is taken by least
+squares over the samples after the warm-up, which is longer than the minute for which workers and
 scheduler remember the epochs of ended requests.
 
 With `--full-house` there are several times as many connections as the workers admit requests, so that the
@@ -28,7 +28,7 @@ import httpx
 import psutil
 
 from bench.light import Client
-from bench.processes import private_mib, processes, rss_mib
+from bench.processes import anonymous_mib, processes, rss_mib
 from harness.deployment import ENGINE, MODEL_NAME, Deployment, deployment, free_blocks, idle
 from harness.stats import median, save
 from harness.support import eventually
@@ -181,7 +181,7 @@ async def one_request(client: Client, draw: random.Random, kind: str) -> str:
 
 
 def sample(watched: dict[str, psutil.Process], requests: int, seconds: float) -> dict[str, float]:
-    found = {name: private_mib(process) for name, process in watched.items()}
+    found = {name: anonymous_mib(process) for name, process in watched.items()}
     rss = {f"{name} rss": rss_mib(one) for name, one in watched.items()}
     return {"requests": requests, "seconds": seconds, **found, **rss}
 

@@ -59,6 +59,11 @@ def _check_baton(words: list[str], *, whole: bool) -> None:
     group: Any = typer.main.get_command(app)
     context = group.make_context("baton", list(words))
     name, command, arguments = group.resolve_command(context, words)
+    while hasattr(command, "resolve_command"):  # a group, as `baton ray`
+        if not arguments and not whole:
+            return
+        context = command.make_context(name, list(arguments), parent=context)
+        name, command, arguments = command.resolve_command(context, arguments)
     if whole:
         command.make_context(name, arguments, parent=context)
     else:

@@ -11,8 +11,8 @@ from baton.services.config import Settings
 from harness.support import ROOT
 from tests.docs.pages import PAGES, Page
 
-FOLDERS = "bench|deploy|docs|handoff|harness|kernels|protos|scheduler|services|src/baton|tests"
-PRODUCT = ("services", "scheduler", "handoff")
+FOLDERS = "autoscale|bench|deploy|docs|handoff|harness|kernels|protos|scheduler|services|src/baton|tests"
+PRODUCT = ("services", "autoscale", "scheduler", "handoff")
 PATH = re.compile(rf"(?:{FOLDERS})/[\w./-]*")
 WRITTEN = "bench/results/"  # by whoever measures
 MODULE = re.compile(r"(?:baton|bench|harness|tests)(?:\.\w+)+")

@@ -27,15 +27,17 @@ class Setup:
     transport: str
     prefix_caching: bool
     drafts: str
+    tls: bool = False  # mutual TLS, so that each part plays its own role only
 
     def __str__(self) -> str:
         cache = "cache" if self.prefix_caching else "no-cache"
-        return f"{self.pairs}P{self.pairs}D-{self.store}-{self.transport}-{cache}-{self.drafts}"
+        tls = "-tls" if self.tls else ""
+        return f"{self.pairs}P{self.pairs}D-{self.store}-{self.transport}-{cache}-{self.drafts}{tls}"
 
 
 SETUPS = [
-    Setup(1, "memory", "shm", prefix_caching=True, drafts="auto"),
-    Setup(1, "redis", "grpc", prefix_caching=False, drafts="none"),
+    Setup(1, "memory", "shm", prefix_caching=True, drafts="none"),
+    Setup(1, "redis", "grpc", prefix_caching=False, drafts="auto", tls=True),
     Setup(2, "redis", "shm", prefix_caching=False, drafts="hybrid"),
     Setup(2, "memory", "grpc", prefix_caching=True, drafts="eagle3"),
 ]
@@ -71,6 +73,8 @@ def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "scheduler": {"idle_decode_tokens": 0},  # every prompt is handed over
     }
     folder = tmp_path_factory.mktemp(str(setup))
+    if setup.tls:
+        config["security"] = {"tls": True, "ca": str(folder / "ca")}
     if setup.store == "memory":
         with deployment(folder, **config) as one:
             yield one.up(setup.pairs, setup.pairs)
@@ -125,8 +129,9 @@ async def test_token_for_token(deployed: Deployment, expected: list[Any], at_a_t
 def test_the_prompts_were_read_by_the_prefill_workers(deployed: Deployment, setup: Setup) -> None:
     """After the runs above, each answer has gone over the chosen transport, from prefill to decode."""
     status = deployed.status()
-    prefill = {worker["identity"]["worker_id"] for worker in deployed.workers("prefill")}
-    decode = {worker["identity"]["worker_id"] for worker in deployed.workers("decode")}
+    workers = [worker["identity"] for worker in status["workers"]]
+    prefill = {one["worker_id"] for one in workers if one["role"] == "ROLE_PREFILL"}
+    decode = {one["worker_id"] for one in workers if one["role"] == "ROLE_DECODE"}
     assert (len(prefill), len(decode)) == (setup.pairs, setup.pairs)
     done = [past for past in status["handoffs"] if int(past["cost"].get("output_tokens", 0)) > 1]
     assert len(done) > 20
