@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from typing import Any
 
 import httpx
 import schemathesis
+import schemathesis.generation
+import schemathesis.python
+import schemathesis.transport
 from hypothesis import strategies as st
 from schemathesis import Case
 from schemathesis.specs.openapi.schemas import OpenApiSchema
@@ -30,6 +35,12 @@ LENGTHS = ("max_tokens", "max_output_tokens")
 RARELY = 8  # one generated request in so many is sent as it is, but for its length
 UNAVAILABLE = (503, 504)  # the 5xx that there may be: no room, and the deadline that we send along
 TIMEOUT_S = "20"
+
+# Schemathesis imports half of itself within the first examples, and pytest rewrites these modules. CPython
+# 3.11's ast.parse is not re-entrant (gh-106905): with a finalizer that parses something, too, it raises.
+for package in (schemathesis.generation, schemathesis.python, schemathesis.transport):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
 
 
 def operations(url: str) -> list[Any]:
