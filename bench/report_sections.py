@@ -534,7 +534,7 @@ def soak(result: Result) -> list[Block]:
         f"1P1D of the demo model with its drafts, {result['seconds']} s, {result['connections']} connections on "
         f"{result['slots']} slots, {result['waiting_p50']} waiting in the router (p50); by kind: {_counts(result['kinds'])}; "
         f"failed: {result['failed']}; KV blocks missing afterwards: {result['blocks_missing']}. Anonymous memory of a process "
-        "and its children, MiB; the slope is that of the samples after the warm-up, with a bound of "
+        "and its children, MiB; the slope is the median of those between the samples after the warm-up, with a bound of "
         f"{result['bound_mib_per_1000']} MiB a thousand requests.",
         _measured(result, f"python -m bench soak{' --full-house' if full else ''}"),
         table(

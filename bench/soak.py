@@ -2,9 +2,9 @@
 
 1P1D of the demo model with its drafts. Several kept connections send short requests of all kinds: answers in
 one piece and streams, some that are refused and some whose client leaves at once or in the middle. Memory is
-the anonymous one of a process and its children, sampled while nothing waits; its slope is taken by least
-squares over the samples after the warm-up, which is longer than the minute for which workers and
-scheduler remember the epochs of ended requests.
+the anonymous one of a process and its children, sampled while nothing waits; its slope is the median of the
+slopes between the samples after the warm-up, which is longer than the minute for which workers and scheduler
+remember the epochs of ended requests.
 
 With `--full-house` there are several times as many connections as the workers admit requests, so that the
 others wait in the router; the shares of the kinds stay.
@@ -21,6 +21,7 @@ import random
 import tempfile
 import time
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -200,8 +201,9 @@ def growth(name: str, samples: list[dict[str, float]]) -> dict[str, float]:
 
 
 def slope(points: list[tuple[float, float]]) -> float:
-    """Return the slope by least squares."""
-    x_mean = sum(x for x, _ in points) / len(points)
-    y_mean = sum(y for _, y in points) / len(points)
-    spread = sum((x - x_mean) ** 2 for x, _ in points)
-    return sum((x - x_mean) * (y - y_mean) for x, y in points) / spread if spread else 0.0
+    """Return the median of the slopes between any two points (Theil, 1950; Sen, 1968).
+
+    An allocator takes and gives back some MiB at a time: a sample that is off by that moves least squares.
+    """
+    slopes = [(after[1] - one[1]) / (after[0] - one[0]) for one, after in combinations(points, 2)]
+    return median(slopes) if slopes else 0.0
