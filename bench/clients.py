@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from baton.services.config import SchedulerSettings
+from baton.services.config import EngineSettings, SchedulerSettings
 from bench.light import Client
 from bench.tool_guidellm import Guidellm
 from bench.tool_lm_eval import LmEval
@@ -44,13 +44,13 @@ def main(arguments: list[str]) -> None:
     if "serve" in loads:
         loads["serve"] = options.concurrency
     config = yaml.safe_load((ROOT / "deploy" / "laptop.yaml").read_text())
-    engine = config["engine"]
+    engine = EngineSettings(**config["engine"])  # its defaults, too
     runs: dict[str, Rows] = {name: defaultdict(lambda: {"baton": [], "stock": []}) for name in loads}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for name in loads:
             TOOLS[name].prepare()  # before the servers take the cores
         one = stack.enter_context(deployment(Path(folder) / "baton", **config)).up(1, 1)
-        same = {key: engine[key] for key in ("max_model_len", "max_num_seqs")}
+        same = {"max_model_len": engine.max_model_len, "max_num_seqs": engine.max_num_seqs}
         stock, _ = stack.enter_context(
             stock_vllm(Path(folder) / "stock", model=str(MODEL), cold=True, **same)
         )
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
                     for row, figures in TOOLS[name].run(url, load, Path(folder), number + 1).items():
                         runs[name][row][arm].append(figures)
                         print(f"{name} {row:>4} {arm:>6}", figures, flush=True)
-        bound = int(engine["max_num_seqs"] * SchedulerSettings().max_queue_factor)
+        bound = int(engine.max_num_seqs * SchedulerSettings().max_queue_factor)
         loops = {name: asyncio.run(closed(url, bound, 10)) for name, url in arms.items()}
         print(f"{bound} closed loops: {loops}", flush=True)
     tools = {
