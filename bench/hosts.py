@@ -2,6 +2,7 @@
 
 Two hosts, prefill on one and decode on the other, with the model's own drafts; then the second is killed. In
 `spare` a third host with room is there when it dies, in `joins` it joins once Ray has found the second dead.
+`quick` has shorter health checks of Ray's (harness/ray_hosts.py).
 Clients keep asking throughout: every token is compared with the answers of an undisturbed deployment. Times
 are read from the progress of `baton ray up`, which are those of the moments when it printed them.
 """
@@ -13,7 +14,7 @@ import asyncio
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,10 +22,17 @@ from harness.chaos.answers import questions
 from harness.chaos.load import Load, judge
 from harness.chaos.site import Part
 from harness.netns import why_not
-from harness.ray_hosts import RayHosts, ray_hosts
+from harness.ray_hosts import QUICK, RayHosts, ray_hosts
 from harness.stats import save
+from harness.support import eventually
 
-ARMS = ("spare", "joins")
+# By name: whether the third host is there before, and Ray's settings.
+ARMS: dict[str, tuple[bool, Mapping[str, str]]] = {
+    "spare": (True, {}),
+    "joins": (False, {}),
+    "spare, quick": (True, QUICK),
+    "joins, quick": (False, QUICK),
+}
 CLIENTS = 8
 EVERY = 3  # one in so many prompts is asked
 CALM_S = 10.0  # of load before the host dies, and after its worker is back
@@ -50,7 +58,7 @@ def main(arguments: list[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--arm", choices=ARMS, action="append", help="one of them; both by default")
+    parser.add_argument("--arm", choices=ARMS, action="append", help="one of them; all by default")
     parser.add_argument("--dry", action="store_true", help="save nothing")
     options = parser.parse_args(arguments)
     if why := why_not():
@@ -66,14 +74,16 @@ def main(arguments: list[str]) -> None:
 
 def run(arm: str) -> dict[str, Any]:
     """Start the hosts, and measure one arm."""
-    with tempfile.TemporaryDirectory() as folder, ray_hosts(Path(folder)) as hosts:
-        if arm == "spare":
+    spare, ray = ARMS[arm]
+    with tempfile.TemporaryDirectory() as folder, ray_hosts(Path(folder), ray) as hosts:
+        if spare:
             hosts.join("third")
+            eventually(lambda: len(hosts.status()["nodes"]) == 3, 60, "the third host has joined", 1.0)
         with hosts.forwarded() as url:
-            return asyncio.run(_under_load(hosts, url, arm))
+            return asyncio.run(_under_load(hosts, url, spare))
 
 
-async def _under_load(hosts: RayHosts, url: str, arm: str) -> dict[str, Any]:
+async def _under_load(hosts: RayHosts, url: str, spare: bool) -> dict[str, Any]:
     asked = await questions(url, EVERY)
     times: dict[str, float] = {}
     async with Load(Served(url), asked, CLIENTS, "hosts") as load:
@@ -83,7 +93,7 @@ async def _under_load(hosts: RayHosts, url: str, arm: str) -> dict[str, Any]:
         began = time.monotonic()
         times["silent_s"] = await _said(hosts, "second       does not answer", began)
         times["dead_s"] = await _said(hosts, "second       this node is dead", began)
-        if arm == "joins":
+        if not spare:
             await asyncio.to_thread(hosts.join, "third")
             times["joined_s"] = time.monotonic() - began
         times["room_s"] = await _said(hosts, "has room on third", began)

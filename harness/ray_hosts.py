@@ -35,6 +35,12 @@ COMMON = (
 )
 # Of a local user's own: without RAY_AUTH_MODE Ray would write a token into the home folder.
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+# By default Ray needs half a minute to find a host dead that falls silent.
+QUICK = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
 
 
 @dataclass
@@ -132,9 +138,9 @@ def _cluster_file(folder: Path) -> Path:
 
 
 @contextmanager
-def ray_hosts(folder: Path) -> Iterator[RayHosts]:
-    """Run a deployment on two hosts, which is ready; everything ends with the block."""
-    environment = {**os.environ, **RAY, "BATON_SECURITY__CA": str(folder / "ca")}
+def ray_hosts(folder: Path, ray: Mapping[str, str] = QUICK) -> Iterator[RayHosts]:
+    """Run a deployment on two hosts, which is ready; everything ends with the block. `ray`: its settings."""
+    environment = {**os.environ, **RAY, **ray, "BATON_SECURITY__CA": str(folder / "ca")}
     with Network(folder) as network:
         head = ("--head", f"--port={GCS_PORT}", "--temp-dir=/run/ray", "--include-dashboard=false")
         cores = sorted(os.sched_getaffinity(0))

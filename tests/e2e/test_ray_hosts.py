@@ -93,13 +93,13 @@ def one_pair(hosts: RayHosts) -> Iterator[Served]:
         yield Served(url, stack)
 
 
-# The table of features, as pytest finds tests by a module's names: all of it with BATON_TEST_WHOLE_TABLE=1.
+# The table of features, as pytest finds tests by a module's names: all of it with WHOLE_TABLE=1.
 clients = test_api.clients
 globals().update(
     {
         name: one
         for name, one in vars(test_api).items()
-        if name in CHOSEN or (name.startswith("test_") and "BATON_TEST_WHOLE_TABLE" in os.environ)
+        if name in CHOSEN or (name.startswith("test_") and "WHOLE_TABLE" in os.environ)
     }
 )
 
