@@ -65,7 +65,7 @@ class RayHosts:
 
     @property
     def text(self) -> str:
-        """What `baton ray up` printed so far."""
+        """The output of `baton ray up` so far."""
         return self.output.read_text()
 
     def baton(self, *command: str) -> str:

@@ -23,7 +23,7 @@ END_S = 150.0  # until the last answers have come
 
 
 class Served(Protocol):
-    """What the load needs to know of a deployment."""
+    """A deployment, as far as the load needs to know it."""
 
     @property
     def routers(self) -> Sequence[Part]: ...

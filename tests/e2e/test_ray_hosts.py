@@ -1,7 +1,7 @@
 """`baton ray up` on two hosts: Ray on both, prefill on one, decode on the other, and one of them dies.
 
-The hosts are those of harness/netns.py, each with an address, process ids, a host name, a /dev/shm and, here,
-a core of its own.
+A part of test_api's table of features runs through them, too; all of it with
+`WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_hosts.py`. The hosts are those of harness/ray_hosts.py.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def one_pair(hosts: RayHosts) -> Iterator[Served]:
         yield Served(url, stack)
 
 
-# The table of features, as pytest finds tests by a module's names: all of it with WHOLE_TABLE=1.
+# The table of features, as pytest finds tests by a module's names.
 clients = test_api.clients
 globals().update(
     {
