@@ -160,7 +160,6 @@ def test_a_host_that_dies_is_answered_for_and_its_worker_comes_back(
         got += tokens
     assert got == expected
     assert answer(one_pair.url, prompts()[0])[0]
-    eventually(lambda: "second       does not answer" in hosts.text, 20, "silence is told")
     eventually(lambda: "second       this node is dead" in hosts.text, 40, "Ray notices")
     eventually(lambda: "; back on third" in hosts.text, 60, "the worker is back")
     assert re.search(r"decode-0 +was lost with second; waits for room: 1 CPU", hosts.text)
