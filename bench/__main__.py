@@ -21,7 +21,7 @@ NAMES = [
 ]
 # Not part of `all`: kernels are for GPUs, `preload` needs libraries that are not installed here, and the
 # others take long.
-ALONE = ["clients", "flood", "kernels", "overload", "preload", "soak", "tls"]
+ALONE = ["clients", "flood", "hosts", "kernels", "overload", "preload", "soak", "tls"]
 
 
 def main() -> int:

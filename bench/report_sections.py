@@ -543,6 +543,33 @@ def soak(result: Result) -> list[Block]:
     ]
 
 
+def ray_hosts(result: Result) -> list[Block]:
+    heads = {
+        "silent_s": "silence is told, s",
+        "dead_s": "found dead by Ray, s",
+        "joined_s": "a new host starts Ray, s",
+        "room_s": "its worker has room, s",
+        "back_s": "its worker is ready, s",
+        "requests": "requests",
+        "while_away": "of them until then",
+        "failed": "failed",
+        "wrong": "wrong tokens",
+        "refused": "refused (503)",
+        "longest_pause_s": "longest pause of a stream, s",
+    }
+    rows = [[arm, *(figures.get(key, "-") for key in heads)] for arm, figures in result["arms"].items()]
+    return [
+        "## A host of a Ray cluster that dies under load\n",
+        f"Prefill on one host, decode on another, in network namespaces with a core each; {result['clients']} clients that "
+        "always ask, with the model's own drafts, greedy, and each token is compared with the answer before. All processes "
+        "of the decode host are killed at once. Seconds from then on. In `spare` a third host with room is there already, "
+        "in `joins` it starts Ray once the second is found dead, on the same core. `quick` has Ray's health checks every "
+        "second, with an answer in 2 s, three times.",
+        _measured(result, "python -m bench hosts"),
+        table(["", *heads.values()], rows),
+    ]
+
+
 def preload(result: Result) -> list[Block]:
     keys = ["tokens_per_s_1", "ms_per_token_1", "tokens_per_s_8", "ms_per_token_8"]
     rows = [
@@ -574,6 +601,7 @@ SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
     "overload": overload,
     "flood": flood,
     "startup": startup,
+    "ray-hosts": ray_hosts,
     "soak": soak,
     "soak-full-house": soak,
     "preload": preload,

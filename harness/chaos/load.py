@@ -7,18 +7,28 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 import aiohttp
 
 from harness.chaos.answers import Case, Questions
-from harness.chaos.site import Part, Site
+from harness.chaos.site import Part
 
 DEADLINE_S = 120.0  # of one request, with all its waiting
 MOST_WAIT_S = 2.0  # before the next try after a 503, whatever Retry-After says
 END_S = 150.0  # until the last answers have come
+
+
+class Served(Protocol):
+    """A deployment, as far as the load needs to know it."""
+
+    @property
+    def routers(self) -> Sequence[Part]: ...
+
+    def url(self, router: Part) -> str: ...
 
 
 class Fate(Enum):
@@ -75,7 +85,7 @@ def judge(answer: Answer, expected: list[int]) -> tuple[Fate, str]:
 class Load:
     """The clients; `running` and `over` may be read at any time."""
 
-    def __init__(self, site: Site, questions: Questions, clients: int, seed: str) -> None:
+    def __init__(self, site: Served, questions: Questions, clients: int, seed: str) -> None:
         self.site = site
         self.running: dict[str, Answer] = {}
         self.over: list[Answer] = []

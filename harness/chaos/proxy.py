@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 
 _PIECE = 1 << 16  # bytes read at once
 
@@ -15,7 +16,8 @@ _PIECE = 1 << 16  # bytes read at once
 class Proxy:
     """A proxy from loopback's `port` to `target`, which may change when the worker starts again."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.host = host  # of the target
         self.target = 0  # port; 0: none yet
         self.port = 0
         self.delay_s = 0.0  # each way
@@ -24,8 +26,10 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def start(self, listener: socket.socket | None = None) -> None:
+        """Serve at a free port, or at `listener`, which may belong to another network than connections do."""
+        listener = listener or socket.create_server(("127.0.0.1", 0))
+        self._server = await asyncio.start_server(self._serve, sock=listener)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def drop(self) -> None:
@@ -52,7 +56,7 @@ class Proxy:
         task.add_done_callback(self._connections.discard)
         with contextlib.closing(writer), contextlib.suppress(OSError):
             await self._open.wait()
-            there, back = await asyncio.open_connection("127.0.0.1", self.target)
+            there, back = await asyncio.open_connection(self.host, self.target)
             with contextlib.closing(back):
                 ways = [
                     asyncio.create_task(self._pass(reader, back)),

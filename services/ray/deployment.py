@@ -45,6 +45,7 @@ FAILED_TURNS = 60  # in a row, as while Ray's control service is away; then the 
 ANSWER_S = 2.0  # for the keepers' answers in one turn; a node that is slower is heard in a later one
 READY_TIMEOUT_S = 1800.0  # a cluster may first have to start machines
 STILL_WAITING_S = 10.0
+SILENT_S = 3.0  # of a keeper; then its node is said not to answer, which Ray finds out later
 
 Tell = Callable[[str, str], None]  # a part's name, what happened to it
 
@@ -61,6 +62,8 @@ class Slot:
     devices: Any = None  # the reference to its variables, if the bundle has devices
     environment: dict[str, str] | None = None  # known once it has room
     leaving: bool = False
+    host: str = ""  # the name of the node where it has room, or had it last
+    lost_at: float | None = None  # when its node died; until it is ready elsewhere
 
     @property
     def key(self) -> str:
@@ -77,6 +80,8 @@ class Node:
     order: int = -1  # number of the latest that was sent
     parts: list[dict[str, Any]] | None = None  # of that order; None: it must be sent again
     report: Report = field(default_factory=lambda: Report(-1))
+    heard: float | None = None  # when it answered last; None: it starts
+    silent: bool = False
 
 
 class Deployment:
@@ -100,12 +105,13 @@ class Deployment:
                 f"a deployment of topic {settings.scheduler.topic!r} runs on this cluster: `baton ray down` "
                 "ends it; or set scheduler.topic"
             )
-        self._desk = cluster.actor(Desk, name=NAME, namespace=self._name)
+        self._home = cluster.here()
+        # On this node: it would be away for as long as Ray takes to find another one dead.
+        self._desk = cluster.actor(Desk, node=self._home, name=NAME, namespace=self._name)
         self._wanted = {role: settings.deploying(role).initial for role in WORKER_ROLES}
         self._slots: list[Slot] = []
         self._nodes: dict[tuple[str, str], Node] = {}  # by node's id and runtime environment
         self._machines: dict[str, Machine] = {}
-        self._home = cluster.here()
         self._routers: dict[str, str] = {}  # name -> node's id
         self._healthy: set[str] = set()  # routers
         self._workers: dict[str, str] = {}  # name -> state at the scheduler
@@ -272,11 +278,14 @@ class Deployment:
             place = places.get(slot.key, Place("PENDING"))
             node = place.node if place.node in self._machines else ""
             if node != slot.node:
+                if slot.node:
+                    slot.lost_at = time.monotonic()
+                    room = _amounts(slot.bundle)
+                    self._tell(slot.name, f"was lost with {slot.host}; waits for room: {room}")
                 slot.node, slot.devices, slot.environment = node, None, None
                 if node:
-                    self._tell(slot.name, f"has room on {self._machines[node].name}")
-                else:
-                    self._tell(slot.name, "lost its room; it waits for another")
+                    slot.host = self._machines[node].name
+                    self._tell(slot.name, f"has room on {slot.host}")
             if slot.node and slot.environment is None:
                 self._find_devices(slot)
 
@@ -323,9 +332,14 @@ class Deployment:
     def _hear(self) -> None:
         nodes = list(self._nodes.values())
         reports = cluster.get([node.keeper.report.remote() for node in nodes], ANSWER_S)
+        now = time.monotonic()
         for node, report in zip(nodes, reports, strict=True):
             if report is None:
+                if node.heard is not None and now - node.heard > SILENT_S and not node.silent:
+                    node.silent = True
+                    self._tell(node.machine.name, "does not answer; its workers move when Ray finds it dead")
                 continue
+            node.heard, node.silent = now, False
             for name, text in report.said:
                 self._tell(name, text)
             if report.failed and not self._ready:
@@ -360,7 +374,7 @@ class Deployment:
         for one in description.workers:
             name = one.identity.name
             if self._workers[name] == "ready" != was.get(name):
-                self._tell(name, f"ready: {one.identity.address}")
+                self._tell(name, f"ready: {one.identity.address}{self._after_loss(name)}")
         for name, node in list(self._routers.items()):
             if name in self._healthy or node not in self._machines:
                 continue
@@ -370,6 +384,14 @@ class Deployment:
         if not self._ready:
             self._check_start()
             self._ready = not self._lacking() and bool(self._slots)
+
+    def _after_loss(self, name: str) -> str:
+        """Return how long a worker that is ready now was away, if its node had died."""
+        for slot in self._slots:
+            if slot.name == name and slot.node and slot.lost_at is not None:
+                away_s, slot.lost_at = time.monotonic() - slot.lost_at, None
+                return f"; back on {slot.host} {away_s:.1f} s after its node was found dead"
+        return ""
 
     def _check_start(self) -> None:
         """End a start in which a part was given up."""
@@ -477,7 +499,10 @@ class Deployment:
         if slot.leaving:
             return "draining"
         if not slot.node:
-            return f"waits for room: {_amounts(slot.bundle)}"
+            lost = f"lost with {slot.host}; " if slot.lost_at is not None else ""
+            return f"{lost}waits for room: {_amounts(slot.bundle)}"
+        if any(node.silent and key[0] == slot.node for key, node in self._nodes.items()):
+            return f"{slot.host} does not answer"
         if local == "running":
             return self._workers.get(slot.name, "starting")
         return local or "starting"

@@ -1,0 +1,169 @@
+"""`baton ray up` on hosts of a network: Ray on each, prefill on the first, decode on one of the others.
+
+The hosts are those of harness/netns.py, each with an address, process ids, a host name, a /dev/shm and, here,
+a core of its own. More may join, and any may die with all that runs on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.chaos.proxy import Proxy
+from harness.deployment import ENGINE
+from harness.netns import Host, Network
+from harness.support import BATON, CALL_S, PYTHON, ROOT, eventually
+
+GCS_PORT, ROUTER_PORT = 6379, 8000
+START_S = 200.0
+COMMON = (
+    "--block",
+    "--num-cpus=1",
+    "--object-store-memory=80000000",
+    "--disable-usage-stats",
+)
+# Of a local user's own: without RAY_AUTH_MODE Ray would write a token into the home folder.
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+# By default Ray needs half a minute to find a host dead that falls silent.
+QUICK = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+@dataclass
+class RayHosts:
+    """The hosts, and `baton ray up` on the first."""
+
+    network: Network
+    first: Host
+    second: Host
+    up: subprocess.Popen[bytes]
+    output: Path
+    environment: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        """The router's, inside the network."""
+        return f"http://{self.first.address}:{ROUTER_PORT}"
+
+    @property
+    def ray_address(self) -> str:
+        return f"{self.first.address}:{GCS_PORT}"
+
+    @property
+    def text(self) -> str:
+        """The output of `baton ray up` so far."""
+        return self.output.read_text()
+
+    def baton(self, *command: str) -> str:
+        """Run a command on the first host, and return what it prints."""
+        done = self.first.run([str(BATON), *command], CALL_S, env=self.environment, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def status(self) -> dict[str, Any]:
+        """Return what `baton ray status` says."""
+        told: dict[str, Any] = json.loads(
+            self.baton("ray", "status", "--json", "--address", self.ray_address)
+        )
+        return told
+
+    def join(self, name: str) -> Host:
+        """Start Ray on another host, which has room for one worker; returns at once."""
+        core = sorted(os.sched_getaffinity(0))[-1]
+        return _ray(self.network, self.environment, name, core, f"--address={self.ray_address}")
+
+    @contextmanager
+    def forwarded(self) -> Iterator[str]:
+        """Yield a URL on this machine's loopback that leads to the router in the hosts' network."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        proxy, loop = Proxy(self.first.address), asyncio.new_event_loop()
+        proxy.target = ROUTER_PORT
+
+        def serve() -> None:
+            with self.network.inside():  # this thread's connections, while the listener is the machine's
+                loop.run_until_complete(proxy.start(listener))
+                loop.run_forever()
+                loop.run_until_complete(proxy.close())
+            loop.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(CALL_S)
+
+
+def _ray(network: Network, environment: Mapping[str, str], name: str, core: int, *options: str) -> Host:
+    pinned = ["taskset", "--cpu-list", str(core), str(PYTHON.with_name("ray")), "start"]
+    command = [*pinned, *COMMON, f"--labels=host={name}", *options]
+    # Sockets in Ray's folder must have short names, and their host's alone.
+    setup = "mount -t tmpfs tmpfs /run; mkdir /run/ray"
+    return network.host(name, command, env=environment, cwd=ROOT, shm_mib=512, setup=setup)
+
+
+def _cluster_file(folder: Path) -> Path:
+    """Write cluster.yaml: prefill on the first host, decode on any other."""
+    sides = {
+        f"{role}_config": {
+            "label_selector": {"host": host},
+            "placement_group_config": {"bundles": [{"CPU": 1}]},
+            "deployment_config": {"autoscaling_config": {"min_replicas": 1, "max_replicas": 1}},
+        }
+        for role, host in (("prefill", "first"), ("decode", "!first"))
+    }
+    own = {
+        "engine": ENGINE,
+        "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
+        "handoff": {"staging_mib": 64},
+    }
+    path = folder / "cluster.yaml"
+    path.write_text(yaml.safe_dump({**own, **sides}))
+    return path
+
+
+@contextmanager
+def ray_hosts(folder: Path, ray: Mapping[str, str] = QUICK) -> Iterator[RayHosts]:
+    """Run a deployment on two hosts, which is ready; everything ends with the block. `ray`: its settings."""
+    environment = {**os.environ, **RAY, **ray, "BATON_SECURITY__CA": str(folder / "ca")}
+    with Network(folder) as network:
+        head = ("--head", f"--port={GCS_PORT}", "--temp-dir=/run/ray", "--include-dashboard=false")
+        cores = sorted(os.sched_getaffinity(0))
+        first = _ray(network, environment, "first", cores[0], *head)
+
+        def answers() -> bool:
+            with network.inside(), suppress(OSError), socket.create_connection((first.address, GCS_PORT), 1):
+                return True
+            return False
+
+        eventually(answers, 60, "Ray's head answers")
+        address = f"{first.address}:{GCS_PORT}"
+        second = _ray(network, environment, "second", cores[-1], f"--address={address}")
+        output = folder / "up.log"
+        with output.open("wb") as out:
+            command = [str(BATON), "ray", "up", str(_cluster_file(folder)), "--log-dir", str(folder / "logs")]
+            up = first.start([*command, "--address", address], env=environment, cwd=ROOT, out=out)
+        one = RayHosts(network, first, second, up, output, environment)
+
+        def ready() -> bool:
+            assert up.poll() is None, one.text
+            assert second.process.poll() is None, second.text
+            return "\nReady." in one.text
+
+        eventually(ready, START_S, f"baton ray up is ready; {output}")
+        yield one
