@@ -49,8 +49,9 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for name in loads:
             TOOLS[name].prepare()  # before the servers take the cores
-        one = stack.enter_context(deployment(Path(folder) / "baton", **config)).up(1, 1)
         same = {"max_model_len": engine.max_model_len, "max_num_seqs": engine.max_num_seqs}
+        config["engine"] |= same  # the harness's own defaults are other ones
+        one = stack.enter_context(deployment(Path(folder) / "baton", **config)).up(1, 1)
         stock, _ = stack.enter_context(
             stock_vllm(Path(folder) / "stock", model=str(MODEL), cold=True, **same)
         )

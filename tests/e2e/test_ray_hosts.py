@@ -152,19 +152,27 @@ def test_a_host_that_dies_is_answered_for_and_its_worker_comes_back(
     prompt = prompts()[-1][:500]
     expected = answer(reference, prompt, LONG)[0]
     assert len(expected) == LONG
+    names = iter(("third", "fourth", "fifth"))
     got: list[int] = []
     for tokens in stream(one_pair.url, prompt, LONG):
         if len(got) < LONG / 10 <= len(got) + len(tokens):
             hosts.second.kill()
-            hosts.join("third")  # it starts while Ray finds the other one dead
+            new = hosts.join(next(names))  # it starts while Ray finds the other one dead
         got += tokens
     assert got == expected
     assert answer(one_pair.url, prompts()[0])[0]
     eventually(lambda: "second       this node is dead" in hosts.text, 40, "Ray notices")
-    eventually(lambda: "; back on third" in hosts.text, 60, "the worker is back")
+
+    def back() -> bool:
+        nonlocal new
+        if new.process.poll() is not None:  # a busy machine: Ray gives up a node that needs 30 s to join
+            new = hosts.join(next(names))
+        return f"; back on {new.name}" in hosts.text
+
+    eventually(back, 120, "the worker is back")
     assert re.search(r"decode-0 +was lost with second; waits for room: 1 CPU", hosts.text)
     where = {part["name"]: (part["node"], part["state"]) for part in hosts.status()["parts"]}
-    assert where["decode-0"] == ("third", "ready")
+    assert where["decode-0"] == (new.name, "ready")
     assert answer(one_pair.url, prompt, LONG)[0] == expected
 
 
