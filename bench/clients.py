@@ -99,7 +99,11 @@ async def closed(url: str, clients: int, each: int) -> dict[str, int]:
     return dict(statuses)
 
 
-def medians(results: list[dict[str, float]]) -> dict[str, float]:
-    """Return the medians key by key, and the sum of `failed`."""
-    middle = {key: round(median([one[key] for one in results]), 2) for key in results[0]}
+def medians(results: list[Figures]) -> Figures:
+    """Return the medians key by key, the sum of `failed`, and what was always the same as it is."""
+    middle = {key: _middle([one[key] for one in results]) for key in results[0]}
     return {**middle, "failed": sum(one["failed"] for one in results)}
+
+
+def _middle(values: list[float]) -> float:
+    return values[0] if len(set(values)) == 1 else round(median(values), 2)

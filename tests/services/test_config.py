@@ -78,6 +78,13 @@ def test_a_wrong_key_or_value_is_refused_by_name(yaml_file: Path, text: str, sai
     assert "\n" not in str(error.value)
 
 
+def test_several_schedulers_need_a_store_that_they_share() -> None:
+    several = {"address": "10.0.0.1:7100,10.0.0.2:7100"}
+    load({"scheduler": {**several, "store": "redis://10.0.0.3"}}).scheduler.check_shared()
+    with pytest.raises(ConfigError, match=r"set scheduler\.store to the Redis that they share"):
+        load({"scheduler": several}).scheduler.check_shared()
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml' does not exist"):
         load(config_file=str(tmp_path / "nowhere.yaml"))
