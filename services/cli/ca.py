@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -97,14 +98,39 @@ def tokens(settings: Settings) -> None:
 @app.command(cls=SectionedCommand)
 @with_settings("security.ca")
 def revoke(
-    settings: Settings, token_id: Annotated[str, typer.Argument(metavar="TOKEN", help="The token's id.")]
+    settings: Settings,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT", help="A token's id, a certificate's serial number in hex, or a SPIFFE id."
+        ),
+    ],
 ) -> None:
-    """Revoke a token. What joined with it stays until its certificate is over, and renews it."""
+    """Revoke a token, or certificates: those of a SPIFFE id, or one with all that it was renewed into.
+
+    Nobody joins with the token any more; what joined with it stays. Certificates are renewed no more, and are
+    good until they are over. A token with which their holder could join again is another matter.
+    """
+    from baton.security.authority import Authority
+    from baton.security.tokens import is_token_id
+
+    authority, token_id = Authority(_folder(settings)), what.partition(".")[0]
+    if not is_token_id(token_id):
+        print(f"{authority.revoked.add(what)} is revoked: it is renewed no more")
+    elif authority.tokens.revoke(token_id):
+        print(f"{token_id} is revoked")
+    else:
+        raise ServiceError(f"no token {token_id!r}; `baton ca tokens` lists them")
+
+
+@app.command(cls=SectionedCommand)
+@with_settings("security.ca")
+def revoked(settings: Settings) -> None:
+    """List the revoked certificates, by serial number or SPIFFE id."""
     from baton.security.authority import Authority
 
-    if not Authority(_folder(settings)).tokens.revoke(token_id.partition(".")[0]):
-        raise ServiceError(f"no token {token_id!r}; `baton ca tokens` lists them")
-    print(f"{token_id} is revoked")
+    for what, when in Authority(_folder(settings)).revoked.all().items():
+        print(f"{what}  since {datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%S} UTC")
 
 
 @app.command(cls=SectionedCommand)

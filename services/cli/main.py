@@ -10,8 +10,6 @@ import typer
 
 import baton
 from baton.errors import BatonError
-from baton.security.names import Role
-from baton.services import identities
 from baton.services.cli import ca
 from baton.services.cli.batch import batch
 from baton.services.cli.flags import with_settings
@@ -170,7 +168,7 @@ def status(
     """Show the workers, their load and the last requests."""
     from baton.services.cli.status import run_status
 
-    identities.take_on(settings, Role.OPERATOR)
+    _become_operator(settings)
     run_status(settings.scheduler.address, as_json=json, watch=watch)
 
 
@@ -186,7 +184,7 @@ def drain(
     """
     from baton.services.cli.status import run_drain
 
-    identities.take_on(settings, Role.OPERATOR)
+    _become_operator(settings)
     run_drain(settings.scheduler.address, worker)
 
 
@@ -201,7 +199,7 @@ def undrain(
     """Let a drained worker take requests again."""
     from baton.services.cli.status import run_undrain
 
-    identities.take_on(settings, Role.OPERATOR)
+    _become_operator(settings)
     run_undrain(settings.scheduler.address, worker)
 
 
@@ -219,8 +217,15 @@ def role(
     from baton.services import roles
     from baton.services.cli.status import run_role
 
-    identities.take_on(settings, Role.OPERATOR)
+    _become_operator(settings)
     run_role(settings.scheduler.address, worker, roles.role(to))
+
+
+def _become_operator(settings: Settings) -> None:
+    from baton.security.names import Role
+    from baton.services import identities  # gRPC, which takes a third of a second of `baton --help`
+
+    identities.take_on(settings, Role.OPERATOR)
 
 
 def _run_worker(settings: Settings, role: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from baton.security import joining
 from baton.security.authority import Authority, new_key, request_for
@@ -26,7 +29,7 @@ from baton.security.errors import (
     SecurityError,
     TokenError,
 )
-from baton.security.identity import Pems, checked, name_in
+from baton.security.identity import Credentials, Pems, checked, name_in
 from baton.security.join_service import JoinService
 from baton.security.names import Name, Role
 from baton.security.tokens import Token
@@ -250,3 +253,62 @@ def test_names() -> None:
     ):
         with pytest.raises(IdentityError):
             Name.parse(uri)
+
+
+def serial(one: Credentials) -> str:
+    return f"{x509.load_pem_x509_certificate(one.pems.chain).serial_number:X}"
+
+
+async def test_a_revoked_line_is_renewed_no_more(ca: Authority, service: str) -> None:
+    """Whoever holds any certificate of it, the running service notices, and so does one started later."""
+    many = token(ca, uses=None)
+    first, other = checked(await join(service, many), "here"), checked(await join(service, many), "here")
+    second = checked(await asyncio.to_thread(joining.renew, service, first), "here")
+    third = checked(await asyncio.to_thread(joining.renew, service, second), "here")
+    Authority(ca.folder).revoked.add(serial(first))  # as `baton ca revoke`, in another process
+    for one in (first, second, third):
+        with pytest.raises(JoinRefused, match="the certificate of worker w1 was revoked: join with a token"):
+            await asyncio.to_thread(joining.renew, service, one)
+    await asyncio.to_thread(joining.renew, service, other)  # the same name, of another line
+    async with JoinService(Authority(ca.folder), TOPIC, "127.0.0.1:0") as restarted:
+        with pytest.raises(JoinRefused, match="was revoked"):
+            await asyncio.to_thread(joining.renew, restarted.address, third)
+
+
+async def test_a_revoked_name_may_join_again(ca: Authority, service: str) -> None:
+    many = token(ca, uses=None)
+    stolen = checked(await join(service, many), "here")
+    neighbour = checked(await join(service, many, replace(WORKER, worker_id="w2")), "here")
+    ca.revoked.add(WORKER.uri)
+    since = ca.revoked.all()[WORKER.uri]
+    with pytest.raises(JoinRefused, match="worker w1 was revoked"):
+        await asyncio.to_thread(joining.renew, service, stolen)
+    await asyncio.to_thread(joining.renew, service, neighbour)
+    # Certificates tell whole seconds: one of the same second as the revocation counts as older.
+    eventually(lambda: time.time() >= since + 2, 5, "the clock goes on")
+    again = checked(await join(service, many), "here")
+    await asyncio.to_thread(joining.renew, service, again)
+    with pytest.raises(JoinRefused, match="worker w1 was revoked"):
+        await asyncio.to_thread(joining.renew, service, stolen)
+
+
+def test_what_can_be_revoked(ca: Authority) -> None:
+    made = checked(ca.issue(WORKER), "here")
+    colons = ":".join(serial(made)[at : at + 2] for at in range(0, 40, 2))
+    assert ca.revoked.add(colons).upper() == colons.replace(":", "").lstrip("0")
+    assert ca.revoked.add("spiffe://baton/test/router") == "spiffe://baton/test/router"
+    for what in ("", "w1", "spiffe://else/router", "g" * 40, "1" * 41):
+        with pytest.raises(IdentityError):
+            ca.revoked.add(what)
+    assert len(ca.revoked.all()) == 2
+    assert oct((ca.folder / "revoked.json").stat().st_mode & 0o777) == "0o600"
+
+
+def test_a_damaged_list_of_revocations_renews_nothing(ca: Authority) -> None:
+    mine, request = ca.issue(WORKER), request_for(new_key())
+    last = checked(mine, "here")
+    (ca.folder / "revoked.json").write_text("[]")
+    own = serialization.load_pem_private_key(last.pems.key, None)
+    assert isinstance(own, ec.EllipticCurvePrivateKey)
+    with pytest.raises(AuthorityError, match=r"revocations in .* cannot be read"):
+        ca.renew(mine.chain, request, own.sign(request, ec.ECDSA(hashes.SHA256())))

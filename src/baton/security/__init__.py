@@ -6,6 +6,7 @@
     identity      one process's key and certificate, in a folder
     authority     the CA: issues certificates
     tokens        invitations to join, which the CA hands out
+    revocations   certificates that the CA renews no more
     joining       a process without a certificate asks the CA for one, or for its next one
     join_service  the CA's end of that
     renewal       the thread that asks again in time

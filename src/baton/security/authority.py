@@ -1,8 +1,10 @@
 """The CA: one ECDSA key in a folder of its own, which signs the short-lived certificates of a deployment.
 
 Everything that must not be guessed, forged or weak is `cryptography`'s. A certificate holds a SPIFFE id and a
-host name made of topic and role (names.py), is for both ends of a connection, and is over soon: there is no
-list of revoked ones. What a joiner writes into its request but its public key is ignored.
+host name made of topic and role (names.py), is for both ends of a connection, and is over soon: the list of
+revoked ones (revocations.py) counts where they are renewed, at the CA alone. For that each holds its line in
+its subject: the serial number of the first certificate, of which it is the renewal. What a joiner writes into
+its request but its public key is ignored.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from baton.security.errors import AuthorityError, IdentityError, JoinRefused
 from baton.security.identity import Pems, name_in, replace
 from baton.security.names import Name
+from baton.security.revocations import Revocations
 from baton.security.tokens import TokenStore
 
-KEY, ROOT, TOKENS = "ca.key", "ca.crt", "tokens.json"
+KEY, ROOT, TOKENS, REVOKED = "ca.key", "ca.crt", "tokens.json", "revoked.json"
 LIFE_S = 3600.0  # of a certificate, unless its token says otherwise
 ROOT_DAYS = 3650
 SKEW = 1 / 12  # of its life: so much earlier a certificate begins, as hosts' clocks may differ
@@ -52,6 +55,7 @@ class Authority:
         self._key = key
         self.folder = folder
         self.tokens = TokenStore(folder / TOKENS)
+        self.revoked = Revocations(folder / REVOKED)
 
     @classmethod
     def create(cls, folder: Path) -> Authority:
@@ -124,17 +128,24 @@ class Authority:
         if old.not_valid_after_utc <= datetime.now(UTC):
             raise JoinRefused(f"the certificate of {name} is over: join with a token again")
         life = (old.not_valid_after_utc - old.not_valid_before_utc) / (1 + SKEW)
-        return self._certificate(name, _key_in(request), life)
+        # A certificate's times are whole seconds, rounded down: it never looks younger than it is.
+        issued = old.not_valid_before_utc + life * SKEW
+        with self.revoked.allowing(name, line := line_of(old), issued.timestamp()):
+            return self._certificate(name, _key_in(request), life, line)
 
-    def _certificate(self, name: Name, key: ec.EllipticCurvePublicKey, life: timedelta) -> bytes:
+    def _certificate(
+        self, name: Name, key: ec.EllipticCurvePublicKey, life: timedelta, line: str = ""
+    ) -> bytes:
         now = datetime.now(UTC)
+        serial = x509.random_serial_number()
+        subject = [x509.NameAttribute(NameOID.SERIAL_NUMBER, line or f"{serial:x}")]
         alternatives = [x509.UniformResourceIdentifier(name.uri), x509.DNSName(name.host)]
         return (
             x509.CertificateBuilder()
-            .subject_name(x509.Name([]))
+            .subject_name(x509.Name(subject))
             .issuer_name(self._root.subject)
             .public_key(key)
-            .serial_number(x509.random_serial_number())
+            .serial_number(serial)
             .not_valid_before(now - life * SKEW)
             .not_valid_after(now + life)
             .add_extension(x509.SubjectAlternativeName(alternatives), critical=True)
@@ -156,6 +167,12 @@ def pin_of(root: x509.Certificate) -> str:
     """Return the SHA-256 of a certificate's public key, in hex."""
     encoding, kind = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     return hashlib.sha256(root.public_key().public_bytes(encoding, kind)).hexdigest()
+
+
+def line_of(certificate: x509.Certificate) -> str:
+    """Return the serial number of the first certificate of a line, in hex."""
+    found = certificate.subject.get_attributes_for_oid(NameOID.SERIAL_NUMBER)
+    return str(found[0].value) if found else f"{certificate.serial_number:x}"
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:

@@ -7,10 +7,12 @@ fresh. Several processes may read one folder (the ranks of a worker); one writes
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import secrets
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -158,6 +160,14 @@ def replace(path: Path, text: bytes) -> None:
         with contextlib.suppress(OSError):
             new.unlink()
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file that several processes change, in a file beside it. Raises OSError."""
+    with open(os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:

@@ -20,10 +20,11 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from aiohttp import web
+from cryptography import x509
 
 from baton import addresses
 from baton.security import identity
-from baton.security.authority import Authority
+from baton.security.authority import Authority, line_of
 from baton.security.errors import IdentityError, JoinRefused, SecurityError
 from baton.security.names import Name, Role
 
@@ -94,7 +95,8 @@ class JoinService:
             raise JoinRefused(f"this is topic {self._name.topic!r}; {name.topic!r} is asked for")
         request = str(asked["request"]).encode()
         given = self._authority.join(str(asked["token"]), name, request, str(asked["mac"]))
-        log.info("%s joins with token %s", name.uri, asked["token"])
+        line = line_of(x509.load_pem_x509_certificate(given))
+        log.info("%s joins with token %s, serial number %s", name.uri, asked["token"], line)
         return given
 
     def _renew(self, asked: dict[str, Any]) -> bytes:

@@ -7,10 +7,8 @@ SHA-256 of the CA's public key, by which the joiner knows the CA without having 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hmac
 import json
-import os
 import re
 import secrets
 import time
@@ -20,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from baton.security.errors import AuthorityError, JoinRefused, TokenError
-from baton.security.identity import replace
+from baton.security.identity import locked, replace
 from baton.security.names import Name, Role
 
 KEPT_S = 7 * 86_400  # a token that is over is told from an unknown one for so long
+_ID = re.compile(r"[0-9a-f]{12}")
 _TEXT = re.compile(r"([0-9a-f]{12})\.([0-9a-f]{32})\.([0-9a-f]{64})")
 
 
@@ -117,8 +116,7 @@ class TokenStore:
     def _open(self) -> Iterator[dict[str, Grant]]:
         """Lend the tokens to one process at a time; what it changes is kept, unless it raises."""
         try:
-            with open(os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with locked(self._path):
                 before = _read(self._path)
                 now = {key: grant for key, grant in before.items() if grant.expires_at > time.time() - KEPT_S}
                 yield now
@@ -126,6 +124,11 @@ class TokenStore:
                 replace(self._path, text.encode())
         except OSError as error:
             raise AuthorityError(f"the CA's tokens in {self._path}: {error.strerror}") from None
+
+
+def is_token_id(text: str) -> bool:
+    """Return whether a token's id looks like this."""
+    return _ID.fullmatch(text) is not None
 
 
 def _read(path: Path) -> dict[str, Grant]:

@@ -68,3 +68,10 @@ def test_from_an_empty_folder_to_a_status_over_tls(tmp_path: Path) -> None:
         revoked = listed[0].split(" ")[0]
         assert baton("ca", "revoke", revoked, ca).returncode == 0
         assert revoked not in authority.tokens.all()
+        name = "spiffe://baton/baton/router"
+        assert f"{name} is revoked" in baton("ca", "revoke", name, ca).stdout
+        assert baton("ca", "revoked", ca).stdout.startswith(f"{name}  since ")
+        assert list(authority.revoked.all()) == [name]
+        wrong = baton("ca", "revoke", "router", ca)
+        assert wrong.returncode == 1
+        assert "neither a token's id" in wrong.stderr

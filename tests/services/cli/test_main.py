@@ -106,3 +106,18 @@ entry.main()
 def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
     done = subprocess.run([PYTHON, "-c", WHILE_IMPORTED], capture_output=True, timeout=CALL_S, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+@pytest.mark.parametrize("command", [(), ("up",), ("ca", "revoke")], ids=" ".join)
+def test_help_imports_neither_grpc_nor_an_engine(command: tuple[str, ...]) -> None:
+    code = (
+        "import atexit, sys\n"
+        "heavy = {'grpc', 'torch', 'vllm'}\n"
+        "atexit.register(lambda: print('imported:', sorted(heavy & set(sys.modules))))\n"
+        "from baton.services.cli import entry\n"
+        f"sys.argv = {['baton', *command, '--help']!r}\n"
+        "entry.main()\n"
+    )
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=CALL_S, check=True)
+    assert "Usage: baton" in done.stdout
+    assert done.stdout.endswith("imported: []\n")

@@ -1,0 +1,90 @@
+"""Certificates that the CA renews no more, in a file that `baton ca revoke` and `baton ca serve` share.
+
+What is revoked is a line or a name. A line is a certificate and all that it was renewed into: each holds the
+serial number of the first. A name is everything that was issued for it until then: who joins with a token
+afterwards has a certificate that counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from baton.security.errors import AuthorityError, IdentityError, JoinRefused
+from baton.security.identity import locked, replace
+from baton.security.names import Name
+
+_SERIAL = re.compile(r"[0-9a-f]{14,40}")  # longer than a token's id, by which it is told from one
+
+
+class Revocations:
+    """The CA's list. It is read at each renewal, so what is added counts at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, what: str) -> str:
+        """Revoke a serial number or a SPIFFE id; return it as it is listed.
+
+        Raises IdentityError for what is neither, and AuthorityError.
+        """
+        what = listed(what)
+        with self._lock() as found:
+            found[what] = time.time()  # with the lock: what is being renewed now comes before
+            self._keep(found)
+        return what
+
+    def all(self) -> dict[str, float]:
+        """Return what is revoked, and when (of the wall clock, seconds). Raises AuthorityError."""
+        with self._lock() as found:
+            return found
+
+    @contextlib.contextmanager
+    def allowing(self, name: Name, line: str, issued: float) -> Iterator[None]:
+        """Let one certificate be renewed within the block, and nothing be revoked meanwhile.
+
+        Raises JoinRefused if it was revoked, and AuthorityError.
+        """
+        with self._lock() as found:
+            if line in found or found.get(name.uri, 0.0) >= issued:
+                raise JoinRefused(f"the certificate of {name} was revoked: join with a token again")
+            yield
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[dict[str, float]]:
+        try:
+            with locked(self._path):
+                yield self._read()
+        except OSError as error:
+            raise AuthorityError(f"the CA's revocations in {self._path}: {error.strerror}") from None
+
+    def _read(self) -> dict[str, float]:
+        try:
+            return {str(what): float(when) for what, when in json.loads(self._path.read_bytes()).items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise AuthorityError(f"the CA's revocations in {self._path} cannot be read: {error}") from None
+
+    def _keep(self, found: dict[str, float]) -> None:
+        replace(self._path, json.dumps(found, indent=1).encode())
+
+
+def listed(what: str) -> str:
+    """Return a serial number (as openssl or a log shows it) or a SPIFFE id in one form.
+
+    Raises IdentityError for anything else.
+    """
+    if what.startswith("spiffe:"):
+        return Name.parse(what).uri
+    serial = what.replace(":", "").lower().lstrip("0")
+    if not _SERIAL.fullmatch(serial):
+        raise IdentityError(
+            f"{what!r} is neither a token's id, nor a certificate's serial number in hex, nor a SPIFFE id "
+            "(spiffe://baton/TOPIC/ROLE, of a worker with /ID)"
+        )
+    return serial
