@@ -26,6 +26,7 @@ NEEDED = [
     Dial("scheduler", "worker", "worker.listen"),
     Dial("worker", "worker", "handoff.port"),
     Dial("scheduler", "redis", "scheduler.store"),
+    Dial("router", "redis", "router.keys_store"),
     Dial("prometheus", "router", "router.port"),
     Dial("prometheus", "scheduler", "scheduler.metrics_port"),
     Dial("prometheus", "worker", "worker.metrics_port"),

@@ -351,7 +351,15 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "everybody at Redis": (
         lambda d: spec(d, "NetworkPolicy", "redis")["ingress"][0].pop("from"),
-        "redis must not let router in at 6379/TCP",
+        "redis must not let decode in at 6379/TCP",
+    ),
+    "routers cannot share limits": (
+        lambda d: spec(d, "NetworkPolicy", "router")["egress"].pop(2),
+        "router must be let out to redis at 6379/TCP",
+    ),
+    "Redis refuses routers": (
+        lambda d: spec(d, "NetworkPolicy", "redis")["ingress"][0]["from"].pop(1),
+        "redis must let router in at 6379/TCP",
     ),
     "strangers at the workers": (
         lambda d: spec(d, "NetworkPolicy", "worker")["ingress"][0]["from"].append({"namespaceSelector": {}}),
