@@ -1,4 +1,6 @@
-"""A container's health check: exit with status 0 when the gRPC service at HOST:PORT is serving.
+"""A container's health check: exit with status 0 when the gRPC server at HOST:PORT is serving.
+
+A third word names one of its services, to be asked for instead of the whole.
 
 With security.tls it shows the service's own certificate, which has to be in BATON_SECURITY__FOLDER.
 """
@@ -18,8 +20,8 @@ TIMEOUT_S = 2.0
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: healthcheck.py HOST:PORT", file=sys.stderr)
+    if len(sys.argv) not in (2, 3):
+        print("usage: healthcheck.py HOST:PORT [SERVICE]", file=sys.stderr)
         return 2
     role = Role.WORKER
     if folder := os.environ.get("BATON_SECURITY__FOLDER"):
@@ -35,7 +37,7 @@ def main() -> int:
     with rpc.Dialler(role).channel(sys.argv[1]) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S
+                health_pb2.HealthCheckRequest(service="".join(sys.argv[2:])), timeout=TIMEOUT_S
             )
         except grpc.RpcError as error:
             print(f"{sys.argv[1]}: {error.code().name}", file=sys.stderr)

@@ -8,6 +8,9 @@ beside the ingress replica; the router, the workers and the KV between them know
     Prefill, Decode   a worker each; they take no requests from Serve, and tell it how many Baton placed there
     Router            the ingress: a router each, and a proxy to it
 
+The scheduler's replica is the parts' CA, too: the others ask it where the scheduler is and what to join with. All
+of that goes when it goes, as its address does.
+
 Leans on Ray Serve 2.60: a replica's check_health, __del__ (awaited, within graceful_shutdown_timeout_s) and
 record_autoscaling_stats, and AutoscalingConfig.policy.
 """
@@ -21,6 +24,7 @@ import os
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -34,12 +38,15 @@ from baton import addresses
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
-from baton.services.config import load, suggest
+from baton.security.names import Role
+from baton.services import identities
+from baton.services.config import Settings, load, suggest
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet.node import PartOrder
 from baton.services.fleet.parts import STOP_TIMEOUT_S
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.keeper import Keeper
+from baton.services.ray.trust import Trust
 
 START_S = 600.0
 POLL_S = 0.2
@@ -47,6 +54,15 @@ _REQUESTS = "requests"  # of a worker, told to Serve's autoscaling
 _ROUTERS = "ingress_deployment_config"
 # Between two hops, not of the message (RFC 9110, section 7.6.1); the length is that of what is sent on.
 _HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What the scheduler's replica tells another: where the scheduler is, and how to be believed there."""
+
+    address: str
+    part: dict[str, Any]  # the section `security` of the replica's part
+    operator: dict[str, Any]  # the same for the replica itself, which looks at the scheduler
 
 
 class _Part:
@@ -59,6 +75,16 @@ class _Part:
         self._name = f"{role}-{serve.get_replica_context().replica_id.unique_id}"
         self._tree: dict[str, Any] = copy.deepcopy(dict(tree))
         self._drain_s = STOP_TIMEOUT_S
+
+    async def _meet(self, scheduler: Any) -> str:
+        """Learn where the scheduler is, and take on this replica's own identity. Raises SecurityError."""
+        met: Meeting = await scheduler.meet.remote(self._role)
+        self._tree["scheduler"]["address"] = met.address
+        self._tree["security"] = met.part
+        # The tree speaks for the part; this process is an operator that looks.
+        mine = Settings(**{**self._tree, "security": met.operator})
+        await asyncio.to_thread(identities.take_on, mine, Role.OPERATOR)
+        return met.address
 
     async def _run(self, cores: int, ready: Callable[[], Awaitable[bool]]) -> None:
         """Start the part and wait until it is ready. Raises StartError."""
@@ -96,14 +122,36 @@ class Scheduler(_Part):
         super().__init__("scheduler", tree)
         self._address = addresses.join(self._host, self._keeper.port(self._host))
         self._tree["scheduler"]["address"] = self._address
+        self._trust: Trust | None = None
+        settings = Settings(**self._tree)
+        if settings.security.tls:
+            self._trust = Trust(settings, self._host)
+        else:
+            identities.take_on(settings, Role.OPERATOR)
         self._started: asyncio.Task[None] | None = None
 
-    async def address(self) -> str:
-        """Return where it listens, once it does."""
+    async def meet(self, part: str) -> Meeting:
+        """Return what a replica of this part needs to know, once the scheduler listens."""
         if self._started is None:
-            self._started = asyncio.create_task(self._run(0, self._answers))
+            self._started = asyncio.create_task(self._start())
         await self._started
-        return self._address
+        return Meeting(self._address, self._section(part), self._section(Role.OPERATOR))
+
+    async def __del__(self) -> None:
+        """End the scheduler, and then its CA."""
+        await super().__del__()
+        if self._trust:
+            await self._trust.__aexit__(None, None, None)
+
+    async def _start(self) -> None:
+        if self._trust:
+            await self._trust.__aenter__()
+        self._tree["security"] = self._section(self._role)
+        await self._run(0, self._answers)
+
+    def _section(self, part: str) -> dict[str, Any]:
+        plain: dict[str, Any] = self._tree["security"]
+        return self._trust.section(part) if self._trust else plain
 
     async def _answers(self) -> bool:
         return await _describe(self._address) is not None
@@ -116,7 +164,7 @@ class Worker(_Part):
         self, role: str, tree: Mapping[str, Any], cores: int, scheduler: Any
     ) -> None:
         super().__init__(role, tree)
-        self._scheduler = self._tree["scheduler"]["address"] = await scheduler.address.remote()
+        self._scheduler = await self._meet(scheduler)
         self._tree["worker"]["listen"] = addresses.join(self._host, 0)
         await self._run(cores, self._is_ready)
 
@@ -145,7 +193,7 @@ class Router(_Part):
         del workers
         super().__init__("router", tree)
         port = port or self._keeper.port(self._host)
-        self._tree["scheduler"]["address"] = await scheduler.address.remote()
+        await self._meet(scheduler)
         self._tree["router"] |= {"host": self._host, "port": port}
         self._url = f"http://{addresses.join(self._host, port)}"
         self._session = aiohttp.ClientSession(
@@ -180,8 +228,8 @@ def build_pd_openai_app(args: Mapping[str, Any]) -> Any:
 
     `args` has the shape of `ray.serve.llm.build_pd_openai_app`'s: prefill_config and decode_config, each a
     mapping, an LLMConfig or the path of a YAML file, and ingress_deployment_config; sections of Baton's own
-    configuration may stand beside them. Each deployment_config is Serve's. The parts speak plain text to each
-    other. Raises ConfigError.
+    configuration may stand beside them. Each deployment_config is Serve's. The parts speak TLS to each other
+    unless security.insecure is set. Raises ConfigError.
     """
     given = dict(args)
     options: dict[str, dict[str, Any]] = {"router": dict(given.pop(_ROUTERS, None) or {})}
@@ -192,8 +240,6 @@ def build_pd_openai_app(args: Mapping[str, Any]) -> Any:
     if unknown := given.keys() - ClusterSettings.model_fields.keys():
         name = min(unknown)
         raise ConfigError(f"unknown key {name!r}{suggest(name, [*ClusterSettings.model_fields, _ROUTERS])}")
-    # Serve's replicas have no owner that could be their CA.
-    given["security"] = {"insecure": True, **given.get("security", {})}
     settings = load(given, None, ClusterSettings)
     settings.check()
     scheduler = _deployment(Scheduler, "Scheduler", {"num_cpus": 0}).bind(settings.tree_of("scheduler"))

@@ -1,4 +1,6 @@
-"""The certificates of a deployment on Ray: its owner is the CA, and each part joins with a token by role.
+"""The certificates of a deployment on Ray: its owner, or Serve's replica of the scheduler, is the CA.
+
+Each part joins with a token by role.
 
 A token reaches its part through Ray with the part's settings: whoever can read Ray's messages or start actors
 on the cluster can join, so Ray's own authentication and TLS guard it (docs/security.md).
@@ -15,7 +17,8 @@ from baton.security.authority import LIFE_S, Authority
 from baton.security.join_service import JoinService
 from baton.security.names import Role
 from baton.services import identities
-from baton.services.ray.config import WORKER_ROLES, ClusterSettings
+from baton.services.config import Settings
+from baton.services.ray.config import WORKER_ROLES
 
 VALID_S = 10 * 365 * 86_400.0  # of the tokens, which are revoked when the deployment ends
 
@@ -23,7 +26,7 @@ VALID_S = 10 * 365 * 86_400.0  # of the tokens, which are revoked when the deplo
 class Trust:
     """The CA of a deployment, which serves while entered."""
 
-    def __init__(self, settings: ClusterSettings, host: str) -> None:
+    def __init__(self, settings: Settings, host: str) -> None:
         """Open the CA of `settings`, or make it, and take on the operator's part. Raises SecurityError.
 
         Parts of other nodes find it at `host`, on a free port.
@@ -36,7 +39,7 @@ class Trust:
             role: authority.tokens.add(
                 role, topic, valid_s=VALID_S, uses=None, life_s=LIFE_S, pin=authority.pin
             )
-            for role in (Role.SCHEDULER, Role.ROUTER, Role.WORKER)
+            for role in (Role.SCHEDULER, Role.ROUTER, Role.WORKER, Role.OPERATOR)
         }
         self._service = JoinService(authority, topic, addresses.join(host, 0))
 
@@ -52,6 +55,6 @@ class Trust:
             self._tokens.revoke(token.id)
 
     def section(self, part: str) -> dict[str, Any]:
-        """Return the section `security` of a part: a role of workers, router or scheduler."""
+        """Return the section `security` of a part: a role of workers, router, scheduler or operator."""
         role = Role.WORKER if part in WORKER_ROLES else Role(part)
         return {"tls": True, "join": self._service.address, "token": str(self._given[role])}

@@ -25,7 +25,12 @@ NEEDED = [
     Dial("worker", "scheduler", "scheduler.address"),
     Dial("scheduler", "worker", "worker.listen"),
     Dial("worker", "worker", "handoff.port"),
+    Dial("scheduler", "ca", "security.join"),
+    Dial("router", "ca", "security.join"),
+    Dial("worker", "ca", "security.join"),
+    Dial("ca", "scheduler", "scheduler.address"),
     Dial("scheduler", "redis", "scheduler.store"),
+    Dial("router", "redis", "router.keys_store"),
     Dial("prometheus", "router", "router.port"),
     Dial("prometheus", "scheduler", "scheduler.metrics_port"),
     Dial("prometheus", "worker", "worker.metrics_port"),
@@ -60,7 +65,7 @@ def network(manifests: Manifests) -> Iterator[str]:
                         yield f"{one.name} {_must(wanted)} be let out to {other.name} at {_text(port)}"
 
 
-_CLIENTS = {(name, "router") for name in ("scheduler", "router", "redis", *WORKERS)}
+_CLIENTS = {(name, "router") for name in ("ca", "scheduler", "router", "redis", *WORKERS)}
 
 
 def _needed(manifests: Manifests, places: list[Place]) -> Iterator[tuple[str, str, Port]]:

@@ -20,6 +20,8 @@ from baton import addresses
 from baton.protos import worker_pb2
 from baton.scheduler.service import PROCESS
 from baton.scheduler.service import SERVICE as SCHEDULER_SERVICE
+from baton.security.authority import KEY, TOKENS
+from baton.security.authority import ROOT as CA_CERTIFICATE
 from baton.security.errors import NotSecured
 from baton.services import identities
 from baton.services.cli.main import app
@@ -96,13 +98,14 @@ def _names(manifests: Manifests) -> Iterator[str]:
     if labels.get("pod-security.kubernetes.io/enforce") != "restricted":
         yield f"the namespace {NAMESPACE} does not enforce the restricted standard"
     if sorted(one.name for one in manifests.workloads) != [
+        "ca",
         "decode",
         "prefill",
         "redis",
         "router",
         "scheduler",
     ]:
-        yield "not exactly a scheduler, Redis, routers, prefill and decode workers"
+        yield "not exactly a CA, a scheduler, Redis, routers, prefill and decode workers"
 
 
 def _references(manifests: Manifests) -> Iterator[str]:
@@ -175,6 +178,9 @@ def _settings(manifests: Manifests) -> Iterator[str]:
             identities.check(one.settings)
         except (ConfigError, NotSecured) as error:
             yield f"{one}: {error}"
+        else:
+            if not one.settings.security.tls:
+                yield f"{one} speaks plain text"
 
 
 def _commands(manifests: Manifests) -> Iterator[str]:
@@ -185,8 +191,12 @@ def _commands(manifests: Manifests) -> Iterator[str]:
             continue
         if problem := _command_problem(tuple(words)):
             yield f"{one}: {problem}"
-        elif words != [one.name]:
+        elif words != _COMMANDS.get(one.kind, [one.name]):
             yield f"{one} runs {words}: its settings belong into a ConfigMap"
+
+
+# But for these, a workload's name is its command.
+_COMMANDS = {"ca": ["ca", "serve", "--listen", "0.0.0.0:7443"]}
 
 
 @cache
@@ -246,6 +256,9 @@ def _addresses(manifests: Manifests) -> Iterator[str]:
         redis = manifests.named("Service", store.hostname or "")
         if not redis or store.port not in [each["port"] for each in redis["spec"]["ports"]]:
             yield f"{one}: there is no store at {store.hostname}:{store.port}"
+        join = one.settings.security.join
+        if one.kind != "ca" and join not in _named_ports(manifests, "ca"):
+            yield f"{one} joins at {join!r}; the CA is at {_named_ports(manifests, 'ca')}"
     redis_port = manifests.workload("redis").ports.get("redis")
     if f"\nport {redis_port}\n" not in " ".join(manifests.workload("redis").container["command"]):
         yield f"Redis does not listen on {redis_port}"
@@ -254,6 +267,12 @@ def _addresses(manifests: Manifests) -> Iterator[str]:
             yield f"{one} does not advertise its pod's address"
         if one.settings.worker.worker_id != FIELDS["metadata.name"]:
             yield f"{one} is not named for its pod"
+
+
+def _named_ports(manifests: Manifests, service: str) -> list[str]:
+    """Return the places at which a Service is found."""
+    found = manifests.named("Service", service)
+    return [addresses.join(service, one["port"]) for one in found["spec"]["ports"]] if found else []
 
 
 def _probes(manifests: Manifests) -> Iterator[str]:
@@ -278,20 +297,33 @@ def _probe_problem(one: Workload, kind: str, probe: Doc) -> str:
             return f"asks {get['path']}, which needs a key"
         health = get["path"] == "/health"  # 503 while no worker could take a request
         return "" if health is (kind == "readiness") else f"asks {get['path']}"
+    if one.kind == "ca":
+        get = probe.get("httpGet", {})
+        asked = (get.get("scheme"), one.ports.get(get.get("port")), get.get("path"))
+        return "" if asked == ("HTTPS", ports(one)[0], "/ca") else "does not ask the CA for its certificate"
     served = {PROCESS, SCHEDULER_SERVICE if one.kind == "scheduler" else _WORKER_SERVICE}
-    grpc = probe.get("grpc")
-    if not grpc or grpc["port"] != ports(one)[0]:
+    program, script, place, *named = [*probe.get("exec", {}).get("command", []), "", "", ""][:4]
+    if (program, script) != ("python", f"{dockerfile.workdir()}/{_CHECK.relative_to(ROOT)}"):
+        return "is not the command that shows a certificate"
+    if not one.settings.security.folder:
+        return "finds no certificate to show"
+    if place != addresses.join("127.0.0.1", ports(one)[0]):
         return "does not ask the port of gRPC"
-    if grpc.get("service", PROCESS) not in served:
-        return f"asks for the service {grpc['service']!r}, which is not served"
+    service = "".join(named)
+    if service not in served:
+        return f"asks for the service {service!r}, which is not served"
+    if probe.get("timeoutSeconds", 1) <= _CHECK_S:
+        return "is over before its command"
     patience_s = probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3)
-    if kind == "liveness" and one.kind == "scheduler" and grpc.get("service"):
+    if kind == "liveness" and one.kind == "scheduler" and service:
         return "kills a scheduler that lacks Redis"
     if kind == "liveness" and one.kind == "worker" and patience_s <= one.settings.worker.drain_timeout_s:
         return "kills a worker that drains"
     return ""
 
 
+_CHECK = ROOT / "deploy" / "healthcheck.py"
+_CHECK_S = 3.0  # it waits for 2 s, and has to start
 _WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 
 
@@ -322,12 +354,41 @@ def _files(manifests: Manifests) -> Iterator[str]:
                 yield f"{one}: {key} is {path!r}, where no key of a Secret is mounted"
         if one.kind in ("worker", "router"):
             yield from _model(one)
+        yield from _certificates(one)
     redis = manifests.workload("redis")
     read = re.findall(r"/run/secrets/[\w/.-]+", json.dumps(redis.container["command"]))
     for path in {*read, *([] if read else ["no password"])}:
         _, volume = redis.mounts.get(str(Path(path).parent), ({}, {}))
         if (volume.get("secret", {}).get("secretName"), Path(path).name) not in secrets():
             yield f"{redis} reads {path!r}, where no key of a Secret is mounted"
+
+
+def _certificates(one: Workload) -> Iterator[str]:
+    """Each joins with a token of its own role; the CA has its key, in a folder that it may write to."""
+    own = one.settings.security
+    if one.kind != "ca":
+        path = Path(own.token_file)
+        _, volume = one.mounts.get(str(path.parent), ({}, {}))
+        found = (volume.get("secret", {}).get("secretName"), path.name)
+        if found not in secrets() or found[0] != f"{one.kind}-token":
+            yield f"{one}: security.token_file is {own.token_file!r}, where no token of its role is mounted"
+        if not Path(own.folder).is_relative_to(f"/home/{dockerfile.user()}"):
+            yield f"{one}: security.folder is {own.folder!r}, where it may not write"
+        return
+    _, volume = one.mounts.get(own.ca, ({}, {}))
+    if volume.get("emptyDir", {}).get("medium") != "Memory":
+        yield f"{one}: security.ca is {own.ca!r}, which is no folder in memory"
+    for first in one.pod["initContainers"]:
+        mounts = {mount["name"]: mount["mountPath"] for mount in first.get("volumeMounts", [])}
+        secret = next((each["name"] for each in one.pod["volumes"] if "secret" in each), "")
+        copy = f"install -m 600 {mounts.get(secret)}/* {mounts.get(volume.get('name'))}"
+        if copy in first["command"]:
+            break
+    else:
+        yield f"{one}: nobody copies its key to {own.ca}"
+    wanted = {("ca", KEY), ("ca", CA_CERTIFICATE), ("ca", TOKENS)}
+    if lacks := wanted - secrets():
+        yield f"{one}: {PAGE.name} does not put {sorted(lacks)} into its Secret"
 
 
 def _model(one: Workload) -> Iterator[str]:

@@ -135,7 +135,8 @@ class Manifests:
 
 def secrets() -> set[tuple[str, str]]:
     """Return the Secrets, each with its key, that the page says how to make."""
-    return set(re.findall(r"kubectl create secret generic (\S+) .*--from-file=([\w.-]+)=", PAGE.read_text()))
+    made = re.findall(r"kubectl create secret generic (\S+) (.*)", PAGE.read_text())
+    return {(name, key) for name, rest in made for key in re.findall(r"--from-file=([\w.-]+)=", rest)}
 
 
 def ports(one: Workload) -> list[int]:
@@ -143,16 +144,27 @@ def ports(one: Workload) -> list[int]:
     settings = one.settings
     if one.kind == "router":
         return [settings.router.port]
+    if one.kind == "ca":
+        return [addresses.split(ca_address(one))[1]]
     listens = settings.scheduler.address if one.kind == "scheduler" else settings.worker.listen
     figures = settings.scheduler.metrics_port if one.kind == "scheduler" else settings.worker.metrics_port
     own = [addresses.split(listens)[1], *([figures] if figures is not None else [])]
     return own + (_handoff_ports(settings) if one.kind == "worker" else [])
 
 
+def ca_address(one: Workload) -> str:
+    """Return where `baton ca serve` listens: a flag, as nobody else needs to know."""
+    words = one.container["command"]
+    found: str = words[words.index("--listen") + 1] if "--listen" in words else "127.0.0.1:7443"
+    return found
+
+
 def port_of(manifests: Manifests, name: str, setting: str) -> list[int]:
     """Return the ports of a workload that a setting names."""
     if name == "redis":
         return list(manifests.workload(name).ports.values())
+    if name == "ca":
+        return ports(manifests.workload(name))
     settings = manifests.workload(name).settings
     if setting == "handoff.port":
         return _handoff_ports(settings)
@@ -171,6 +183,8 @@ def listens(one: Workload) -> list[str]:
     settings = one.settings
     if one.kind == "router":
         return [settings.router.host]
+    if one.kind == "ca":
+        return [ca_address(one)]
     if one.kind == "scheduler":
         return [settings.scheduler.address]
     return [settings.worker.listen, *([settings.handoff.host] if settings.handoff.host else [])]

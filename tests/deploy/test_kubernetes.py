@@ -83,6 +83,11 @@ def mount(documents: list[Doc], workload: str, name: str) -> Doc:
     return found
 
 
+def probe(documents: list[Doc], workload: str, kind: str) -> list[str]:
+    found: list[str] = container(documents, workload)[f"{kind}Probe"]["exec"]["command"]
+    return found
+
+
 def remove(items: list[Doc], **wanted: Any) -> None:
     (found,) = [one for one in items if wanted.items() <= one.items()]
     items.remove(found)
@@ -95,7 +100,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "a misspelt key": (lambda d: pod(d, "router").update(terminationGracePeriodSecond=90), "schema: "),
     "a number as text": (lambda d: spec(d, "Deployment", "router").update(replicas="2"), "schema: "),
     "a port of the wrong type": (
-        lambda d: container(d, "prefill")["livenessProbe"]["grpc"].update(port="grpc"),
+        lambda d: container(d, "prefill")["ports"][0].update(containerPort="grpc"),
         "schema: ",
     ),
     # names and references
@@ -107,7 +112,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda d: doc(d, "Namespace", "baton")["metadata"].pop("labels"),
         "does not enforce the restricted",
     ),
-    "a part is missing": (lambda d: d.remove(doc(d, "Deployment", "decode")), "not exactly a scheduler"),
+    "a part is missing": (lambda d: d.remove(doc(d, "Deployment", "decode")), "not exactly a CA"),
     "something twice": (lambda d: d.append(doc(d, "Service", "router")), "is there twice"),
     "no such ConfigMap": (lambda d: d.remove(doc(d, "ConfigMap", "worker")), "there is no ConfigMap"),
     "no such Secret": (
@@ -171,8 +176,50 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "an unknown command": (lambda d: container(d, "decode").update(command=["baton", "decoder"]), "decoder"),
     "an unknown flag": (lambda d: container(d, "router").update(args=["--workers", "2"]), "--workers"),
     "plain text, though nobody said so": (
-        lambda d: doc(d, "ConfigMap", "settings")["data"].pop("BATON_SECURITY__INSECURE"),
-        "can be reached from other machines",
+        lambda d: doc(d, "ConfigMap", "settings")["data"].pop("BATON_SECURITY__TLS"),
+        "without tls",
+    ),
+    "plain text by word": (
+        lambda d: (
+            doc(d, "ConfigMap", "join")["data"].clear(),
+            doc(d, "ConfigMap", "settings")["data"].pop("BATON_SECURITY__TLS"),
+            settings(d, "settings", BATON_SECURITY__INSECURE="true"),
+        ),
+        "speaks plain text",
+    ),
+    "a CA elsewhere": (
+        lambda d: settings(d, "join", BATON_SECURITY__JOIN="ca:7444"),
+        "joins at 'ca:7444'",
+    ),
+    "another role's token": (
+        lambda d: volume(d, "decode", "token")["secret"].update(secretName="router-token"),
+        "no token of its role",
+    ),
+    "a certificate on a read-only disk": (
+        lambda d: settings(d, "join", BATON_SECURITY__FOLDER="/etc/baton/identity"),
+        "where it may not write",
+    ),
+    "no certificate for the probe": (
+        lambda d: doc(d, "ConfigMap", "join")["data"].pop("BATON_SECURITY__FOLDER"),
+        "finds no certificate to show",
+    ),
+    "the CA's key on a disk": (
+        lambda d: volume(d, "ca", "ca")["emptyDir"].pop("medium"),
+        "no folder in memory",
+    ),
+    "a CA without its key": (
+        lambda d: remove(pod(d, "ca")["initContainers"], name="key"),
+        "'secret' is not both declared and mounted",
+    ),
+    "a key that is not copied": (
+        lambda d: next(one for one in pod(d, "ca")["initContainers"] if one["name"] == "key").update(
+            command=["true"]
+        ),
+        "nobody copies its key",
+    ),
+    "a CA probed in plain text": (
+        lambda d: container(d, "ca")["livenessProbe"]["httpGet"].pop("scheme"),
+        "does not ask the CA",
     ),
     "a setting as a flag": (lambda d: container(d, "router").update(args=["--port", "8000"]), "ConfigMap"),
     "the other role": (
@@ -226,11 +273,19 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     # probes and ends
     "a probe of another port": (
-        lambda d: container(d, "prefill")["readinessProbe"]["grpc"].update(port=7402),
+        lambda d: probe(d, "prefill", "readiness").__setitem__(2, "127.0.0.1:7402"),
         "does not ask the port of gRPC",
     ),
+    "a probe that speaks no TLS": (
+        lambda d: container(d, "prefill").update(livenessProbe={"grpc": {"port": 7401}}),
+        "is not the command that shows a certificate",
+    ),
+    "a probe without time": (
+        lambda d: container(d, "decode")["livenessProbe"].pop("timeoutSeconds"),
+        "is over before its command",
+    ),
     "a probe of an unknown service": (
-        lambda d: container(d, "scheduler")["readinessProbe"]["grpc"].update(service="Scheduler"),
+        lambda d: probe(d, "scheduler", "readiness").__setitem__(3, "Scheduler"),
         "which is not served",
     ),
     "a probe that needs a key": (
@@ -242,9 +297,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         "liveness probe asks /health",
     ),
     "schedulers killed for want of Redis": (
-        lambda d: container(d, "scheduler")["livenessProbe"]["grpc"].update(
-            service="baton.scheduler.v1.Scheduler"
-        ),
+        lambda d: probe(d, "scheduler", "liveness").append("baton.scheduler.v1.Scheduler"),
         "kills a scheduler",
     ),
     "a worker killed as it drains": (
@@ -351,7 +404,15 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "everybody at Redis": (
         lambda d: spec(d, "NetworkPolicy", "redis")["ingress"][0].pop("from"),
-        "redis must not let router in at 6379/TCP",
+        "redis must not let decode in at 6379/TCP",
+    ),
+    "routers cannot share limits": (
+        lambda d: spec(d, "NetworkPolicy", "router")["egress"].pop(2),
+        "router must be let out to redis at 6379/TCP",
+    ),
+    "Redis refuses routers": (
+        lambda d: spec(d, "NetworkPolicy", "redis")["ingress"][0]["from"].pop(1),
+        "redis must let router in at 6379/TCP",
     ),
     "strangers at the workers": (
         lambda d: spec(d, "NetworkPolicy", "worker")["ingress"][0]["from"].append({"namespaceSelector": {}}),
@@ -362,6 +423,14 @@ EDITS: dict[str, tuple[Edit, str]] = {
             {"ipBlock": {"cidr": "10.0.0.0/8"}}
         ),
         "scheduler must not let something outside in at 7400/TCP",
+    ),
+    "a worker that cannot join": (
+        lambda d: spec(d, "NetworkPolicy", "worker")["egress"].pop(2),
+        "must be let out to ca at 7443/TCP",
+    ),
+    "strangers at the CA": (
+        lambda d: spec(d, "NetworkPolicy", "ca")["ingress"][0].pop("from"),
+        "ca must not let something outside in at 7443/TCP",
     ),
     "no roles": (
         lambda d: spec(d, "NetworkPolicy", "scheduler")["egress"].pop(1),
