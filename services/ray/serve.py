@@ -58,7 +58,7 @@ _HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "
 
 @dataclass(frozen=True)
 class Meeting:
-    """What the scheduler's replica tells another: where the scheduler is, and how to be believed there."""
+    """The answer of the scheduler's replica to another: where the scheduler is, how to be believed there."""
 
     address: str
     part: dict[str, Any]  # the section `security` of the replica's part

@@ -86,7 +86,7 @@ class Cluster:
             host.start(one.container["command"], env=self.environment(name), cwd=cwd, out=out)
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return a container's variables: the image's and the manifest's, with this pod's address and name."""
+        """Return a container's variables: the image's and the manifest's, with its own address and name."""
         one, host = self.manifests.workload(name), self.hosts[name]
         image = dockerfile.environment(BASE_PATH) if one.is_ours else {"PATH": BASE_PATH}
         if "PYTHONPATH" in os.environ:  # another checkout than the installed one is tested

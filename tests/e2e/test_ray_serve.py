@@ -143,7 +143,7 @@ def test_the_parts_speak_tls(served: Served) -> None:
     """Who has the CA's folder is told of the workers; who speaks plain text is told that this is TLS."""
 
     def status(*flags: str) -> subprocess.CompletedProcess[str]:
-        command = [BATON, "status", "--scheduler", served.scheduler, *flags]
+        command = [str(BATON), "status", "--scheduler", served.scheduler, *flags]
         return subprocess.run(command, capture_output=True, text=True, timeout=CALL_S, check=False)
 
     done = status("--secure", "--security-ca", str(served.ca))
