@@ -8,8 +8,8 @@ beside the ingress replica; the router, the workers and the KV between them know
     Prefill, Decode   a worker each; they take no requests from Serve, and tell it how many Baton placed there
     Router            the ingress: a router each, and a proxy to it
 
-The scheduler's replica is the parts' CA, too: the others ask it where the scheduler is and what to join with. All
-of that goes when it goes, as its address does.
+The scheduler's replica is the parts' CA, too: the others ask it where the scheduler is and what to join with.
+All of that goes when it goes, as its address does.
 
 Leans on Ray Serve 2.60: a replica's check_health, __del__ (awaited, within graceful_shutdown_timeout_s) and
 record_autoscaling_stats, and AutoscalingConfig.policy.
@@ -58,7 +58,7 @@ _HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "
 
 @dataclass(frozen=True)
 class Meeting:
-    """What the scheduler's replica tells another: where the scheduler is, and how to be believed there."""
+    """The answer of the scheduler's replica to another: where the scheduler is, how to be believed there."""
 
     address: str
     part: dict[str, Any]  # the section `security` of the replica's part

@@ -181,9 +181,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "plain text by word": (
         lambda d: (
-            doc(d, "ConfigMap", "join")["data"].clear(),
-            doc(d, "ConfigMap", "settings")["data"].pop("BATON_SECURITY__TLS"),
-            settings(d, "settings", BATON_SECURITY__INSECURE="true"),
+            doc(d, "ConfigMap", "join").update(data={}),
+            doc(d, "ConfigMap", "settings")["data"].update(
+                BATON_SECURITY__TLS="false", BATON_SECURITY__INSECURE="true"
+            ),
         ),
         "speaks plain text",
     ),

@@ -1,4 +1,4 @@
-"""deploy/kubernetes over TLS: the cpu overlay's commands and variables unchanged, in namespaces, not a cluster.
+"""deploy/kubernetes over TLS: the cpu overlay's commands and variables unchanged, in namespaces.
 
 Each pod is a host of harness/netns.py, found by the names that its Service gives it. The page's own commands
 make the Secrets, with a `kubectl` that puts them into folders. Volumes are folders at the paths of the
@@ -54,7 +54,9 @@ class Cluster:
 
     def make_secrets(self) -> None:
         """Run the page's commands that make them."""
-        (block,) = [one for one in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "ca init" in one]
+        (block,) = [
+            one for one in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "ca init" in one
+        ]
         tools = self.folder / "tools"
         tools.mkdir()
         (tools / "kubectl").write_text(KUBECTL)
@@ -84,7 +86,7 @@ class Cluster:
             host.start(one.container["command"], env=self.environment(name), cwd=cwd, out=out)
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return a container's variables: the image's, and the manifest's with this pod's address and name."""
+        """Return a container's variables: the image's and the manifest's, with its own address and name."""
         one, host = self.manifests.workload(name), self.hosts[name]
         image = dockerfile.environment(BASE_PATH) if one.is_ours else {"PATH": BASE_PATH}
         if "PYTHONPATH" in os.environ:  # another checkout than the installed one is tested
@@ -140,7 +142,10 @@ class Cluster:
         containers = [one.container, *one.pod.get("initContainers", [])]
         mounts = {(m["mountPath"], m["name"]) for each in containers for m in each["volumeMounts"]}
         for path, name in sorted(mounts):
-            if path not in ("/dev/shm", "/tmp"):  # the host's own; and the machine's, where the checkout may be
+            if path not in (
+                "/dev/shm",
+                "/tmp",
+            ):  # the host's own; and the machine's, where the checkout may be
                 lines.append(f"mkdir -p {path} && mount --bind /opt/volumes/{name} {path}")
         return "\n".join(lines)
 
