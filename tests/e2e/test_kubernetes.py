@@ -114,7 +114,8 @@ class Cluster:
 
     def run(self, name: str, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command in a pod, as `kubectl exec` does."""
-        return self.hosts[name].run(command, CALL_S, env=self.environment(name), cwd=Path(IMAGE))
+        cwd = Path(IMAGE) if self.manifests.workload(name).is_ours else None
+        return self.hosts[name].run(command, CALL_S, env=self.environment(name), cwd=cwd)
 
     def ask(self, body: Mapping[str, object]) -> str:
         """Return the answer to a chat request with the first of the clients' keys."""
