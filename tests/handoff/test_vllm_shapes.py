@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import random
+import ssl
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
+from baton import addresses
 from baton.handoff.reports import Loaded
+from baton.protos.handoff_pb2 import Manifest
+from baton.security import identity
+from baton.security.authority import Authority
+from baton.security.names import Name, Role
 from harness.architectures.experts import deepseek_v3
 from harness.engines import EngineProcess, Options, clear_prompt, decode, generate, prefer, prefill
 from tests.handoff import checkpoints
@@ -18,8 +25,8 @@ ALONE = {"enable_prefix_caching": False}  # or there would be nothing left to pu
 pytestmark = pytest.mark.timeout(300)
 
 
-def hand_over(engine: EngineProcess, name: str, length: int) -> tuple[int, Loaded, list[str]]:
-    """Read, pull and write; the ranks, the load, the layers."""
+def hand_over(engine: EngineProcess, name: str, length: int) -> tuple[Manifest, Loaded]:
+    """Read, pull and write; what was handed over, and how."""
     draw = random.Random(length)
     prompt = clear_prompt(engine, lambda: draw.choices(range(2, checkpoints.VOCAB), k=length), WRITTEN)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
@@ -31,8 +38,7 @@ def hand_over(engine: EngineProcess, name: str, length: int) -> tuple[int, Loade
     assert written.tokens == expected
     assert written.loaded is not None
     assert written.loaded.problem is None
-    names = [layer.name for layer in read.saved.manifest.layers]
-    return len(read.saved.manifest.shards), written.loaded, names
+    return read.saved.manifest, written.loaded
 
 
 def test_the_drafters_layers_come_along(tmp_path: Path) -> None:
@@ -42,18 +48,42 @@ def test_the_drafters_layers_come_along(tmp_path: Path) -> None:
         for transport in ("shm", "grpc"):
             engine.call(prefer, transport)
             for length, blocks in ((33, 1), (300, 10)):
-                ranks, loaded, layers = hand_over(engine, f"{transport}-{length}", length)
-                assert (ranks, loaded.transport, loaded.blocks) == (1, transport, blocks)
-                assert len(layers) == checkpoints.LAYERS + 1
+                manifest, loaded = hand_over(engine, f"{transport}-{length}", length)
+                assert (len(manifest.shards), loaded.transport, loaded.blocks) == (1, transport, blocks)
+                assert len(manifest.layers) == checkpoints.LAYERS + 1
+
+
+RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 
 
 def test_each_rank_pulls_its_own_shard(tmp_path: Path) -> None:
     """The scheduler's side shares no memory with the ranks'."""
     model = checkpoints.qwen2(tmp_path / "qwen2")
-    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    with EngineProcess(Options(model, "both", cores="0|1", engine=ALONE | ranks)) as engine:
-        shards, loaded, _ = hand_over(engine, "both-ranks", 300)
-        assert (shards, loaded.blocks, loaded.transport) == (2, 10, "shm")
+    with EngineProcess(Options(model, "both", cores="0|1", engine=ALONE | RANKS)) as engine:
+        manifest, loaded = hand_over(engine, "both-ranks", 300)
+        assert (len(manifest.shards), loaded.blocks, loaded.transport) == (2, 10, "shm")
+
+
+def test_each_rank_serves_and_pulls_with_its_workers_certificate(tmp_path: Path) -> None:
+    model = checkpoints.qwen2(tmp_path / "qwen2")
+    folder = tmp_path / "identity"
+    identity.write(folder, Authority.create(tmp_path / "ca").issue(Name("test", Role.WORKER, "both")))
+    secured = Options(
+        model,
+        "both",
+        cores="0|1",
+        transports=("grpc",),
+        handoff={"identity": str(folder)},
+        engine=ALONE | RANKS,
+    )
+    with EngineProcess(secured) as engine:
+        manifest, loaded = hand_over(engine, "over-tls", 300)
+        assert (len(manifest.shards), loaded.blocks, loaded.transport) == (2, 10, "grpc")
+        mine = x509.load_pem_x509_certificate((folder / identity.CHAIN).read_bytes())
+        for shard in manifest.shards:
+            shown = ssl.get_server_certificate(addresses.split(shard.address), timeout=10)
+            assert x509.load_pem_x509_certificate(shown.encode()) == mine
+        assert len({shard.address for shard in manifest.shards}) == 2
 
 
 def test_a_quantised_latent_has_one_scale_a_token(tmp_path: Path) -> None:
