@@ -6,7 +6,7 @@ CONFIG ?= deploy/laptop.yaml
 # Many images set it; then every start would compile its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup up test pytest chaos lint format bench bench-spec table proto docs config-docs clean
+.PHONY: help setup up test pytest chaos lint format bench bench-spec table proto docs config-docs dashboards clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -16,13 +16,14 @@ setup: $(READY) ## Make .venv with everything in it
 $(READY): constraints.txt pyproject.toml deploy/setup/venv
 	@deploy/setup/venv
 
-up: $(READY) ## Serve the demo model on this machine (ARGS="--prefill 2 --port 8001" for more)
+up: $(READY) ## Serve the demo model on this machine (ARGS="--prefill 2 --port 8080" for more)
 	@exec $(BIN)/baton up --config $(CONFIG) $(ARGS)
 
 test: $(READY) ## Lint and run every test, side by side (ARGS="-k scheduler" for some)
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
 pytest: $(READY)
+	@deploy/setup/test-tools
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: $(READY) ## Kill, hang and cut off parts under load, by a seeded plan (half an hour; ARGS="--list" shows plans)
@@ -36,6 +37,7 @@ lint: $(READY) ## Ruff, mypy --strict, layers of imports, words, generated files
 	@deploy/setup/words
 	@deploy/setup/proto --check
 	@$(BIN)/python deploy/setup/config-docs --check
+	@$(BIN)/python -m deploy.boards --check
 
 format: $(READY) ## Let ruff fix what it can
 	@$(BIN)/ruff check --fix .
@@ -64,6 +66,9 @@ $(DOCS_READY): docs/mkdocs/requirements.txt
 
 config-docs: $(READY) ## Write docs/configuration.md from the configuration tree
 	@$(BIN)/python deploy/setup/config-docs
+
+dashboards: $(READY) ## Write Grafana's boards and Prometheus' rules from deploy/boards
+	@$(BIN)/python -m deploy.boards
 
 clean: ## Remove what set-up and tests made
 	rm -rf .venv .venv-tools .venv-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist

@@ -49,3 +49,20 @@ def middles(counts: Sequence[float], bounds: Bounds) -> list[tuple[float, float]
     highs = (*bounds, bounds[-1] * 2)
     buckets = zip(lows, highs, counts, strict=True)
     return [((low + high) / 2, count / total) for low, high, count in buckets if count]
+
+
+def quantile(counts: Sequence[float], bounds: Bounds, share: float) -> float | None:
+    """Return the value below which that share of the values lies; None without values.
+
+    Within a bucket values are taken as spread evenly; those above the last bound count as twice that bound.
+    """
+    left = share * sum(counts)
+    if not left:
+        return None
+    low = 0.0
+    for bound, count in zip((*bounds, 2 * bounds[-1]), counts, strict=True):
+        if left <= count:
+            return low + (bound - low) * left / count
+        left -= count
+        low = bound
+    return low

@@ -92,7 +92,7 @@ class Draft:
             for one in others
             if one.flips and one.worker_id not in quiet and to in self._allowed.get(one.name, (to,))
         ]
-        able.sort(key=_idlest)
+        able.sort(key=lambda one: (_load(one), _by_name(one)))
         for one in able[: min(most, len(others) - 1)]:
             self.flips.append((one, to))
             for ordered in self.plan.values():
@@ -110,7 +110,10 @@ class Draft:
                 most -= 1
 
     def stop(self, role: Role, most: int, bounds: Bounds) -> None:
-        """Order up to `most` workers of this role away: first those that are still to come, then the idlest.
+        """Order up to `most` workers of this role away: those still to come first, then the idlest.
+
+        Of several that are idle the last by name goes, `worker-3` before `decode-0`: what came for a while
+        goes again, and its node with it.
 
         A worker that no fleet started stays: nobody could start it again. So does the last one that is ready.
         """
@@ -120,7 +123,7 @@ class Draft:
         flipped = {one.worker_id for one, _ in self.flips}
         ready = [one for one in self.seen.of(role) if not one.leaving and one.worker_id not in flipped]
         most = min(most, len(ready) - max(1, bounds.least))
-        for one in sorted(ready, key=_idlest):
+        for one in sorted(sorted(ready, key=_by_name, reverse=True), key=_load):
             if most > 0 and self.remove(one.name):
                 self.stops.append(one)
                 most -= 1
@@ -146,5 +149,9 @@ def same(one: Plan, other: Plan) -> bool:
     }
 
 
-def _idlest(one: Member) -> tuple[int, int, str]:
-    return one.requests, one.queued_tokens, one.worker_id
+def _load(one: Member) -> tuple[int, int]:
+    return one.requests, one.queued_tokens
+
+
+def _by_name(one: Member) -> str:
+    return one.worker_id

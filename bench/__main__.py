@@ -5,23 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-# In the order in which `make bench` runs them.
-NAMES = [
-    "scheduler",
-    "autoscale",
-    "handoff",
-    "wire",
-    "proposers",
-    "path",
-    "router",
-    "disaggregation",
-    "fair_share",
-    "speculation",
-    "startup",
-]
-# Not part of `all`: kernels are for GPUs, `preload` needs libraries that are not installed here, and the
-# others take long.
-ALONE = ["clients", "flood", "hosts", "kernels", "overload", "preload", "soak", "tls"]
+from bench.names import ALONE, NAMES
 
 
 def main() -> int:
@@ -32,7 +16,7 @@ def main() -> int:
         return 0 if name in ("-h", "--help") else 2
     for one in NAMES if name == "all" else [name]:
         print(f"== {one}", flush=True)
-        importlib.import_module(f"bench.{one}").main(rest)
+        importlib.import_module(f"bench.{one.replace('-', '_')}").main(rest)
     if name == "all":
         importlib.import_module("bench.report").main([])
     return 0

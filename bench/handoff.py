@@ -26,8 +26,9 @@ import torch
 
 from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
+from baton.handoff.groups import CacheGroup, Part, described, num_blocks
 from baton.handoff.load.loader import Loader, LoadJob
-from baton.handoff.manifest import Puller, num_blocks, seal
+from baton.handoff.manifest import Puller, seal
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.host import HostBlockCache
@@ -81,9 +82,9 @@ def source(connection: Connection, shape: Shape) -> None:
     connection.send(None)
     while (asked := connection.recv()) is not None:
         request_id, block_ids = asked
-        saved = saver.save(SaveJob(request_id, 1, block_ids))
+        saved = saver.save(SaveJob(request_id, 1, (Part(0, 0, block_ids),)))
         expected = np.empty((len(block_ids), cache.record_bytes), np.uint8)
-        cache.gather(block_ids, expected)
+        cache.gather(0, block_ids, expected)
         connection.send((saved, expected))
     service.close()
     staging.close()
@@ -96,7 +97,8 @@ class Bench:
         tensors = shape.tensors(2)
         self.cache = shape.cache(tensors, shape.wire)
         self.plain = shape.cache(tensors, AS_IS)  # the same blocks, byte by byte
-        self.puller = Puller("bench", 0, HASH, shape.block_size, self.cache.layers, self.cache.wire_dtype)
+        self.groups = (CacheGroup(shape.block_size),)
+        self.puller = Puller("bench", 0, HASH, self.groups, self.cache.layers, self.cache.wire_dtype)
         self.client = HandoffClient()
         self.random = np.random.default_rng(0)
         self.count = 0
@@ -116,24 +118,24 @@ class Bench:
             epoch=1,
             compatibility_hash=HASH,
             num_tokens=self.shape.tokens,
-            block_size=self.shape.block_size,
             num_blocks=self.shape.blocks,
+            groups=described(self.groups, self.shape.tokens),
             layers=[layer.to_proto() for layer in self.cache.layers],
             shards=[Shard.FromString(saved.shard)],
             wire_dtype=self.cache.wire_dtype,
         )
         seal(manifest)
         start = time.monotonic()
-        loader.submit(LoadJob(request_id, 1, manifest.SerializeToString(), 0, ours, start))
+        loader.submit(LoadJob(request_id, 1, manifest.SerializeToString(), (Part(0, 0, ours),), start))
         while not (done := loader.take_finished()):
             time.sleep(0.0001)
         wall_ms = (time.monotonic() - start) * 1e3
         if done[0].problem is not None:
             raise SystemExit(f"load failed: {done[0].problem}")
-        self.cache.scatter(expected, mirror)
+        self.cache.scatter(0, expected, mirror)
         found, right = (np.empty((len(ours), self.plain.record_bytes), np.uint8) for _ in range(2))
-        self.plain.gather(ours, found)
-        self.plain.gather(mirror, right)
+        self.plain.gather(0, ours, found)
+        self.plain.gather(0, mirror, right)
         if not np.array_equal(found, right):
             raise SystemExit("the bytes that came are not the bytes that were saved: no figures")
         return saved, done[0], wall_ms

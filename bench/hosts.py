@@ -13,14 +13,13 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from bench.checked import Served, outcome
 from harness.chaos.answers import questions
-from harness.chaos.load import Load, judge
-from harness.chaos.site import Part
+from harness.chaos.load import Load
 from harness.netns import why_not
 from harness.ray_hosts import QUICK, RayHosts, ray_hosts
 from harness.stats import save
@@ -38,18 +37,6 @@ EVERY = 3  # one in so many prompts is asked
 CALM_S = 10.0  # of load before the host dies, and after its worker is back
 LIMIT_S = 120.0  # for each step of what follows
 LOOK_S = 0.05
-
-
-class Served:
-    """The deployment as the load sees it: one router."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.routers: Sequence[Part] = [Part("router-0", "router", {}, cast(Any, self))]
-
-    def url(self, router: Part) -> str:
-        del router
-        return self._url
 
 
 def main(arguments: list[str]) -> None:
@@ -91,43 +78,35 @@ async def _under_load(hosts: RayHosts, url: str, spare: bool) -> dict[str, Any]:
         hit = sum(bool(answer.tokens) for answer in load.running.values())
         await asyncio.to_thread(hosts.second.kill)
         began = time.monotonic()
-        times["silent_s"] = await _said(hosts, "second       does not answer", began)
-        times["dead_s"] = await _said(hosts, "second       this node is dead", began)
+        dead = "second       this node is dead"  # with quick health checks it comes first
+        times["noticed_s"] = await _said(hosts, began, "second       does not answer", dead)
+        times["dead_s"] = await _said(hosts, began, dead)
         if not spare:
             await asyncio.to_thread(hosts.join, "third")
             times["joined_s"] = time.monotonic() - began
-        times["room_s"] = await _said(hosts, "has room on third", began)
-        times["back_s"] = await _said(hosts, "; back on third", began)
+        times["room_s"] = await _said(hosts, began, "has room on third")
+        times["back_s"] = await _said(hosts, began, "; back on third")
         await asyncio.sleep(CALM_S)
     whole = time.monotonic() - began + CALM_S
-    verdicts = [judge(answer, load.expected(answer)) for answer in load.over]
-    fates = Counter(fate.value for fate, _ in verdicts)
-    for _, why in verdicts:
-        if why:
-            print(why, flush=True)
-    pauses = [end - start for answer in load.over for start, end in answer.pauses()]
     during = [
         answer for answer in load.over if answer.ended > began and answer.sent < began + times["back_s"]
     ]
     return {
         **{name: round(value, 1) for name, value in times.items()},
         "seconds": round(whole),
-        "requests": len(load.over),
         "while_away": len(during),
         "streaming_when_it_died": hit,
-        "tokens": load.tokens,
-        "failed": len(load.over) - fates["right"] - fates["wrong"],
-        "wrong": fates["wrong"],
-        "refused": sum(len(answer.refused) for answer in load.over),
-        "longest_pause_s": round(max(pauses), 2),
+        **outcome(load),
     }
 
 
-async def _said(hosts: RayHosts, text: str, began: float) -> float:
-    """Return the seconds from `began` until `baton ray up` printed a text."""
-    async with asyncio.timeout(LIMIT_S):
-        while text not in hosts.text:
-            if hosts.up.poll() is not None:
-                raise RuntimeError(f"baton ray up ended: {hosts.text}")
-            await asyncio.sleep(LOOK_S)
+async def _said(hosts: RayHosts, began: float, *texts: str) -> float:
+    """Return the seconds from `began` until `baton ray up` printed one of the texts. Raises RuntimeError."""
+    until = time.monotonic() + LIMIT_S
+    while not any(text in hosts.text for text in texts):
+        if hosts.up.poll() is not None:
+            raise RuntimeError(f"baton ray up ended: {hosts.text}")
+        if time.monotonic() > until:
+            raise RuntimeError(f"baton ray up said none of {texts} within {LIMIT_S:g} s: {hosts.text}")
+        await asyncio.sleep(LOOK_S)
     return time.monotonic() - began

@@ -10,20 +10,31 @@ import argparse
 import json
 from typing import Any
 
-from bench import report_brief, report_figures
+from bench import report_brief, report_figures, report_prefixes, report_sections
+from bench.names import ALONE, NAMES
 from bench.report_figures import Figure
-from bench.report_sections import SECTIONS, Block
+from bench.report_sections import Block
 from harness.stats import RESULTS
 from harness.support import ROOT
 
+SECTIONS = report_sections.SECTIONS | report_prefixes.SECTIONS
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 BEGIN, END = "<!-- measured: written by `python -m bench report` -->", "<!-- measured: end -->"
-HEAD = """# Benchmarks
+HEAD = f"""# Benchmarks
 
-Written by `python -m bench report` from `bench/results/`, which `make bench` measures anew (about 20 minutes).
-Figures are medians; where two things are compared they were measured in turns, A B A B, in one run. Unless a section
-says otherwise, the model has the shape of Qwen2 with 80 M random parameters in bfloat16: the demo model is too small
-to keep a core busy. TTFT is the time to first token, ITL the inter-token latency: the gap between a stream's tokens.
+Written by `python -m bench report` from `bench/results/`. Each section names the command that measures it anew. `make bench`
+(about 20 minutes) runs {_names(NAMES)}.
+What takes long, or needs more than every machine has, is a run of its own:
+{_names(ALONE)}; `python -m bench scheduler --rates`; `make table`.
+Figures are medians; where two things are compared they were measured in turns, A B A B, in one run. Unless a section says
+otherwise, the model has the shape of Qwen2 with 80 M random parameters in bfloat16: the demo model is too small to keep a
+core busy. TTFT is the time to first token, ITL the inter-token latency: the gap between a stream's tokens.
 """
 
 

@@ -46,7 +46,7 @@ def measured(results: dict[str, Result]) -> list[Block]:
         f"A handoff of {handoff['tokens']} tokens takes {handoff['median_ms']['shm']['total']:.0f} ms over shared memory and "
         f"{handoff['median_ms']['grpc']['total']:.0f} ms over gRPC. One router process carries {router['tokens_per_s']:,} "
         f"tokens/s at {router['streams']} streams.\n",
-        "All figures, and how they were measured: [docs/benchmarks.md](docs/benchmarks.md). `make bench` measures them anew.\n",
+        "All figures, and how they were measured: [docs/benchmarks.md](docs/benchmarks.md). Each section names its command.\n",
     ]
 
 

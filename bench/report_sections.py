@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bench.report_figures import Figure, Panel
+from harness import stock
 
 Result = dict[str, Any]
 Block = str | Figure
@@ -39,9 +40,11 @@ def _heads(keys: Iterable[str]) -> list[str]:
     return [HEADS.get(key, key) for key in keys]
 
 
-def _measured(result: Result, command: str) -> str:
-    machine = result["machine"]
-    return f"`{command}`; {machine['cores']} cores ({machine['cpu']}), {machine['when']}.\n"
+def measured(result: Result, command: str) -> str:
+    """Say by which command, where and when a result was taken."""
+    machine, tree = result["machine"], result.get("tree")  # results from before trees were noted have none
+    commit = f", commit {tree['commit'][:8]}{' with changes' if tree['dirty'] else ''}" if tree else ""
+    return f"`{command}`; {machine['cores']} cores ({machine['cpu']}), {machine['when']}{commit}.\n"
 
 
 def _counts(counts: Mapping[str, Any]) -> str:
@@ -69,7 +72,7 @@ def disaggregation(result: Result) -> list[Block]:
         f"run while prompts of {load['long_prompt']} tokens arrive at {load['long_per_s']}/s; "
         f"{len(result['runs']['1P1D'])} rounds of {load['seconds']:.0f} s each. In an aggregated engine a long prompt's "
         "prefill stalls the streams beside it; in 1P1D it runs on the other worker.",
-        _measured(result, "python -m bench disaggregation"),
+        measured(result, "python -m bench disaggregation"),
         longest_gap(result),
         table(["", "1P1D", "2 aggregated", "ratio", "goal"], rows),
     ]
@@ -98,11 +101,11 @@ def clients(result: Result) -> list[Block]:
     blocks: list[Block] = [
         "## Load tools that users have: Baton and a stock vLLM server\n",
         "Baton is `deploy/laptop.yaml`: 1P1D with a core for each side. The stock server runs the same model without "
-        "drafts, with as many slots, on both cores. The tools share the cores, at nice 5, and the two servers take turns. "
+        f"drafts, with as many slots, on both cores {stock.told()}. The tools share the cores, at nice 5, and the two servers take turns. "
         "`failed` is the sum of all rounds. Statuses of closed loops with as many clients as the workers admit requests: "
         + "; ".join(f"{arm}: {_statuses(counts)}" for arm, counts in result["at_the_bound"].items())
         + ".",
-        _measured(result, "python -m bench clients"),
+        measured(result, "python -m bench clients"),
     ]
     for name, tool in result["tools"].items():
         columns = tool["columns"]
@@ -178,7 +181,7 @@ def speculation(result: Result) -> list[Block]:
         "The demo model, with prompts that it was not trained on; greedy answers, equal to those without drafts. Chat is of "
         "all kinds; repetitive tasks are those whose answers repeat much of the prompt (edits of code, extraction, copies).",
         *([result["note"]] if "note" in result else []),  # of a result that several runs contributed to
-        _measured(result, "make bench-spec"),
+        measured(result, "make bench-spec"),
     ]
     if served:
         blocks += [
@@ -225,7 +228,7 @@ def fair_share(result: Result) -> list[Block]:
         "token. A flood is 40 prompts at once, one in eight of them long. "
         f"{result['rounds']} rounds of each policy, in turns, in one engine. Baton's choice is the order together with shares "
         "of steps of 256 tokens (services/prefill/fair_share.py).",
-        _measured(result, "python -m bench fair_share"),
+        measured(result, "python -m bench fair_share"),
         _short_prompts(result["models"]),
     ]
     head = ["", "short p50", "short p99", "long p50", "last long", "flood, tokens/s"]
@@ -265,8 +268,53 @@ def path(result: Result) -> list[Block]:
         "Milliseconds from the end of the prefill's last step until the decode engine can take the request. Besides the "
         "stages, `total` holds the router's two hops and the time until the engine's next step; busy: four streams decode "
         "meanwhile. Goals: 10 ms over shm, 20 ms over gRPC.",
-        _measured(result, "python -m bench path"),
+        measured(result, "python -m bench path"),
         table(["", "prompts", *STAGES, "total", "total p95"], rows),
+    ]
+
+
+def attribution(result: Result) -> list[Block]:
+    loads = result["loads"]
+    rows = [
+        [
+            name,
+            group,
+            load["requests"],
+            load["killed"],
+            f"{load[group]['ttft_ms']:.1f}",
+            f"{100 * load[group]['share']:.1f} %",
+        ]
+        for name, load in loads.items()
+        for group in ("p50", "p99")
+    ]
+    stages = list(dict.fromkeys(stage for load in loads.values() for stage in load["p99"]["stages_ms"]))
+    spent = [
+        [name, group, *(f"{load[group]['stages_ms'].get(stage, 0.0):.2f}" for stage in stages)]
+        for name, load in loads.items()
+        for group in ("p50", "p99")
+    ]
+    parts = [
+        [
+            name,
+            load["itl"]["samples"],
+            load["itl"]["p50_ms"],
+            load["itl"]["p99_ms"],
+            *load["itl"]["parts_mean_ms"].values(),
+        ]
+        for name, load in loads.items()
+    ]
+    return [
+        "## Where the time to first token goes\n",
+        "1P1D; each request's stages, as the router tells them, against what its client measured until the first event of its "
+        "stream. p50: the requests around the median; p99: the slowest hundredth. Idle: one request at a time; busy: four "
+        "streams beside long prompts; kills: the same, while decode and prefill worker are killed in turns. Goal: "
+        f"{100 * result['goal']:.0f} % of that time.",
+        measured(result, "python -m bench attribution"),
+        table(["", "", "requests", "killed", "TTFT, ms", "attributed"], rows),
+        "Milliseconds by stage:\n",
+        table(["", "", *stages], spent),
+        "The gap between tokens, and the mean way of a sample of tokens, ms:\n",
+        table(["", "samples", "gap p50", "gap p99", "engine", "wire", "router", "client"], parts),
     ]
 
 
@@ -291,7 +339,7 @@ def handoff(result: Result) -> list[Block]:
         "## The handoff alone, between two processes without engines\n",
         "Milliseconds by stage, for a prompt of so many tokens, by transport and by the format of KV on the wire. "
         "`total` also holds the time between the stages.",
-        _measured(result, "python -m bench handoff"),
+        measured(result, "python -m bench handoff"),
         Figure("handoff", "Milliseconds of a handoff by stage, transport and format", panels),
         table(["tokens", "transport", "MB", *STAGES, "pull", "total", "total p95"], rows),
     ]
@@ -305,7 +353,7 @@ def router(result: Result) -> list[Block]:
         "## One router process, 64 streams, workers without engines\n",
         "The workers send a token per stream at each step; with a step of 0 ms they never wait. Tokens that pile up for a client leave "
         "in one event. Goal: 16,000 tokens/s.",
-        _measured(result, "python -m bench router"),
+        measured(result, "python -m bench router"),
         Figure(
             "router",
             "Output tokens/s that one router process carries, by the engines' step",
@@ -320,6 +368,27 @@ def router(result: Result) -> list[Block]:
             ],
         ),
         table(_heads(keys), [[run[key] for key in keys] for run in result["runs"]]),
+    ]
+
+
+def tracing(result: Result) -> list[Block]:
+    off = result["shares"]["off"]["router_cpu_us_per_token"]
+    rows = [
+        [
+            name,
+            run["router_cpu_us_per_token"],
+            f"{run['router_cpu_us_per_token'] / off:.3f}",
+            run["tokens_per_s"],
+            run["traced"],
+        ]
+        for name, run in result["shares"].items()
+    ]
+    return [
+        "## The cost of traces\n",
+        f"The same router, 64 streams of {result['tokens']} tokens, a step of {result['interval_ms']:g} ms; so many of the requests "
+        "are traced. Goal: 2 % at 1 %.",
+        measured(result, "python -m bench router --sample 0.01 1 --tokens 2000"),
+        table(["traced", "CPU a token, µs", "against off", "tokens/s", "traces"], rows),
     ]
 
 
@@ -339,7 +408,7 @@ def scheduler(result: Result) -> list[Block]:
     return [
         "## The scheduler: place, report the prefill, report the end\n",
         "Scheduler and client share one process and its core, so the rates are a lower bound.",
-        _measured(result, "python -m bench scheduler"),
+        measured(result, "python -m bench scheduler"),
         Figure(
             "scheduler",
             "Requests/s of one scheduler, and the time of a placement, by store",
@@ -354,19 +423,22 @@ def scheduler(result: Result) -> list[Block]:
 
 def scheduler_cpu(result: Result) -> list[Block]:
     keys = [
-        *("placed_per_s", "failed", "scheduler_cores", "redis_cores"),
-        *("place_p50_ms", "place_p99_ms", "rss_mib"),
+        *("placed_per_s", "failed", "place_p50_ms", "place_p99_ms", "place_max_ms", "scheduler_cores"),
+        *("redis_cores", "clients_cores", "idle_cores", "client_late_p99_ms", "rss_mib"),
     ]
     rows = [
-        [name, rate, *(figures[key] for key in keys)]
+        [name, rate, *(figures.get(key, "-") for key in keys)]
         for name, rates in result["arms"].items()
         for rate, figures in rates.items()
     ]
+    against = " `against` is the code before a change, in turns." if "against" in result["arms"] else ""
+    measured_s = result["hold_s"] - min(result.get("warm_s", 60), result["hold_s"] / 2)
     return [
         "## The scheduler over Redis: its share of a core\n",
-        f"A scheduler, its Redis and a router, a process each; {result['workers']} workers; each rate held for "
-        f"{result['hold_s']:g} s. `against` is the code before a change, in turns.",
-        _measured(result, "python -m bench scheduler --rates 100 500 1000"),
+        f"A scheduler, its Redis and two routers' clients, a process each; {result['workers']} workers; each rate held for "
+        f"{result['hold_s']:g} s, of which the last {measured_s:g} are measured.{against} Cores are those that each of them "
+        "used, and that the machine had left; a client is late by as much as it woke up after its time.",
+        measured(result, "python -m bench scheduler --rates 100 500 1000"),
         table(["code", "requests a second", *keys], rows),
     ]
 
@@ -396,7 +468,7 @@ def overload(result: Result) -> list[Block]:
         f"{goals['itl_p99_against_alone']} times that of one stream alone and {goals['itl_p99_against_full']} times that of a "
         f"full house; goal {goals['goal']}. {result['after']['blocks_missing']} KV blocks were missing afterwards. The load "
         "generator shares the cores, at nice 10.",
-        _measured(result, "python -m bench overload"),
+        measured(result, "python -m bench overload"),
         Figure(
             "overload",
             "Gap between tokens of admitted requests, before, during and after overload",
@@ -408,8 +480,7 @@ def overload(result: Result) -> list[Block]:
 
 def flood(result: Result) -> list[Block]:
     felt, held = result["felt"], result["held"]
-    keys = ["ttft_p50_ms", "ttft_p99_ms", "answers"]
-    flooding, goals = felt["flood"], felt["goals"]
+    keys = ["ttft_p50_ms", "ttft_p99_ms", "answers", "not_answered"]
     words = {"requests_per_s": "requests a second", "tokens_per_min": "tokens a minute"}
     rates = [
         [
@@ -424,23 +495,37 @@ def flood(result: Result) -> list[Block]:
         if field in words
     ]
     crowd = held["concurrency"]
+    others = "; ".join(
+        f"`{arm}`: {one['sent']:,} sent, {_statuses(one['statuses'])}" for arm, one in felt["other"].items()
+    )
+    ratios = " and ".join(
+        f"{one['ratio']} times that of `{arm}` ({one['low']} to {one['high']})"
+        for arm, one in felt["ttft_p99_against"].items()
+    )
+    cpu, refused = (
+        felt["router_cpu_s"],
+        {arm: one["statuses"].get("429", 0) for arm, one in felt["other"].items()},
+    )
+    within, flooded = felt["other"]
+    each_us = 1e6 * (cpu[flooded] - cpu[within]) / (refused[flooded] - refused[within])
     return [
         f"## A tenant that floods at {result['times']} times its limit\n",
-        f"1P1D of the demo model. One tenant sends at random times; in turns it is alone, or another sends "
-        f"{result['times']} times as many requests as its limit of {flooding['limit_per_s']} a second admits: of "
-        f"{flooding['sent']} requests {_counts(flooding['statuses'])}, a refusal after {flooding['refused_p50_ms']} ms (p50). "
-        f"The first one's time to first token at p99 was {goals['ttft_p99_against_alone']} times that of alone; goal "
-        f"{goals['goal']}.",
-        _measured(result, "python -m bench flood"),
+        f"1P1D of the demo model. One tenant sends {felt['calm_per_s']:g} requests a second at random times, the same in each "
+        "arm of a round; in turns it is alone, or another tenant sends as many requests as its limit of "
+        f"{felt['limit_per_s']} a second admits, or {result['times']} times as many ({others}); "
+        f"{felt['rounds']} rounds of {felt['seconds']:g} s each. A refusal took "
+        f"{felt['other'][flooded]['refused_p50_ms']} ms (p50) and {each_us:.0f} µs of the router's CPU. Beside the flood the time to first token at p99 was "
+        f"{ratios}; in brackets nine in ten of the samples, when rounds are drawn anew. Goal: {felt['goal']} times that of "
+        "`alone`.",
+        measured(result, "python -m bench flood"),
         table(
-            ["", *_heads(keys)],
-            [[name, *(felt[name][key] for key in keys)] for name in ("alone", "beside a flood")],
+            ["", *_heads(keys)], [[name, *(arm[key] for key in keys)] for name, arm in felt["arms"].items()]
         ),
         "Through two routers that share limits in Redis, in front of a worker without an engine; `allowed` is the rate times "
         "the seconds, and one full bucket:\n",
         table(["limit", "of", "sent", "admitted", "allowed", "off"], rows=rates),
-        f"Of at most {crowd['limit']} requests at a time, {crowd['peak']} were under way at the most ({crowd['usual']} usually), "
-        f"of {crowd['sent']:,} that were sent.\n",
+        f"Of at most {crowd['limit']} requests at a time, {crowd['p99']} were under way for 99 % of the time ({crowd['usual']} usually; {crowd['peak']} for a moment, as a client saw it that is late itself), "
+        f"of {crowd['sent']:,} that were sent. Goal for all limits: {crowd['goal']:.0%}.\n",
     ]
 
 
@@ -453,9 +538,9 @@ def startup(result: Result) -> list[Block]:
     ratio = result["ratio (goal <= 1.3)"]
     return [
         "## From the command to the first token\n",
-        "`baton up` starts a scheduler, two engines and a router; stock vLLM one server with one engine. The demo model. "
-        f"Ratio {ratio:.2f}; goal at most 1.3.",
-        _measured(result, "python -m bench startup"),
+        "`baton up` starts a scheduler, two engines and a router; stock vLLM one server with one engine "
+        f"{stock.told()}. The demo model. Ratio {ratio:.2f}; goal at most 1.3.",
+        measured(result, "python -m bench startup"),
         Figure(
             "startup",
             "Seconds from the command to the first token: baton up against stock vLLM",
@@ -502,7 +587,7 @@ def autoscale(result: Result) -> list[Block]:
         f"{1e3 * service['gap']['base']:.1f} + {1e3 * service['gap']['slope']:.2f} n ms, as `clients` measured. Goals for each "
         f"request: first token within {goals['first_token_s']:g} s, mean gap within {1e3 * goals['gap_s']:g} ms. Of each number "
         "of fixed workers, the best split is shown.",
-        _measured(result, "python -m bench autoscale"),
+        measured(result, "python -m bench autoscale"),
         Figure(
             "autoscale",
             "Numbers of prefill and decode workers over time as a simulated load doubles, halves and changes its kind",
@@ -526,26 +611,173 @@ def autoscale(result: Result) -> list[Block]:
     ]
 
 
+def ray_autoscale(result: Result) -> list[Block]:
+    heads = {
+        "mode": "",
+        "mean_workers": "workers, mean",
+        "within_percent": "within both, %",
+        "first_token_percent": "first token, %",
+        "gap_percent": "gap, %",
+        "requests": "requests",
+        "failed": "failed",
+    }
+    phases = [phase["name"] for phase in result["phases"]]
+    arms = {
+        "the scheduler chooses (on)" if name == "on" else f"fixed, {name}": figures
+        for name, figures in result["arms"].items()
+    }
+    whole = [[name, *(figures[key] for key in list(heads)[1:])] for name, figures in arms.items()]
+    by_phase = [
+        [name, *(figures["by_phase"].get(phase, "-") for phase in phases)] for name, figures in arms.items()
+    ]
+    said = "; ".join(
+        f"{one['name']}: {one['seconds']:g} s, {one['per_s']:g}/s, prompts of {one['prompt']}, answers of {one['answer']}"
+        for one in result["phases"]
+    )
+    advised = [
+        f"{name}: "
+        + ", ".join(f"{what} {error}" for what, error in figures["prediction_error_percent"].items())
+        + f" ({figures['predictions']} predictions)"
+        for name, figures in arms.items()
+        if figures["predictions"]
+    ]
+    scaled = result["arms"].get("on")
+    blocks: list[Block] = [
+        "## Autoscaling on Ray\n",
+        f"`baton ray up` on Ray's fake multi-node provider, whose nodes come and go; the head has room for two workers. "
+        f"Workers of the demo model, each held to {result['share']:g} of a core once it serves. Goals for each request: first token "
+        f"within {result['goals']['ttft_ms'] / 1e3:g} s, mean gap within {result['goals']['itl_ms']:g} ms. The same requests in "
+        f"each arm ({said} tokens). Workers count from when they have room.",
+        measured(result, "python -m bench ray-autoscale"),
+    ]
+    if scaled:
+        orders = _counts(scaled["orders"])
+        blocks += [_ray_workers(scaled["counts"]), f"Orders of the scheduler: {orders}.\n"]
+    return [
+        *blocks,
+        table(list(heads.values()), whole),
+        "Within both goals by phase, per cent:\n",
+        table(["", *phases], by_phase),
+        f"Median error of the predictions for 30 s, per cent (shares: points); fixed numbers are advised on. {'; '.join(advised)}.\n",
+    ]
+
+
+def _ray_workers(counts: list[list[float]]) -> Figure:
+    """Draw the numbers of workers that serve, at the moments when one of them changed."""
+    kept = [
+        now
+        for before, now, after in zip([None, *counts], counts, [*counts[1:], None], strict=False)
+        if before is None or after is None or now[1:3] != before[1:3]
+    ]
+    series = {
+        "prefill workers": [float(one[1]) for one in kept],
+        "decode workers": [float(one[2]) for one in kept],
+    }
+    return Figure(
+        "ray-autoscale",
+        "Prefill and decode workers over time on Ray as the load doubles, halves and changes its kind",
+        [
+            Panel(
+                "Workers that serve, over time (Ray)",
+                [f"{one[0]:g}" for one in kept],
+                series,
+                "workers",
+                "steps",
+                labels_axis="seconds",
+            )
+        ],
+        columns=1,
+    )
+
+
 def soak(result: Result) -> list[Block]:
     keys = ["first", "warm", "last", "requests_measured", "mib_per_1000"]
     full = result["waiting_p50"] > 0
     return [
         f"## Memory over {result['requests']:,} requests{', in a full house' if full else ''}\n",
         f"1P1D of the demo model with its drafts, {result['seconds']} s, {result['connections']} connections on "
-        f"{result['slots']} slots, {result['waiting_p50']} waiting in the router (p50); by kind: {_counts(result['kinds'])}; "
+        f"{result['slots']} slots, {_waiting(result)} waiting in the router; by kind: {_counts(result['kinds'])}; "
         f"failed: {result['failed']}; KV blocks missing afterwards: {result['blocks_missing']}. Anonymous memory of a process "
         "and its children, MiB; the slope is the median of those between the samples after the warm-up, with a bound of "
         f"{result['bound_mib_per_1000']} MiB a thousand requests.",
-        _measured(result, f"python -m bench soak{' --full-house' if full else ''}"),
+        measured(result, f"python -m bench soak{' --full-house' if full else ''}"),
         table(
             ["", *keys], [[name, *(row[key] for key in keys)] for name, row in result["processes"].items()]
         ),
     ]
 
 
+def _waiting(result: Result) -> str:
+    if "waiting_p10" not in result:
+        return f"{result['waiting_p50']} (p50)"
+    return (
+        f"{result['waiting_p50']} (p50; p10 {result['waiting_p10']}, none in {result['waiting_none']:.0%} of "
+        f"{result['waiting_samples']} samples)"
+    )
+
+
+def tls(result: Result) -> list[Block]:
+    handoffs, calls, served, rotation = (
+        result["handoff"]["tokens"],
+        result["handoff"]["calls"],
+        result["served"],
+        result["rotation"],
+    )
+    rows: list[list[Any]] = []
+    for tokens, row in handoffs.items():
+        what = f"{int(tokens):,} tokens, {row['MiB']} MiB"
+        rows += [
+            [f"{what}: moved, ms", *_compared(row["move_ms"])],
+            [f"{what}: from save to load, ms", *_compared(row["total_ms"])],
+        ]
+    rows += [
+        ["a small call, ms", *_compared(calls["call_ms"])],
+        ["connecting, with its first call, ms", *_compared(calls["connect_ms"])],
+    ]
+    for streams, row in served["streams"].items():
+        at_once = "1 stream" if streams == "1" else f"{streams} streams"
+        rows += [
+            [f"1P1D, {at_once}: tokens/s", *_compared(row["tokens_per_s"])],
+            [f"1P1D, {at_once}: TTFT, ms", *_compared(row["ttft_ms"])],
+        ]
+    speeds = ", ".join(
+        f"{int(tokens):,} tokens at {_mib_per_s(row, 'plain')} and {_mib_per_s(row, 'tls')} MiB/s"
+        for tokens, row in handoffs.items()
+    )
+    return [
+        "## Mutual TLS\n",
+        "Plain text and TLS in turns, A B B A; in brackets the quartiles. The ratio is TLS to plain, taken pair by pair; "
+        "where its quartiles lie on both sides of 1 the two cannot be told apart. Both ends share the machine's cores, with "
+        "no network between them that would hide the cost. Handoffs over gRPC are between two processes without engines, "
+        f"{result['handoff']['rounds']} of each: {speeds} (plain, TLS). 1P1D hands every prompt over by gRPC: "
+        f"{served['rounds']} deployments of each, prompts of {served['prompt_tokens']} tokens and answers of {served['answer_tokens']}. "
+        "Shared memory is not encrypted and pays nothing.",
+        measured(result, "python -m bench tls"),
+        table(["", "plain", "TLS", "ratio"], rows),
+        f"Certificates that live for {rotation['life_s']} s, from `baton ca serve`, under {rotation['clients']} clients for "
+        f"{rotation['seconds']:g} s, every token checked: replaced {_counts(rotation['rotations'])} times "
+        f"({rotation['missed']} tries missed); {rotation['requests']} requests, {rotation['tokens']:,} tokens, "
+        f"failed: {rotation['failed']}, wrong: {rotation['wrong']}.\n",
+    ]
+
+
+def _compared(figures: dict[str, dict[str, float]]) -> list[str]:
+    return [
+        f"{_short(one['p50'])} ({_short(one['p25'])} to {_short(one['p75'])})" for one in figures.values()
+    ]
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _mib_per_s(row: dict[str, Any], arm: str) -> str:
+    return f"{1e3 * row['MiB'] / row['move_ms'][arm]['p50']:,.0f}"
+
+
 def ray_hosts(result: Result) -> list[Block]:
     heads = {
-        "silent_s": "silence is told, s",
+        "noticed_s": "noticed and told, s",
         "dead_s": "found dead by Ray, s",
         "joined_s": "a new host starts Ray, s",
         "room_s": "its worker has room, s",
@@ -565,8 +797,65 @@ def ray_hosts(result: Result) -> list[Block]:
         "of the decode host are killed at once. Seconds from then on. In `spare` a third host with room is there already, "
         "in `joins` it starts Ray once the second is found dead, on the same core. `quick` has Ray's health checks every "
         "second, with an answer in 2 s, three times.",
-        _measured(result, "python -m bench hosts"),
+        measured(result, "python -m bench hosts"),
         table(["", *heads.values()], rows),
+    ]
+
+
+def links(result: Result) -> list[Block]:
+    wires = {
+        "requests": "requests",
+        "failed": "failed",
+        "wrong": "wrong",
+        "handoffs": "handoffs",
+        "handoff_p50_ms": "handoff p50, ms",
+        "handoff_p99_ms": "p99, ms",
+        "ttft_p50_ms": "TTFT p50, ms",
+        "ttft_p99_ms": "p99, ms",
+        "itl_p50_ms": "between pieces p50, ms",
+        "itl_p99_ms": "p99, ms",
+    }
+    cuts = {
+        "requests": "requests",
+        "while_cut": "of them while cut",
+        "failed": "failed",
+        "wrong": "wrong",
+        "refused": "503, then sent again",
+        "longest_pause_s": "longest pause, s",
+        "ttft_p50_ms": "TTFT p50 of those begun and ended while cut, ms",
+        "attempts_more": "placed again",
+        "used_again_s": "used again after, s",
+    }
+
+    def cell(value: Any) -> Any:
+        return "-" if value is None else value
+
+    stages = [
+        [name, *(one["stage_mean_ms"][stage] for stage in STAGES)] for name, one in result["wires"].items()
+    ]
+    return [
+        "## Wires that are not ideal\n",
+        "2P2D, the scheduler and the router, each on a host of its own in a network namespace, over mutual TLS, with the "
+        f"model's own drafts; {result['clients']} clients that always ask, greedy, and each token is compared with the answer of "
+        "one vLLM engine. Every prompt is handed over. Delay and loss are each way, of every frame (1,500 bytes); the rate is "
+        f"what a host sends. {0.75 * result['seconds']:g} s of each. The handoff is from the first token until the decode worker has "
+        "the KV cache.",
+        measured(result, "python -m bench links"),
+        table(
+            ["wire", *wires.values()],
+            [[name, *(cell(one[key]) for key in wires)] for name, one in result["wires"].items()],
+        ),
+        "Stages of a handoff, means, ms; `move` is the wire's:\n",
+        table(["wire", *STAGES], stages),
+        f"Nothing passes between the hosts of some pairs for {result['seconds']:g} s, and nobody is told. Where a path is left, "
+        "no request may fail.\n",
+        table(
+            ["cut", "a path is left", *cuts.values()],
+            [
+                [name, "yes" if one["path_left"] else "no", *(cell(one[key]) for key in cuts)]
+                for name, one in result["cuts"].items()
+            ],
+        ),
     ]
 
 
@@ -581,7 +870,7 @@ def preload(result: Result) -> list[Block]:
         f"deploy/laptop.yaml, chat, answers of {result['tokens']} tokens, one stream and eight; medians of "
         f"{result['rounds']} rounds in turns, in brackets the median of each round's ratio to the first line. Baton preloads "
         "nothing.",
-        _measured(result, "python -m bench preload --tcmalloc FILE --iomp FILE"),
+        measured(result, "python -m bench preload --tcmalloc FILE --iomp FILE"),
         table(["", "1: tokens/s", "ms a token", "8: tokens/s", "ms a token"], rows),
     ]
 
@@ -592,16 +881,21 @@ SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
     "clients": clients,
     "speculation": speculation,
     "fair-share": fair_share,
+    "attribution": attribution,
     "path": path,
     "handoff": handoff,
+    "tls": tls,
     "router": router,
+    "tracing": tracing,
     "scheduler": scheduler,
     "scheduler-cpu": scheduler_cpu,
     "autoscale": autoscale,
+    "ray-autoscale": ray_autoscale,
     "overload": overload,
     "flood": flood,
     "startup": startup,
     "ray-hosts": ray_hosts,
+    "links": links,
     "soak": soak,
     "soak-full-house": soak,
     "preload": preload,

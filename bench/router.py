@@ -2,6 +2,7 @@
 
     python -m bench.router                         one run: tokens/s, CPU microseconds a token
     python -m bench.router --profile out.pstats    and where the time goes
+    python -m bench.router --sample 0.01 1         without traces and with these shares of them, in turns
 
 The worker, the scheduler and the clients run in processes of their own; the figure that counts is the router
 process's own CPU time. `--interval-ms` is the engine's step: 0 sends as fast as the router receives, so that
@@ -21,12 +22,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from harness.stats import save
+from harness.stats import median, save
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "tiny"
@@ -48,7 +50,9 @@ async def serve_worker(scheduler_port: int, step_s: float) -> None:
         await asyncio.Event().wait()
 
 
-def serve_router(model: str, port: int, scheduler_port: int, profile: str, extra: dict[str, Any]) -> None:
+def serve_router(
+    model: str, port: int, scheduler_port: int, profile: str, extra: dict[str, Any], sections: dict[str, Any]
+) -> None:
     """Run the router, profiled if `profile` names a file."""
     from baton.services.config import load
     from baton.services.router.app import run_router
@@ -58,6 +62,7 @@ def serve_router(model: str, port: int, scheduler_port: int, profile: str, extra
             "engine": {"model": model, "served_model_name": MODEL, "max_model_len": 2048, "extra": extra},
             "scheduler": {"address": f"127.0.0.1:{scheduler_port}"},
             "router": {"port": port},
+            **sections,
         }
     )
     if not profile:
@@ -135,19 +140,34 @@ def wait_ready(port: int) -> None:
     raise TimeoutError(f"the router is not ready after {READY_S:.0f} s")
 
 
-def measure(options: argparse.Namespace, interval_ms: float) -> dict[str, Any]:
+def measure(
+    options: argparse.Namespace,
+    interval_ms: float,
+    sample: float | None = None,
+    page: str = "",
+    beside: AbstractContextManager[None] | None = None,
+) -> dict[str, Any]:
+    """Return the figures of one run, with this share of the requests traced; None: without tracing.
+
+    `page` is the address of the router's live page, empty for none; `beside` is entered while tokens flow.
+    """
     from harness.checkpoints import tiny_qwen2
+    from harness.collector import collecting
     from harness.support import free_port
 
     port, scheduler_port = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, collecting() as collector:
         model = tiny_qwen2(Path(folder) / "model")
         worker = ("--serve-worker", str(scheduler_port), "--interval-ms", str(interval_ms))
         router = ("--serve-router", str(port), str(scheduler_port), str(model))
         profile = ("--profile", options.profile) if options.profile else ()
-        with child(*worker), child(*router, *profile, "--extra", options.extra) as process:
+        tracing = {} if sample is None else {**collector.settings, "sample_ratio": sample}
+        sections = {"tracing": tracing, "ops": {"listen": page}}
+        more = ("--extra", options.extra, "--sections", json.dumps(sections))
+        with child(*worker), child(*router, *profile, *more) as process, contextlib.ExitStack() as stack:
             wait_ready(port)
             asyncio.run(drive(port, options.streams, 32))
+            stack.enter_context(beside or contextlib.nullcontext())
             router_process = psutil.Process(process.pid)
             before, began = router_process.cpu_times(), time.monotonic()
             size, events = asyncio.run(drive(port, options.streams, options.tokens))
@@ -160,6 +180,8 @@ def measure(options: argparse.Namespace, interval_ms: float) -> dict[str, Any]:
         "streams": options.streams,
         "tokens": tokens,
         "interval_ms": interval_ms,
+        "sample": sample,
+        "traced": sum(span.name == "request" for span in collector.spans),
         "seconds": round(took, 2),
         "tokens_per_s": round(tokens / took),
         "router_cpu_us_per_token": round(1e6 * cpu / tokens, 1),
@@ -172,7 +194,26 @@ def measure(options: argparse.Namespace, interval_ms: float) -> dict[str, Any]:
     }
 
 
+def compare_traced(options: argparse.Namespace) -> None:
+    """Measure without traces and with each share of them, in turns."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for number in range(options.rounds):
+        arms: list[float | None] = [None, *options.sample]
+        for sample in arms if number % 2 == 0 else arms[::-1]:
+            run = measure(options, options.interval_ms[0], sample)
+            print(json.dumps(run), flush=True)
+            runs.setdefault("off" if sample is None else f"{100 * sample:g} %", []).append(run)
+    keys = ("router_cpu_us_per_token", "tokens_per_s", "router_rss_mib", "traced")
+    medians = {name: {key: median([one[key] for one in of]) for key in keys} for name, of in runs.items()}
+    save("tracing", {"tokens": options.tokens, "interval_ms": options.interval_ms[0], "shares": medians})
+
+
 def main(arguments: list[str]) -> None:
+    run(options_of(arguments))
+
+
+def options_of(arguments: list[str]) -> argparse.Namespace:
+    """Return what a command line asks for; without arguments the defaults."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -183,14 +224,31 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--profile", default="", help="write the router's cProfile here")
     parser.add_argument("--extra", default="{}", help="engine.extra of the router, JSON")
+    parser.add_argument(
+        "--sample", type=float, nargs="*", default=[], help="shares of the requests to be traced"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="of the turns with --sample")
+    parser.add_argument("--sections", default="{}", help=argparse.SUPPRESS)
     parser.add_argument("--serve-worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--serve-router", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
     if options.serve_worker:
         asyncio.run(serve_worker(options.serve_worker, options.interval_ms[0] / 1e3))
     elif options.serve_router:
         port, scheduler_port, model = options.serve_router
-        serve_router(model, int(port), int(scheduler_port), options.profile, json.loads(options.extra))
+        serve_router(
+            model,
+            int(port),
+            int(scheduler_port),
+            options.profile,
+            json.loads(options.extra),
+            json.loads(options.sections),
+        )
+    elif options.sample:
+        compare_traced(options)
     else:
         runs = []
         for interval_ms in options.interval_ms:

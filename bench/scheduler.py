@@ -1,6 +1,6 @@
 """The cost of a placement: place, report the prefill, report the end, over real gRPC.
 
-    python -m bench scheduler [--stores memory redis]
+    python -m bench scheduler [--stores memory redis] [--workers 8]
     python -m bench scheduler --rates 100 500 1000 [--hold 300] [--against FOLDER]
 
 Scheduler and routers share one process and its core here, so the figures are a lower bound. The run fails,
@@ -26,7 +26,7 @@ from bench import scheduler_cpu
 from harness.stats import save
 from harness.support import ROOT, free_port, redis_server
 
-WORKERS = 8  # half of them prefill, half decode
+FEW = 8  # workers, of the figures on the page
 
 
 def main(arguments: list[str]) -> None:
@@ -34,6 +34,7 @@ def main(arguments: list[str]) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--stores", nargs="+", default=["memory", "redis"], help="redis starts a server")
+    parser.add_argument("--workers", type=int, default=FEW, help="half of them prefill, half decode")
     parser.add_argument("--requests", type=int, default=3_000, help="in all, at each concurrency")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32])
     parser.add_argument(
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--against", type=Path, help="another checkout, measured in turns")
     options = parser.parse_args(arguments)
     if options.rates:
-        save("scheduler-cpu", {"workers": WORKERS, "hold_s": options.hold, "arms": shares(options)})
+        save("scheduler-cpu", {"workers": options.workers, "hold_s": options.hold, "arms": shares(options)})
         return
     results = {}
     for store in options.stores:
@@ -53,13 +54,14 @@ def main(arguments: list[str]) -> None:
                 results[store] = asyncio.run(measure(f"redis://127.0.0.1:{port}/0", options))
         else:
             results[store] = asyncio.run(measure(store, options))
-    save("scheduler", {"workers": WORKERS, "requests": options.requests, "stores": results})
+    name = "scheduler" if options.workers == FEW else f"scheduler-{options.workers}"
+    save(name, {"workers": options.workers, "requests": options.requests, "stores": results})
 
 
 def shares(options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     """Measure each checkout at each rate."""
     arms = {"here": ROOT, **({"against": options.against.resolve()} if options.against else {})}
-    workers = [_identity(number) for number in range(WORKERS)]
+    workers = [_identity(number) for number in range(options.workers)]
     found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in arms}
     for rate in options.rates:
         for name, code in arms.items():
@@ -83,9 +85,9 @@ async def measure(store: str, options: argparse.Namespace) -> dict[str, dict[str
         SchedulerServer(settings) as server,
         SchedulerClient(server.address, router_id="bench") as client,
     ):
-        for number in range(WORKERS):
+        for number in range(options.workers):
             await client.register(_identity(number), pb.WORKER_STATE_READY)
-        print(f"store {server.store_name}, {WORKERS} workers, {options.requests} requests")
+        print(f"store {server.store_name}, {options.workers} workers, {options.requests} requests")
         print("concurrency  requests/s  place p50 ms  p99 ms")
         results = {}
         for concurrency in options.concurrency:

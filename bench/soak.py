@@ -6,8 +6,10 @@ the anonymous one of a process and its children, sampled while nothing waits; it
 slopes between the samples after the warm-up, which is longer than the minute for which workers and scheduler
 remember the epochs of ended requests.
 
-With `--full-house` there are several times as many connections as the workers admit requests, so that the
-others wait in the router; the shares of the kinds stay.
+With `--full-house` there are many times as many connections as the workers admit requests, and answers are
+longer, so that the engines and not this process are what limits: the other requests wait in the router. How
+many wait is looked at while there are requests left to be sent, not while the last ones of a sample end.
+The shares of the kinds stay.
 
 The load generator shares the cores; it runs at nice 10 and uses a light HTTP client (bench/light.py).
 """
@@ -21,6 +23,8 @@ import random
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -31,11 +35,14 @@ import psutil
 from bench.light import Client
 from bench.processes import anonymous_mib, processes, rss_mib
 from harness.deployment import ENGINE, MODEL_NAME, Deployment, deployment, free_blocks, idle
-from harness.stats import median, save
+from harness.stats import median, percentile, save
 from harness.support import eventually
 
 CONNECTIONS, SLOTS = 8, 16
-FULL_HOUSE = 96, 8  # of both: at most 10 are on the workers (scheduler.max_queue_factor)
+FULL_HOUSE = 192, 8  # of both: at most 10 are on the workers (scheduler.max_queue_factor)
+ANSWER, FULL_HOUSE_ANSWER = (1, 4), (8, 16)  # tokens
+EMPTY = 0.01  # of the samples of a full house: more without anybody waiting, and it was none
+LOADED_S = 2.0  # until the connections' first requests have come, in each sample
 WAITING = "baton_router_waiting_requests"
 LOOK_S = 1.0  # between samples of the router's queue
 SAMPLES = 40
@@ -66,32 +73,35 @@ def main(arguments: list[str]) -> None:
     ):
         one.up(1, 1)
         os.nice(10)  # this process: the deployment's are started
-        result = asyncio.run(soak(one, options.requests, connections))
+        answer = FULL_HOUSE_ANSWER if options.full_house else ANSWER
+        result = asyncio.run(soak(one, options.requests, connections, answer))
     save("soak-full-house" if options.full_house else "soak", {"slots": slots, **result})
     for name, row in result["processes"].items():
         print(f"{name:>10}", row, flush=True)
     print({key: value for key, value in result.items() if key != "processes"})
     growing = [name for name, row in result["processes"].items() if row["mib_per_1000"] > BOUND]
-    if growing or result["failed"] or result["blocks_missing"]:
-        raise SystemExit(f"memory grows: {growing}; failed: {result['failed']}; see above")
+    empty = result["waiting_none"] > EMPTY and options.full_house
+    if growing or result["failed"] or result["blocks_missing"] or empty:
+        house = "; the house was not full" if empty else ""
+        raise SystemExit(f"memory grows: {growing}; failed: {result['failed']}{house}; see above")
 
 
-async def soak(one: Deployment, requests: int, connections: int) -> dict[str, Any]:
+async def soak(one: Deployment, requests: int, connections: int, answer: tuple[int, int]) -> dict[str, Any]:
     client, draw = Client(one.port), random.Random(1)
     watched = processes(one)
-    await part(client, draw, 50, connections, Counter(), [])  # one-time allocations
+    counts: Counter[str] = Counter()
+    failed: list[str] = []
+    waiting: list[float] = []
+    load = Load(client, draw, connections, answer)
+    await load.send(50, Counter(), [], lambda: None)  # one-time allocations
     await every_step_size(client)
     eventually(lambda: idle(one), SETTLE_S, "nothing runs")
     blocks, began = free_blocks(one), time.monotonic()
-    counts: Counter[str] = Counter()
-    failed: list[str] = []
     samples = [sample(watched, 0, 0.0)]
     per_sample = max(1, requests // SAMPLES)
-    waiting: list[float] = []
     while (done := counts.total()) < requests:
         looking = asyncio.create_task(look(one, waiting))
-        await part(client, draw, min(per_sample, requests - done), connections, counts, failed)
-        looking.cancel()
+        await load.send(min(per_sample, requests - done), counts, failed, looking.cancel)
         eventually(lambda: idle(one), SETTLE_S, "nothing runs")
         samples.append(sample(watched, counts.total(), time.monotonic() - began))
         if len(samples) % 10 == 0:
@@ -103,7 +113,11 @@ async def soak(one: Deployment, requests: int, connections: int) -> dict[str, An
         "requests": requests,
         "seconds": round(took),
         "connections": connections,
+        "answer_tokens": answer,
+        "waiting_samples": len(waiting),
         "waiting_p50": round(median(waiting)) if waiting else 0,
+        "waiting_p10": round(percentile(waiting, 0.1)) if waiting else 0,
+        "waiting_none": round(waiting.count(0) / len(waiting), 4) if waiting else 1.0,  # share of the samples
         "kinds": dict(counts),
         "failed": len(failed),
         "failures": failed[:5],
@@ -129,39 +143,45 @@ async def every_step_size(client: Client) -> None:
 async def look(one: Deployment, waiting: list[float]) -> None:
     """Record again and again how many requests wait in the router: run as a task."""
     async with httpx.AsyncClient(base_url=one.url, timeout=LOOK_S * 10) as client:
+        await asyncio.sleep(LOADED_S)
         while True:
             await asyncio.sleep(LOOK_S)
             lines = (await client.get("/metrics")).text.splitlines()
             waiting += [float(line.split()[-1]) for line in lines if line.startswith(WAITING)]
 
 
-async def part(
-    client: Client,
-    draw: random.Random,
-    requests: int,
-    connections: int,
-    counts: Counter[str],
-    failed: list[str],
-) -> None:
-    """Send so many requests over all connections."""
-    left = iter(range(requests))
+@dataclass(frozen=True)
+class Load:
+    """Connections that each have one request at a time."""
 
-    async def loop() -> None:
-        for _ in left:
-            kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
-            counts[kind] += 1
-            if problem := await one_request(client, draw, kind):
-                failed.append(f"{kind}: {problem}")
+    client: Client
+    draw: random.Random
+    connections: int
+    answer: tuple[int, int]  # tokens, least and most
 
-    await asyncio.gather(*(loop() for _ in range(connections)))
+    async def send(
+        self, requests: int, counts: Counter[str], failed: list[str], on_last: Callable[[], object]
+    ) -> None:
+        """Send so many requests over all connections. `on_last` is called when none is left to be sent."""
+        left = iter(range(requests))
+
+        async def loop() -> None:
+            for _ in left:
+                kind = self.draw.choices(list(KINDS), list(KINDS.values()))[0]
+                counts[kind] += 1
+                if problem := await one_request(self.client, self.draw, kind, self.answer):
+                    failed.append(f"{kind}: {problem}")
+            on_last()
+
+        await asyncio.gather(*(loop() for _ in range(self.connections)))
 
 
-async def one_request(client: Client, draw: random.Random, kind: str) -> str:
+async def one_request(client: Client, draw: random.Random, kind: str, answer: tuple[int, int]) -> str:
     """Send one request. Return what went wrong, or ""."""
     asked: dict[str, Any] = {
         "model": MODEL_NAME,
         "prompt": [draw.randrange(300, 4000) for _ in range(draw.randint(4, 24))],
-        "max_tokens": draw.randint(1, 4),
+        "max_tokens": draw.randint(*answer),
         "temperature": 0,
         "return_token_ids": True,
     }

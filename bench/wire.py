@@ -143,7 +143,7 @@ def _read(
 
 def _error(cache: BlockCache, ids: Sequence[int], wire: str) -> dict[str, float]:
     """Return the error of elements, as a share of their row's largest; sums over all rows of all layers."""
-    before = [layer[list(ids)] for layer in cache._table.blocks]
+    before = [layer[list(ids)] for layer in cache._tables[0].blocks]
     after = [torch.empty_like(layer) for layer in before]
     there, back = (KVTable(blocks, [HEAD] * len(blocks), wire) for blocks in (before, after))
     records = torch.empty(len(ids), there.record_bytes, dtype=torch.uint8)

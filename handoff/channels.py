@@ -135,6 +135,42 @@ class HandoffClient:
             handoffs=max((reply.handoffs for reply in replies), default=0),
             bytes=sum(reply.bytes for reply in replies),
             capacity=sum(reply.capacity for reply in replies),
+            overdue_s=max((reply.overdue_s for reply in replies), default=0.0),
+        )
+
+    def sample(self, address: str, size: int, timeout_s: float) -> pb.SampleReply:
+        """Have a rank stage a test payload of `size` bytes. Raises grpc.RpcError."""
+        reply: pb.SampleReply = self._stub(address).Sample(pb.SampleRequest(bytes=size), timeout=timeout_s)
+        return reply
+
+    def release_sample(self, address: str, sample: pb.SampleReply) -> None:
+        """Release a test payload, without waiting."""
+        request = pb.ReleaseRequest(request_id=sample.request_id, epoch=1, ticket=sample.shard.ticket)
+        self._stub(address).Release.future(request, timeout=CALL_TIMEOUT_S).add_done_callback(_note)
+
+    def try_handoff(
+        self, ranks: Sequence[str], sources: Sequence[str], transport: str, size: int, timeout_s: float
+    ) -> pb.TrialReply:
+        """Have these ranks pull test payloads from those of another worker, all at once.
+
+        Returns the sum of the bytes and the slowest rank's seconds; or a problem.
+        """
+        if len(ranks) != len(sources):
+            return pb.TrialReply(problem=f"{len(sources)} ranks there, {len(ranks)} here")
+        calls = [
+            self._stub(rank).Trial.future(
+                pb.TrialRequest(source=source, transport=transport, bytes=size), timeout=timeout_s
+            )
+            for rank, source in zip(ranks, sources, strict=True)
+        ]
+        try:
+            replies = [call.result() for call in calls]
+        except grpc.RpcError as error:
+            return pb.TrialReply(problem=f"a rank does not answer: {error.code().name}: {error.details()}")
+        return pb.TrialReply(
+            bytes=sum(reply.bytes for reply in replies),
+            seconds=max((reply.seconds for reply in replies), default=0.0),
+            problem=next((reply.problem for reply in replies if reply.problem), ""),
         )
 
     def close(self) -> None:

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from baton.handoff.groups import CacheGroup
 from baton.handoff.layers import CacheLayer
 
 # The form of manifests, offers and streams. It rises with each change that an older worker would misread:
 # workers of two forms have different hashes, so that no scheduler pairs them.
-PROTOCOL = 3
+PROTOCOL = 4
 _SHORT = 8  # hex digits of a digest that a person compares
 
 
@@ -29,7 +30,7 @@ class Facts:
     dtype: str
     cache_dtype: str
     quantization: str
-    block_size: int
+    groups: tuple[CacheGroup, ...]
     attention_kernels: str  # where each has a KV layout of its own (CPUs); empty elsewhere
     parallel_sizes: Mapping[str, int]  # how a model is split, by vLLM's name: whose heads, layers, tokens
     speculative_method: str  # empty without a drafter that keeps KV
@@ -50,7 +51,7 @@ def in_words(facts: Facts) -> dict[str, str]:
         "dtype": facts.dtype,
         "KV cache's dtype": facts.cache_dtype,
         "quantization": facts.quantization,
-        "block size": str(facts.block_size),
+        "block size": ", ".join(str(group) for group in facts.groups),
         "attention kernels": facts.attention_kernels,
         **{name: str(size) for name, size in facts.parallel_sizes.items()},
         "speculative method": facts.speculative_method,

@@ -75,7 +75,7 @@ class UnknownHandoff(SourceError):
 
 
 class LeaseExpired(SourceError):
-    """Nobody pulled it in time."""
+    """The KV was not pulled before its lease ended."""
 
 
 class SaveFailed(SourceError):

@@ -17,6 +17,7 @@ class CacheLayer:
     block_strides: tuple[int, ...]  # elements
     block_bytes: int
     record_bytes: int  # of its part in a record
+    group: int = 0  # whose blocks it has a part of
 
     def to_proto(self) -> Layer:
         """Return the layer as a manifest describes it; strides travel in the compatibility hash alone."""
@@ -26,4 +27,5 @@ class CacheLayer:
             block_shape=self.block_shape,
             block_bytes=self.block_bytes,
             record_bytes=self.record_bytes,
+            group=self.group,
         )

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from baton.facts import differences
 from baton.handoff import digests
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
+from baton.handoff.groups import CacheGroup, described, num_records
 from baton.handoff.layers import CacheLayer
 from baton.protos.handoff_pb2 import Layer, Manifest, Shard
 
@@ -22,25 +23,21 @@ class Puller:
     worker_id: str
     rank: int
     compatibility_hash: str
-    block_size: int
+    groups: tuple[CacheGroup, ...]
     layers: tuple[CacheLayer, ...]
     wire_dtype: str
     facts: Mapping[str, str] = field(default_factory=dict)  # the hash's ingredients in words
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one block's record."""
-        return sum(layer.record_bytes for layer in self.layers)
+        """Bytes of one block's record: what the group with most of them needs."""
+        numbers = range(len(self.groups))
+        return max(sum(one.record_bytes for one in self.layers if one.group == number) for number in numbers)
 
     @functools.cached_property
     def described_layers(self) -> list[Layer]:
         """The layers as a manifest has to describe them."""
         return [layer.to_proto() for layer in self.layers]
-
-
-def num_blocks(num_tokens: int, block_size: int) -> int:
-    """Return the number of blocks that hold so many tokens."""
-    return -(-num_tokens // block_size)
 
 
 def seal(manifest: Manifest) -> Manifest:
@@ -101,15 +98,21 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Sh
 
 
 def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str) -> None:
-    blocks = num_blocks(manifest.num_tokens, puller.block_size)
-    expected = {
+    groups = described(puller.groups, manifest.num_tokens)
+    expected: dict[str, tuple[object, object]] = {
         "rank of the shard": (shard.rank, puller.rank),
-        "block_size": (manifest.block_size, puller.block_size),
-        "num_blocks": (manifest.num_blocks, blocks),
+        "number of groups": (len(manifest.groups), len(groups)),
+        "num_blocks": (manifest.num_blocks, num_records(puller.groups, manifest.num_tokens)),
         "record_bytes": (shard.record_bytes, puller.record_bytes),
         "layers": (len(manifest.layers), len(puller.layers)),
-        "bytes of all layers": (sum(layer.record_bytes for layer in manifest.layers), puller.record_bytes),
+        "bytes of all layers": (
+            sum(layer.record_bytes for layer in manifest.layers),
+            sum(layer.record_bytes for layer in puller.layers),
+        ),
     }
+    for number, (one, other) in enumerate(zip(manifest.groups, groups, strict=False)):
+        for name in ("block_size", "first_block", "num_blocks"):
+            expected[f"{name} of group {number}"] = getattr(one, name), getattr(other, name)
     for name, (there, here) in expected.items():
         if there != here:
             raise MalformedManifest(

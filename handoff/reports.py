@@ -107,6 +107,7 @@ class Staged:
     handoffs: int = 0
     bytes: int = 0
     capacity: int = 0  # bytes
+    overdue_s: float = 0.0  # age of the oldest beyond one lease
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ PULL = "Pull"
 RELEASE = "Release"
 RENEW = "Renew"
 STAGED = "Staged"
+SAMPLE = "Sample"
+TRIAL = "Trial"
 ERROR_KEY = "baton-error"  # trailing metadata: the name of the HandoffError
 
 _FIRST_BLOCK = 1 << 3 | 0  # field 1, varint

@@ -5,8 +5,10 @@ behind a cutter (harness/cutting.py). Each answer is requested once whole, then 
 compared as a client sees it: text, token ids, log-probabilities, tool calls, reasoning, reasons and usage.
 
     python -m harness.continuation [--answers 20] [--feature NAME]... [--plain]
+    python -m harness.continuation --architecture eagle3-gpt-oss
 
-prints how many answers were equal, feature by feature; `make test` runs a part of it.
+prints how many answers were equal, feature by feature; `make test` runs a part of it. With an architecture
+its tiny model takes the demo model's place.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ import httpx
 import yaml
 
 from harness import zygote
+from harness.architectures.registry import ARCHITECTURES, Architecture
 from harness.cutting import Cutter, cutter
 from harness.deployment import ENGINE, MODEL_NAME, status_of
-from harness.features import ANSWERS, FEATURES, Feature, difference, plain_body, whole
+from harness.features import ANSWERS, FEATURES, Body, Feature, difference, of_prompts, plain_body, whole
 from harness.support import CALL_S, eventually, free_port
 from harness.workers import fleet
 
@@ -88,18 +91,30 @@ class Site:
 
 
 @contextmanager
-def site(folder: Path, speculation: dict[str, Any] | None = MTP, parser: str = "qwen3") -> Iterator[Site]:
+def site(
+    folder: Path,
+    speculation: dict[str, Any] | None = MTP,
+    parser: str = "qwen3",
+    architecture: Architecture | None = None,
+) -> Iterator[Site]:
     """Start 1P2D behind cutters, and a router."""
-    model = thinking_model(folder / "model")
+    if architecture is None:
+        model = thinking_model(folder / "model")
+        own: dict[str, Any] = {"reasoning_parser": parser, "speculative_config": speculation}
+    else:
+        folder.mkdir(parents=True)
+        model = architecture.target(architecture.checkpoint())
+        drafts = architecture.speculative(architecture.checkpoint())
+        own = {"dtype": architecture.dtype, "max_model_len": 512, "speculative_config": drafts}
+        own |= {"tool_call_parser": None, **architecture.engine}
     # No process dies here, but the machine may be busy; all prompts go to the prefill worker.
     scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
     engine = {
         **ENGINE,
         "model": str(model),
         "max_num_batched_tokens": 128,
-        "reasoning_parser": parser,
+        **own,
     }
-    engine["speculative_config"] = speculation
     with ExitStack() as stack:
         workers = stack.enter_context(fleet(model, folder, scheduler))
         url = stack.enter_context(_router(folder, engine, {**scheduler, "address": workers.scheduler}))
@@ -139,9 +154,15 @@ def _router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> 
 class Comparison:
     """A client that requests whole and cut answers, and compares them."""
 
-    def __init__(self, site: Site, client: httpx.AsyncClient, every: int = 1) -> None:
-        """Try one of `every` positions of an answer, different ones for each feature."""
+    def __init__(
+        self, site: Site, client: httpx.AsyncClient, every: int = 1, plain: Body | None = None
+    ) -> None:
+        """Try one of `every` positions of an answer, different ones for each feature.
+
+        plain: a completion from whose text stop strings are taken; of each answer's own prompt by default.
+        """
         self._every = every
+        self._plain_body = plain
         self._site = site
         self._client = client
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -182,7 +203,8 @@ class Comparison:
 
     async def _plain_text(self, number: int) -> str:
         if number not in self._plain:
-            answer = await self._ask("/v1/completions", plain_body(number), f"plain-{number}")
+            body = self._plain_body or plain_body(number)
+            answer = await self._ask("/v1/completions", body, f"plain-{number}")
             self._plain[number] = answer["choices"][0]["text"]
         return self._plain[number]
 
@@ -193,11 +215,13 @@ class Comparison:
         return whole(answer.status_code, answer.text, bool(body.get("stream")))
 
 
-async def scores(where: Site, features: Iterable[Feature], numbers: range) -> list[Score]:
+async def scores(
+    where: Site, features: Iterable[Feature], numbers: range, plain: Body | None = None
+) -> list[Score]:
     """Compare the answers feature by feature, and print each score as it comes."""
     done = []
     async with httpx.AsyncClient(base_url=where.url, timeout=300) as client:
-        comparison = Comparison(where, client)
+        comparison = Comparison(where, client, plain=plain)
         for feature in features:
             began = time.monotonic()
             done.append(await comparison.score(feature, numbers))
@@ -212,14 +236,20 @@ def main() -> int:
     parser.add_argument("--feature", action="append", help="by its name; all if none is given")
     parser.add_argument("--plain", action="store_true", help="without speculation")
     parser.add_argument("--reasoning-parser", default="qwen3")
+    parser.add_argument("--architecture", choices=sorted(ARCHITECTURES))
     args = parser.parse_args()
-    chosen = [one for one in FEATURES if not args.feature or one.name in args.feature]
+    architecture = ARCHITECTURES[args.architecture] if args.architecture else None
+    features, plain = FEATURES, None
+    if architecture is not None:
+        features = of_prompts(architecture.prompts(args.answers))
+        plain = features[0].body(0, "")
+    chosen = [one for one in features if not args.feature or one.name in args.feature]
     speculation = None if args.plain else MTP
     with (
         tempfile.TemporaryDirectory() as folder,
-        site(Path(folder) / "site", speculation, args.reasoning_parser) as where,
+        site(Path(folder) / "site", speculation, args.reasoning_parser, architecture) as where,
     ):
-        done = asyncio.run(scores(where, chosen, range(args.answers)))
+        done = asyncio.run(scores(where, chosen, range(args.answers), plain))
     equal, tried = sum(one.equal for one in done), sum(one.tried for one in done)
     print(f"{equal} of {tried} equal")
     return 0 if equal == tried else 1

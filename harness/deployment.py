@@ -27,7 +27,7 @@ from google.protobuf.json_format import MessageToDict
 from baton.protos import scheduler_pb2, scheduler_pb2_grpc
 from baton.security.authority import Authority
 from baton.security.names import Name, Role, host_of
-from harness import zygote
+from harness import stock, zygote
 from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port
 from harness.zygote import Forked
 
@@ -92,7 +92,7 @@ class Deployment:
     processes: dict[str, Process] = field(default_factory=dict)
     cold: bool = False  # start commands as a person does; else fork them, as each import takes six seconds
     path: str = ""  # a folder of further packages for its processes
-    environment: Mapping[str, str] = field(default_factory=dict)  # further variables of cold commands
+    environment: Mapping[str, str] = field(default_factory=dict)  # further variables of its processes
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     _clients: ExitStack = field(default_factory=ExitStack, repr=False)
@@ -107,6 +107,7 @@ class Deployment:
             "scheduler": {"address": self.scheduler_address},
             "router": {"port": self.port},
             "handoff": {"staging_mib": 128},
+            "ops": {"listen": ""},  # no live page, on a port that another test may have been given
         }
         for section, values in self.config.items():
             config.setdefault(section, {}).update(values)
@@ -133,13 +134,14 @@ class Deployment:
         if self.cold:
             process = Process(name, _popen([str(BATON), *line], log, self.environment), log)
         else:
-            process = Process(name, zygote.shared().baton(name, line, self.folder, self.path), log)
+            forked = zygote.shared().baton(name, line, self.folder, self.path, self.environment)
+            process = Process(name, forked, log)
         self.processes[name] = process
         return process
 
-    def up(self, prefill: int = 1, decode: int = 1, mixed: int = 0) -> Deployment:
+    def up(self, prefill: int = 1, decode: int = 1, mixed: int = 0, *flags: str) -> Deployment:
         """Start `baton up` with this fleet, and wait until it says that it is ready."""
-        fleet = ["--prefill", str(prefill), "--decode", str(decode), "--mixed", str(mixed)]
+        fleet = [*flags, "--prefill", str(prefill), "--decode", str(decode), "--mixed", str(mixed)]
         process = self.start("up", "up", *fleet, "--log-dir", str(self.folder / "logs"))
 
         def ready() -> bool:
@@ -291,13 +293,13 @@ def stock_vllm(
     arguments = [
         *("--port", port, "--host", "127.0.0.1"),
         *("--model", options["model"], "--served-model-name", options["served_model_name"]),
-        *("--dtype", options["dtype"], "--max-model-len", options["max_model_len"], "--block-size", 32),
-        *("--max-num-seqs", options["max_num_seqs"], "--gpu-memory-utilization", 0.2, "--enforce-eager"),
+        *("--dtype", options["dtype"], "--max-model-len", options["max_model_len"]),
+        *("--max-num-seqs", options["max_num_seqs"], "--gpu-memory-utilization", 0.2),
         *("--enable-auto-tool-choice", "--tool-call-parser", options["tool_call_parser"]),
-        *("--no-async-scheduling",),
+        *stock.FLAGS,
     ]
     line = [str(part) for part in arguments]
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **(env or {})}
+    environment = {"VLLM_CPU_KVCACHE_SPACE": f"{stock.KV_GIB}", **(env or {})}
     log = folder / "vllm.log"
     popen: subprocess.Popen[bytes] | Forked
     if cold:

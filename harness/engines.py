@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,6 +22,7 @@ from baton.handoff.params import load_params, save_params
 from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
 from baton.services.config import HandoffSettings
+from baton.services.engine.patches.continuation import GENERATED_KEY
 from harness import zygote
 
 P = ParamSpec("P")
@@ -101,13 +102,17 @@ class Engine:
         max_tokens: int,
         params: Mapping[str, Any] | None = None,
         logprobs: int | None = None,
+        written: Sequence[int] = (),
     ) -> Answer:
+        """Queue a greedy request. written: tokens of its output that another engine has made."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
         sampling = SamplingParams(
             temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=logprobs
         )
+        if written:
+            sampling.extra_args = {GENERATED_KEY: len(written)}
         made, wave = self.core.preprocess_add_request(
             EngineCoreRequest(
                 request_id=request_id,
@@ -122,6 +127,9 @@ class Engine:
             )
         )
         made.kv_transfer_params = params
+        if written:
+            made.append_output_token_ids(list(written))
+            made.prefill_stats = None
         answer = self.answers[request_id] = Answer()
         self.core.add_request(made, wave)
         return answer
@@ -131,6 +139,7 @@ class Engine:
         if not self.core.scheduler.has_requests():
             return False
         outputs, executed = self.core.step_fn()
+        self.core.post_step(executed)  # takes the drafts
         if not executed:
             time.sleep(0.0005)  # as the worker's host waits: the pulling threads need the interpreter
         first = set()
@@ -194,9 +203,16 @@ def prefill(engine: Engine, request_id: str, prompt: list[int], epoch: int = 1) 
 
 
 def decode(
-    engine: Engine, request_id: str, prompt: list[int], max_tokens: int, manifest: Manifest, epoch: int = 1
+    engine: Engine,
+    request_id: str,
+    prompt: list[int],
+    max_tokens: int,
+    manifest: Manifest,
+    epoch: int = 1,
+    written: Sequence[int] = (),
 ) -> Answer:
-    answer = engine.add(request_id, prompt, max_tokens, load_params(epoch, manifest))
+    """Go on where the manifest's KV ends; without `written` tokens one position before it, as vLLM alone."""
+    answer = engine.add(request_id, prompt, max_tokens, load_params(epoch, manifest), written=written)
     engine.run()
     return answer
 

@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+)
 
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import SERVER_OPTIONS
@@ -26,6 +32,7 @@ from harness.support import PATIENCE
 HEARTBEAT_S = 0.05
 MODEL = "tiny"
 BLOCK_SIZE = 16
+HASHING = scheduler_pb2.BlockHashing(tokens=BLOCK_SIZE, every=1, algorithm="sha256", root=bytes(32))
 
 
 EOS = 256  # of the checkpoint's tokenizer, in which token n is byte n below it
@@ -64,6 +71,7 @@ class Running:
     fault: Fault | None
     generated_here: int = 0
     silent: bool = False
+    queued: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -88,6 +96,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.role = role
         self.step_s = step_s
         self.late_s = 0.0  # so old are its outputs when they are sent
+        self.wire_s = 0.0  # so long takes the way of what it sends
         self.max_num_seqs = max_num_seqs
         self.max_model_len = 2048
         self.refusal = ""
@@ -166,6 +175,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Hello(self, request: Any, context: Any) -> worker_pb2.HelloReply:
         """Reply with the identity, or with the refusal that is set."""
         del request, context
+        if self.hangs:
+            await asyncio.Event().wait()  # until the call's deadline
         return worker_pb2.HelloReply(refusal=self.refusal, identity=self.identity)
 
     async def Run(self, requests: Any, context: Any) -> None:
@@ -229,6 +240,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             if dies:
                 asyncio.get_running_loop().create_task(self.die())
                 return
+            await asyncio.sleep(self.wire_s)
             await context.write(reply)
             await asyncio.sleep(max(0.0, self.step_s - (time.monotonic() - began)))
 
@@ -257,6 +269,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if one.generated_here == 0 and self.shares and start.phase == worker_pb2.PHASE_DECODE:
             reply.shared.add(request_id=request_id, epoch=start.epoch, blocks=self.shares)
         ends = one.eos_at == one.generated
+        first = one.generated_here == 0
         token = EOS if ends else answer(one.prompt, 1, one.generated)[0]
         one.generated += 1
         one.generated_here += 1
@@ -272,6 +285,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 new_token_ids=[token],
                 finish_reason=reason,
                 spec_decode_metrics=self.drafts,  # as real ones do: with every output
+                events=self._events(one) if first else None,
             )
         )
         if prefills or reason is not None:
@@ -289,6 +303,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                         num_tokens=len(one.prompt),
                     )
                 )
+
+    def _events(self, one: Running) -> list[Any]:
+        """Return the times of a first output: queued when it came, scheduled a step before now."""
+        scheduled = max(one.queued, time.monotonic() - self.step_s)
+        return [
+            EngineCoreEvent(EngineCoreEventType.QUEUED, one.queued),
+            EngineCoreEvent(EngineCoreEventType.SCHEDULED, scheduled),
+        ]
 
     @staticmethod
     def _load(one: Running, reply: worker_pb2.RunReply) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +146,22 @@ FEATURES = [
     Feature("reasoning, streamed", _CHAT, _chat(stream=True, max_tokens=32)),
     Feature("reasoning, JSON schema", _CHAT, _chat(response_format=_JSON, max_tokens=48)),
 ]  # fmt: skip
+
+
+def of_prompts(prompts: Sequence[list[int]]) -> list[Feature]:
+    """Return features of completions of these prompts, for a model of any vocabulary and no chat template."""
+
+    def complete(**options: Any) -> Callable[[int, str], Body]:
+        def body(number: int, plain: str) -> Body:
+            return {**_complete(ignore_eos=True, **options)(number, plain), "prompt": prompts[number]}
+
+        return body
+
+    return [
+        Feature("greedy", _COMPLETIONS, complete()),
+        Feature("greedy, streamed", _COMPLETIONS, complete(stream=True)),
+        Feature("frequency_penalty", _COMPLETIONS, complete(frequency_penalty=1.7)),
+    ]
 
 
 def plain_body(number: int) -> Body:

@@ -38,7 +38,7 @@ DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 # A first process that only waits. It need not wait for the processes that it adopts.
 IDLE = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
 END_S = 10.0
-_CLONE_NEWNET = 0x40000000
+_CLONE_NEWNS = 0x20000
 # With an address of its own, a bridge keeps it. Else it has the lowest of its ports', which changes when that
 # host goes, and the others send to nobody until they ask for it again.
 _BRIDGE = """
@@ -275,22 +275,37 @@ class Network:
             yield
 
 
+def move_to(pid: int) -> None:
+    """Move this process, which has one thread, to a host, given its first process.
+
+    It keeps its process id, and so the machine's /proc; its /dev/shm is its own.
+    """
+    for kind in ("net", "uts", "ipc"):
+        namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
+        _move(namespace)
+        os.close(namespace)
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare failed")
+    own = "mount --make-rprivate / && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
+    subprocess.run(["sh", "-c", own], check=True, timeout=END_S)
+
+
+def _move(namespace: int) -> None:
+    """Move this thread to an open namespace."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, 0) != 0:
+        raise OSError(ctypes.get_errno(), "setns failed")
+
+
 @contextmanager
 def _network_of(pid: int) -> Iterator[None]:
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def enter(namespace: int) -> None:
-        if libc.setns(namespace, _CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), "setns failed")
-
     own = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY)
     try:
         other = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
         try:
-            enter(other)
+            _move(other)
             yield
         finally:
-            enter(own)
+            _move(own)
             os.close(other)
     finally:
         os.close(own)

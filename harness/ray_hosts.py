@@ -23,6 +23,7 @@ import yaml
 from harness.chaos.proxy import Proxy
 from harness.deployment import ENGINE
 from harness.netns import Host, Network
+from harness.ray_head import RAY, STORE
 from harness.support import BATON, CALL_S, PYTHON, ROOT, eventually
 
 GCS_PORT, ROUTER_PORT = 6379, 8000
@@ -30,11 +31,9 @@ START_S = 200.0
 COMMON = (
     "--block",
     "--num-cpus=1",
-    "--object-store-memory=80000000",
+    STORE,
     "--disable-usage-stats",
 )
-# Of a local user's own: without RAY_AUTH_MODE Ray would write a token into the home folder.
-RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
 # By default Ray needs half a minute to find a host dead that falls silent.
 QUICK = {
     "RAY_health_check_period_ms": "1000",
@@ -56,7 +55,7 @@ class RayHosts:
 
     @property
     def url(self) -> str:
-        """The router's, inside the network."""
+        """The first router's, inside the network."""
         return f"http://{self.first.address}:{ROUTER_PORT}"
 
     @property
@@ -87,10 +86,10 @@ class RayHosts:
         return _ray(self.network, self.environment, name, core, f"--address={self.ray_address}")
 
     @contextmanager
-    def forwarded(self) -> Iterator[str]:
-        """Yield a URL on this machine's loopback that leads to the router in the hosts' network."""
+    def forwarded(self, to: Host | None = None) -> Iterator[str]:
+        """Yield a URL on this machine's loopback that leads to a host's router, by default the first's."""
         listener = socket.create_server(("127.0.0.1", 0))
-        proxy, loop = Proxy(self.first.address), asyncio.new_event_loop()
+        proxy, loop = Proxy((to or self.first).address), asyncio.new_event_loop()
         proxy.target = ROUTER_PORT
 
         def serve() -> None:
@@ -117,7 +116,7 @@ def _ray(network: Network, environment: Mapping[str, str], name: str, core: int,
     return network.host(name, command, env=environment, cwd=ROOT, shm_mib=512, setup=setup)
 
 
-def _cluster_file(folder: Path) -> Path:
+def _cluster_file(folder: Path, routers: int) -> Path:
     """Write cluster.yaml: prefill on the first host, decode on any other."""
     sides = {
         f"{role}_config": {
@@ -128,6 +127,7 @@ def _cluster_file(folder: Path) -> Path:
         for role, host in (("prefill", "first"), ("decode", "!first"))
     }
     own = {
+        "router_config": {"deployment_config": {"num_replicas": routers}},
         "engine": ENGINE,
         "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
         "handoff": {"staging_mib": 64},
@@ -138,7 +138,7 @@ def _cluster_file(folder: Path) -> Path:
 
 
 @contextmanager
-def ray_hosts(folder: Path, ray: Mapping[str, str] = QUICK) -> Iterator[RayHosts]:
+def ray_hosts(folder: Path, ray: Mapping[str, str] = QUICK, routers: int = 1) -> Iterator[RayHosts]:
     """Run a deployment on two hosts, which is ready; everything ends with the block. `ray`: its settings."""
     environment = {**os.environ, **RAY, **ray, "BATON_SECURITY__CA": str(folder / "ca")}
     with Network(folder) as network:
@@ -156,7 +156,8 @@ def ray_hosts(folder: Path, ray: Mapping[str, str] = QUICK) -> Iterator[RayHosts
         second = _ray(network, environment, "second", cores[-1], f"--address={address}")
         output = folder / "up.log"
         with output.open("wb") as out:
-            command = [str(BATON), "ray", "up", str(_cluster_file(folder)), "--log-dir", str(folder / "logs")]
+            file, logs = _cluster_file(folder, routers), folder / "logs"
+            command = [str(BATON), "ray", "up", str(file), "--log-dir", str(logs)]
             up = first.start([*command, "--address", address], env=environment, cwd=ROOT, out=out)
         one = RayHosts(network, first, second, up, output, environment)
 

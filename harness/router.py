@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +18,21 @@ from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
+from baton.scheduler.tasks import stop
 from baton.services.config import SchedulerSettings
 from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION
+from baton.services.router.chronicle import Chronicle
 from baton.services.router.journal import DEFAULT_BYTES, Journal
 from baton.services.router.metrics import RouterMetrics
+from baton.services.router.pairs import Pairs
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
 from baton.services.router.relay import RelayParts
+from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
 from baton.services.router.waiting import WaitingRoom
-from harness.fake_worker import BLOCK_SIZE, MODEL, FakeWorker, until
+from harness.fake_worker import HASHING, MODEL, FakeWorker, until
 
 
 @dataclass
@@ -70,6 +75,13 @@ class Members:
         """Deregister a worker, which goes on serving."""
         await self._sessions[worker.worker_id].close()
 
+    async def lose(self, worker: FakeWorker) -> None:
+        """Send no more heartbeats of a worker, which goes on serving."""
+        session = self._sessions[worker.worker_id]
+        if session._task is not None:
+            await stop(session._task)
+            session._task = None
+
     async def close(self) -> None:
         """Deregister and stop all workers."""
         await self._stack.aclose()
@@ -81,7 +93,12 @@ class Cluster:
     def __init__(self, **limits: Any) -> None:
         self.registry = CollectorRegistry()
         self.failures: dict[str, Exception] = {}
-        self._limits = {"request_timeout_s": 20.0, "max_model_len": 2048, "block_size": BLOCK_SIZE, **limits}
+        self._limits = {
+            "request_timeout_s": 20.0,
+            "max_model_len": 2048,
+            "hasher": PromptHasher(HASHING),
+            **limits,
+        }
         self._stack = contextlib.AsyncExitStack()
         self.got: dict[str, Answer] = {}
         self._taking: asyncio.Task[None] | None = None
@@ -113,6 +130,7 @@ class Cluster:
         journal: int = DEFAULT_BYTES,
         max_waiting: int = 100,
         max_wait_s: float = 15.0,
+        pairs_clock: Callable[[], float] = time.monotonic,
         **limits: Any,
     ) -> None:
         """Make the router's parts anew, before the first request."""
@@ -124,8 +142,17 @@ class Cluster:
         placements = Placements(self.scheduler, metrics)
         self.waiting = WaitingRoom(max_waiting, max_wait_s, metrics)
         self.scheduler.reporter.on_released = self.waiting.freed
+        self.chronicle = Chronicle(metrics, model=MODEL)
         parts = RelayParts(
-            placements, self.pool, metrics, max_attempts, self.waiting, replace_wait_s, self.journal
+            placements,
+            self.pool,
+            metrics,
+            max_attempts,
+            self.waiting,
+            replace_wait_s,
+            self.journal,
+            pairs=Pairs(pairs_clock),
+            chronicle=self.chronicle,
         )
         self.client = RelayClient(parts, RelayLimits(**{**self._limits, **limits}))
         self.client.on_failure = self._failed

@@ -1,4 +1,4 @@
-"""Medians and percentiles, and results in files, with the machine on which they were taken."""
+"""Medians and percentiles, and results in files, with the machine and the tree on which they were taken."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -35,8 +36,29 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     return {key: round(median([run[key] for run in runs]), 3) for key in runs[0]}
 
 
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median and the quartiles. Raises ValueError without at least two values."""
+    p25, p50, p75 = statistics.quantiles(values, n=4, method="inclusive")
+    return {"p25": _short(p25), "p50": _short(p50), "p75": _short(p75)}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def compared(arms: dict[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    """Return the spreads of two that were measured in turns, and that of the second one against the first.
+
+    `ratio` is taken pair by pair, so that what slowed both of a pair does not count. Raises ValueError
+    where a pair is not whole.
+    """
+    first, second = arms.values()
+    ratio = spread([after / before for before, after in zip(first, second, strict=True)])
+    return {**{name: spread(values) for name, values in arms.items()}, "ratio": ratio}
+
+
 def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
-    """Write a result and its machine into NAME.json, in bench/results by default. Return the file."""
+    """Write a result, its machine and tree into NAME.json, in bench/results by default. Return the file."""
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -47,8 +69,26 @@ def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
         "packages": {name: metadata.version(name) for name in ("torch", "grpcio") if _has(name)},
         "when": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
-    path.write_text(json.dumps({"machine": machine, **result}, indent=2) + "\n")
+    path.write_text(json.dumps({"machine": machine, "tree": tree(), **result}, indent=2) + "\n")
     return path
+
+
+def tree(folder: Path = ROOT) -> dict[str, Any]:
+    """Return the commit of a checkout, and whether its files differ from that; results do not count.
+
+    Without git, as in an unpacked archive, the commit is empty.
+    """
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--", ".", ":(exclude)bench/results")
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": "", "dirty": True}
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def _git(folder: Path, *command: str) -> str:
+    done = subprocess.run(["git", "-C", folder, *command], capture_output=True, check=True, text=True)
+    return done.stdout.strip()
 
 
 def _has(package: str) -> bool:

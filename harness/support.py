@@ -18,6 +18,8 @@ BATON = ROOT / ".venv" / "bin" / "baton"
 PYTHON = ROOT / ".venv" / "bin" / "python"
 # A prefix of a command that starts it with SIGINT ignored, as a script's `command &` does.
 IGNORING = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+# And one that starts it with SIGINT as it is in a terminal, wherever the tests themselves were started.
+INTERRUPTIBLE = ["env", "--default-signal=INT"]
 # Tests give the seconds that something may take on a free machine; all waits are this many times as long.
 # Only a failing test waits to the end, and a busy machine stands still for seconds at times.
 PATIENCE = 4

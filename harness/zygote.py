@@ -29,10 +29,11 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from harness.support import PYTHON, ROOT, eventually
@@ -104,9 +105,17 @@ class Zygote:
         answer = self._ask(command)
         return Forked(self, answer["pid"], Path(answer["log"]))
 
-    def baton(self, name: str, arguments: list[str], log_dir: Path, path: str = "") -> Forked:
+    def baton(
+        self,
+        name: str,
+        arguments: list[str],
+        log_dir: Path,
+        path: str = "",
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> Forked:
         """Fork a process that runs `baton ARGUMENT ...`. `path`: a folder of further packages."""
-        return self.start(name, "harness.zygote:run_baton", log_dir, arguments=arguments, path=path)
+        call, variables = "harness.zygote:run_baton", dict(environment)
+        return self.start(name, call, log_dir, arguments=arguments, path=path, environment=variables)
 
     def ended(self, pids: list[int]) -> dict[int, int]:
         """Return the exit codes of those that have ended, negative for a signal."""
@@ -202,10 +211,11 @@ def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
         process.kill()
 
 
-def run_baton(arguments: list[str], path: str = "") -> None:
+def run_baton(arguments: list[str], path: str = "", environment: Mapping[str, str] | None = None) -> None:
     """Run Baton's command line in the forked process, as the entry point does."""
     from baton.services.cli.main import main
 
+    os.environ.update(environment or {})
     if path:  # as PYTHONPATH would
         sys.path.insert(0, path)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))

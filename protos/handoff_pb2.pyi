@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Manifest(_message.Message):
-    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "block_size", "num_blocks", "layers", "shards", "lease_s", "saved_at_s", "save_ms", "facts", "wire_dtype", "digest", "host")
+    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "num_blocks", "layers", "shards", "lease_s", "saved_at_s", "save_ms", "facts", "wire_dtype", "digest", "host", "chunks", "groups")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -20,7 +20,6 @@ class Manifest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     COMPATIBILITY_HASH_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -31,12 +30,13 @@ class Manifest(_message.Message):
     WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     worker_id: str
     compatibility_hash: str
     num_tokens: int
-    block_size: int
     num_blocks: int
     layers: _containers.RepeatedCompositeFieldContainer[Layer]
     shards: _containers.RepeatedCompositeFieldContainer[Shard]
@@ -47,21 +47,35 @@ class Manifest(_message.Message):
     wire_dtype: str
     digest: int
     host: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ..., wire_dtype: _Optional[str] = ..., digest: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+    chunks: int
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ..., wire_dtype: _Optional[str] = ..., digest: _Optional[int] = ..., host: _Optional[str] = ..., chunks: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("block_size", "first_block", "num_blocks")
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    block_size: int
+    first_block: int
+    num_blocks: int
+    def __init__(self, block_size: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class Layer(_message.Message):
-    __slots__ = ("name", "dtype", "block_shape", "block_bytes", "record_bytes")
+    __slots__ = ("name", "dtype", "block_shape", "block_bytes", "record_bytes", "group")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SHAPE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     block_shape: _containers.RepeatedScalarFieldContainer[int]
     block_bytes: int
     record_bytes: int
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., block_shape: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ...) -> None: ...
+    group: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., block_shape: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., group: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
     __slots__ = ("rank", "address", "record_bytes", "offers", "ticket")
@@ -175,11 +189,49 @@ class StagedRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StagedReply(_message.Message):
-    __slots__ = ("handoffs", "bytes", "capacity")
+    __slots__ = ("handoffs", "bytes", "capacity", "overdue_s")
     HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_S_FIELD_NUMBER: _ClassVar[int]
     handoffs: int
     bytes: int
     capacity: int
-    def __init__(self, handoffs: _Optional[int] = ..., bytes: _Optional[int] = ..., capacity: _Optional[int] = ...) -> None: ...
+    overdue_s: float
+    def __init__(self, handoffs: _Optional[int] = ..., bytes: _Optional[int] = ..., capacity: _Optional[int] = ..., overdue_s: _Optional[float] = ...) -> None: ...
+
+class SampleRequest(_message.Message):
+    __slots__ = ("bytes",)
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    def __init__(self, bytes: _Optional[int] = ...) -> None: ...
+
+class SampleReply(_message.Message):
+    __slots__ = ("request_id", "shard", "num_blocks")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    shard: Shard
+    num_blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class TrialRequest(_message.Message):
+    __slots__ = ("source", "transport", "bytes")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    transport: str
+    bytes: int
+    def __init__(self, source: _Optional[str] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class TrialReply(_message.Message):
+    __slots__ = ("bytes", "seconds", "problem")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    seconds: float
+    problem: str
+    def __init__(self, bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...

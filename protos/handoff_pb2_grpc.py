@@ -54,6 +54,16 @@ class HandoffStub:
                 request_serializer=baton_dot_protos_dot_handoff__pb2.StagedRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_handoff__pb2.StagedReply.FromString,
                 _registered_method=True)
+        self.Sample = channel.unary_unary(
+                '/baton.handoff.v1.Handoff/Sample',
+                request_serializer=baton_dot_protos_dot_handoff__pb2.SampleRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_handoff__pb2.SampleReply.FromString,
+                _registered_method=True)
+        self.Trial = channel.unary_unary(
+                '/baton.handoff.v1.Handoff/Trial',
+                request_serializer=baton_dot_protos_dot_handoff__pb2.TrialRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_handoff__pb2.TrialReply.FromString,
+                _registered_method=True)
 
 
 class HandoffServicer:
@@ -85,6 +95,20 @@ class HandoffServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sample(self, request, context):
+        """Save a test payload and offer it over every transport.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Trial(self, request, context):
+        """Have another rank save a test payload, and pull it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_HandoffServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +131,16 @@ def add_HandoffServicer_to_server(servicer, server):
                     servicer.Staged,
                     request_deserializer=baton_dot_protos_dot_handoff__pb2.StagedRequest.FromString,
                     response_serializer=baton_dot_protos_dot_handoff__pb2.StagedReply.SerializeToString,
+            ),
+            'Sample': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sample,
+                    request_deserializer=baton_dot_protos_dot_handoff__pb2.SampleRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_handoff__pb2.SampleReply.SerializeToString,
+            ),
+            'Trial': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trial,
+                    request_deserializer=baton_dot_protos_dot_handoff__pb2.TrialRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_handoff__pb2.TrialReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +251,60 @@ class Handoff:
             '/baton.handoff.v1.Handoff/Staged',
             baton_dot_protos_dot_handoff__pb2.StagedRequest.SerializeToString,
             baton_dot_protos_dot_handoff__pb2.StagedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sample(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.handoff.v1.Handoff/Sample',
+            baton_dot_protos_dot_handoff__pb2.SampleRequest.SerializeToString,
+            baton_dot_protos_dot_handoff__pb2.SampleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trial(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.handoff.v1.Handoff/Trial',
+            baton_dot_protos_dot_handoff__pb2.TrialRequest.SerializeToString,
+            baton_dot_protos_dot_handoff__pb2.TrialReply.FromString,
             options,
             channel_credentials,
             insecure,

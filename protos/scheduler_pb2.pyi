@@ -30,7 +30,7 @@ WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 
 class WorkerIdentity(_message.Message):
-    __slots__ = ("worker_id", "role", "address", "host", "model", "model_fingerprint", "vllm_version", "capacity", "epoch", "name")
+    __slots__ = ("worker_id", "role", "address", "host", "model", "model_fingerprint", "vllm_version", "capacity", "epoch", "name", "metrics_address")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class WorkerIdentity(_message.Message):
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     address: str
@@ -51,10 +52,23 @@ class WorkerIdentity(_message.Message):
     capacity: Capacity
     epoch: int
     name: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., vllm_version: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., epoch: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    metrics_address: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., vllm_version: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., epoch: _Optional[int] = ..., name: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+
+class Process(_message.Message):
+    __slots__ = ("id", "kind", "host", "metrics_address")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    kind: str
+    host: str
+    metrics_address: str
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class Capacity(_message.Message):
-    __slots__ = ("compatibility_hash", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "lookahead_tokens", "transports", "speculative_method", "facts")
+    __slots__ = ("compatibility_hash", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "lookahead_tokens", "transports", "speculative_method", "facts", "hashing")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +86,7 @@ class Capacity(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     SPECULATIVE_METHOD_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    HASHING_FIELD_NUMBER: _ClassVar[int]
     compatibility_hash: str
     block_size: int
     num_blocks: int
@@ -82,7 +97,20 @@ class Capacity(_message.Message):
     transports: _containers.RepeatedScalarFieldContainer[str]
     speculative_method: str
     facts: _containers.ScalarMap[str, str]
-    def __init__(self, compatibility_hash: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., lookahead_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., speculative_method: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    hashing: BlockHashing
+    def __init__(self, compatibility_hash: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., lookahead_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., speculative_method: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., hashing: _Optional[_Union[BlockHashing, _Mapping]] = ...) -> None: ...
+
+class BlockHashing(_message.Message):
+    __slots__ = ("tokens", "algorithm", "root", "every")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    EVERY_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    algorithm: str
+    root: bytes
+    every: int
+    def __init__(self, tokens: _Optional[int] = ..., algorithm: _Optional[str] = ..., root: _Optional[bytes] = ..., every: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running", "waiting", "free_blocks", "pinned_handoffs", "pinned_bytes", "drafting", "deferred", "counts", "staging_bytes")
@@ -169,26 +197,52 @@ class RegisterReply(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "state", "load", "epoch")
+    __slots__ = ("worker_id", "state", "load", "epoch", "blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     state: WorkerState
     load: WorkerLoad
     epoch: int
-    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    blocks: BlockOperations
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., epoch: _Optional[int] = ..., blocks: _Optional[_Union[BlockOperations, _Mapping]] = ...) -> None: ...
+
+class BlockOperations(_message.Message):
+    __slots__ = ("instance", "first", "operations")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    instance: int
+    first: int
+    operations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, instance: _Optional[int] = ..., first: _Optional[int] = ..., operations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class BlocksKnown(_message.Message):
+    __slots__ = ("instance", "operations")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    instance: int
+    operations: int
+    def __init__(self, instance: _Optional[int] = ..., operations: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "drain", "peer_reference")
+    __slots__ = ("known", "drain", "peer_reference", "log_level", "clock_s", "blocks")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PEER_REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     known: bool
     drain: bool
     peer_reference: float
-    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., peer_reference: _Optional[float] = ...) -> None: ...
+    log_level: str
+    clock_s: float
+    blocks: BlocksKnown
+    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., peer_reference: _Optional[float] = ..., log_level: _Optional[str] = ..., clock_s: _Optional[float] = ..., blocks: _Optional[_Union[BlocksKnown, _Mapping]] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
     __slots__ = ("worker_id", "epoch")
@@ -203,31 +257,33 @@ class DeregisterReply(_message.Message):
     def __init__(self) -> None: ...
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "prefix_hashes", "exclude_workers", "vllm_version", "model_fingerprint", "waited_s")
+    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "exclude_workers", "vllm_version", "model_fingerprint", "waited_s", "prefix_keys", "key_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_WORKERS_FIELD_NUMBER: _ClassVar[int]
     VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_KEYS_FIELD_NUMBER: _ClassVar[int]
+    KEY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     router_id: str
     epoch: int
     prompt_tokens: int
     max_new_tokens: int
-    prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     exclude_workers: _containers.RepeatedScalarFieldContainer[str]
     vllm_version: str
     model_fingerprint: str
     waited_s: float
-    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., waited_s: _Optional[float] = ...) -> None: ...
+    prefix_keys: _containers.RepeatedScalarFieldContainer[int]
+    key_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., waited_s: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., key_tokens: _Optional[int] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("request_id", "epoch", "prefill", "decode", "lease_s", "blocks", "waits")
+    __slots__ = ("request_id", "epoch", "prefill", "decode", "lease_s", "blocks", "waits", "prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +291,7 @@ class Placement(_message.Message):
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     prefill: Worker
@@ -242,7 +299,8 @@ class Placement(_message.Message):
     lease_s: float
     blocks: int
     waits: bool
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prefill: _Optional[_Union[Worker, _Mapping]] = ..., decode: _Optional[_Union[Worker, _Mapping]] = ..., lease_s: _Optional[float] = ..., blocks: _Optional[int] = ..., waits: _Optional[bool] = ...) -> None: ...
+    prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prefill: _Optional[_Union[Worker, _Mapping]] = ..., decode: _Optional[_Union[Worker, _Mapping]] = ..., lease_s: _Optional[float] = ..., blocks: _Optional[int] = ..., waits: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
     __slots__ = ("worker_id", "address", "role", "model_fingerprint")
@@ -281,12 +339,14 @@ class Rejection(_message.Message):
     def __init__(self, code: _Optional[_Union[Rejection.Code, str]] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., settling: _Optional[bool] = ...) -> None: ...
 
 class PlaceReply(_message.Message):
-    __slots__ = ("placement", "rejection")
+    __slots__ = ("placement", "rejection", "took_s")
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     REJECTION_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
     placement: Placement
     rejection: Rejection
-    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ...) -> None: ...
+    took_s: float
+    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., took_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("router_id", "prefilled", "finished", "renewed", "placed", "shared")
@@ -383,12 +443,18 @@ class ReportReply(_message.Message):
     def __init__(self, lost: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., fenced: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., generation: _Optional[str] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("router_id", "load")
+    __slots__ = ("router_id", "load", "process", "feed", "revision")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    FEED_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     load: RouterLoad
-    def __init__(self, router_id: _Optional[str] = ..., load: _Optional[_Union[RouterLoad, _Mapping]] = ...) -> None: ...
+    process: Process
+    feed: str
+    revision: int
+    def __init__(self, router_id: _Optional[str] = ..., load: _Optional[_Union[RouterLoad, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., feed: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class RouterLoad(_message.Message):
     __slots__ = ("prompts", "prompt_tokens", "first_token", "gap", "over", "output_tokens", "waiting")
@@ -409,8 +475,7 @@ class RouterLoad(_message.Message):
     def __init__(self, prompts: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., first_token: _Optional[_Iterable[int]] = ..., gap: _Optional[_Iterable[int]] = ..., over: _Optional[int] = ..., output_tokens: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class SnapshotReply(_message.Message):
-    __slots__ = ("workers", "generation", "settling", "worker_lease_s", "placement_lease_s", "max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "left", "idle_decode_tokens")
-    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("generation", "settling", "worker_lease_s", "placement_lease_s", "max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "left", "idle_decode_tokens", "log_level", "fleet", "yours")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SETTLING_FIELD_NUMBER: _ClassVar[int]
     WORKER_LEASE_S_FIELD_NUMBER: _ClassVar[int]
@@ -420,7 +485,9 @@ class SnapshotReply(_message.Message):
     HANDOFF_MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     IDLE_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    FLEET_FIELD_NUMBER: _ClassVar[int]
+    YOURS_FIELD_NUMBER: _ClassVar[int]
     generation: str
     settling: bool
     worker_lease_s: float
@@ -430,14 +497,53 @@ class SnapshotReply(_message.Message):
     handoff_min_tokens: int
     left: _containers.RepeatedScalarFieldContainer[str]
     idle_decode_tokens: int
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., generation: _Optional[str] = ..., settling: _Optional[bool] = ..., worker_lease_s: _Optional[float] = ..., placement_lease_s: _Optional[float] = ..., max_queued_prompt_tokens: _Optional[int] = ..., max_queue_factor: _Optional[float] = ..., handoff_min_tokens: _Optional[int] = ..., left: _Optional[_Iterable[str]] = ..., idle_decode_tokens: _Optional[int] = ...) -> None: ...
+    log_level: str
+    fleet: bytes
+    yours: _containers.RepeatedCompositeFieldContainer[Booked]
+    def __init__(self, generation: _Optional[str] = ..., settling: _Optional[bool] = ..., worker_lease_s: _Optional[float] = ..., placement_lease_s: _Optional[float] = ..., max_queued_prompt_tokens: _Optional[int] = ..., max_queue_factor: _Optional[float] = ..., handoff_min_tokens: _Optional[int] = ..., left: _Optional[_Iterable[str]] = ..., idle_decode_tokens: _Optional[int] = ..., log_level: _Optional[str] = ..., fleet: _Optional[bytes] = ..., yours: _Optional[_Iterable[_Union[Booked, _Mapping]]] = ...) -> None: ...
+
+class FleetUpdate(_message.Message):
+    __slots__ = ("feed", "revision", "whole", "gone", "workers", "processes")
+    FEED_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    feed: str
+    revision: int
+    whole: bool
+    gone: _containers.RepeatedScalarFieldContainer[str]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    processes: Processes
+    def __init__(self, feed: _Optional[str] = ..., revision: _Optional[int] = ..., whole: _Optional[bool] = ..., gone: _Optional[_Iterable[str]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., processes: _Optional[_Union[Processes, _Mapping]] = ...) -> None: ...
+
+class Processes(_message.Message):
+    __slots__ = ("processes",)
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    processes: _containers.RepeatedCompositeFieldContainer[Process]
+    def __init__(self, processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ...) -> None: ...
+
+class Booked(_message.Message):
+    __slots__ = ("worker_id", "prompt_tokens", "requests", "blocks", "decoding")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DECODING_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    prompt_tokens: int
+    requests: int
+    blocks: int
+    decoding: int
+    def __init__(self, worker_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., requests: _Optional[int] = ..., blocks: _Optional[int] = ..., decoding: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("topic", "store", "workers", "attempts", "handoffs", "store_problem", "drained")
+    __slots__ = ("topic", "store", "workers", "attempts", "handoffs", "store_problem", "drained", "routers", "processes")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -445,6 +551,8 @@ class Description(_message.Message):
     HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     STORE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
+    ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     store: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
@@ -452,7 +560,19 @@ class Description(_message.Message):
     handoffs: _containers.RepeatedCompositeFieldContainer[PastHandoff]
     store_problem: str
     drained: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, topic: _Optional[str] = ..., store: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[LiveAttempt, _Mapping]]] = ..., handoffs: _Optional[_Iterable[_Union[PastHandoff, _Mapping]]] = ..., store_problem: _Optional[str] = ..., drained: _Optional[_Iterable[str]] = ...) -> None: ...
+    routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
+    processes: _containers.RepeatedCompositeFieldContainer[Process]
+    def __init__(self, topic: _Optional[str] = ..., store: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[LiveAttempt, _Mapping]]] = ..., handoffs: _Optional[_Iterable[_Union[PastHandoff, _Mapping]]] = ..., store_problem: _Optional[str] = ..., drained: _Optional[_Iterable[str]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ...) -> None: ...
+
+class RouterStatus(_message.Message):
+    __slots__ = ("router_id", "heard_age_s", "load")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    HEARD_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    heard_age_s: float
+    load: RouterLoad
+    def __init__(self, router_id: _Optional[str] = ..., heard_age_s: _Optional[float] = ..., load: _Optional[_Union[RouterLoad, _Mapping]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("identity", "state", "load", "heartbeat_age_s", "reserved_prompt_tokens", "reserved_requests", "reserved_blocks", "drained", "reserved_decoding")
@@ -581,3 +701,110 @@ class OrdersReply(_message.Message):
     fence: int
     orders: _containers.RepeatedCompositeFieldContainer[Order]
     def __init__(self, fence: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ...) -> None: ...
+
+class SetLogLevelRequest(_message.Message):
+    __slots__ = ("process", "level")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    process: str
+    level: str
+    def __init__(self, process: _Optional[str] = ..., level: _Optional[str] = ...) -> None: ...
+
+class SetLogLevelReply(_message.Message):
+    __slots__ = ("processes", "problem")
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    processes: _containers.RepeatedScalarFieldContainer[str]
+    problem: str
+    def __init__(self, processes: _Optional[_Iterable[str]] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class InspectRequest(_message.Message):
+    __slots__ = ("worker_id", "clock_alone")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_ALONE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    clock_alone: bool
+    def __init__(self, worker_id: _Optional[str] = ..., clock_alone: _Optional[bool] = ...) -> None: ...
+
+class InspectReply(_message.Message):
+    __slots__ = ("inspection", "problem", "clock_ahead_s", "asked_s")
+    INSPECTION_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
+    ASKED_S_FIELD_NUMBER: _ClassVar[int]
+    inspection: Inspection
+    problem: str
+    clock_ahead_s: float
+    asked_s: float
+    def __init__(self, inspection: _Optional[_Union[Inspection, _Mapping]] = ..., problem: _Optional[str] = ..., clock_ahead_s: _Optional[float] = ..., asked_s: _Optional[float] = ...) -> None: ...
+
+class Inspection(_message.Message):
+    __slots__ = ("unix_s", "versions", "machine", "kv_addresses")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    KV_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    unix_s: float
+    versions: _containers.ScalarMap[str, str]
+    machine: Machine
+    kv_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, unix_s: _Optional[float] = ..., versions: _Optional[_Mapping[str, str]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., kv_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Machine(_message.Message):
+    __slots__ = ("name", "shm_bytes", "shm_free", "shm_writable", "files_soft", "files_hard", "memory_bytes", "memory_free", "cores", "cpu", "cpu_features", "amx_permitted", "gpus")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHM_FREE_FIELD_NUMBER: _ClassVar[int]
+    SHM_WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    FILES_SOFT_FIELD_NUMBER: _ClassVar[int]
+    FILES_HARD_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FREE_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    CPU_FIELD_NUMBER: _ClassVar[int]
+    CPU_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    AMX_PERMITTED_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shm_bytes: int
+    shm_free: int
+    shm_writable: bool
+    files_soft: int
+    files_hard: int
+    memory_bytes: int
+    memory_free: int
+    cores: int
+    cpu: str
+    cpu_features: _containers.RepeatedScalarFieldContainer[str]
+    amx_permitted: bool
+    gpus: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., shm_bytes: _Optional[int] = ..., shm_free: _Optional[int] = ..., shm_writable: _Optional[bool] = ..., files_soft: _Optional[int] = ..., files_hard: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_free: _Optional[int] = ..., cores: _Optional[int] = ..., cpu: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., amx_permitted: _Optional[bool] = ..., gpus: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TryHandoffRequest(_message.Message):
+    __slots__ = ("from_worker_id", "to_worker_id", "transport", "bytes")
+    FROM_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    TO_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    from_worker_id: str
+    to_worker_id: str
+    transport: str
+    bytes: int
+    def __init__(self, from_worker_id: _Optional[str] = ..., to_worker_id: _Optional[str] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class TryHandoffReply(_message.Message):
+    __slots__ = ("bytes", "seconds", "problem")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    seconds: float
+    problem: str
+    def __init__(self, bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...

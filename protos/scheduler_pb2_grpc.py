@@ -84,6 +84,21 @@ class SchedulerStub:
                 request_serializer=baton_dot_protos_dot_scheduler__pb2.SetRoleRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_scheduler__pb2.SetRoleReply.FromString,
                 _registered_method=True)
+        self.SetLogLevel = channel.unary_unary(
+                '/baton.scheduler.v1.Scheduler/SetLogLevel',
+                request_serializer=baton_dot_protos_dot_scheduler__pb2.SetLogLevelRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_scheduler__pb2.SetLogLevelReply.FromString,
+                _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/baton.scheduler.v1.Scheduler/Inspect',
+                request_serializer=baton_dot_protos_dot_scheduler__pb2.InspectRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_scheduler__pb2.InspectReply.FromString,
+                _registered_method=True)
+        self.TryHandoff = channel.unary_unary(
+                '/baton.scheduler.v1.Scheduler/TryHandoff',
+                request_serializer=baton_dot_protos_dot_scheduler__pb2.TryHandoffRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_scheduler__pb2.TryHandoffReply.FromString,
+                _registered_method=True)
         self.Orders = channel.unary_unary(
                 '/baton.scheduler.v1.Scheduler/Orders',
                 request_serializer=baton_dot_protos_dot_scheduler__pb2.OrdersRequest.SerializeToString,
@@ -154,6 +169,24 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetLogLevel(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Inspect(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TryHandoff(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Orders(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -212,6 +245,21 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.SetRole,
                     request_deserializer=baton_dot_protos_dot_scheduler__pb2.SetRoleRequest.FromString,
                     response_serializer=baton_dot_protos_dot_scheduler__pb2.SetRoleReply.SerializeToString,
+            ),
+            'SetLogLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLogLevel,
+                    request_deserializer=baton_dot_protos_dot_scheduler__pb2.SetLogLevelRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_scheduler__pb2.SetLogLevelReply.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=baton_dot_protos_dot_scheduler__pb2.InspectRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_scheduler__pb2.InspectReply.SerializeToString,
+            ),
+            'TryHandoff': grpc.unary_unary_rpc_method_handler(
+                    servicer.TryHandoff,
+                    request_deserializer=baton_dot_protos_dot_scheduler__pb2.TryHandoffRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_scheduler__pb2.TryHandoffReply.SerializeToString,
             ),
             'Orders': grpc.unary_unary_rpc_method_handler(
                     servicer.Orders,
@@ -489,6 +537,87 @@ class Scheduler:
             '/baton.scheduler.v1.Scheduler/SetRole',
             baton_dot_protos_dot_scheduler__pb2.SetRoleRequest.SerializeToString,
             baton_dot_protos_dot_scheduler__pb2.SetRoleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLogLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.scheduler.v1.Scheduler/SetLogLevel',
+            baton_dot_protos_dot_scheduler__pb2.SetLogLevelRequest.SerializeToString,
+            baton_dot_protos_dot_scheduler__pb2.SetLogLevelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.scheduler.v1.Scheduler/Inspect',
+            baton_dot_protos_dot_scheduler__pb2.InspectRequest.SerializeToString,
+            baton_dot_protos_dot_scheduler__pb2.InspectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TryHandoff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.scheduler.v1.Scheduler/TryHandoff',
+            baton_dot_protos_dot_scheduler__pb2.TryHandoffRequest.SerializeToString,
+            baton_dot_protos_dot_scheduler__pb2.TryHandoffReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,20 +37,22 @@ class HelloReply(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., identity: _Optional[_Union[_scheduler_pb2.WorkerIdentity, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "manifest")
+    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "manifest", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     phase: Phase
     engine_request: bytes
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
     manifest: _handoff_pb2.Manifest
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("request_ids",)
@@ -137,6 +139,7 @@ class Failed(_message.Message):
         CODE_INVALID: _ClassVar[Failed.Code]
         CODE_STALE: _ClassVar[Failed.Code]
         CODE_ENGINE: _ClassVar[Failed.Code]
+        CODE_SOURCE: _ClassVar[Failed.Code]
     CODE_UNSPECIFIED: Failed.Code
     CODE_HANDOFF: Failed.Code
     CODE_DRAINING: Failed.Code
@@ -144,6 +147,7 @@ class Failed(_message.Message):
     CODE_INVALID: Failed.Code
     CODE_STALE: Failed.Code
     CODE_ENGINE: Failed.Code
+    CODE_SOURCE: Failed.Code
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -167,3 +171,19 @@ class SetRoleReply(_message.Message):
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     def __init__(self, refusal: _Optional[str] = ...) -> None: ...
+
+class InspectRequest(_message.Message):
+    __slots__ = ("clock_alone",)
+    CLOCK_ALONE_FIELD_NUMBER: _ClassVar[int]
+    clock_alone: bool
+    def __init__(self, clock_alone: _Optional[bool] = ...) -> None: ...
+
+class TryHandoffRequest(_message.Message):
+    __slots__ = ("sources", "transport", "bytes")
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    sources: _containers.RepeatedScalarFieldContainer[str]
+    transport: str
+    bytes: int
+    def __init__(self, sources: _Optional[_Iterable[str]] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...

@@ -3,6 +3,8 @@
 import grpc
 import warnings
 
+from baton.protos import handoff_pb2 as baton_dot_protos_dot_handoff__pb2
+from baton.protos import scheduler_pb2 as baton_dot_protos_dot_scheduler__pb2
 from baton.protos import worker_pb2 as baton_dot_protos_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -44,6 +46,16 @@ class WorkerStub:
                 request_serializer=baton_dot_protos_dot_worker__pb2.SetRoleRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_worker__pb2.SetRoleReply.FromString,
                 _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/baton.worker.v1.Worker/Inspect',
+                request_serializer=baton_dot_protos_dot_worker__pb2.InspectRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_scheduler__pb2.Inspection.FromString,
+                _registered_method=True)
+        self.TryHandoff = channel.unary_unary(
+                '/baton.worker.v1.Worker/TryHandoff',
+                request_serializer=baton_dot_protos_dot_worker__pb2.TryHandoffRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_handoff__pb2.TrialReply.FromString,
+                _registered_method=True)
         self.Run = channel.stream_stream(
                 '/baton.worker.v1.Worker/Run',
                 request_serializer=baton_dot_protos_dot_worker__pb2.RunRequest.SerializeToString,
@@ -67,6 +79,19 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inspect(self, request, context):
+        """Tell of its machine and its versions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TryHandoff(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Run(self, request_iterator, context):
         """One stream a router. Its end aborts all that the router started on it.
         """
@@ -86,6 +111,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.SetRole,
                     request_deserializer=baton_dot_protos_dot_worker__pb2.SetRoleRequest.FromString,
                     response_serializer=baton_dot_protos_dot_worker__pb2.SetRoleReply.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.InspectRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_scheduler__pb2.Inspection.SerializeToString,
+            ),
+            'TryHandoff': grpc.unary_unary_rpc_method_handler(
+                    servicer.TryHandoff,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.TryHandoffRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_handoff__pb2.TrialReply.SerializeToString,
             ),
             'Run': grpc.stream_stream_rpc_method_handler(
                     servicer.Run,
@@ -147,6 +182,60 @@ class Worker:
             '/baton.worker.v1.Worker/SetRole',
             baton_dot_protos_dot_worker__pb2.SetRoleRequest.SerializeToString,
             baton_dot_protos_dot_worker__pb2.SetRoleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.worker.v1.Worker/Inspect',
+            baton_dot_protos_dot_worker__pb2.InspectRequest.SerializeToString,
+            baton_dot_protos_dot_scheduler__pb2.Inspection.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TryHandoff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.worker.v1.Worker/TryHandoff',
+            baton_dot_protos_dot_worker__pb2.TryHandoffRequest.SerializeToString,
+            baton_dot_protos_dot_handoff__pb2.TrialReply.FromString,
             options,
             channel_credentials,
             insecure,

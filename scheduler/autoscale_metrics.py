@@ -7,8 +7,7 @@ from dataclasses import asdict
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from baton.autoscale.controller import Decision
-
-_STEP_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)  # s
+from baton.metrics import SECONDS
 
 
 class AutoscaleMetrics:
@@ -60,7 +59,7 @@ class AutoscaleMetrics:
         self._step = Histogram(
             "baton_scheduler_autoscale_step_seconds",
             "Time to decide",
-            buckets=_STEP_BUCKETS,
+            buckets=SECONDS,
             registry=registry,
         )
 

@@ -2,8 +2,9 @@
 
 Three quantities are booked, each released as soon as it is free again:
 
-- prompt tokens, on the worker that runs the prompt, until it is prefilled. The limit keeps the time to first
-  token short; a worker with nothing queued takes a prompt above the limit too, or it would never run.
+- prompt tokens, on the worker that runs the prompt, until it is prefilled: those that it does not hold in its
+  prefix cache, as far as is known. The limit keeps the time to first token short; a worker with nothing
+  queued takes a prompt above the limit too, or it would never run.
 - requests, on both workers. The decode worker's limit is a multiple of its batch.
 - KV blocks, on the decode worker, until the request is over. Booked are the prompt, the look-ahead slots of
   speculation and the first `OUTPUT_TOKENS_BOOKED` output tokens (fewer when max_tokens is lower). The whole
@@ -29,7 +30,9 @@ class Assignment:
     prefill: WorkerRecord | None
     decode: WorkerRecord
     booking: Booking
-    waits: bool  # the first token is held back: the decode worker may not go on at once (`waits_for_slot`)
+    held: int | None = None  # prompt tokens that the worker which runs the prompt holds; None: not known
+    # The first token is held back: the decode worker may not go on at once (`waits_for_slot`).
+    waits: bool = False
 
 
 def max_requests(capacity: pb.Capacity, limits: PlacementLimits) -> int:
@@ -66,7 +69,7 @@ def could_decode(need: Need, worker: WorkerRecord) -> bool:
 def may_prefill(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> bool:
     """Return whether there is room for the prompt now."""
     queued = worker.reserved.prompt_tokens
-    return queued == 0 or queued + need.prompt_tokens <= limits.max_queued_prompt_tokens
+    return queued == 0 or queued + need.tokens_for(worker.worker_id) <= limits.max_queued_prompt_tokens
 
 
 def may_decode(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> bool:
@@ -86,7 +89,7 @@ def may_help(need: Need, worker: WorkerRecord, queued: int, limits: PlacementLim
     """
     load, own = worker.load, worker.reserved.prompt_tokens
     idle = load is not None and not (worker.reserved.decoding and (load.running or load.waiting))
-    return idle and own < queued and own + need.prompt_tokens <= limits.idle_decode_tokens
+    return idle and own < queued and own + need.tokens_for(worker.worker_id) <= limits.idle_decode_tokens
 
 
 def prefill_bound(worker: WorkerRecord, limits: PlacementLimits) -> str:
@@ -118,7 +121,7 @@ def claim(need: Need, prefill: WorkerRecord | None, decode: WorkerRecord, limits
         router_id=need.router_id,
         prefill_id=prefill.worker_id if prefill else "",
         decode_id=decode.worker_id,
-        prompt_tokens=need.prompt_tokens,
+        prompt_tokens=need.tokens_for((prefill or decode).worker_id),
         blocks=blocks_for(need, decode.capacity),
     )
     return Claim(

@@ -2,7 +2,8 @@
 
     router         SchedulerClient.place, .place_alone, .refresh, .reporter (baton.scheduler.reporter)
     worker         WorkerSession (baton.scheduler.session), over .register, .heartbeat, .deregister
-    command line   SchedulerClient.describe, .drain, .undrain, .set_role
+    command line   SchedulerClient.describe, .drain, .undrain, .set_role, .set_log_level, .inspect,
+                   .clock, .try_handoff
 
 Every call has a deadline and ends in a reply or in one of our own exceptions. No call is repeated here: the
 caller knows whether it may be (a placement is tried again with the next epoch).
@@ -10,7 +11,8 @@ caller knows whether it may be (a placement is tried again with the next epoch).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -20,6 +22,7 @@ from baton.rpc import CALL_TIMEOUT_S
 from baton.scheduler.endpoints import Endpoints
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable, StaleWorker
 from baton.scheduler.policy import NoChoice
+from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
 from baton.scheduler.reporter import Reporter
 from baton.scheduler.standby import Standby
 from baton.scheduler.types import Attempt, Booking, Known, Need, PolicyOptions, worker_to_wire
@@ -27,6 +30,8 @@ from baton.scheduler.types import Attempt, Booking, Known, Need, PolicyOptions, 
 PLACE_TIMEOUT_S = 3.0  # a client waits for this one; the scheduler itself gives up on its store after 0.9 s
 SNAPSHOT_TIMEOUT_S = 1.0
 HEARTBEAT_TIMEOUT_S = 1.5  # the next one, perhaps to another scheduler, must still find the lease
+INSPECT_TIMEOUT_S = 10.0  # the scheduler asks the worker twice
+TRY_TIMEOUT_S = 30.0
 ALONE_RETRY_S = 1.0  # when asking again may help, while no scheduler answers
 
 
@@ -43,6 +48,8 @@ class Placement:
     lease_s: float
     waits: bool = False  # the first token is held back: the decode worker cannot go on at once
     alone: bool = False  # chosen here, from a snapshot
+    scheduler: str = ""  # the address of the one that chose it
+    scheduler_s: float = 0.0  # that it took
 
 
 class SchedulerClient:
@@ -62,6 +69,7 @@ class SchedulerClient:
         self._schedulers = Endpoints(address)
         self.standby = Standby(policy)
         self.reporter = Reporter(self.report)
+        self.process: pb.Process | None = None  # this router, as snapshots are asked for
 
     async def __aenter__(self) -> Self:
         return self
@@ -88,7 +96,7 @@ class SchedulerClient:
         *,
         prompt_tokens: int,
         max_new_tokens: int,
-        prefix_hashes: Iterable[bytes] = (),
+        prefix: PromptKeys = NO_KEYS,
         exclude: Iterable[str] = (),
         vllm_version: str = "",
         model_fingerprint: str = "",
@@ -107,7 +115,8 @@ class SchedulerClient:
             epoch=epoch,
             prompt_tokens=prompt_tokens,
             max_new_tokens=max_new_tokens,
-            prefix_hashes=prefix_hashes,
+            prefix_keys=prefix.keys,
+            key_tokens=prefix.tokens,
             exclude_workers=exclude,
             vllm_version=vllm_version,
             model_fingerprint=model_fingerprint,
@@ -124,13 +133,15 @@ class SchedulerClient:
             decode=placed.decode,
             lease_s=placed.lease_s,
             waits=placed.waits,
+            scheduler=self._schedulers.last,
+            scheduler_s=reply.took_s,
         )
         booking = Booking(
             attempt=placement.attempt,
             router_id=self._router_id,
             prefill_id=placed.prefill.worker_id,
             decode_id=placed.decode.worker_id,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=placed.prompt_tokens or prompt_tokens,
             blocks=placed.blocks,
         )
         self.reporter.hold(Known(placement.attempt, booking), placement.lease_s)
@@ -143,7 +154,7 @@ class SchedulerClient:
         *,
         prompt_tokens: int,
         max_new_tokens: int,
-        prefix_hashes: Iterable[bytes] = (),
+        prefix: PromptKeys = NO_KEYS,
         exclude: Iterable[str] = (),
         vllm_version: str = "",
         model_fingerprint: str = "",
@@ -157,7 +168,7 @@ class SchedulerClient:
             self._router_id,
             prompt_tokens,
             max_new_tokens,
-            prefix_hashes=tuple(prefix_hashes),
+            prefix=prefix,
             exclude=frozenset(exclude),
             vllm_version=vllm_version,
             model_fingerprint=model_fingerprint,
@@ -177,12 +188,20 @@ class SchedulerClient:
             alone=True,
         )
 
-    async def refresh(self, load: pb.RouterLoad | None = None) -> None:
-        """Get a new snapshot for `place_alone`, and tell this router's `load`. To be called every second."""
-        request = pb.SnapshotRequest(router_id=self._router_id, load=load)
+    async def refresh(self, load: pb.RouterLoad | None = None, reached: Container[str] = ()) -> str:
+        """Get a new snapshot for `place_alone`, and tell this router's `load`. To be called every second.
+
+        `reached`: ids of the workers that this router reaches itself. Returns the log level that an operator
+        asked of this router, empty for none.
+        """
+        feed, revision = self.standby.has
+        request = pb.SnapshotRequest(
+            router_id=self._router_id, load=load, process=self.process, feed=feed, revision=revision
+        )
         snapshot: pb.SnapshotReply = await self._schedulers.call("Snapshot", request, SNAPSHOT_TIMEOUT_S)
-        self.standby.learn(snapshot)
+        self.standby.learn(snapshot, reached)
         self.reporter.saw_generation(snapshot.generation)
+        return snapshot.log_level
 
     async def report(self, request: pb.ReportRequest) -> pb.ReportReply:
         """Send one batch. Routers use `reporter` instead."""
@@ -204,10 +223,15 @@ class SchedulerClient:
         return reply
 
     async def heartbeat(
-        self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, epoch: int = 0
+        self,
+        worker_id: str,
+        state: pb.WorkerState,
+        load: pb.WorkerLoad,
+        epoch: int = 0,
+        blocks: pb.BlockOperations | None = None,
     ) -> pb.HeartbeatReply:
         """Send one heartbeat."""
-        request = pb.HeartbeatRequest(worker_id=worker_id, state=state, load=load, epoch=epoch)
+        request = pb.HeartbeatRequest(worker_id=worker_id, state=state, load=load, epoch=epoch, blocks=blocks)
         reply: pb.HeartbeatReply = await self._schedulers.call("Heartbeat", request, HEARTBEAT_TIMEOUT_S)
         return reply
 
@@ -242,6 +266,40 @@ class SchedulerClient:
         reply: pb.SetRoleReply = await self._schedulers.call("SetRole", request, CALL_TIMEOUT_S)
         return reply
 
+    async def set_log_level(self, process: str, level: str) -> pb.SetLogLevelReply:
+        """Have processes log from `level` on. The reply names them, or a problem."""
+        request = pb.SetLogLevelRequest(process=process, level=level)
+        reply: pb.SetLogLevelReply = await self._schedulers.call("SetLogLevel", request, CALL_TIMEOUT_S)
+        return reply
+
+    async def inspect(self, worker_id: str = "") -> pb.InspectReply:
+        """Ask a worker, without an id the scheduler, for its machine and versions.
+
+        The reply may name a problem.
+        """
+        request = pb.InspectRequest(worker_id=worker_id)
+        reply: pb.InspectReply = await self._schedulers.call("Inspect", request, INSPECT_TIMEOUT_S)
+        return reply
+
+    async def clock(self) -> float:
+        """Return the scheduler's wall clock, seconds."""
+        request = pb.InspectRequest(clock_alone=True)
+        reply: pb.InspectReply = await self._schedulers.call("Inspect", request, CALL_TIMEOUT_S)
+        return reply.inspection.unix_s
+
+    async def try_handoff(
+        self, source: str, puller: str, transport: str, size: int, timeout_s: float = TRY_TIMEOUT_S
+    ) -> pb.TryHandoffReply:
+        """Have worker `puller` pull a test payload of `size` bytes from `source`.
+
+        The reply may name a problem.
+        """
+        request = pb.TryHandoffRequest(
+            from_worker_id=source, to_worker_id=puller, transport=transport, bytes=size
+        )
+        reply: pb.TryHandoffReply = await self._schedulers.call("TryHandoff", request, timeout_s)
+        return reply
+
     async def orders(self, fleet_id: str, places: Iterable[pb.Place]) -> pb.OrdersReply:
         """Return what shall run in the places of a fleet."""
         request = pb.OrdersRequest(fleet_id=fleet_id, places=places)
@@ -249,6 +307,10 @@ class SchedulerClient:
         return reply
 
     async def close(self) -> None:
-        """Send what is still to be reported, within a second, and hang up."""
+        """Send what is still to be reported, within a second, say goodbye, and hang up."""
         await self.reporter.close()
+        if self.process and self.answering:
+            self.process = pb.Process(id=self.process.id, kind=self.process.kind)
+            with contextlib.suppress(SchedulerUnavailable, Refused):
+                await self.refresh()
         await self._schedulers.close()

@@ -131,6 +131,11 @@ class Endpoints:
         return len(self._all)
 
     @property
+    def last(self) -> str:
+        """The address of the one that was called last."""
+        return self._last.address
+
+    @property
     def answering(self) -> bool:
         """Whether there is one that is not known to be dead."""
         return any(endpoint.answering for endpoint in self._all)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import threading
-from types import TracebackType
-from typing import Self
-from wsgiref.simple_server import WSGIServer
+from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import Counter, Gauge, Histogram
 
+from baton import metrics
+from baton.metrics import SECONDS
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.autoscale_metrics import AutoscaleMetrics
-from baton.scheduler.errors import ListenFailed
+from baton.scheduler.prefix_metrics import PrefixMetrics
 from baton.scheduler.types import FleetView
 
-_PLACE_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # s
+_ROLES = ("prefill", "decode", "mixed")
 
 
 class Metrics:
     """One scheduler's figures, in a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = metrics.registry()
         self.placements = Counter(
             "baton_scheduler_placements",
             "Placements, by whether a handoff follows",
@@ -32,7 +31,7 @@ class Metrics:
             "baton_scheduler_rejections", "Placements refused, by code", ["code"], registry=self.registry
         )
         self.place_seconds = Histogram(
-            "baton_scheduler_place_seconds", "Time to place", buckets=_PLACE_BUCKETS, registry=self.registry
+            "baton_scheduler_place_seconds", "Time to place", buckets=SECONDS, registry=self.registry
         )
         self.stale_epochs = Counter(
             "baton_scheduler_stale_epochs",
@@ -65,8 +64,21 @@ class Metrics:
             "1 while the store answers, 0 while memory stands in for it",
             registry=self.registry,
         )
-
+        self.store_losses = Counter(
+            "baton_scheduler_store_losses",
+            "Times that the store was there and did not answer any more",
+            registry=self.registry,
+        )
+        self.workers_lost = Counter(
+            "baton_scheduler_workers_lost",
+            "Workers not heard of for a lease (scheduler.worker_lease_s) that had not said goodbye",
+            ["role"],
+            registry=self.registry,
+        )
+        for role in _ROLES:
+            self.workers_lost.labels(role)  # from 0 on: an increase from nothing to 1 is none to Prometheus
         self.autoscale = AutoscaleMetrics(self.registry)
+        self.prefixes = PrefixMetrics(self.registry)
 
     def stale(self, what: str, count: int = 1) -> None:
         """Count late messages of a kind: placement, report or worker."""
@@ -80,48 +92,24 @@ class Metrics:
         """Set the gauges from a fresh view."""
         self.live_attempts.set(view.live_attempts)
         self.workers.clear()
+        for role in _ROLES:
+            self.workers.labels(role, "ready").set(0)
         for worker in view.workers.values():
-            role = short_name(pb.Role.Name(worker.role), "ROLE_")
+            role = role_of(worker.role)
             state = (
                 "drained" if worker.held else short_name(pb.WorkerState.Name(worker.state), "WORKER_STATE_")
             )
             self.workers.labels(role, state).inc()
 
+    def lost(self, roles: Iterable[pb.Role]) -> None:
+        """Count workers of these roles that went without a word."""
+        for role in roles:
+            self.workers_lost.labels(role_of(role)).inc()
 
-class MetricsServer:
-    """Serves the figures over HTTP, in a thread, while entered. Port 0 takes a free one."""
 
-    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
-        self._metrics = metrics
-        self._address = (host, port)
-        self._running: tuple[WSGIServer, threading.Thread] | None = None
-
-    @property
-    def port(self) -> int:
-        """The port that was taken, once entered."""
-        return self._running[0].server_port if self._running else self._address[1]
-
-    def __enter__(self) -> Self:
-        """Begin to serve. Raises ListenFailed."""
-        host, port = self._address
-        try:
-            self._running = start_http_server(port, addr=host, registry=self._metrics.registry)
-        except OSError as error:
-            text = error.strerror or str(error)
-            raise ListenFailed(
-                f"metrics cannot be served on {host}:{port}: {text}; choose another port"
-            ) from None
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._running:
-            server, thread = self._running
-            server.shutdown()
-            server.server_close()
-            thread.join(timeout=5)
-            self._running = None
+def role_of(role: pb.Role) -> str:
+    """Return a role's name: prefill, decode or mixed."""
+    return short_name(pb.Role.Name(role), "ROLE_")
 
 
 def short_name(name: str, prefix: str) -> str:

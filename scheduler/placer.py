@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment, claim, waits_for_slot
 from baton.scheduler.policy import NoChoice, Policy
+from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.prefixes.match import Match
 from baton.scheduler.store import Store
 from baton.scheduler.turns import RouterTurns
 from baton.scheduler.types import (
@@ -40,13 +43,19 @@ class Placer:
         limits: PlacementLimits,
         lease_s: float,
         on_expired: Callable[[int], None],
+        *,
+        prefixes: PrefixLedger | None = None,
     ) -> None:
-        """Place by `policy` and `limits`; `on_expired` gets the number of attempts that ran out of lease."""
+        """Place by `policy` and `limits`, with regard to what workers hold by `prefixes`.
+
+        `on_expired` gets the number of attempts that ran out of lease.
+        """
         self._store = store
         self._policy = policy
         self._limits = limits
         self._lease_s = lease_s
         self._on_expired = on_expired
+        self._prefixes = prefixes
         self._view: FleetView | None = None
         self._read_at = 0.0  # time.monotonic() before `_view` was asked for
         self._reading = asyncio.Lock()
@@ -56,6 +65,8 @@ class Placer:
         """Choose workers and book them, or say why not."""
         asked_at = time.monotonic()
         oldest = asked_at - VIEW_AGE_S
+        if self._prefixes is not None and need.prefix.keys:
+            need = replace(need, match=Match(self._prefixes, need.prefix, need.prompt_tokens))
         for _ in range(MAX_TRIES):
             view = await self.view(oldest)
             choice = self._policy.choose(view, need)
@@ -77,7 +88,8 @@ class Placer:
                 waits = waits_for_slot(choice.decode)
                 self._remember(wanted.booking)
                 self._turns.placed(need)
-                return Assignment(choice.prefill, choice.decode, wanted.booking, waits)
+                held = _held(need, wanted.booking.prompt_worker_id)
+                return Assignment(choice.prefill, choice.decode, wanted.booking, held, waits)
             if result.outcome is ReserveOutcome.STALE:
                 return _stale(need, result)
             oldest = time.monotonic()
@@ -107,6 +119,11 @@ class Placer:
             worker = self._view.workers.get(worker_id)
             if worker:
                 worker.reserved.add(booked.share(worker_id))
+
+
+def _held(need: Need, worker_id: str) -> int | None:
+    known = need.match is not None and need.match.knows(worker_id)
+    return need.prompt_tokens - need.tokens_for(worker_id) if known else None
 
 
 def _stale(need: Need, result: ReserveResult) -> NoChoice:

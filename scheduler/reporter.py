@@ -1,7 +1,7 @@
 """A router's reports to the scheduler: the events of its attempts, in batches.
 
-Calls of `prefilled` and `finished` only append to a queue; one task sends it every few milliseconds, and
-renews all attempts held while they run. While no scheduler answers, the queue is kept, within bounds of
+Calls of `prefilled` and `finished` only append to a queue; one task sends it, every few milliseconds at most,
+and renews all attempts held while they run. While no scheduler answers, the queue is kept, within bounds of
 length and age. A scheduler that lost bookings, or never had them, gets a report of all that is held.
 """
 
@@ -21,7 +21,7 @@ from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.tasks import spawn, stop
 from baton.scheduler.types import Attempt, Known, attempt_from_wire, attempt_to_wire, known_to_wire
 
-FLUSH_S = 0.005  # s; events wait this long for company
+FLUSH_S = 0.01  # s between two reports: an event that comes alone goes at once, many go together
 RETRY_S = 0.2  # s between tries while nobody answers
 KEEP_S = 60.0  # s; older events are of no use any more: their attempts' leases have run out
 BATCH_EVENTS = 512
@@ -45,6 +45,7 @@ class Reporter:
         self._renew_every_s = 0.0
         self._renew_at = 0.0  # time.monotonic()
         self._answered = True  # whether the last call was
+        self._flushed_at = 0.0  # time.monotonic()
         self._generation = ""  # of the scheduler's state
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -133,7 +134,9 @@ class Reporter:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._wake.wait()
-            await asyncio.sleep(FLUSH_S if self._answered else RETRY_S)
+            pause_s = FLUSH_S if self._answered else RETRY_S
+            await asyncio.sleep(max(0.0, self._flushed_at + pause_s - time.monotonic()))
+            self._flushed_at = time.monotonic()
             self._wake.clear()
             await self._flush()
             if self._held and time.monotonic() >= self._renew_at:
@@ -193,11 +196,20 @@ class Reporter:
         for message in reply.lost:
             known = self._held.get(message.request_id)
             if known and known.attempt == attempt_from_wire(message):
-                log.info("the booking of %s was lost: reporting it again", message.request_id)
+                log.info(
+                    "the booking of %s was lost: reporting it again",
+                    message.request_id,
+                    extra={"request_id": message.request_id},
+                )
                 self._add(known_to_wire(known))
         for message in reply.fenced:
             if self._drop(attempt_from_wire(message)):
-                log.warning("%s, epoch %d, is over for the scheduler", message.request_id, message.epoch)
+                log.warning(
+                    "%s, epoch %d, is over for the scheduler",
+                    message.request_id,
+                    message.epoch,
+                    extra={"request_id": message.request_id},
+                )
 
     def _drop(self, attempt: Attempt) -> bool:
         """Renew it no longer; return False when it is not held, or another attempt at the request is."""

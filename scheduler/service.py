@@ -6,30 +6,36 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton import addresses
 from baton.autoscale.goals import Goals
+from baton.metrics import MetricsServer, dialled
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
-from baton.rpc import aio_server, listen
+from baton.rpc import aio_server, host_id, listen
 from baton.scheduler import tasks
 from baton.scheduler.autoscaler import Autoscaler
 from baton.scheduler.balance import Balance
 from baton.scheduler.errors import ListenFailed
 from baton.scheduler.flip import set_role
-from baton.scheduler.metrics import Metrics, MetricsServer
+from baton.scheduler.knowledge import Knowledge
+from baton.scheduler.losses import Losses
+from baton.scheduler.members import Members, members, targets
+from baton.scheduler.metrics import Metrics
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import Policy
+from baton.scheduler.prefixes.index import PrefixIndex
+from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.servicer import SchedulerServicer
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import open_store
@@ -64,12 +70,26 @@ class SchedulerServer:
         self._store = open_store(options.store, options.topic, store_password)
         expired = self.metrics.leases_expired.inc
         policy = Policy(options, options.policy)
-        self._placer = Placer(self._store, policy, options, options.placement_lease_s, expired)
+        self._prefixes = PrefixLedger(PrefixIndex(options.prefix_blocks))
+        self._placer = Placer(
+            self._store, policy, options, options.placement_lease_s, expired, prefixes=self._prefixes
+        )
         self._settling = Settling(options.worker_lease_s)
         autoscales = goals is not None and goals.mode != "off"
+        self.members = Members(self._store)
+        self._losses = Losses(self.metrics)
+        self._knowledge = Knowledge(self._prefixes, self.metrics.prefixes)
         self._servicer = SchedulerServicer(
-            options, self._store, self._placer, self._settling, self.metrics, autoscales=autoscales
+            options,
+            self._store,
+            self._placer,
+            self._settling,
+            metrics=self.metrics,
+            members=self.members,
+            prefixes=self._prefixes,
+            autoscales=autoscales,
         )
+        self._workers: list[pb.WorkerIdentity] = []  # as of the last look
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: grpc.aio.Server | None = None
         self._balance = Balance(options.rebalance_after_s) if options.rebalance_after_s else None
@@ -79,6 +99,11 @@ class SchedulerServer:
             else None
         )
         self._tasks: list[asyncio.Task[None]] = []
+
+    def targets(self, environment: Mapping[str, Any]) -> bytes:
+        """Return all that can be scraped, for Prometheus' http_sd. Any thread."""
+        del environment
+        return json.dumps(targets(members(self._workers, self.members.known))).encode()
 
     @property
     def store_name(self) -> str:
@@ -111,6 +136,7 @@ class SchedulerServer:
         await self._health.enter_graceful_shutdown()
         for task in self._tasks:
             await tasks.stop(task)
+        await self.members.leave()
         if self._server:
             await self._server.stop(STOP_GRACE_S)
         await self._store.close()
@@ -120,7 +146,9 @@ class SchedulerServer:
             await asyncio.sleep(WATCH_S)
             self._settling.tick()
             await self._store.tend()
+            await self.members.tend()
             await self._look()
+            await self._knowledge.tend()
 
     async def _keep_balance(self, balance: Balance) -> None:
         while True:
@@ -142,6 +170,11 @@ class SchedulerServer:
         if self._store.problem and not view.workers:
             self._settling.again()  # routers that turn to it know of workers that it does not
         self.metrics.seen(view)
+        self._losses.look(
+            view, await self._store.left(), unsure=bool(self._settling), store_away=bool(self._store.problem)
+        )
+        self._knowledge.look(view)
+        self._workers = [one.identity for one in view.workers.values()]
         self.metrics.store_up.set(not self._store.problem)
         await self._health.set(SERVICE, _NOT_SERVING if self._store.problem else _SERVING)
 
@@ -150,7 +183,7 @@ async def serve(
     settings: SchedulerOptions,
     *,
     store_password: str = "",
-    metrics_port: int | None = None,
+    metrics_port: int = 0,
     goals: Goals | None = None,
     on_started: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
@@ -158,17 +191,22 @@ async def serve(
     """Run a scheduler until `stop` is set; without one, until SIGTERM or SIGINT.
 
     `store_password` stands for one in the store's URL. `on_started` gets the address (host:port) once it
-    listens. `goals` are those of autoscaling. `metrics_port` serves Prometheus' figures over HTTP on the same
-    host. Raises what `SchedulerServer` and `MetricsServer` raise on entry.
+    listens. `goals` are those of autoscaling. `metrics_port` serves Prometheus' figures over HTTP, and at
+    /targets what it can scrape. Raises what `SchedulerServer` and `MetricsServer` raise on entry.
     """
     if stop is None:
         stop = until_signal()
     async with SchedulerServer(settings, store_password=store_password, goals=goals) as server:
-        with contextlib.ExitStack() as stack:
-            if metrics_port is not None:
-                host, _ = addresses.split(settings.address)
-                exposed = stack.enter_context(MetricsServer(server.metrics, host, metrics_port))
-                log.info("metrics on http://%s/metrics", addresses.join(host, exposed.port))
+        pages = {"/targets": server.targets}
+        with MetricsServer(
+            server.metrics.registry, "scheduler.metrics_port", settings.address, metrics_port, pages
+        ) as exposed:
+            name = dialled(server.address)
+            where = exposed.reached_at(addresses.split(name)[0])
+            server.members.introduce(
+                pb.Process(id=name, kind="scheduler", host=host_id(), metrics_address=where)
+            )
+            log.info("metrics on http://%s/metrics", exposed.address)
             log.info(
                 "scheduler of topic %r on %s, store %s", settings.topic, server.address, server.store_name
             )

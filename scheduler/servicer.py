@@ -5,38 +5,46 @@ Nothing of the state is kept here: a restarted scheduler, or a second one beside
 
 from __future__ import annotations
 
+import asyncio
 import time
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 
+from baton.levels import set_level
+from baton.machine import inspection
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
+from baton.scheduler import ask
 from baton.scheduler.autoscaler import TOLD_S
 from baton.scheduler.booking import Assignment
 from baton.scheduler.errors import StaleWorker
+from baton.scheduler.fleet_feed import FleetFeed, status_of
 from baton.scheduler.flip import set_role
+from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics
+from baton.scheduler.peers import PEERS_AGE_S, Peers
 from baton.scheduler.placer import Placer
+from baton.scheduler.prefixes.keys import PromptKeys
+from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.processes import SCHEDULER, Processes
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import (
     FleetView,
     Need,
-    Reserved,
     RouterReport,
     SchedulerOptions,
     WorkerRecord,
     attempt_from_wire,
     attempt_to_wire,
+    booked_to_wire,
     name_of,
     worker_to_wire,
 )
 
 SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when no scheduler answers any more
-PEERS_AGE_S = 5.0  # the references that workers learn of their drafts move slowly
 SHOWN_ATTEMPTS = 256  # in a description, and as many finished ones as the store keeps
 RETRY_AFTER_S = {  # when asking again may help; 0: never
     pb.Rejection.CODE_NO_WORKERS: 2.0,
@@ -57,8 +65,10 @@ class SchedulerServicer(rpc.SchedulerServicer):
         store: Store,
         placer: Placer,
         settling: Settling,
-        metrics: Metrics,
         *,
+        metrics: Metrics,
+        members: Members,
+        prefixes: PrefixLedger,
         autoscales: bool = False,
     ) -> None:
         """Serve `store`; what routers and fleets tell is kept only if this deployment `autoscales`."""
@@ -67,20 +77,32 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._placer = placer
         self._settling = settling
         self._metrics = metrics
+        self._members = members
+        self._prefixes = prefixes
         self._autoscales = autoscales
+        self._processes = Processes()
+        self._peers = Peers()
+        self._feed = FleetFeed(options.worker_lease_s)
 
     async def Place(self, request: pb.PlaceRequest, context: Context) -> pb.PlaceReply:
+        began = time.perf_counter()
         try:
             need = _need(request)
         except ValueError as error:
             await _refuse(context, str(error))
+        if context.time_remaining() == 0:
+            # It waited here for its turn, behind others: a placement would only be held until its lease ends.
+            self._metrics.rejections.labels("deadline").inc()
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its deadline passed before its turn")
         began = time.perf_counter()
         settling = bool(self._settling)  # before: leases may run out in what follows
         outcome = await self._placer.place(need)
-        self._metrics.place_seconds.observe(time.perf_counter() - began)
+        took_s = time.perf_counter() - began
+        self._metrics.place_seconds.observe(took_s)
         if isinstance(outcome, Assignment):
             self._metrics.placements.labels("pair" if outcome.prefill else "alone").inc()
-            return pb.PlaceReply(placement=self._placement(need, outcome))
+            self._metrics.prefixes.placed(outcome)
+            return pb.PlaceReply(placement=self._placement(need, outcome), took_s=took_s)
         self._metrics.rejected(outcome.code)
         if outcome.code == pb.Rejection.CODE_STALE_EPOCH:
             self._metrics.stale("placement")
@@ -90,7 +112,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             retry_after_s=RETRY_AFTER_S[outcome.code],
             settling=settling,
         )
-        return pb.PlaceReply(rejection=rejection)
+        return pb.PlaceReply(rejection=rejection, took_s=took_s)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportReply:
         try:
@@ -110,18 +132,19 @@ class SchedulerServicer(rpc.SchedulerServicer):
     async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotReply:
         del context
         options = self._options
+        self._processes.hear(request.router_id, request.load)
         if self._autoscales and request.HasField("load"):
             await self._store.tell("router", request.router_id, request.load.SerializeToString(), TOLD_S)
+        if request.HasField("process"):
+            await self._members.hear(request.process)
         settling = bool(self._settling)
-        view = await self._placer.view(time.monotonic() - SNAPSHOT_AGE_S)
+        if self._feed.age_s() >= SNAPSHOT_AGE_S:
+            view = await self._placer.view(time.monotonic() - SNAPSHOT_AGE_S)
+            self._feed.refresh(view, self._members.known)
         theirs = await self._store.booked_by(request.router_id)
-        workers = []
-        for worker in view.workers.values():
-            others = replace(worker.reserved)
-            others.take(theirs.get(worker.worker_id, Reserved()))
-            workers.append(_status(replace(worker, reserved=others), options.worker_lease_s))
         return pb.SnapshotReply(
-            workers=workers,
+            fleet=self._feed.since(request.feed, request.revision),
+            yours=[booked_to_wire(worker_id, booked) for worker_id, booked in theirs.items()],
             generation=self._store.generation,
             settling=settling,
             worker_lease_s=options.worker_lease_s,
@@ -130,6 +153,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             max_queue_factor=options.max_queue_factor,
             handoff_min_tokens=options.handoff_min_tokens,
             idle_decode_tokens=options.idle_decode_tokens,
+            log_level=self._processes.level(request.router_id),
             left=await self._store.left(),
         )
 
@@ -153,8 +177,21 @@ class SchedulerServicer(rpc.SchedulerServicer):
             request.worker_id, request.state, request.load, self._options.worker_lease_s, request.epoch
         )
         self._metrics.stale("worker", heard.stale)
-        peers = await self._peer_reference(request)
-        return pb.HeartbeatReply(known=heard.known, drain=heard.drain, peer_reference=peers)
+        known = None
+        if heard.known and request.HasField("blocks"):
+            known = self._prefixes.hear(request.worker_id, request.blocks)
+        peers = 0.0
+        if request.load.HasField("drafting"):
+            view = await self._placer.view(time.monotonic() - PEERS_AGE_S)
+            peers = self._peers.reference(request.worker_id, view)
+        return pb.HeartbeatReply(
+            known=heard.known,
+            drain=heard.drain,
+            peer_reference=peers,
+            log_level=self._processes.level(request.worker_id),
+            clock_s=time.time(),
+            blocks=known,
+        )
 
     async def Deregister(self, request: pb.DeregisterRequest, context: Context) -> pb.DeregisterReply:
         del context
@@ -171,11 +208,13 @@ class SchedulerServicer(rpc.SchedulerServicer):
         return pb.Description(
             topic=self._options.topic,
             store=self._store.name,
-            workers=[_status(worker, lease_s) for worker in ordered],
+            workers=[status_of(worker, lease_s) for worker in ordered],
             attempts=history.attempts,
             handoffs=history.handoffs,
             store_problem=self._store.problem,
             drained=sorted(view.drained),
+            routers=self._processes.routers(),
+            processes=self._members.known,
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
@@ -210,6 +249,33 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._metrics.flips.labels("asked").inc()
         return pb.SetRoleReply(worker_id=meant.worker_id)
 
+    async def SetLogLevel(self, request: pb.SetLogLevelRequest, context: Context) -> pb.SetLogLevelReply:
+        del context
+        workers = (await self._placer.view(time.monotonic())).workers
+        reply = self._processes.ask_level(request.process, request.level, workers)
+        if SCHEDULER in reply.processes:
+            set_level(request.level)
+        return reply
+
+    async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectReply:
+        del context
+        if request.clock_alone:
+            return pb.InspectReply(inspection=pb.Inspection(unix_s=time.time()))
+        if not request.worker_id:
+            return pb.InspectReply(inspection=await asyncio.to_thread(inspection))
+        meant = _meant(request.worker_id, await self._placer.view(time.monotonic()))
+        return pb.InspectReply(problem=meant) if isinstance(meant, str) else await ask.inspect(meant)
+
+    async def TryHandoff(self, request: pb.TryHandoffRequest, context: Context) -> pb.TryHandoffReply:
+        del context
+        view = await self._placer.view(time.monotonic())
+        source, puller = _meant(request.from_worker_id, view), _meant(request.to_worker_id, view)
+        if isinstance(source, str):
+            return pb.TryHandoffReply(problem=source)
+        if isinstance(puller, str):
+            return pb.TryHandoffReply(problem=puller)
+        return await ask.try_handoff(source, puller, request)
+
     async def Orders(self, request: pb.OrdersRequest, context: Context) -> pb.OrdersReply:
         if not request.fleet_id:
             await _refuse(context, "a fleet needs an id")
@@ -217,25 +283,6 @@ class SchedulerServicer(rpc.SchedulerServicer):
             return pb.OrdersReply()
         orders = await self._store.tell("fleet", request.fleet_id, request.SerializeToString(), TOLD_S)
         return pb.OrdersReply.FromString(orders)
-
-    async def _peer_reference(self, request: pb.HeartbeatRequest) -> float:
-        """Return the best reference of the workers with the same method, perhaps seconds old; 0: none."""
-        if not request.load.HasField("drafting"):
-            return 0.0
-        workers = (await self._placer.view(time.monotonic() - PEERS_AGE_S)).workers
-        me = workers.get(request.worker_id)
-        if me is None:
-            return 0.0
-        return max(
-            (
-                other.load.drafting.learned_reference
-                for other in workers.values()
-                if other is not me
-                and other.load is not None
-                and other.capacity.speculative_method == me.capacity.speculative_method
-            ),
-            default=0.0,
-        )
 
     def _placement(self, need: Need, assigned: Assignment) -> pb.Placement:
         return pb.Placement(
@@ -246,6 +293,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             lease_s=self._options.placement_lease_s,
             blocks=assigned.booking.blocks,
             waits=assigned.waits,
+            prompt_tokens=assigned.booking.prompt_tokens,
         )
 
 
@@ -261,7 +309,7 @@ def _need(request: pb.PlaceRequest) -> Need:
         router_id=request.router_id,
         prompt_tokens=request.prompt_tokens,
         max_new_tokens=request.max_new_tokens,
-        prefix_hashes=tuple(request.prefix_hashes),
+        prefix=PromptKeys(tuple(request.prefix_keys), request.key_tokens),
         exclude=frozenset(request.exclude_workers),
         vllm_version=request.vllm_version,
         model_fingerprint=request.model_fingerprint,
@@ -296,18 +344,3 @@ def _meant(asked: str, view: FleetView) -> WorkerRecord | str:
         return f"{asked!r} means several workers: {', '.join(matches)}; give more of the id"
     there = f"there are: {', '.join(known)}" if known else "there is none"
     return f"no worker's id begins with {asked!r}; {there}"
-
-
-def _status(record: WorkerRecord, lease_s: float) -> pb.WorkerStatus:
-    state = pb.WORKER_STATE_DRAINING if record.drain_asked else record.state
-    return pb.WorkerStatus(
-        identity=record.identity,
-        state=state,
-        load=record.load,
-        heartbeat_age_s=max(0.0, lease_s - record.lease_left_s),
-        reserved_prompt_tokens=record.reserved.prompt_tokens,
-        reserved_requests=record.reserved.requests,
-        reserved_blocks=record.reserved.blocks,
-        reserved_decoding=record.reserved.decoding,
-        drained=record.held,
-    )

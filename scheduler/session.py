@@ -11,9 +11,11 @@ from collections.abc import Callable
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable, StaleWorker
+from baton.scheduler.prefixes.log import BlockLog
 from baton.scheduler.tasks import spawn, stop
 from baton.scheduler.types import name_of
 
+HURRY_S = 0.1  # s to the next heartbeat while the scheduler lacks much of what the worker's cache holds
 RETRY_S = 0.5  # s between tries to register at start
 CLOSE_S = 1.0  # s; for deregistering
 EPOCH_TRIES = 3  # registrations in a row that may meet a later epoch
@@ -35,12 +37,12 @@ class WorkerSession:
         client: SchedulerClient,
         identity: pb.WorkerIdentity,
         load: Callable[[], pb.WorkerLoad],
-        on_heartbeat: Callable[[pb.HeartbeatReply], None] | None = None,
+        on_heartbeat: Callable[[pb.HeartbeatReply, float], None] | None = None,
     ) -> None:
         """Prepare the session; nothing is sent before `start`.
 
         `load` is called before each heartbeat, `on_heartbeat` gets the answer of a scheduler that knows the
-        worker; both in the event loop: they must be quick and must not raise.
+        worker, and the seconds that it took; both in the event loop: they must be quick and must not raise.
         """
         self._client = client
         self._identity = pb.WorkerIdentity()
@@ -51,6 +53,7 @@ class WorkerSession:
         self._registered = False
         self._heartbeat_s = 0.0  # the scheduler says it when the worker registers
         self.held: bool | None = None  # None: not known yet
+        self.blocks: BlockLog | None = None  # of a worker whose engine tells what its cache holds
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.draining = asyncio.Event()
@@ -130,7 +133,8 @@ class WorkerSession:
     async def _beat(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._heartbeat_s):
+                behind = self.blocks is not None and self.blocks.behind
+                async with asyncio.timeout(min(HURRY_S, self._heartbeat_s) if behind else self._heartbeat_s):
                     await self._wake.wait()
             self._wake.clear()
             try:
@@ -166,8 +170,11 @@ class WorkerSession:
         )
 
     async def _heartbeat(self) -> None:
-        epoch = self._identity.epoch
-        reply = await self._client.heartbeat(self.worker_id, self._state, self._load(), epoch)
+        epoch, began = self._identity.epoch, time.monotonic()
+        blocks = self.blocks.message() if self.blocks is not None else None
+        reply = await self._client.heartbeat(self.worker_id, self._state, self._load(), epoch, blocks)
+        if self.blocks is not None and reply.HasField("blocks"):
+            self.blocks.heard(reply.blocks)
         if epoch != self._identity.epoch:
             return  # a registration overtook it: the answer is out of date
         if not reply.known:
@@ -176,7 +183,7 @@ class WorkerSession:
             await self._register()
             return
         if self._on_heartbeat is not None:
-            self._on_heartbeat(reply)
+            self._on_heartbeat(reply, time.monotonic() - began)
         self._hear_drain(asked=reply.drain)
 
     def _hear_drain(self, *, asked: bool) -> None:

@@ -1,6 +1,7 @@
 """Placing without a scheduler: from the last snapshot that it gave.
 
-A router uses this while no scheduler answers, and while one that has just begun may not know all workers.
+A router uses this while no scheduler answers, while one that has just begun may not know all workers, and
+where the one that answers has lost workers that the router itself reaches.
 Then:
 
 - Only workers of a snapshot are chosen, by the scheduler's own policy and limits. Those that died since are
@@ -14,11 +15,12 @@ Then:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment, claim, waits_for_slot
+from baton.scheduler.fleet_copy import FleetCopy
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.types import (
     FleetView,
@@ -51,34 +53,61 @@ class Standby:
         self._clock = clock
         self._limits: PlacementLimits | None = None
         self._policy: Policy | None = None
-        self._seen: dict[str, _Seen] = {}  # by worker id
+        self._fleet = FleetCopy()
+        self._at = 0.0  # when the last snapshot came
+        self._lost: dict[str, _Seen] = {}  # workers of earlier snapshots, not in the last one, that are kept
         self.lease_s = 0.0  # of a placement
 
-    def learn(self, snapshot: pb.SnapshotReply) -> None:
-        """Place from this snapshot from now on. While a scheduler settles, only workers that left go."""
+    def learn(self, snapshot: pb.SnapshotReply, reached: Container[str] = ()) -> None:
+        """Place from this snapshot from now on.
+
+        Workers that are no longer in it go, but not while a scheduler settles, nor those that this router has
+        `reached`: their way to the scheduler may be cut. Workers that left go at once.
+        """
         now = self._clock()
-        seen = {status.identity.worker_id: _Seen(status, now) for status in snapshot.workers}
-        before = {key: value for key, value in self._seen.items() if key not in snapshot.left}
-        self._seen = {**before, **seen} if snapshot.settling else seen
+        missing = {one.identity.worker_id: _Seen(one, self._at) for one in self._fleet.learn(snapshot)}
+        left = set(snapshot.left)
+        self._lost = {
+            key: value
+            for key, value in (self._lost | missing).items()
+            if key not in self._fleet.workers and key not in left and (snapshot.settling or key in reached)
+        }
+        self._at = now
         self.lease_s = snapshot.placement_lease_s
         if self._options and not (self._limits and same_limits(snapshot, self._limits)):
             self._limits = snapshot
             self._policy = Policy(snapshot, self._options)
 
     @property
+    def has(self) -> tuple[str, int]:
+        """The feed and the revision of the last snapshot: the next one need only tell what changed since."""
+        return self._fleet.feed, self._fleet.revision
+
+    @property
+    def keeps_lost(self) -> bool:
+        """Whether there are workers of earlier snapshots that are not in the last one."""
+        return bool(self._lost)
+
+    @property
+    def processes(self) -> list[pb.Process]:
+        """The schedulers and routers."""
+        return self._fleet.processes
+
+    @property
     def workers(self) -> list[pb.WorkerStatus]:
-        """The workers that may be chosen; none before the first snapshot."""
+        """The workers that may be chosen; none before the first snapshot. Safe in any thread."""
         oldest = self._clock() - KEPT_S
-        return [seen.status for seen in self._seen.values() if seen.at >= oldest]
+        return [seen.status for seen in self._seen() if seen.at >= oldest]
 
     def heard(self, within_s: float) -> list[pb.WorkerStatus]:
-        """Return the workers whose last heartbeat is not older than that.
-
-        Safe in any thread, as snapshots are replaced as a whole.
-        """
+        """Return the workers whose last heartbeat is not older than that. Safe in any thread."""
         now = self._clock()
-        seen = self._seen.values()
-        return [one.status for one in seen if now - one.at + one.status.heartbeat_age_s <= within_s]
+        return [one.status for one in self._seen() if now - one.at + one.status.heartbeat_age_s <= within_s]
+
+    def _seen(self) -> list[_Seen]:
+        """Return all workers with the time of the last snapshot that had them."""
+        at = self._at
+        return [*self._lost.values(), *(_Seen(status, at) for status in self._fleet.workers.values())]
 
     def place(self, need: Need, mine: Iterable[Known]) -> Assignment | NoChoice | None:
         """Choose workers, beside what this router holds already (`mine`); None when no worker is known."""
@@ -90,17 +119,18 @@ class Standby:
         if isinstance(choice, NoChoice):
             return choice
         booked = claim(need, choice.prefill, choice.decode, self._limits).booking
-        return Assignment(choice.prefill, choice.decode, booked, waits_for_slot(choice.decode))
+        return Assignment(choice.prefill, choice.decode, booked, waits=waits_for_slot(choice.decode))
 
     def _workers(self, mine: Iterable[Known]) -> dict[str, WorkerRecord]:
         now = self._clock()
         own = held(mine)
         found = {}
-        for worker_id, seen in self._seen.items():
+        for seen in self._seen():
             age_s = now - seen.at
             if age_s > KEPT_S:
                 continue
             status = seen.status
+            worker_id = status.identity.worker_id
             valid = age_s <= self.lease_s  # others' bookings: nobody can have renewed them
             reserved = Reserved()
             if valid:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextvars import Context
 from typing import Any, TypeVar
 
 # A call is given up after so many looks at it, not after one timer: where this process itself was held up
@@ -18,9 +19,18 @@ log = logging.getLogger(__name__)
 
 def spawn(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
     """Run `work`, which never ends by itself; a bug that ends it is logged when it happens."""
-    task = asyncio.create_task(work, name=name)
+    task = spawn_apart(work, name)
     task.add_done_callback(_complain)
     return task
+
+
+def spawn_apart(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """Run `work` outside of the context of the request that happens to start it.
+
+    A task that outlives its request would keep all that the request's context variables hold, and its log
+    lines would name that request for ever.
+    """
+    return asyncio.create_task(work, name=name, context=Context())
 
 
 async def stop(task: asyncio.Task[None]) -> None:

@@ -14,6 +14,8 @@ from enum import Enum
 from typing import Protocol
 
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
+from baton.scheduler.prefixes.match import Match
 
 MAX_EPOCH = 2**31  # Lua's numbers are doubles; nobody gets near it
 
@@ -50,6 +52,7 @@ class SchedulerOptions(PlacementLimits, Protocol):
     heartbeat_s: float
     worker_lease_s: float
     placement_lease_s: float
+    prefix_blocks: int
     rebalance_after_s: float | None
 
     @property
@@ -73,23 +76,28 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The needs of one attempt. `prefix_hashes` is for scorers that know which worker holds which blocks."""
+    """The needs of one attempt. `match` tells scorers how much of the prompt each worker holds already."""
 
     attempt: Attempt
     router_id: str
     prompt_tokens: int
     max_new_tokens: int
-    prefix_hashes: tuple[bytes, ...] = ()
+    prefix: PromptKeys = NO_KEYS
     exclude: frozenset[str] = frozenset()
     vllm_version: str = ""  # the one whose messages the router speaks; empty: any
     model_fingerprint: str = ""  # of the weights that generated the first tokens; empty: any
     waited_s: float = 0.0  # since the request arrived
+    match: Match | None = None  # None: nothing is known of what workers hold
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
             raise ValueError(f"request {self.attempt.request_id!r} has no prompt tokens")
         if self.max_new_tokens < 0:
             raise ValueError(f"request {self.attempt.request_id!r}: max_new_tokens is {self.max_new_tokens}")
+
+    def tokens_for(self, worker_id: str) -> int:
+        """Return how many of the prompt's tokens a worker has to compute, as far as is known; at least 1."""
+        return self.prompt_tokens - (self.match.tokens(worker_id) if self.match else 0)
 
 
 @dataclass(slots=True)
@@ -159,13 +167,25 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """All workers alive at one moment, with what is booked on them."""
+    """All workers alive at one moment, with what is booked on them.
+
+    A store may bring the records of an earlier view up to date for the next one: read what you need at once.
+    """
 
     workers: dict[str, WorkerRecord]
     live_attempts: int
     expired: int  # attempts whose lease had run out and that `Store.view` released
     generation: str = ""  # of the store; see `Store.merge`
     drained: frozenset[str] = frozenset()  # names on which an operator wants nothing placed, there or not
+    by_roles: dict[tuple[int, ...], list[WorkerRecord]] = field(default_factory=dict, repr=False)  # see `of`
+
+    def of(self, *roles: pb.Role) -> list[WorkerRecord]:
+        """Return the workers of these roles, in this order; not to be changed. Found once."""
+        found = self.by_roles.get(roles)
+        if found is None:
+            found = [one for role in roles for one in self.workers.values() if one.role == role]
+            self.by_roles[roles] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,11 +368,12 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Messages of routers and fleets about themselves, and the orders in force; serialized by the callers."""
+    """Messages of processes about themselves, and the orders in force; serialized by the callers."""
 
     routers: Mapping[str, bytes] = field(default_factory=dict)
     fleets: Mapping[str, bytes] = field(default_factory=dict)
     orders: Mapping[str, bytes] = field(default_factory=dict)  # by fleet
+    processes: Mapping[str, bytes] = field(default_factory=dict)  # routers and schedulers: where they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +419,17 @@ def attempts_from_wire(messages: Iterable[pb.Attempt]) -> tuple[Attempt, ...]:
 def attempt_to_wire(attempt: Attempt) -> pb.Attempt:
     """Return the attempt's message."""
     return pb.Attempt(request_id=attempt.request_id, epoch=attempt.epoch)
+
+
+def booked_to_wire(worker_id: str, booked: Reserved) -> pb.Booked:
+    """Return the message of what is booked on a worker."""
+    return pb.Booked(
+        worker_id=worker_id,
+        prompt_tokens=booked.prompt_tokens,
+        requests=booked.requests,
+        blocks=booked.blocks,
+        decoding=booked.decoding,
+    )
 
 
 def worker_to_wire(record: WorkerRecord) -> pb.Worker:

@@ -52,6 +52,8 @@ SECRET = {
     ("scheduler", "store"),
     ("engine", "extra"),
     ("security", "token"),
+    ("tracing", "headers"),
+    ("ops", "key"),
 }
 REVEAL = {"secrets": True}  # the context of a dump with secrets, for another process of Baton's
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -165,7 +167,7 @@ class PolicySettings(_Section):
     filters: list[str] = ["placeable", "same_revision", "not_excluded", "fits", "room"]
     pair_filters: list[str] = ["compatible"]
     scorers: dict[str, Annotated[float, Field(gt=0)]] = {
-        "queued_prompt_tokens": 1.0,
+        "prefill_work": 1.0,
         "staging_room": 1.0,
         "running_requests": 1.0,
         "free_blocks": 1.0,
@@ -214,13 +216,21 @@ class SchedulerSettings(_Section):
         description="Most prompt tokens that an idle decode worker prefills itself while prefill workers "
         "have a queue, as at the beginning of a burst; 0: none.",
     )
+    prefix_blocks: int = Field(
+        8_000_000,
+        ge=1,
+        description="Most KV blocks of which the scheduler remembers which workers hold them, some 100 bytes "
+        "each. Beyond, it knows only every second block of a prompt, then every fourth, and so on.",
+    )
     rebalance_after_s: Seconds | None = Field(
         None,
         description="A worker changes its role when one side, prefill or decode, was short of workers for "
         "this long while the other had one to spare; never if unset.",
     )
-    metrics_port: Port | None = Field(
-        None, description="Port of Prometheus metrics over HTTP; none if unset, 0 takes a free one."
+    metrics_port: Port = Field(
+        0,
+        description="Port of Prometheus metrics over HTTP, on the host of address; 0 takes a free one on "
+        "loopback.",
     )
     policy: PolicySettings = Field(
         default_factory=PolicySettings, description="Names of filters, scorers (with weights) and picker."
@@ -268,8 +278,8 @@ class HandoffSettings(_Section):
     enabled: bool | None = Field(
         None,
         description="Whether workers hand KV over. If unset, they do, except in a deployment started as a "
-        "whole (baton up, offline) with mixed workers only. Without handoffs, sliding-window layers keep KV "
-        "for their window only, no memory is set aside for saved KV, and a worker stays a mixed one.",
+        "whole (baton up, offline) with mixed workers only. Without handoffs no memory is set aside for "
+        "saved KV, and a worker stays a mixed one.",
     )
     transports: list[TransportName] = Field(
         ["shm", "grpc"],
@@ -329,8 +339,10 @@ class WorkerSettings(_Section):
         "",
         description="Unique name; a drain is remembered by it. By default made of role, host and process id.",
     )
-    metrics_port: Port | None = Field(
-        None, description="Port of Prometheus metrics over HTTP; none if unset, 0 takes a free one."
+    metrics_port: Port = Field(
+        0,
+        description="Port of Prometheus metrics over HTTP, on the host of listen; 0 takes a free one on "
+        "loopback.",
     )
     cpu: str = Field("", description="Cores to which the engine is pinned, as '0' or '0-3'; all by default.")
     acceptance_reference: float | None = Field(
@@ -375,7 +387,14 @@ class RouterSettings(_Section):
         description="redis://[:password@]host:port/db, or rediss:// for TLS: routers that share it enforce "
         "limits together. Without a keys_file it also holds the keys.",
     )
+    keys_store_password_file: str = Field(
+        "", description="File with that Redis' password, instead of a password in its URL."
+    )
     metrics_open: bool = Field(False, description="Serve /metrics without a key.")
+    metrics_port: Port = Field(
+        0,
+        description="Port of the same metrics without a key, on the host; 0 takes a free one on loopback.",
+    )
     request_timeout_s: Seconds = Field(
         600.0,
         description="A request that takes longer ends with an error. A client may set less with the header "
@@ -459,6 +478,14 @@ class RouterSettings(_Section):
             raise ValueError("api_key and api_key_file exclude each other: leave one out")
         if (self.api_key or self.api_key_file) and self.has_tenants:
             raise ValueError("keys_file and keys_store replace api_key and api_key_file: leave those out")
+        return self
+
+    @model_validator(mode="after")
+    def _one_password(self) -> RouterSettings:
+        if self.keys_store_password_file and has_password(self.keys_store):
+            raise ValueError(
+                "a password in keys_store and a keys_store_password_file exclude each other: leave one out"
+            )
         return self
 
     @field_serializer("api_key", when_used="json-unless-none")
@@ -552,6 +579,63 @@ class AutoscaleSettings(_Section):
         return self
 
 
+class OpsSettings(_Section):
+    """The live page of a router (docs/live-page.md)."""
+
+    listen: Address | None = Field(
+        None,
+        description="host:port of the live page, /ops; empty: none. If unset, `baton up` serves it on "
+        "loopback, next to router.port; other routers serve none.",
+    )
+    key: SecretStr | None = Field(
+        None, description="Key that the page asks for; needed where it listens to other machines."
+    )
+    key_file: str = Field("", description="File with the key, instead of key.")
+
+    @model_validator(mode="after")
+    def _one_key(self) -> OpsSettings:
+        if self.key and self.key_file:
+            raise ValueError("key and key_file exclude each other: leave one out")
+        return self
+
+    @field_serializer("key", when_used="json-unless-none")
+    def _masked_or_not(self, key: SecretStr, info: SerializationInfo) -> str:
+        return key.get_secret_value() if info.context == REVEAL else str(key)
+
+
+class TracingSettings(_Section):
+    """Traces of requests, written by the router with OpenTelemetry (docs/tracing.md)."""
+
+    endpoint: str = Field(
+        "",
+        description="Collector: http://host:4317 for OTLP over gRPC, http://host:4318/v1/traces (any path) "
+        "for OTLP over HTTP; https:// for TLS. Unset: no traces.",
+    )
+    headers: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="Headers of each export, as for an API key."
+    )
+    sample_ratio: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Share of the traces that begin here to be kept; a client's own trace is kept if the "
+        "client says so. Errors, retried and slow requests always are.",
+    )
+    slow_ms: float = Field(
+        2_000.0, gt=0, description="A request whose first token takes longer is always traced."
+    )
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        found = re.fullmatch(r"https?://([^/\s?]+)[^\s?]*(\?\S*)?", value)
+        if value and not found:
+            raise ValueError("use http://host:4317 (gRPC), http://host:4318/v1/traces (HTTP), or https://")
+        if found and ("@" in found[1] or found[2]):
+            raise ValueError("a URL is logged: put a user, a password or a key into tracing.headers")
+        return value
+
+
 class Settings(BaseSettings):
     """The whole tree. Build it with `load`."""
 
@@ -571,6 +655,8 @@ class Settings(BaseSettings):
     security: SecuritySettings = Field(default_factory=SecuritySettings)
     autoscale: AutoscaleSettings = Field(default_factory=AutoscaleSettings)
     slo: SloSettings = Field(default_factory=SloSettings)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
+    ops: OpsSettings = Field(default_factory=OpsSettings)
     log_format: Literal["text", "json"] = "text"
 
     @field_validator("*", mode="before")
@@ -735,6 +821,8 @@ def _may_be_shown(location: list[str], value: Any, tree: type[Settings]) -> bool
             return False
         inner = section_of(field.annotation)
         if inner is None:
+            if isinstance(value, str) and "://" in value and not {"@", "?"}.isdisjoint(value):
+                return False  # a URL with a user or a query: either may be a key
             return tuple(location[:2]) not in SECRET and isinstance(value, str | int | float)
         model = inner
     return False

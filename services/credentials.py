@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from baton.services.config import RouterSettings, SchedulerSettings, SecuritySettings, Settings
+from baton.services.config import OpsSettings, RouterSettings, SchedulerSettings, SecuritySettings, Settings
 from baton.services.errors import ConfigError
 from baton.services.tenants.errors import BookError
 from baton.services.tenants.file_book import FileBook
@@ -61,13 +61,24 @@ def keys_in(key: str, path: str) -> list[str]:
 
 def store_password(scheduler: SchedulerSettings) -> str:
     """Return the password in the file, "" without a file: it may be in the URL. Raises ConfigError."""
-    path = scheduler.store_password_file
-    if not path:
+    return _password("scheduler.store_password_file", scheduler.store_password_file)
+
+
+def keys_store_password(router: RouterSettings) -> str:
+    """Return the password of the Redis of keys and limits in the same way. Raises ConfigError."""
+    return _password("router.keys_store_password_file", router.keys_store_password_file)
+
+
+def page_key(ops: OpsSettings) -> str:
+    """Return the key of the live page, "" without one. Raises ConfigError."""
+    if ops.key:
+        return ops.key.get_secret_value()
+    if not ops.key_file:
         return ""
-    lines = _read("scheduler.store_password_file", path).splitlines()
-    if len(lines) != 1 or not lines[0]:
-        raise ConfigError(f"scheduler.store_password_file: {path!r} must hold the password, in one line")
-    return lines[0]
+    keys = keys_in("ops.key_file", ops.key_file)
+    if len(keys) != 1:
+        raise ConfigError(f"ops.key_file: {ops.key_file!r} must hold one key, in one line")
+    return keys[0]
 
 
 def token(security: SecuritySettings) -> str:
@@ -84,9 +95,11 @@ def token(security: SecuritySettings) -> str:
 def check(settings: Settings) -> None:
     """Raise ConfigError for a file that its process could not use. To be called before anything starts."""
     api_keys(settings.router)
+    page_key(settings.ops)
     if settings.router.keys_file:
         check_book(settings.router.keys_file)
     store_password(settings.scheduler)
+    keys_store_password(settings.router)
 
 
 def check_book(path: str) -> None:
@@ -95,6 +108,16 @@ def check_book(path: str) -> None:
         FileBook(path).read()
     except BookError as error:
         raise ConfigError(str(error)) from None
+
+
+def _password(key: str, path: str) -> str:
+    """Return the only line of a file, "" without a file."""
+    if not path:
+        return ""
+    lines = _read(key, path).splitlines()
+    if len(lines) != 1 or not lines[0]:
+        raise ConfigError(f"{key}: {path!r} must hold the password, in one line")
+    return lines[0]
 
 
 def _read(key: str, path: str) -> str:

@@ -10,6 +10,8 @@ import logging
 import os
 import sys
 import time
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Literal
 
 from baton.services.errors import ConfigError
@@ -19,6 +21,8 @@ _FORM = "_BATON_LOG"  # inherited by every process that this one starts: FORMAT:
 LEVEL_VARIABLE = "VLLM_LOGGING_LEVEL"
 _FOREIGN = ("vllm", "torch", "transformers", "huggingface_hub", "grpc", "uvicorn", "asyncio", "py.warnings")
 _SAYS_TWICE = "vllm.transformers_utils.repo_utils"  # logs that a model cannot be read, and raises it as well
+# What the lines of this task, and of tasks that it starts from now on, are about.
+_concerns: ContextVar[MappingProxyType[str, str]] = ContextVar("concerns", default=MappingProxyType({}))
 _MADE_HERE = frozenset({"message", "asctime", "fields"})
 
 
@@ -52,11 +56,17 @@ class _Json(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+def concern(**fields: str) -> None:
+    """Add fields, as request_id or trace_id, to each line that this task and its children log from now on."""
+    _concerns.set(MappingProxyType({**_concerns.get(), **fields}))
+
+
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """Return the fields that the logging call passed as `extra`."""
+    """Return the fields that the logging call passed as `extra`, and those of the task that made it."""
     # Every record has some fields, and which ones can change: libraries (vLLM) replace the record factory.
     usual = vars(logging.makeLogRecord({})).keys() | _MADE_HERE
-    return {key: value for key, value in vars(record).items() if key not in usual}
+    own = {key: value for key, value in vars(record).items() if key not in usual}
+    return {**own, **{key: value for key, value in _concerns.get().items() if key not in own}}
 
 
 def configure(
@@ -69,7 +79,7 @@ def configure(
     """
     level = _level(os.environ.get(LEVEL_VARIABLE) or libraries)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json(process) if log_format == "json" else _Text(process))
+    handler.setFormatter(formatter(log_format, process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
@@ -91,6 +101,11 @@ def configure(
     own = logging.getLogger(LOGGER)
     own.setLevel(logging.INFO)
     return own
+
+
+def formatter(log_format: Literal["text", "json"], process: str) -> logging.Formatter:
+    """Return what makes the lines of a process."""
+    return _Json(process) if log_format == "json" else _Text(process)
 
 
 def follow() -> None:

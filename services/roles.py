@@ -28,7 +28,7 @@ class Role:
     # Most requests held at once, running and waiting; one more is refused as FULL. The scheduler's own bound
     # is lower: this one matters when routers place from an old snapshot.
     max_requests: Callable[[Settings], int]
-    # False: it also serves models whose KV cache cannot be handed over (hybrids of attention and state).
+    # False: it also serves models whose KV cache cannot be handed over.
     needs_handoffs: bool = True
 
 

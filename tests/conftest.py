@@ -24,6 +24,14 @@ FIRST = (
     "services/router/test_relay.py",
     "kernels/kv_pack/test_kv_pack.py",
     "services/router/http/test_connections.py",
+    "bench/test_tools.py",
+    "scheduler/test_endpoints.py",
+    "bench/test_speculation_table.py",
+    "scheduler/test_service.py",
+    "deploy/test_dockerfile.py",
+    "security/test_rotation.py",
+    "kernels/ngram_match/test_ngram_match.py",
+    "scheduler/test_resilient.py",
 )
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "harness", "e2e")
 # Of e2e: minutes each, with engines of their own; what is not named; then who share the folder's engines.

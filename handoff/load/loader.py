@@ -11,12 +11,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from baton.handoff import digests, manifest
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, MalformedManifest, TransportFailed
+from baton.handoff.groups import Part, runs
+from baton.handoff.load.turns import THREADS, Turns
 from baton.handoff.manifest import Puller
 from baton.handoff.memory.cache import BlockCache, Landing
 from baton.handoff.memory.streams import Mark
@@ -28,22 +29,19 @@ from baton.protos.handoff_pb2 import Manifest, Shard
 
 logger = logging.getLogger(__name__)
 
-# Pulls at once. More of them share the same memory bus and the engine's cores, so that all end later.
-_THREADS = 2
-
 Key = tuple[str, int]  # request id, epoch
 
 
 @dataclass(frozen=True)
 class LoadJob:
-    """An order to pull the manifest's blocks from `first_block` on into these cache blocks."""
+    """An order to pull these records of the manifest's into these cache blocks."""
 
     request_id: str
     epoch: int
     manifest: bytes
-    first_block: int
-    block_ids: tuple[int, ...]
+    parts: tuple[Part, ...]
     arrived_s: float  # at the engine; CLOCK_MONOTONIC
+    source: str = ""  # the worker that saved it
 
     @property
     def key(self) -> Key:
@@ -58,6 +56,7 @@ class _Progress:
     job: LoadJob
     after: Mark | None  # the engine's work that was queued before the blocks became the load's
     cancellation: Cancellation = field(default_factory=Cancellation)
+    heard_s: float = 0.0  # time.monotonic; when it began, or bytes came last
     transport: str = ""
     bytes: int = 0
     blocks: int = 0
@@ -65,6 +64,10 @@ class _Progress:
     move: float = 0.0
     check: float = 0.0
     load: float = 0.0
+
+    @property
+    def source(self) -> str:
+        return self.job.source
 
     def report(self, rank: int, problem: Problem | None) -> ShardLoad:
         costs = Costs(*(value * 1e3 for value in (self.wait, self.move, self.check, self.load)))
@@ -103,14 +106,20 @@ class Loader:
         self._running: dict[Key, _Progress] = {}
         self._finished: list[ShardLoad] = []
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-pull")
+        self._turns: Turns[_Progress] = Turns()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"baton-pull-{number}", daemon=True)
+            for number in range(THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, job: LoadJob) -> None:
         """Queue a load; its deadline runs from the beginning of its pull."""
         progress = _Progress(job, self._cache.mark())
         with self._lock:
             self._running[job.key] = progress
-        self._pool.submit(self._run, progress)
+        self._turns.add(progress)
 
     def cancel(self, keys: Iterable[Key]) -> None:
         """Stop pulling for requests that ended. Each is still reported, once nothing writes its blocks."""
@@ -130,7 +139,16 @@ class Loader:
         with self._lock:
             wanted = list(self._running)
         self.cancel(wanted)
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._turns.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (progress := self._turns.take()) is not None:
+            try:
+                self._run(progress)
+            finally:
+                self._turns.over(progress)
 
     def _run(self, progress: _Progress) -> None:
         job = progress.job
@@ -145,7 +163,9 @@ class Loader:
         except HandoffError as error:
             problem = Problem.of(error)
         except Exception as error:  # a load that is not reported would hold its request for ever
-            logger.exception("loading request %r failed unexpectedly", job.request_id)
+            logger.exception(
+                "loading request %r failed unexpectedly", job.request_id, extra={"request_id": job.request_id}
+            )
             problem = Problem.of(
                 TransportFailed(f"request {job.request_id!r}: {type(error).__name__}: {error}")
             )
@@ -168,35 +188,51 @@ class Loader:
 
     def _pull(self, progress: _Progress, shard: Shard, num_blocks: int) -> None:
         job = progress.job
-        stop = job.first_block + len(job.block_ids)
-        if stop > num_blocks:
-            raise MalformedManifest(
-                f"request {job.request_id!r}: blocks {job.first_block} to {stop} are needed;"
-                f" the source has {num_blocks}"
-            )
+        pulls = self._pulls(progress, shard, num_blocks)
         transport = choose(self.transports, shard)
         progress.transport = transport.name
-        pull = Pull(
-            request_id=job.request_id,
-            epoch=job.epoch,
-            shard=shard,
-            saved_blocks=num_blocks,
-            first_block=job.first_block,
-            num_blocks=len(job.block_ids),
-            deadline=time.monotonic() + self._pull_timeout_s,
-            chunk_bytes=self._chunk_bytes,
-            cancellation=progress.cancellation,
-        )
-        pull.check_time()
-        landing = self._cache.landing(pull.what, digests.seed(job.request_id, job.epoch), progress.after)
+        pulls[0].check_time()
+        what = pulls[0].what
+        landing = self._cache.landing(what, digests.seed(job.request_id, job.epoch), progress.after)
         try:
-            self._land(progress, landing, transport.pull(pull))
+            for pull in pulls:
+                self._land(progress, landing, transport.pull(pull))
             landing.finish()
         finally:
             landing.close()
             progress.check, progress.load = landing.check_s, landing.load_s
-        if progress.blocks != pull.num_blocks:
-            raise TransportFailed(f"{pull.what}: {progress.blocks} of {pull.num_blocks} blocks came")
+        wanted = sum(pull.num_blocks for pull in pulls)
+        if progress.blocks != wanted:
+            raise TransportFailed(f"{what}: {progress.blocks} of {wanted} blocks came")
+
+    def _pulls(self, progress: _Progress, shard: Shard, num_blocks: int) -> list[Pull]:
+        """Return an order for each run of records, all under one deadline: mostly there is one.
+
+        Where the prefix cache has the first blocks, what is missing of each group lies apart.
+        """
+        job = progress.job
+        deadline = time.monotonic() + self._pull_timeout_s
+        pulls = []
+        for first, stop in runs(job.parts):
+            if stop > num_blocks:
+                raise MalformedManifest(
+                    f"request {job.request_id!r}: blocks {first} to {stop} are needed;"
+                    f" the source has {num_blocks}"
+                )
+            pulls.append(
+                Pull(
+                    request_id=job.request_id,
+                    epoch=job.epoch,
+                    shard=shard,
+                    saved_blocks=num_blocks,
+                    first_block=first,
+                    num_blocks=stop - first,
+                    deadline=deadline,
+                    chunk_bytes=self._chunk_bytes,
+                    cancellation=progress.cancellation,
+                )
+            )
+        return pulls
 
     @staticmethod
     def _land(progress: _Progress, landing: Landing, chunks: Iterator[Records]) -> None:
@@ -207,8 +243,11 @@ class Loader:
             progress.move += time.monotonic() - start
             if records is None:
                 return
-            at = records.first_block - job.first_block
-            blocks = job.block_ids[at : at + len(records.data)]
-            landing.take(records.first_block, records.data, records.digests, blocks)
+            progress.heard_s = time.monotonic()
+            first, stop = records.first_block, records.first_block + len(records.data)
+            for part in (whole.within(first, stop) for whole in job.parts):
+                if part.block_ids:
+                    own = slice(part.first - first, part.stop - first)
+                    landing.take(part, records.data[own], records.digests[own])
+                    progress.blocks += len(part.block_ids)
             progress.bytes += records.data.size
-            progress.blocks += len(records.data)

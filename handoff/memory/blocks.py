@@ -1,9 +1,13 @@
-"""vLLM's cache tensors as one `BlockCache`: checked, described, and matched to the memory they lie in."""
+"""vLLM's cache tensors as one `BlockCache`: checked, described, and matched to the memory they lie in.
+
+Groups overlay each other: layers of two may lie in the same memory, of which each block is one group's at a
+time. Only within a group is the same memory the same layer's.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,34 +25,66 @@ def block_cache(
     num_blocks: int,
     wire_dtype: str = AS_IS,
     row_widths: Mapping[str, int] | None = None,
+    groups: Sequence[Sequence[str]] = ((),),
 ) -> BlockCache:
     """Make the cache of one rank. tensors: by layer, dimension 0 the block, in the order of the records.
 
-    A tensor that several layers share counts once. row_widths: elements that share a scale when quantised,
-    the innermost dimension by default. Raises UnsupportedCache.
+    A tensor that several layers of a group share counts once. row_widths: elements that share a scale when
+    quantised, the innermost dimension by default. groups: the layers of each; with a single one, it has all.
+    Raises UnsupportedCache.
     """
-    found: dict[str, torch.Tensor] = {}
-    seen = set()
+    devices = {tensor.device for tensor in tensors.values() if isinstance(tensor, torch.Tensor)}
+    if len(devices) > 1:
+        raise UnsupportedCache(f"the layers' KV is on {sorted(map(str, devices))}; one device is needed")
+    widths = row_widths or {}
+    tables, layers = [], []
+    for number, blocks in enumerate(_grouped(tensors, num_blocks, groups)):
+        rows = [_row_width(name, tensors[name], widths.get(name)) for name in blocks]
+        table = _table(blocks, rows, wire_dtype)
+        tables.append(table)
+        layers += [
+            _describe(name, tensors[name], num_blocks, size, number)
+            for name, size in zip(blocks, table.part_bytes, strict=True)
+        ]
+    record_bytes = max(table.record_bytes for table in tables)
+    filled = tuple(_filled_up(table, record_bytes) for table in tables)
+    if filled[0].on_cpu:
+        return HostBlockCache(tuple(layers), filled)
+    return DeviceBlockCache(tuple(layers), filled)
+
+
+def _grouped(
+    tensors: Mapping[str, torch.Tensor], num_blocks: int, groups: Sequence[Sequence[str]]
+) -> list[dict[str, torch.Tensor]]:
+    """Return the blocks of each group's layers, in the tensors' order."""
+    whose = {name: number for number, names in enumerate(groups) for name in names}
+    found: list[dict[str, torch.Tensor]] = [{} for _ in groups]
     for name, tensor in tensors.items():
         blocks = _as_blocks(name, tensor, num_blocks)
-        if blocks.data_ptr() not in seen:
-            seen.add(blocks.data_ptr())
-            found[name] = blocks
-    widths = [_row_width(name, tensors[name], (row_widths or {}).get(name)) for name in found]
-    devices = {blocks.device for blocks in found.values()}
-    if len(devices) != 1:
-        raise UnsupportedCache(f"the layers' KV is on {sorted(map(str, devices))}; one device is needed")
+        number = whose.get(name, 0 if len(groups) == 1 else None)
+        if number is None:  # a layer without KV of its own reads another's
+            if not any(one is tensor for other, one in tensors.items() if other in whose):
+                raise UnsupportedCache(f"layer {name}: its KV is in none of the {len(groups)} groups")
+            continue
+        if all(blocks.data_ptr() != other.data_ptr() for other in found[number].values()):
+            found[number][name] = blocks
+    return found
+
+
+def _table(blocks: Mapping[str, torch.Tensor], widths: Sequence[int], wire_dtype: str) -> KVTable:
     try:
-        table = KVTable(list(found.values()), widths, wire_dtype)
+        return KVTable(list(blocks.values()), widths, wire_dtype)
     except ValueError as error:
         raise UnsupportedCache(f"this cache cannot travel as {wire_dtype}: {error}") from None
-    layers = tuple(
-        _describe(name, tensors[name], num_blocks, size)
-        for name, size in zip(found, table.part_bytes, strict=True)
-    )
-    if table.device.type == "cpu":
-        return HostBlockCache(layers, table)
-    return DeviceBlockCache(layers, table)
+
+
+def _filled_up(table: KVTable, record_bytes: int) -> KVTable:
+    """Return a table of records of that size: what is missing is zeros, which are read back to nowhere."""
+    missing = record_bytes - table.record_bytes
+    if not missing:
+        return table
+    zeros = torch.zeros(missing, dtype=torch.uint8, device=table.device).expand(table.num_blocks, missing)
+    return KVTable([*table.blocks, zeros], [*table.widths, 1], table.wire)
 
 
 def _as_blocks(name: str, tensor: Any, num_blocks: int) -> torch.Tensor:
@@ -87,7 +123,7 @@ def _row_width(name: str, tensor: torch.Tensor, wanted: int | None) -> int:
     return wanted
 
 
-def _describe(name: str, tensor: torch.Tensor, num_blocks: int, record_bytes: int) -> CacheLayer:
+def _describe(name: str, tensor: torch.Tensor, num_blocks: int, record_bytes: int, group: int) -> CacheLayer:
     shape, strides = tuple(tensor.shape[1:]), tuple(tensor.stride()[1:])
     pieces = tensor.shape[0] // num_blocks
     return CacheLayer(
@@ -97,4 +133,5 @@ def _describe(name: str, tensor: torch.Tensor, num_blocks: int, record_bytes: in
         block_strides=strides if pieces == 1 else (tensor.stride(0), *strides),
         block_bytes=pieces * math.prod(shape) * tensor.element_size(),
         record_bytes=record_bytes,
+        group=group,
     )

@@ -1,10 +1,10 @@
 """A rank's KV cache as blocks: gathered into records, scattered from records.
 
-A record is all layers' parts of one block, layer after layer, as kernels/kv_pack packs them: the block's
-bytes as they are, or quantised. Records of consecutive blocks are consecutive, so that a puller which has
-the first blocks already asks for one contiguous range. This code does not care what the bytes mean (heads
-first or tokens first, K and V apart or together, MLA's latent): both ends must agree on it, which the
-compatibility hash over `CacheLayer`s ensures.
+A record is the parts of one block of all layers of its group, layer after layer, as kernels/kv_pack packs
+them: the block's bytes as they are, or quantised. Records of all groups have one size. Those of consecutive
+blocks are consecutive, so that a puller which has the first blocks already asks for one contiguous range.
+This code does not care what the bytes mean (heads first or tokens first, K and V apart or together, MLA's
+latent, a state): both ends must agree on it, which the compatibility hash over `CacheLayer`s ensures.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from baton.handoff.groups import Part
 from baton.handoff.layers import CacheLayer
 from baton.handoff.memory.fill import Fill
 from baton.handoff.memory.streams import Mark
@@ -36,8 +37,10 @@ class Landing(ABC):
         self.load_s = 0.0
 
     @abstractmethod
-    def take(self, first_block: int, records: Bytes, saved: Digests, block_ids: Sequence[int]) -> None:
+    def take(self, part: Part, records: Bytes, saved: Digests) -> None:
         """Check a chunk against its digests and write it into the cache. `records` can be reused on return.
+
+        part: the records' places and blocks.
 
         Raises DigestMismatch, possibly for an earlier chunk.
         """
@@ -57,31 +60,33 @@ class BlockCache(ABC):
     The caller ensures that the engine does not use the blocks meanwhile.
     """
 
-    def __init__(self, layers: tuple[CacheLayer, ...], table: KVTable) -> None:
+    def __init__(self, layers: tuple[CacheLayer, ...], tables: tuple[KVTable, ...]) -> None:
+        """tables: of each group, all with one record's size, wire format and device."""
         self.layers = layers
-        self._table = table
+        self._tables = tables
 
     @property
     def wire_dtype(self) -> str:
         """The form in which KV travels: one of WIRE_DTYPES."""
-        return self._table.wire
+        return self._tables[0].wire
 
     @property
     def record_bytes(self) -> int:
         """Bytes of one block's record."""
-        return self._table.record_bytes
+        return self._tables[0].record_bytes
 
     @abstractmethod
-    def fill(self, block_ids: Sequence[int], fill: Fill) -> None:
+    def fill(self, parts: Sequence[Part], fill: Fill) -> None:
         """Gather cache blocks into the records of fill.view, and close it at the end.
 
-        Called on the engine's thread, after the step that wrote the blocks. On return the engine may reuse
-        them by work that it queues from then on; the records may still be on their way.
+        parts: of the whole save, in order. Called on the engine's thread, after the step that wrote the
+        blocks. On return the engine may reuse them by work that it queues from then on; the records may still
+        be on their way.
         """
 
     @abstractmethod
-    def gather(self, block_ids: Sequence[int], records: Bytes) -> Digests:
-        """Gather blocks at once.
+    def gather(self, group: int, block_ids: Sequence[int], records: Bytes) -> Digests:
+        """Gather blocks of a group at once.
 
         records: [n, record_bytes] uint8 in host memory. Returns their own digests.
         """

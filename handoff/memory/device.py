@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from baton.handoff import digests
+from baton.handoff.groups import Part
 from baton.handoff.layers import CacheLayer
 from baton.handoff.memory import streams
 from baton.handoff.memory.cache import BlockCache, Landing, pieces, wanted
@@ -92,16 +93,17 @@ class DeviceBlockCache(BlockCache):
     def __init__(
         self,
         layers: tuple[CacheLayer, ...],
-        table: KVTable,
+        tables: tuple[KVTable, ...],
         *,
         device: streams.Device | None = None,
         save_bytes: int = SAVE_BYTES,
         load_bytes: int = LOAD_BYTES,
     ) -> None:
-        super().__init__(layers, table)
-        self.device = device or streams.of(table.device)
-        self.load_chunk = max(1, load_bytes // table.record_bytes)  # records
-        self._save_chunk = max(1, save_bytes // table.record_bytes)
+        super().__init__(layers, tables)
+        self._on = tables[0].device
+        self.device = device or streams.of(self._on)
+        self.load_chunk = max(1, load_bytes // self.record_bytes)  # records
+        self._save_chunk = max(1, save_bytes // self.record_bytes)
         self._packing, self._copying = self.device.queue(), self.device.queue()
         self._slots = [_Slot(self.room(self._save_chunk)) for _ in range(_SAVE_SLOTS)]
         self._next_slot = 0
@@ -111,15 +113,16 @@ class DeviceBlockCache(BlockCache):
 
     def room(self, records: int) -> torch.Tensor:
         """Return device memory for so many records."""
-        return torch.empty((records, self.record_bytes), dtype=torch.uint8, device=self._table.device)
+        return torch.empty((records, self.record_bytes), dtype=torch.uint8, device=self._on)
 
     def _compile(self) -> None:
         """Run both kernels once, to no effect: no request shall wait for the compiler."""
-        record, device = self._slots[0].records[:1], self._table.device
+        record, device = self._slots[0].records[:1], self._on
         with self._packing.use():
             digest = torch.empty(1, dtype=torch.int64, device=device)
-            kv_pack.pack(self._table, torch.zeros(1, dtype=torch.int64, device=device), record, digest)
-            kv_pack.unpack(self._table, record, torch.full((1,), -1, device=device), digest)
+            for table in self._tables:
+                kv_pack.pack(table, torch.zeros(1, dtype=torch.int64, device=device), record, digest)
+                kv_pack.unpack(table, record, torch.full((1,), -1, device=device), digest)
         self._packing.mark().synchronize()
 
     def mark(self) -> Mark:
@@ -128,9 +131,9 @@ class DeviceBlockCache(BlockCache):
     def pin(self, memory: Bytes) -> None:
         self.device.pin(memory)
 
-    def fill(self, block_ids: Sequence[int], fill: Fill) -> None:
+    def fill(self, parts: Sequence[Part], fill: Fill) -> None:
         try:
-            coming = list(self._send_down(block_ids, fill.view))
+            coming = [one for part in parts for one in self._send_down(part, fill.view)]
             self._thread.submit(_bring, coming, fill)
         except BaseException:
             for each in (self._packing, self._copying):
@@ -138,8 +141,8 @@ class DeviceBlockCache(BlockCache):
             fill.close()
             raise
 
-    def gather(self, block_ids: Sequence[int], records: Bytes) -> Digests:
-        coming = list(self._send_down(block_ids, _Plain(records)))
+    def gather(self, group: int, block_ids: Sequence[int], records: Bytes) -> Digests:
+        coming = list(self._send_down(Part(group, 0, tuple(block_ids)), _Plain(records)))
         return np.concatenate([_arrived(one) for one in coming] or [np.empty(0, np.uint64)])
 
     def landing(self, what: str, seed: int, after: Mark | None = None) -> Landing:
@@ -149,7 +152,7 @@ class DeviceBlockCache(BlockCache):
             lane = _Lane(self)
         if after is not None:
             lane.queue.after(after)
-        return _DeviceLanding(self, self._table, lane, what, seed)
+        return _DeviceLanding(self, self._tables, lane, what, seed)
 
     def give_back(self, lane: _Lane) -> None:
         """Keep a lane for the next pull."""
@@ -158,12 +161,12 @@ class DeviceBlockCache(BlockCache):
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
-    def _send_down(self, block_ids: Sequence[int], records: _Target) -> Iterator[_Coming]:
+    def _send_down(self, part: Part, records: _Target) -> Iterator[_Coming]:
         """Queue all packs and copies: nothing here waits for the device."""
-        count = len(block_ids)
-        device = self._table.device
+        count = len(part.block_ids)
+        table, device = self._tables[part.group], self._on
         ids_host = self.device.pinned((count,), torch.int64)
-        ids_host.numpy()[:] = block_ids
+        ids_host.numpy()[:] = part.block_ids
         found_host = self.device.pinned((count,), torch.int64)
         engine = self.device.current()
         self._packing.after(engine.mark())
@@ -177,12 +180,13 @@ class DeviceBlockCache(BlockCache):
             if slot.left is not None:
                 self._packing.after(slot.left)
             with self._packing.use():
-                kv_pack.pack(self._table, ids[start:stop], packed, found[start:stop])
+                kv_pack.pack(table, ids[start:stop], packed, found[start:stop])
             self._copying.after(self._packing.mark())
             with self._copying.use():
-                for first, last in records.pieces(start, stop, stop - start):
+                begin = part.first + start
+                for first, last in records.pieces(begin, part.first + stop, stop - start):
                     target = torch.from_numpy(records.records(first, last))
-                    target.copy_(packed[first - start : last - start], non_blocking=True)
+                    target.copy_(packed[first - begin : last - begin], non_blocking=True)
                 found_host[start:stop].copy_(found[start:stop], non_blocking=True)
             slot.left = self._copying.mark()
             yield _Coming(slot.left, found_host[start:stop], (ids_host, ids, found))
@@ -243,17 +247,20 @@ class _Lane:
 
 
 class _DeviceLanding(Landing):
-    def __init__(self, cache: DeviceBlockCache, table: KVTable, lane: _Lane, what: str, seed: int) -> None:
+    def __init__(
+        self, cache: DeviceBlockCache, tables: tuple[KVTable, ...], lane: _Lane, what: str, seed: int
+    ) -> None:
         super().__init__(what, seed)
         self._cache = cache
-        self._table = table
+        self._tables = tables
         self._lane: _Lane | None = lane
         self._next_slot = 0
 
-    def take(self, first_block: int, records: Bytes, saved: Digests, block_ids: Sequence[int]) -> None:
+    def take(self, part: Part, records: Bytes, saved: Digests) -> None:
         began = time.monotonic()
         for start, stop in pieces(len(records), self._cache.load_chunk):
-            self._queue(first_block + start, records[start:stop], saved[start:stop], block_ids[start:stop])
+            piece = part.within(part.first + start, part.first + stop)
+            self._queue(piece, records[start:stop], saved[start:stop])
         self.load_s += time.monotonic() - began
 
     def finish(self) -> None:
@@ -275,25 +282,23 @@ class _DeviceLanding(Landing):
     def _slots(self) -> list[_LoadSlot]:
         return self._lane.slots if self._lane is not None else []
 
-    def _queue(self, first_block: int, records: Bytes, saved: Digests, block_ids: Sequence[int]) -> None:
+    def _queue(self, part: Part, records: Bytes, saved: Digests) -> None:
         lane: Any = self._lane
         slot = lane.slots[self._next_slot]
         self._next_slot = (self._next_slot + 1) % len(lane.slots)
         self._settle(slot)
-        count, device = len(records), self._table.device
+        count, table = len(records), self._tables[part.group]
         slot.host.numpy()[:count] = records
         ids_host = self._cache.device.pinned((count,), torch.int64)
-        ids_host.numpy()[:] = wanted(block_ids)
+        ids_host.numpy()[:] = wanted(part.block_ids)
         found_host = self._cache.device.pinned((count,), torch.int64)
         with lane.queue.use():
             slot.records[:count].copy_(slot.host[:count], non_blocking=True)
-            ids = ids_host.to(device, non_blocking=True)
-            found = torch.empty(count, dtype=torch.int64, device=device)
-            kv_pack.unpack(self._table, slot.records[:count], ids, found)
+            ids = ids_host.to(table.device, non_blocking=True)
+            found = torch.empty(count, dtype=torch.int64, device=table.device)
+            kv_pack.unpack(table, slot.records[:count], ids, found)
             found_host.copy_(found, non_blocking=True)
-        slot.landed = _Landed(
-            first_block, saved.copy(), found_host, lane.queue.mark(), (ids_host, ids, found)
-        )
+        slot.landed = _Landed(part.first, saved.copy(), found_host, lane.queue.mark(), (ids_host, ids, found))
 
     def _settle(self, slot: _LoadSlot) -> None:
         """Wait until the slot's chunk is in the cache, and compare its digests."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from baton.handoff import digests
+from baton.handoff.groups import Part
 from baton.handoff.layers import CacheLayer
 from baton.handoff.memory.cache import BlockCache, Landing, pieces, wanted
 from baton.handoff.memory.fill import Fill
@@ -23,25 +24,29 @@ _CACHED_BYTES = 512 << 10
 class HostBlockCache(BlockCache):
     """A cache in host memory: all work is done on the calling thread, on return. Any thread may call."""
 
-    def __init__(self, layers: tuple[CacheLayer, ...], table: KVTable) -> None:
-        super().__init__(layers, table)
-        self.gather((), np.empty((0, table.record_bytes), np.uint8))  # compiles: no save shall wait for that
+    def __init__(self, layers: tuple[CacheLayer, ...], tables: tuple[KVTable, ...]) -> None:
+        super().__init__(layers, tables)
+        self.gather(
+            0, (), np.empty((0, self.record_bytes), np.uint8)
+        )  # compiles: no save shall wait for that
 
-    def fill(self, block_ids: Sequence[int], fill: Fill) -> None:
+    def fill(self, parts: Sequence[Part], fill: Fill) -> None:
         try:
-            for start, stop in fill.view.pieces(0, len(block_ids), len(block_ids)):
-                fill.add(self.gather(block_ids[start:stop], fill.view.records(start, stop)))
+            for part in parts:
+                for start, stop in fill.view.pieces(part.first, part.stop, len(part.block_ids)):
+                    block_ids = part.within(start, stop).block_ids
+                    fill.add(self.gather(part.group, block_ids, fill.view.records(start, stop)))
         finally:
             fill.close()
 
-    def gather(self, block_ids: Sequence[int], records: Bytes) -> Digests:
+    def gather(self, group: int, block_ids: Sequence[int], records: Bytes) -> Digests:
         own = np.empty(len(block_ids), np.uint64)
-        kv_pack.pack(self._table, np.asarray(block_ids, np.int64), records, own)
+        kv_pack.pack(self._tables[group], np.asarray(block_ids, np.int64), records, own)
         return own
 
-    def scatter(self, records: Bytes, block_ids: Sequence[int]) -> None:
-        """Write records to cache blocks; NULL_BLOCK is left alone."""
-        kv_pack.unpack(self._table, records, wanted(block_ids), None)
+    def scatter(self, group: int, records: Bytes, block_ids: Sequence[int]) -> None:
+        """Write records to cache blocks of a group; NULL_BLOCK is left alone."""
+        kv_pack.unpack(self._tables[group], records, wanted(block_ids), None)
 
     def landing(self, what: str, seed: int, after: Mark | None = None) -> Landing:
         del after  # the engine's steps end before the next begins
@@ -55,14 +60,14 @@ class _HostLanding(Landing):
         super().__init__(what, seed)
         self._cache = cache
 
-    def take(self, first_block: int, records: Bytes, saved: Digests, block_ids: Sequence[int]) -> None:
+    def take(self, part: Part, records: Bytes, saved: Digests) -> None:
         began = time.monotonic()
         for start, stop in pieces(len(records), _CACHED_BYTES // self._cache.record_bytes):
             piece = records[start:stop]
-            came = digests.of_records(piece, self.seed, first_block + start)
-            digests.compare(self.what, first_block + start, came, saved[start:stop])
+            came = digests.of_records(piece, self.seed, part.first + start)
+            digests.compare(self.what, part.first + start, came, saved[start:stop])
             checked = time.monotonic()
-            self._cache.scatter(piece, block_ids[start:stop])
+            self._cache.scatter(part.group, piece, part.block_ids[start:stop])
             self.check_s += checked - began
             began = time.monotonic()
             self.load_s += began - checked

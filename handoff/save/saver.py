@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.handoff import transports
 from baton.handoff.errors import HandoffError
+from baton.handoff.groups import Part
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.reports import Problem, ShardSave
+from baton.handoff.save.offers import offers
 from baton.handoff.save.staging import Entry, Staging
-from baton.handoff.transports.base import SavedShard, Transport
+from baton.handoff.transports.base import Transport
 from baton.protos.handoff_pb2 import Shard
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,17 @@ class SaveJob:
 
     request_id: str
     epoch: int
-    block_ids: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Request id and epoch."""
+        return self.request_id, self.epoch
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return sum(len(part.block_ids) for part in self.parts)
 
 
 class Saver:
@@ -65,7 +73,7 @@ class Saver:
             rank=self._rank,
             address=self._address,
             record_bytes=entry.record_bytes,
-            offers=self._offers(entry),
+            offers=offers(self._staging, self._transports, entry, self._rank, self._chunk_bytes),
             ticket=self._staging.tickets.of(*entry.key),
         )
         end = time.monotonic()
@@ -80,37 +88,11 @@ class Saver:
 
     def _stage(self, job: SaveJob) -> Entry:
         """Stage and publish: from here on it can be pulled, though the last of it may still be arriving."""
-        entry = self._staging.reserve(job.request_id, job.epoch, len(job.block_ids))
+        entry = self._staging.reserve(job.request_id, job.epoch, job.num_blocks)
         try:
-            self._cache.fill(job.block_ids, self._staging.filling(entry))
+            self._cache.fill(job.parts, self._staging.filling(entry))
         except BaseException:
             self._staging.discard(entry)
             raise
         self._staging.publish(entry)
         return entry
-
-    def _offers(self, entry: Entry) -> dict[str, bytes]:
-        """Ask each transport what it offers of this save, by name."""
-        saved = SavedShard(
-            request_id=entry.request_id,
-            epoch=entry.epoch,
-            rank=self._rank,
-            num_blocks=entry.num_blocks,
-            ticket=self._staging.tickets.of(*entry.key),
-            place=entry.place,
-            read=lambda: self._staging.read(*entry.key, None, self._chunk_bytes),
-        )
-        offers = {}
-        for transport in self._transports:
-            try:
-                offer = transport.offer(saved)
-            except Exception:  # another package's: the other transports carry the KV all the same
-                logger.exception(
-                    "transport %r offers nothing of request %r", transport.name, saved.request_id
-                )
-                continue
-            if offer is not None:
-                offers[transport.name] = offer
-        if self._staging.renew([entry.key]):  # gone before all had offered: they would never hear of its end
-            transports.withdraw(self._transports, *entry.key)
-        return offers

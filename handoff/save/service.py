@@ -14,7 +14,8 @@ from baton.handoff import wire
 from baton.handoff.config import MAX_PULL_S
 from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, PullTimeout, WrongTicket
 from baton.handoff.save.staging import Key, Staging
-from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, RENEW, SERVICE, STAGED
+from baton.handoff.save.trial import Trials
+from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, RENEW, SAMPLE, SERVICE, STAGED, TRIAL
 from baton.protos import handoff_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -31,16 +32,24 @@ class HandoffService:
     """The gRPC server of one rank, with threads of its own."""
 
     def __init__(
-        self, staging: Staging, rank: int, listen: str, chunk_bytes: int, advertise: str = ""
+        self,
+        staging: Staging,
+        rank: int,
+        listen: str,
+        chunk_bytes: int,
+        advertise: str = "",
+        *,
+        trials: Trials | None = None,
     ) -> None:
         """Listen on `listen` (host:port; port 0 takes a free one) at once.
 
-        advertise: the host under which others find the service; that of `listen` if empty. Raises
-        HandoffError when the service cannot listen.
+        advertise: the host under which others find the service; that of `listen` if empty. trials: of this
+        rank; without, none are made here. Raises HandoffError when the service cannot listen.
         """
         self._staging = staging
         self._rank = rank
         self._chunk_bytes = chunk_bytes
+        self._trials = trials
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-handoff")
         self._server = rpc.server(pool, _MAX_CALLS)
         self._server.add_generic_rpc_handlers((self._handlers(),))
@@ -83,6 +92,16 @@ class HandoffService:
                     request_deserializer=pb.StagedRequest.FromString,
                     response_serializer=pb.StagedReply.SerializeToString,
                 ),
+                SAMPLE: grpc.unary_unary_rpc_method_handler(
+                    self._sample,
+                    request_deserializer=pb.SampleRequest.FromString,
+                    response_serializer=pb.SampleReply.SerializeToString,
+                ),
+                TRIAL: grpc.unary_unary_rpc_method_handler(
+                    self._trial,
+                    request_deserializer=pb.TrialRequest.FromString,
+                    response_serializer=pb.TrialReply.SerializeToString,
+                ),
             },
         )
 
@@ -114,6 +133,7 @@ class HandoffService:
             request.epoch,
             request.confirmed,
             held,
+            extra={"request_id": request.request_id},
         )
         return pb.ReleaseReply(held=held)
 
@@ -130,7 +150,27 @@ class HandoffService:
     def _staged(self, request: pb.StagedRequest, context: grpc.ServicerContext) -> pb.StagedReply:
         del request, context
         handoffs, size = self._staging.held()
-        return pb.StagedReply(handoffs=handoffs, bytes=size, capacity=self._staging.capacity_bytes)
+        return pb.StagedReply(
+            handoffs=handoffs,
+            bytes=size,
+            capacity=self._staging.capacity_bytes,
+            overdue_s=self._staging.overdue_s(),
+        )
+
+    def _sample(self, request: pb.SampleRequest, context: grpc.ServicerContext) -> pb.SampleReply:
+        try:
+            return self._tried(context).sample(request.bytes)
+        except HandoffError as error:
+            _fail(context, error)
+
+    def _trial(self, request: pb.TrialRequest, context: grpc.ServicerContext) -> pb.TrialReply:
+        return self._tried(context).trial(request)
+
+    def _tried(self, context: grpc.ServicerContext) -> Trials:
+        if self._trials is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no trials are made here")
+            raise AssertionError("abort raises")
+        return self._trials
 
 
 def _check(context: grpc.ServicerContext) -> None:

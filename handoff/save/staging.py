@@ -41,7 +41,8 @@ class Entry:
     epoch: int
     place: StagingSlots = field(repr=False)
     num_blocks: int
-    expires_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
+    published_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
+    expires_at: float = float("inf")  # the same
     readers: int = 0  # pulls under way, and the entry's Fill
     ended: bool = False
 
@@ -78,6 +79,7 @@ class Staging:
         self._arena = arena
         self._on_end = ended
         self._entries: dict[Key, Entry] = {}
+        self._pinned: dict[Entry, None] = {}  # published, in that order, and their memory is not free
         self._fates: OrderedDict[Key, type[HandoffError]] = OrderedDict()
         self._deadlines: list[tuple[float, int, Entry]] = []  # heap
         self._order = itertools.count()
@@ -105,8 +107,10 @@ class Staging:
             if older is not None:
                 self._end(older, UnknownHandoff)
             entry.view.sign(self.tickets.number(*entry.key))
-            entry.expires_at = time.monotonic() + self.lease_s
+            entry.published_at = time.monotonic()
+            entry.expires_at = entry.published_at + self.lease_s
             self._entries[entry.key] = entry
+            self._pinned[entry] = None
             heapq.heappush(self._deadlines, (entry.expires_at, next(self._order), entry))
             self._changed.notify()
         if older is not None:
@@ -187,6 +191,11 @@ class Staging:
         return self._arena.free_slots
 
     @property
+    def record_bytes(self) -> int:
+        """Bytes of one block's record."""
+        return self._arena.record_bytes
+
+    @property
     def capacity(self) -> int:
         """Blocks for which there would be room if nothing were saved."""
         return self._arena.slots
@@ -201,6 +210,15 @@ class Staging:
         with self._changed:
             entries = list(self._entries.values())
         return len(entries), sum(entry.num_blocks * entry.record_bytes for entry in entries)
+
+    def overdue_s(self) -> float:
+        """Return how much older than one lease the oldest save is whose memory is not free; at least 0.
+
+        Renewals make one older, for as long as somebody wants it; so do readers that do not end.
+        """
+        with self._changed:
+            oldest = next(iter(self._pinned), None)
+            return max(0.0, time.monotonic() - oldest.published_at - self.lease_s) if oldest else 0.0
 
     def close(self) -> None:
         """End every lease and remove the memory. Idempotent."""
@@ -235,6 +253,7 @@ class Staging:
 
     def _free_if_done(self, entry: Entry) -> None:
         if entry.ended and entry.readers == 0:
+            self._pinned.pop(entry, None)
             self._arena.free(entry.place)
 
     def _fate(self, request_id: str, epoch: int) -> HandoffError:
@@ -253,7 +272,11 @@ class Staging:
                     next_s = self._deadlines[0][0] - time.monotonic() if self._deadlines else None
                     self._changed.wait(next_s)
             for entry in expired:
-                logger.info("the lease of %s ran out unpulled", _what(*entry.key))
+                logger.info(
+                    "the lease of %s ran out unpulled",
+                    _what(*entry.key),
+                    extra={"request_id": entry.request_id},
+                )
                 self._on_end(*entry.key)
 
     def _expire(self, now: float) -> list[Entry]:

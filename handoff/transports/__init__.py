@@ -43,7 +43,12 @@ def withdraw(transports: Iterable[Transport], request_id: str, epoch: int) -> No
         try:
             transport.withdraw(request_id, epoch)
         except Exception:  # another package's: it ends neither the thread nor the other transports
-            logger.exception("transport %r did not withdraw request %r", transport.name, request_id)
+            logger.exception(
+                "transport %r did not withdraw request %r",
+                transport.name,
+                request_id,
+                extra={"request_id": request_id},
+            )
 
 
 def choose(transports: Sequence[Transport], shard: Shard) -> Transport:

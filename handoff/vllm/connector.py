@@ -3,16 +3,17 @@
 Loaded by KVTransferConfig(kv_connector="BatonConnector",
 kv_connector_module_path="baton.handoff.vllm.connector", kv_role="kv_both", kv_load_failure_policy="fail",
 kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host, in the scheduler's process,
-uses `take_reports`, `compatibility_hash`, `facts` and `staged`.
+uses `take_reports`, `compatibility_hash`, `facts`, `staged`, `kv_addresses` and `try_handoff`.
 
-Leans on vLLM 0.32: KVConnectorBase_V1 and its calls (vllm.distributed.kv_transfer.kv_connector.v1.base),
+Leans on vLLM 0.32: KVConnectorBase_V1, SupportsHMA and their calls
+(vllm.distributed.kv_transfer.kv_connector.v1.base), KVCacheConfig.kv_cache_groups,
 KVConnectorRole, KVConnectorTransferResults, get_tensor_model_parallel_rank (vllm.distributed),
 KVTransferConfig.kv_connector_extra_config; further symbols in the modules beside this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.distributed import get_tensor_model_parallel_rank
@@ -21,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    SupportsHMA,
 )
 
 from baton.handoff.config import HandoffConfig
@@ -30,10 +32,11 @@ from baton.handoff.vllm import facts
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.handoff.vllm.scheduler_side import SchedulerSide
 from baton.handoff.vllm.worker_side import WorkerSide
+from baton.protos.handoff_pb2 import TrialReply
 from baton.rpc import CALL_TIMEOUT_S
 
 
-class BatonConnector(KVConnectorBase_V1):
+class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     """One object for each role: the scheduler's has `_scheduler`, a rank's `_worker`, once it has a cache."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -46,7 +49,7 @@ class BatonConnector(KVConnectorBase_V1):
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(self._config, facts.block_size(kv_cache_config))
+            self._scheduler = SchedulerSide(self._config, facts.groups(kv_cache_config))
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -76,6 +79,15 @@ class BatonConnector(KVConnectorBase_V1):
         """Ask the ranks how much waits to be pulled; any thread may. Raises TransportFailed."""
         return self._scheduler_side.staged(timeout_s)
 
+    @property
+    def kv_addresses(self) -> list[str]:
+        """Addresses of the ranks' Handoff services, as this machine dials them, in rank order."""
+        return self._scheduler_side.addresses
+
+    def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
+        """Have the ranks pull test payloads from another worker's."""
+        return self._scheduler_side.try_handoff(sources, transport, size, timeout_s)
+
     # ---- scheduler's side
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, RankHandshake]) -> None:
@@ -89,7 +101,7 @@ class BatonConnector(KVConnectorBase_V1):
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._scheduler_side.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._scheduler_side.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return self._scheduler_side.build_step(scheduler_output)
@@ -98,7 +110,14 @@ class BatonConnector(KVConnectorBase_V1):
         if isinstance(connector_output.kv_connector_worker_meta, StepResults):
             self._scheduler_side.update(connector_output.kv_connector_worker_meta)
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        """All of them: vLLM zeroes no block of a load, which may be under way by then."""
+        del request
+        return tuple(range(len(self._kv_cache_config.kv_cache_groups)))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         del block_ids  # may be freed: what is kept was copied
         self._scheduler_side.finished(request)
         return False, None

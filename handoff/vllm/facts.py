@@ -5,19 +5,26 @@ cache_config.cache_dtype, parallel_config.{_PARALLEL_SIZES}, speculative_config 
 uses_draft_kv_cache, draft_model_config.{hf_config, quantization}),
 compilation_config.static_forward_context[layer].isa, which vllm.v1.attention.backends.cpu_attn sets before a
 connector is given the caches;
-KVCacheConfig.kv_cache_groups[] (layer_names, kv_cache_spec), AttentionSpec (block_size, head_size,
-head_size_v), UniformTypeKVCacheSpecs.kv_cache_specs.
+KVCacheConfig.kv_cache_groups[] (layer_names, kv_cache_spec), vllm.v1.kv_cache_interface: AttentionSpec
+(block_size, head_size, head_size_v), FullAttentionSpec, SlidingWindowSpec (sliding_window,
+extra_retained_tokens), MambaSpec (mamba_type, shapes, dtypes, mamba_cache_mode),
+UniformTypeKVCacheSpecs.kv_cache_specs; and on the tokens that SingleTypeKVCacheManager.get_num_skipped_tokens
+of each of these lets go; vllm.model_executor.layers.mamba.mamba_utils.is_conv_state_dim_first.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import vllm
+from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 from baton.handoff.compatibility import Facts
 from baton.handoff.errors import UnsupportedCache
+from baton.handoff.groups import CacheGroup
 from baton.handoff.memory.cache import BlockCache
 
 # Each decides which part of the KV a rank keeps. Expert parallelism is not among them: it splits no
@@ -31,21 +38,57 @@ _PARALLEL_SIZES = (
 )
 
 
-def block_size(kv_cache_config: Any) -> int:
-    """Return the tokens in a block. Raises UnsupportedCache for a cache of several groups (hybrid models)."""
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
+_KNOWN = (FullAttentionSpec, SlidingWindowSpec, MambaSpec)
+
+
+def groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
+    """Return what each group keeps. Raises UnsupportedCache for a kind that cannot be handed over."""
+    return tuple(_group(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups)
+
+
+def _group(shared: Any) -> CacheGroup:
+    specs = list(getattr(shared, "kv_cache_specs", {"": shared}).values())
+    block_size = int(shared.block_size)
+    unknown = next((spec for spec in specs if not isinstance(spec, _KNOWN)), None)
+    if unknown is not None:
         raise UnsupportedCache(
-            f"this model's KV cache has {len(groups)} groups (layers of different kinds);"
-            " a handoff carries one. Run the model with mixed workers"
+            f"this model keeps a {type(unknown).__name__}, which cannot be handed over: serve it with mixed"
+            " workers alone (--mixed)"
         )
-    return int(groups[0].kv_cache_spec.block_size)
+    first = specs[0]
+    if isinstance(first, SlidingWindowSpec):
+        return CacheGroup(block_size, window=first.sliding_window + first.extra_retained_tokens)
+    if isinstance(first, MambaSpec):
+        if first.mamba_cache_mode != "none":
+            raise UnsupportedCache(
+                "this model keeps states beside its KV cache, and the prefix cache keeps several of a request"
+                f" (mode {first.mamba_cache_mode!r}): set engine.enable_prefix_caching to false, or serve it"
+                " with mixed workers alone (--mixed)"
+            )
+        return CacheGroup(block_size, state=_form(specs))
+    return CacheGroup(block_size)
+
+
+def _form(specs: Sequence[MambaSpec]) -> str:
+    """Return what the bytes of a state mean: its tensors' shapes and dtypes, in their order in memory."""
+    spec = specs[0]
+    tensors = (
+        f"{'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
+        for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
+    )
+    order = "channels" if is_conv_state_dim_first() else "tokens"
+    return f"state of {spec.mamba_type.name.lower()} ({', '.join(tensors)}; convolution by {order})"
+
+
+def layer_names(kv_cache_config: Any) -> list[list[str]]:
+    """Return the names of each group's layers."""
+    return [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
 
 
 def row_widths(kv_cache_config: Any) -> dict[str, int]:
     """Return, by layer, the elements of one token of one head, keys and values apart; for MLA of the latent.
 
-    Where heads of keys and values differ in size, it is their greatest common divisor.
+    Where heads of keys and values differ in size, it is their greatest common divisor. States have no rows.
     """
     widths = {}
     for group in kv_cache_config.kv_cache_groups:
@@ -53,6 +96,8 @@ def row_widths(kv_cache_config: Any) -> dict[str, int]:
         specs = getattr(shared, "kv_cache_specs", {})
         for name in group.layer_names:
             spec = specs.get(name, shared)
+            if isinstance(spec, MambaSpec):
+                continue
             widths[name] = math.gcd(int(spec.head_size), int(spec.head_size_v or 0))
     return widths
 
@@ -86,7 +131,7 @@ def facts(
         dtype=str(model.dtype),
         cache_dtype=str(vllm_config.cache_config.cache_dtype),
         quantization=str(model.quantization or ""),
-        block_size=block_size(kv_cache_config),
+        groups=groups(kv_cache_config),
         attention_kernels=attention_kernels(vllm_config, kv_cache_config),
         parallel_sizes={name: getattr(vllm_config.parallel_config, name) for name in _PARALLEL_SIZES},
         speculative_method=str(speculative.method) if speculative is not None else "",

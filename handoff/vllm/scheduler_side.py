@@ -20,16 +20,27 @@ from vllm.v1.request import RequestStatus
 from baton.handoff import params
 from baton.handoff.channels import HandoffClient
 from baton.handoff.config import HandoffConfig
-from baton.handoff.errors import CompatibilityMismatch, StagingFull
+from baton.handoff.errors import CompatibilityMismatch, SaveFailed, StagingFull
+from baton.handoff.groups import CacheGroup, described, loaded_parts, num_records, saved_parts, serve
 from baton.handoff.load.loader import Key, LoadJob
-from baton.handoff.manifest import is_of, num_blocks, seal
+from baton.handoff.manifest import is_of, seal
+from baton.handoff.memory.cache import NULL_BLOCK
 from baton.handoff.params import LoadWish, SaveWish
 from baton.handoff.reports import Costs, Loaded, Problem, Reports, Saved, ShardLoad, ShardSave, Staged
 from baton.handoff.save.room import SaveRoom
 from baton.handoff.save.saver import SaveJob
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
-from baton.protos.handoff_pb2 import Layer, Manifest, Shard
+from baton.protos.handoff_pb2 import Layer, Manifest, Shard, TrialReply
 from baton.rpc import host_id
+
+
+@dataclass
+class _Prompt:
+    """A prompt that is computed, to be saved after its last step."""
+
+    request: Any
+    wish: SaveWish
+    chunks: int = 0  # steps in which a part of it was computed
 
 
 @dataclass
@@ -37,6 +48,7 @@ class _Save:
     """A save under way on the ranks. It outlives its request, which ends in the same step."""
 
     num_tokens: int
+    chunks: int
     done: list[ShardSave] = field(default_factory=list)
     wanted: bool = True
 
@@ -53,13 +65,13 @@ class _Load:
 class SchedulerSide:
     """The state of all saves and loads of an engine. All methods are called on the engine's thread."""
 
-    def __init__(self, config: HandoffConfig, block_size: int) -> None:
+    def __init__(self, config: HandoffConfig, groups: tuple[CacheGroup, ...]) -> None:
         self._config = config
-        self._block_size = block_size
+        self._groups = groups
         self._host = host_id()
         self._client = HandoffClient()
         self._ranks: list[RankHandshake] = []
-        self._to_save: dict[str, tuple[Any, SaveWish]] = {}  # by request id, until its save begins
+        self._to_save: dict[str, _Prompt] = {}  # by request id, until its save begins
         self._to_load: dict[str, tuple[LoadWish, float]] = {}  # the same for its load; with the arrival
         self._saving: dict[Key, _Save] = {}
         self._loading: dict[Key, _Load] = {}
@@ -91,7 +103,7 @@ class SchedulerSide:
         Prompts that have waited too long for room are reported as not saved before their prefill begins.
         """
         for request_id in self._room.take_overdue():
-            _, wish = self._to_save[request_id]
+            wish = self._to_save[request_id].wish
             problem = Problem.of(
                 StagingFull("the KV that waits to be pulled leaves no room for this prompt's")
             )
@@ -103,6 +115,10 @@ class SchedulerSide:
     def staged(self, timeout_s: float) -> Staged:
         """Ask the ranks how much waits to be pulled. Raises TransportFailed."""
         return self._client.staged(self.addresses, timeout_s)
+
+    def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
+        """Have the ranks pull test payloads from another worker's, at these addresses."""
+        return self._client.try_handoff(self.addresses, sources, transport, size, timeout_s)
 
     # ---- for vLLM's scheduler
 
@@ -119,7 +135,7 @@ class SchedulerSide:
         """Note what a new request wants. Raises InvalidWish."""
         wish = params.parse(request.kv_transfer_params)
         if isinstance(wish, SaveWish):
-            self._to_save[request.request_id] = (request, wish)
+            self._to_save[request.request_id] = _Prompt(request, wish)
         elif isinstance(wish, LoadWish):
             self._to_load[request.request_id] = (wish, time.monotonic())
 
@@ -130,14 +146,16 @@ class SchedulerSide:
         After a preemption it is 0. The last token is always computed here: its logits give the next token.
         """
         if request.request_id in self._to_save:
-            blocks = num_blocks(request.num_tokens, self._block_size)
+            blocks = num_records(self._groups, request.num_tokens)
             return 0 if self._room.admits(request.request_id, blocks) else None
         if request.request_id not in self._to_load:
             return 0
-        return max(0, self._end(request) - num_computed)
+        wish, _ = self._to_load[request.request_id]
+        end = self._end(request)
+        return max(0, end - num_computed) if serve(self._groups, wish.manifest.num_tokens, end) else 0
 
-    def allocated(self, request: Any, block_ids: Sequence[int], num_external: int) -> None:
-        """Begin a load into these blocks.
+    def allocated(self, request: Any, tables: Sequence[Sequence[int]], num_external: int) -> None:
+        """Begin a load into these blocks, by group.
 
         The wish is used up, even if the prefix cache left nothing to load.
         """
@@ -150,31 +168,36 @@ class SchedulerSide:
             self._give_up(request.request_id, wish)
             self._loaded.append(Loaded(request.request_id, wish.epoch))
             return
-        first = (end - num_external) // self._block_size
         self._loading[request.request_id, wish.epoch] = _Load(wish.manifest, arrived_s)
         self._jobs.loads.append(
             LoadJob(
                 request_id=request.request_id,
                 epoch=wish.epoch,
                 manifest=wish.manifest.SerializeToString(),
-                first_block=first,
-                block_ids=tuple(block_ids[first : num_blocks(end, self._block_size)]),
+                parts=loaded_parts(self._groups, tables, wish.manifest.num_tokens, end, end - num_external),
                 arrived_s=arrived_s,
+                source=wish.manifest.worker_id,
             )
         )
 
     def build_step(self, scheduler_output: Any) -> StepJobs:
         """Return the step's loads, and a save for each request whose last known token is computed in it."""
         for request_id in [name for name in self._to_save if name in scheduler_output.num_scheduled_tokens]:
-            request, wish = self._to_save[request_id]
+            prompt = self._to_save[request_id]
+            prompt.chunks += 1
+            request, wish = prompt.request, prompt.wish
             end = request.num_computed_tokens + scheduler_output.num_scheduled_tokens[request_id]
             if end < request.num_tokens:
                 continue  # a chunk of the prompt, not its end
             del self._to_save[request_id]
-            (blocks,) = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
-            self._saving[request_id, wish.epoch] = _Save(request.num_tokens)
-            kept = tuple(blocks[: num_blocks(request.num_tokens, self._block_size)])
-            self._jobs.saves.append(SaveJob(request_id, wish.epoch, kept))
+            tables = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
+            job = SaveJob(request_id, wish.epoch, saved_parts(self._groups, tables, request.num_tokens))
+            if (lost := self._lost(job, beyond=end - request.num_tokens)) is not None:
+                self._room.forget(request_id)
+                self._saved.append(Saved(*job.key, None, Problem.of(lost)))
+                continue
+            self._saving[job.key] = _Save(request.num_tokens, prompt.chunks)
+            self._jobs.saves.append(job)
         jobs, self._jobs = self._jobs, StepJobs()
         return jobs
 
@@ -208,6 +231,15 @@ class SchedulerSide:
         """Return the number of the request's tokens whose KV its manifest offers."""
         return int(min(self._to_load[request.request_id][0].manifest.num_tokens, request.num_tokens - 1))
 
+    def _lost(self, job: SaveJob, beyond: int) -> SaveFailed | None:
+        """Return why the step does not leave what the job is to save. beyond: tokens computed after it."""
+        what = f"KV of request {job.request_id!r}, epoch {job.epoch}"
+        if beyond and any(group.state for group in self._groups):
+            return SaveFailed(f"{what}: its state is {beyond} tokens beyond the prompt's end")
+        if any(NULL_BLOCK in part.block_ids for part in job.parts):
+            return SaveFailed(f"{what}: a block that the next token needs is not kept any more")
+        return None
+
     def _give_up(self, request_id: str, wish: LoadWish) -> None:
         """Release what is not wanted here, but never what a mangled manifest names of another's."""
         if is_of(wish.manifest, request_id, wish.epoch):
@@ -238,14 +270,15 @@ class SchedulerSide:
             facts=self.facts,
             wire_dtype=self._config.kv_wire_dtype,
             num_tokens=save.num_tokens,
-            block_size=self._block_size,
-            num_blocks=num_blocks(save.num_tokens, self._block_size),
+            num_blocks=num_records(self._groups, save.num_tokens),
+            groups=described(self._groups, save.num_tokens),
             layers=[Layer.FromString(layer) for layer in self._ranks[0].layers],
             shards=[Shard.FromString(part.shard) for part in done if part.problem is None],
             lease_s=self._config.lease_s,
             saved_at_s=max(part.saved_at_s for part in done),
             host=self._host,
             save_ms=max(part.save_ms for part in done),
+            chunks=save.chunks,
         )
         return seal(manifest)
 

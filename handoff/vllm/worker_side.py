@@ -24,8 +24,9 @@ from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.compatibility import compatibility_hash, in_words
 from baton.handoff.config import MIB, HandoffConfig
+from baton.handoff.groups import CacheGroup, num_records
 from baton.handoff.load.loader import Loader
-from baton.handoff.manifest import Puller, num_blocks
+from baton.handoff.manifest import Puller
 from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
@@ -34,6 +35,7 @@ from baton.handoff.save import sizing
 from baton.handoff.save.saver import Saver
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
+from baton.handoff.save.trial import Trials
 from baton.handoff.vllm import facts
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.security.identity import Identity
@@ -62,6 +64,7 @@ class WorkerSide:
             kv_cache_config.num_blocks,
             config.kv_wire_dtype,
             facts.row_widths(kv_cache_config),
+            facts.layer_names(kv_cache_config),
         )
         found = facts.facts(
             vllm_config, kv_cache_config, cache, config.model_fingerprint, config.drafter_fingerprint
@@ -76,10 +79,15 @@ class WorkerSide:
         self._client = HandoffClient()
         self._transports = transports.create(config.transports)
         segments.remove_stale()
-        longest = num_blocks(vllm_config.model_config.max_model_len, found.block_size)
+        longest = num_records(found.groups, vllm_config.model_config.max_model_len)
         self.staging = self._make_staging(config, cache, kv_cache_config.num_blocks, longest)
         listen = join(config.host, config.port_of(rank))
-        self._service = HandoffService(self.staging, rank, listen, config.chunk_bytes, config.published_host)
+        trials = Trials(
+            self.staging, self._transports, self._client, rank=rank, chunk_bytes=config.chunk_bytes
+        )
+        self._service = HandoffService(
+            self.staging, rank, listen, config.chunk_bytes, config.published_host, trials=trials
+        )
         self._saver = Saver(
             cache,
             self.staging,
@@ -88,7 +96,7 @@ class WorkerSide:
             address=self._service.address,
             chunk_bytes=config.chunk_bytes,
         )
-        self.loader = self._make_loader(config, cache, found.block_size)
+        self.loader = self._make_loader(config, cache, found.groups)
         self._results = StepResults()
         self._reported_room = (0, 0)
         # Segments have names: they would outlive a process that forgot to shut down.
@@ -105,12 +113,14 @@ class WorkerSide:
         # Called on staging's or the service's threads.
         return Staging(arena, config.lease_s, functools.partial(transports.withdraw, self._transports))
 
-    def _make_loader(self, config: HandoffConfig, cache: BlockCache, block_size: int) -> Loader:
+    def _make_loader(
+        self, config: HandoffConfig, cache: BlockCache, groups: tuple[CacheGroup, ...]
+    ) -> Loader:
         puller = Puller(
             worker_id=config.worker_id,
             rank=self._rank,
             compatibility_hash=self._hash,
-            block_size=block_size,
+            groups=groups,
             layers=cache.layers,
             facts=self._facts,
             wire_dtype=cache.wire_dtype,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.architectures import dense, experts, gated_delta, language
+from harness.architectures import dense, experts, gated_delta, language, mamba, windows
 from harness.support import ROOT
 
 CACHE = ROOT / ".pytest_cache" / "architectures"
@@ -36,7 +36,6 @@ class Architecture:
     drafter: Callable[[Path], None] | None = None
     dtype: str = "float32"
     engine: dict[str, Any] = field(default_factory=dict)  # further arguments of the engine
-    handoff: bool = True  # hybrids of linear and full attention cannot be handed over
     reference: str | None = None  # transformers' class, where its float32 output is equal
     texts: tuple[int, ...] = tuple(range(100))  # numbers of the texts that serve as prompts
 
@@ -90,10 +89,10 @@ def _spec(method: str, tokens: int, **more: Any) -> dict[str, Any]:
 # A prefix cache of linear attention's states needs a Triton kernel, which CPUs do not have.
 _HYBRID: dict[str, Any] = {
     "dtype": "bfloat16",
-    "handoff": False,
     "engine": {"enable_prefix_caching": False},
     "texts": gated_delta.CLEAR,
 }
+_NGRAM = {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
 
 ARCHITECTURES = _named(
     Architecture("eagle", dense.qwen2, _spec("eagle", 3), drafter=dense.eagle, reference="Qwen2ForCausalLM"),
@@ -103,7 +102,7 @@ ARCHITECTURES = _named(
     Architecture(
         "ngram",
         dense.qwen3,
-        _spec("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=4),
+        _spec("ngram", 3, **_NGRAM),
         reference="Qwen3ForCausalLM",
     ),
     Architecture("mtp-mimo", dense.mimo, _spec("mtp", 3)),
@@ -117,4 +116,12 @@ ARCHITECTURES = _named(
     ),
     Architecture("mtp-qwen3.5", gated_delta.qwen3_5, _spec("mtp", 2), **_HYBRID),
     Architecture("mtp-qwen3-next", gated_delta.qwen3_next, _spec("mtp", 2), **_HYBRID),
+    Architecture("ngram-gemma3", windows.gemma3, _spec("ngram", 3, **_NGRAM)),
+    Architecture("eagle3-gpt-oss", windows.gpt_oss, _spec("eagle3", 3), drafter=dense.eagle3),
+    Architecture(
+        "ngram-granite4",
+        mamba.granite4,
+        _spec("ngram", 3, **_NGRAM),
+        engine={"enable_prefix_caching": False},
+    ),
 )

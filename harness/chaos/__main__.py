@@ -1,6 +1,6 @@
 """`python -m harness.chaos`: break a deployment under load by a seeded plan, and report what clients saw.
 
-    python -m harness.chaos                                  all plans, 27 minutes of faults
+    python -m harness.chaos                                  all plans, half an hour of faults
     python -m harness.chaos --plan workers-2p2d --seed 7     one of them; --plan may be given several times
     python -m harness.chaos --list                           plans and faults
     python -m harness.chaos report [FILE]                    write the table of docs/reliability.md

@@ -33,6 +33,7 @@ class Case:
     tokens: int  # of the answer, exactly
     stream: bool
     salt: str = ""  # not empty: the prompt's cached blocks are not used
+    cost: bool = False  # the answer says what it cost: `usage.baton`
 
     def body(self) -> dict[str, Any]:
         """Return the body of a request to OpenAI's completions."""
@@ -45,22 +46,31 @@ class Case:
             "return_token_ids": True,
             "stream": self.stream,
             **({"cache_salt": self.salt} if self.salt else {}),
+            **({"baton": {"usage": True}} if self.cost else {}),
+            **({"stream_options": {"include_usage": True}} if self.cost and self.stream else {}),
         }
 
 
 class Questions:
     """The prompts with their longest answers."""
 
-    def __init__(self, known: dict[tuple[int, ...], list[int]]) -> None:
+    def __init__(self, known: dict[tuple[int, ...], list[int]], *, cost: bool = False) -> None:
+        """Ask for what each answer costs, if `cost`."""
+        self._cost = cost
         self._prompts = list(known)
         self._known = known
 
-    def draw(self, random: random.Random) -> Case:
-        """Draw a case: one in four has a prompt that may be cached, and one in four is not streamed."""
+    def draw(self, random: random.Random, *, long: bool = False) -> Case:
+        """Draw a case: one in four has a prompt that may be cached, and one in four is not streamed.
+
+        `long`: the longest answer there is, streamed.
+        """
         prompt = random.choice(self._prompts)
         most = min(MOST, len(self._known[prompt]))
         salt = f"{random.getrandbits(64):x}" if random.random() < 0.75 else ""
-        return Case(prompt, random.randint(FEWEST, most), random.random() < 0.75, salt)
+        if long:
+            return Case(prompt, most, stream=True, salt=salt, cost=self._cost)
+        return Case(prompt, random.randint(FEWEST, most), random.random() < 0.75, salt, self._cost)
 
     def expected(self, case: Case) -> list[int]:
         return self._known[case.prompt][: case.tokens]
@@ -79,7 +89,7 @@ async def questions(url: str, every: int) -> Questions:
     if file.exists():
         answers = json.loads(file.read_text())
     else:
-        answers = await _take(url, prompts)
+        answers = await take(url, prompts)
         CACHE.mkdir(parents=True, exist_ok=True)
         fresh = file.with_suffix(f".{os.getpid()}")
         fresh.write_text(json.dumps(answers))
@@ -92,7 +102,8 @@ def _digest(prompts: Sequence[tuple[int, ...]]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-async def _take(url: str, prompts: Sequence[tuple[int, ...]]) -> list[list[int]]:
+async def take(url: str, prompts: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Request the longest answers at `url`."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def take(http: aiohttp.ClientSession, prompt: tuple[int, ...]) -> list[int]:

@@ -223,6 +223,17 @@ async def pause_worker(act: Act) -> None:
     await _hang(act, "prefill", "decode")
 
 
+@fault()
+async def kill_watcher(act: Act) -> None:
+    """Kill the watcher of `baton up`, which tells when workers are ready; then a decode worker."""
+    watcher, victim = act.pick("watcher"), act.pick("decode")
+    await act.moment(victim)
+    watcher.kill()
+    await watcher.restart()
+    victim.kill()
+    await victim.restart()
+
+
 @fault(HANDOFF)
 async def kill_pair(act: Act) -> None:
     """Kill a prefill and a decode worker at once."""

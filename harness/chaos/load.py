@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -53,6 +53,7 @@ class Answer:
     ended: float = 0.0
     finish: str = ""
     error: str = ""
+    cost: dict[str, Any] = field(default_factory=dict)  # `usage.baton`, where the case asks for it
     refused: list[float] = field(default_factory=list)  # when 503 came, before any byte
     router_lost: bool = False
 
@@ -85,7 +86,9 @@ def judge(answer: Answer, expected: list[int]) -> tuple[Fate, str]:
 class Load:
     """The clients; `running` and `over` may be read at any time."""
 
-    def __init__(self, site: Served, questions: Questions, clients: int, seed: str) -> None:
+    def __init__(
+        self, site: Served, questions: Questions, clients: int, seed: str, *, long: bool = False
+    ) -> None:
         self.site = site
         self.running: dict[str, Answer] = {}
         self.over: list[Answer] = []
@@ -93,6 +96,7 @@ class Load:
         self._questions = questions
         self._seed = seed
         self._clients = clients
+        self._long = long
         self._stopping = False
         self._waiting: list[tuple[Callable[[Answer], bool], asyncio.Future[Answer]]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -148,7 +152,7 @@ class Load:
         draw = random.Random(f"{self._seed} client {number}")
         count = 0
         while not self._stopping:
-            case = self._questions.draw(draw)
+            case = self._questions.draw(draw, long=self._long)
             await self._ask(f"chaos-{number}-{count}.", case, self._router(number + count))
             count += 1
 
@@ -213,11 +217,14 @@ class Load:
                     self._take(answer, json.loads(line[6:]))
         return None
 
-    def _take(self, answer: Answer, event: dict[str, object]) -> None:
+    def _take(self, answer: Answer, event: dict[str, Any]) -> None:
         if "error" in event:
             answer.error = f"{event['error']}"[:400]
             return
-        choice = event["choices"][0]  # type: ignore[index]
+        answer.cost = (event.get("usage") or {}).get("baton", {})
+        if not event["choices"]:
+            return
+        choice = event["choices"][0]
         ids = choice.get("token_ids") or []
         answer.tokens += ids
         self.tokens += len(ids)

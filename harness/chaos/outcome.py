@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -84,6 +84,9 @@ class Outcome:
     faults: dict[str, int] = field(default_factory=dict)
     stages: dict[str, int] = field(default_factory=dict)  # requests that were hit, by role and stage
     retries: dict[str, int] = field(default_factory=dict)  # attempts that failed, by trouble
+    recomputed: int = 0  # prompts that were prefilled once more, by their decode worker
+    most_booked: int = 0  # requests at one decode worker at a time
+    unmet: list[str] = field(default_factory=list)  # what the plan asks of these figures, and did not get
     messages: list[str] = field(default_factory=list)
 
     @property
@@ -96,7 +99,22 @@ class Outcome:
             or self.leaks.any
             or self.crashes
             or self.unhealed
+            or self.unmet
         )
+
+    def meet(self, least: Mapping[str, int], most: Mapping[str, int]) -> None:
+        """Note which of these figures are beyond the plan's bounds: without them it may prove nothing."""
+        found = {**self.retries, "recomputed": self.recomputed, "most_booked": self.most_booked}
+        self.unmet += [
+            f"{name} is {found.get(name, 0)}, and should be {bound} at least"
+            for name, bound in least.items()
+            if found.get(name, 0) < bound
+        ]
+        self.unmet += [
+            f"{name} is {found.get(name, 0)}, and should be {bound} at most"
+            for name, bound in most.items()
+            if found.get(name, 0) > bound
+        ]
 
     def add(
         self,
@@ -172,9 +190,11 @@ class Outcome:
             f"  left: {leaked}; clean {self.clean_after_s:.1f} s after the end; {self.restarts} restarts",
             f"  faults: {counts(self.faults)}",
             f"  requests hit: {counts(self.stages)}",
-            f"  attempts that failed: {counts(self.retries)}",
+            f"  attempts that failed: {counts(self.retries)}; {self.recomputed} prompts recomputed; "
+            f"{self.most_booked} requests at one decode worker at most",
             *(f"  crash: {one}" for one in self.crashes),
             *(f"  not mended: {one}" for one in self.unhealed),
+            *(f"  not met: {one}" for one in self.unmet),
             *(f"  - {one}" for one in self.messages),
         ]
         return "\n".join(lines)

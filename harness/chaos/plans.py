@@ -49,9 +49,15 @@ class Plan:
     stages: dict[str, tuple[str, ...]] = field(default_factory=dict)  # instead of a fault's own
     hold_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # the same
     every: int = 2  # one in so many prompts is used: each needs its long answer beforehand
+    long: bool = False  # all answers are streams of the greatest length
+    least: dict[str, int] = field(default_factory=dict)  # figures that the plan has to reach: Outcome.meet
+    most: dict[str, int] = field(default_factory=dict)  # and others that it must not pass
 
     def events(self, seed: int) -> Iterator[Event]:
-        """Yield events without end, unless `once`: each round has all faults at all stages, shuffled."""
+        """Yield events without end, unless `once`: each round has all faults at all stages, shuffled.
+
+        None where the plan has no faults.
+        """
         draw = random.Random(f"{seed} {self.name}")
         numbers = itertools.count(1)
         while True:
@@ -68,7 +74,7 @@ class Plan:
                     round(draw.uniform(*self.hold_s.get(name, FAULTS[name].hold_s)), 3),
                     f"{seed} {self.name} {draw.getrandbits(32)}",
                 )
-            if self.once:
+            if self.once or not deck:
                 return
 
 
@@ -84,7 +90,7 @@ def plan(one: Plan) -> None:
     PLANS[one.name] = one
 
 
-# 27 minutes of faults in all, besides starts and ends.
+# Half an hour of faults in all, besides starts and ends.
 plan(
     Plan(
         "workers-1p1d",
@@ -187,6 +193,41 @@ plan(
         "six times as many requests as slots: most of them wait in the routers",
         seconds=90.0,
         clients=12,
+    )
+)
+plan(
+    Plan(
+        "supervised-1p1d",
+        Shape(1, 1, supervised=True, speculation=MTP),
+        ("kill-watcher", "kill-prefill", "kill-decode"),
+        "`baton up` itself: workers die, and what watches them, and it starts them again",
+        seconds=90.0,
+        once=True,  # a part that dies a fourth time within ten minutes is given up
+    )
+)
+plan(
+    Plan(
+        "long-queue",
+        Shape(1, 1, slots=4, queue_factor=3.0, hold_lease_s=2.0, speculation=MTP),
+        (),
+        "no faults: three times as many long streams at the decode worker as it has slots, none read twice",
+        seconds=45.0,
+        clients=12,
+        long=True,
+        least={"most_booked": 12},
+        most={"recomputed": 0, "handoff": 0, "lost": 0},
+    )
+)
+plan(
+    Plan(
+        "full-staging",
+        Shape(1, 1, slots=2, queue_factor=6.0, staging_mib=4, speculation=MTP),
+        (),
+        "no faults: saved KV waits for slots until staging is full, and the prefill worker refuses prompts",
+        seconds=45.0,
+        clients=12,
+        long=True,
+        least={"refused": 1},
     )
 )
 plan(

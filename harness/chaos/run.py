@@ -19,23 +19,38 @@ from harness.chaos.placed import Left, Placed
 from harness.chaos.placing import Placing
 from harness.chaos.plans import Event, Plan
 from harness.chaos.site import LOOK_S, Site
+from harness.chaos.supervised import SupervisedSite
 
 HEAL_S = 60.0  # after a repair, until all is whole again
 FAULT_S = 150.0  # one fault, its drains included
 IDLE_S = 20.0  # before the load begins
 CLEAN_S = 3.0  # after placements: less than a lease, as no router died that would need one
 TROUBLE = 'trouble="'
+RECOMPUTED = "baton_router_recomputed_prompts_total"
 
 Say = Callable[[str], None]
 
 
-async def run(plan: Plan, seed: int, seconds: float, folder: Path, say: Say) -> Outcome | Placed:
-    """Break a deployment made for this run. Its problems are part of the outcome."""
-    site = Site(plan.shape, folder)
-    return await (_place if plan.rate else _ask)(site, plan, seed, seconds, say)
+def _nothing(site: Site) -> None:
+    """Do nothing."""
 
 
-async def _ask(site: Site, plan: Plan, seed: int, seconds: float, say: Say) -> Outcome:
+async def run(
+    plan: Plan, seed: int, seconds: float, folder: Path, say: Say, serves: Callable[[Site], None] = _nothing
+) -> Outcome | Placed:
+    """Break a deployment made for this run. Its problems are part of the outcome.
+
+    serves: called, in a thread, once the deployment serves, before the load begins.
+    """
+    site = (SupervisedSite if plan.shape.supervised else Site)(plan.shape, folder)
+    if plan.rate:
+        return await _place(site, plan, seed, seconds, say)
+    return await _ask(site, plan, seed, seconds, say, serves)
+
+
+async def _ask(
+    site: Site, plan: Plan, seed: int, seconds: float, say: Say, serves: Callable[[Site], None]
+) -> Outcome:
     shape = plan.shape
     outcome = Outcome(
         plan.name,
@@ -47,7 +62,7 @@ async def _ask(site: Site, plan: Plan, seed: int, seconds: float, say: Say) -> O
         full=plan.clients > shape.slots * (shape.decode + shape.mixed),
     )
     try:
-        await _with_requests(site, plan, seed, seconds, outcome, say)
+        await _with_requests(site, plan, seed, seconds, outcome, say, serves)
     except AssertionError as problem:
         outcome.unhealed.append(f"the plan ended early: {problem}")
     outcome.leaks.segments = len(site.segments_left())
@@ -68,15 +83,22 @@ async def _place(site: Site, plan: Plan, seed: int, seconds: float, say: Say) ->
 
 
 async def _with_requests(
-    site: Site, plan: Plan, seed: int, seconds: float, outcome: Outcome, say: Say
+    site: Site,
+    plan: Plan,
+    seed: int,
+    seconds: float,
+    outcome: Outcome,
+    say: Say,
+    serves: Callable[[Site], None],
 ) -> None:
     """Run a plan with requests. Raises AssertionError if the deployment does not start or end well."""
     shape = site.shape
     async with site:
         say(f"{plan.name}: {shape.name} serves")
+        await asyncio.to_thread(serves, site)
         known = await questions(site.url(site.routers[0]), plan.every)
         await _idle(site)
-        async with Load(site, known, plan.clients, f"{seed} {plan.name}") as load:
+        async with Load(site, known, plan.clients, f"{seed} {plan.name}", long=plan.long) as load:
             broken = await _break(site, plan, seed, seconds, load, outcome, say)
         outcome.stages = dict(broken.census)
         ended = time.monotonic()
@@ -85,7 +107,11 @@ async def _with_requests(
         outcome.add(load.over, expected, site.uncovered_until(ended), struck)
         outcome.leaks = await _left(site, ended + 2 * shape.lease_limit_s)
         outcome.clean_after_s = time.monotonic() - ended
-        outcome.retries = _retries(await site.metrics())
+        metrics = await site.metrics()
+        outcome.retries = _retries(metrics)
+        outcome.recomputed = int(metrics.get(RECOMPUTED, 0))
+        outcome.most_booked = site.most_booked
+        outcome.meet(plan.least, plan.most)
 
 
 async def _placed(site: Site, plan: Plan, seed: int, seconds: float, outcome: Placed, say: Say) -> None:
@@ -131,6 +157,8 @@ async def _break(
         broken.census += await _happen(event, site, load, outcome, say)
         broken.spans.append((since, time.monotonic()))
         faults[event.fault] += 1
+    if not plan.faults:
+        await asyncio.sleep(seconds)
     outcome.seconds, outcome.faults = time.monotonic() - began, dict(faults)
     return broken
 

@@ -22,6 +22,7 @@ import grpc.aio
 from baton.handoff.memory import segments
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc
+from baton.services.config import SchedulerSettings
 from baton.services.fleet import devices
 from harness import zygote
 from harness.chaos.parts import WORKER_KINDS
@@ -54,6 +55,8 @@ class Shape:
     hold_lease_s: float = 6.0  # of placements, and of KV that waits to be pulled
     staging_mib: int = 128
     slots: int = ENGINE["max_num_seqs"]  # of each engine's batch
+    queue_factor: float = SchedulerSettings().max_queue_factor
+    supervised: bool = False  # by `baton up`, which starts all parts and mends them: supervised.py
 
     @property
     def name(self) -> str:
@@ -181,6 +184,7 @@ class Site:
         self._uncovered_since = 0.0  # 0: there is a worker
         self.description: pb.Description | None = None  # the last from a scheduler
         self.live: dict[str, tuple[str, str]] = {}  # attempt's request id -> its prefill and decode worker
+        self.most_booked = 0  # requests at one decode worker
         self._addresses: list[str] = []
         self._channels: list[grpc.aio.Channel] = []
         self._stubs: list[scheduler_pb2_grpc.SchedulerStub] = []
@@ -208,6 +212,12 @@ class Site:
     def scheduler_address(self) -> str:
         """The scheduler's address for clients: one, or several separated by commas."""
         return ",".join(self._addresses)
+
+    @property
+    def target_urls(self) -> list[str]:
+        """The schedulers' lists of what Prometheus can scrape, also while they are away."""
+        ports = (one.settings["scheduler"]["metrics_port"] for one in self.of("scheduler"))
+        return [f"http://127.0.0.1:{port}/targets" for port in ports]
 
     def url(self, router: Part) -> str:
         return f"http://127.0.0.1:{router.settings['router']['port']}"
@@ -246,25 +256,11 @@ class Site:
         if shape.redis:
             self.redis = RedisServer(self.folder, extra=("--appendonly", "yes"))
             await asyncio.to_thread(self.redis.start)
-        addresses = self._addresses = [f"127.0.0.1:{free_port()}" for _ in range(shape.schedulers)]
-        common: dict[str, Any] = {
-            "engine": {
-                **ENGINE,
-                "max_num_batched_tokens": 256,
-                "max_num_seqs": shape.slots,
-                "speculative_config": shape.speculation,
-            },
-            "scheduler": {
-                "address": self.scheduler_address,
-                "store": self.redis.url if self.redis else "memory",
-                "worker_lease_s": shape.lease_s,
-                "heartbeat_s": shape.lease_s / 6,
-                "placement_lease_s": shape.hold_lease_s,
-            },
-            "handoff": {"staging_mib": shape.staging_mib, "lease_s": shape.hold_lease_s},
-        }
-        for number, address in enumerate(addresses):
-            own = {"engine": {}, "handoff": {}, "scheduler": {**common["scheduler"], "address": address}}
+        self._addresses = [f"127.0.0.1:{free_port()}" for _ in range(shape.schedulers)]
+        common = self._common()
+        for number, address in enumerate(self._addresses):
+            scheduler = {**common["scheduler"], "address": address, "metrics_port": free_port()}
+            own = {"engine": {}, "handoff": {}, "scheduler": scheduler}
             self.parts.append(Part(f"scheduler-{number}", "scheduler", {**common, **own}, self))
         kinds = ["prefill"] * shape.prefill + ["decode"] * shape.decode + ["mixed"] * shape.mixed
         places = devices.assign(len(kinds), 1) if kinds else []
@@ -279,12 +275,37 @@ class Site:
         for number in range(shape.routers):
             settings = {**common, "router": {"port": free_port(), "drain_timeout_s": 30.0}}
             self.parts.append(Part(f"router-{number}", "router", settings, self))
-        for address in addresses:
+        for part in self.parts:
+            part.start()
+        await self._look_on()
+
+    def _common(self) -> dict[str, Any]:
+        """Return the settings of all parts."""
+        shape = self.shape
+        return {
+            "engine": {
+                **ENGINE,
+                "max_num_batched_tokens": 256,
+                "max_num_seqs": shape.slots,
+                "speculative_config": shape.speculation,
+            },
+            "scheduler": {
+                "address": self.scheduler_address,
+                "store": self.redis.url if self.redis else "memory",
+                "worker_lease_s": shape.lease_s,
+                "heartbeat_s": shape.lease_s / 6,
+                "placement_lease_s": shape.hold_lease_s,
+                "max_queue_factor": shape.queue_factor,
+            },
+            "handoff": {"staging_mib": shape.staging_mib, "lease_s": shape.hold_lease_s},
+        }
+
+    async def _look_on(self) -> None:
+        """Begin to watch the parts, and wait until all serve."""
+        for address in self._addresses:
             channel = grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)])
             self._channels.append(channel)
             self._stubs.append(scheduler_pb2_grpc.SchedulerStub(channel))  # type: ignore[no-untyped-call]
-        for part in self.parts:
-            part.start()
         self._watching = asyncio.create_task(self._watch(), name="watch the site")
         await self.whole(START_S)
 
@@ -439,6 +460,8 @@ class Site:
             if description is not None:
                 self.description = description
                 self._note_ready(description)
+                writers = [one for one in description.workers if one.identity.role != pb.ROLE_PREFILL]
+                self.most_booked = max([self.most_booked, *(one.reserved_requests for one in writers)])
                 self.live = {
                     one.attempt.request_id: (one.prefill_worker_id, one.decode_worker_id)
                     for one in description.attempts

@@ -47,14 +47,14 @@ class _Log:
 
 
 def _withhold(layers: int) -> None:
-    """Load zeros as the KV of the last layers, the drafter's, as if a handoff did not carry it."""
+    """Load zeros as the KV of the last layers, the drafter's of a model with one group, as if not carried."""
     if not layers:
         return
     scatter = HostBlockCache.scatter
 
-    def scatter_without(self: HostBlockCache, records: Bytes, block_ids: Sequence[int]) -> None:
+    def scatter_without(self: HostBlockCache, group: int, records: Bytes, block_ids: Sequence[int]) -> None:
         records = records.copy()
         records[:, -sum(layer.block_bytes for layer in self.layers[-layers:]) :] = 0
-        scatter(self, records, block_ids)
+        scatter(self, group, records, block_ids)
 
     HostBlockCache.scatter = scatter_without  # type: ignore[method-assign]

@@ -70,6 +70,7 @@ class KVTable:
         self.fp8 = wire == "fp8_e4m3"
         self.on_cpu = blocks[0].device.type == "cpu"
         self.blocks = tuple(blocks)
+        self.widths = tuple(widths)
         self.num_blocks = min(layer.shape[0] for layer in blocks)
         self.columns: npt.NDArray[np.int64] = np.zeros((len(blocks), len(TableColumn)), np.int64)
         offset = 0

@@ -59,7 +59,7 @@ class PairFilter(PolicyPart, ABC):
 class Scorer(PolicyPart, ABC):
     """Says how good a worker is for a request. Pure.
 
-    `Need.prefix_hashes` is there for scorers that know which worker holds which blocks.
+    `Need.tokens_for` tells how much of the prompt a worker would have to compute.
     """
 
     side: ClassVar[Side]  # asked only for workers that would do this
@@ -71,6 +71,10 @@ class Scorer(PolicyPart, ABC):
 
 class Picker(PolicyPart, ABC):
     """Picks one of the scored workers."""
+
+    # How many workers, drawn at random of all that the filters keep, it picks from, beside those that hold
+    # most of the prompt. 0: from all, which costs a look at each of them for each placement.
+    draws: ClassVar[int] = 0
 
     @abstractmethod
     def pick(self, scored: Sequence[tuple[WorkerRecord, float]], rng: random.Random) -> WorkerRecord:

@@ -4,7 +4,7 @@
 2. Otherwise a mixed worker alone: where pairs and mixed workers share a topic, the mixed ones take the
    overflow.
 3. A decode worker prefills itself where the prompt is shorter than `handoff_min_tokens`: then it and the
-   mixed workers are equals, and no pair is formed.
+   mixed workers are equals, and no pair is formed. So does one that holds all but so many tokens of it.
 4. A decode worker that runs nothing prefills, too, while its own queue is the shorter one and bounded
    (`booking.may_help`): at the beginning of a burst it would stand idle beside prefill workers that queue.
 5. One side does it all where the other one is lost to this request (none ready, or all of them failed it).
@@ -12,6 +12,10 @@
    latency to hide a lack of prefill workers, and decoding on prefill workers every time to first token.
 
 When no way is open, the rejection is the most hopeful one: FULL before TOO_LARGE before NO_WORKERS.
+
+A choice does not look at every worker. Where the picker is content with a few, candidates are drawn until
+as many have passed the filters, beside those that hold most of the prompt; only where that finds nobody are
+all of them asked, which also says why not.
 """
 
 # mypy: disable-error-code="type-abstract"
@@ -19,7 +23,7 @@ When no way is open, the rejection is the most hopeful one: FULL before TOO_LARG
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
@@ -27,6 +31,11 @@ from baton.scheduler.booking import may_help
 from baton.scheduler.policy.base import Filter, PairFilter, Picker, Scorer, Side
 from baton.scheduler.policy.registry import load
 from baton.scheduler.types import FleetView, Need, PlacementLimits, PolicyOptions, WorkerRecord
+
+LOOKS = 32  # workers that are looked at, at random, before all of them are
+HOLDERS = 2  # of each role and length of match, beside those that are drawn
+
+Holders = Sequence[WorkerRecord]
 
 _HOPE = {pb.Rejection.CODE_NO_WORKERS: 0, pb.Rejection.CODE_TOO_LARGE: 1, pb.Rejection.CODE_FULL: 2}
 _WORK = {Side.PREFILL: "prefill", Side.DECODE: "decode", Side.BOTH: "take the request"}
@@ -59,6 +68,7 @@ class _Kept:
 
     workers: list[WorkerRecord]
     why: NoChoice | None
+    drawn_from: Sequence[WorkerRecord] = ()  # empty: they are all that passed
 
     @property
     def lost(self) -> bool:
@@ -82,52 +92,120 @@ class Policy:
 
     def choose(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
         """Return the workers that shall take `need`, or why none can. Changes nothing."""
-        prefill = [worker for worker in view.workers.values() if worker.role == pb.ROLE_PREFILL]
-        decode = [worker for worker in view.workers.values() if worker.role == pb.ROLE_DECODE]
-        mixed = [worker for worker in view.workers.values() if worker.role == pb.ROLE_MIXED]
-        if need.prompt_tokens < self._limits.handoff_min_tokens:
-            return self._alone([*decode, *mixed], need)
-        prefills, decodes = self._keep(prefill, need, Side.PREFILL), self._keep(decode, need, Side.DECODE)
-        choice = self._alone(decode, need) if prefills.lost else self._pair(prefills, decodes, need)
+        prefill, decode, mixed = (view.of(role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED))
+        fewest = self._limits.handoff_min_tokens
+        if need.prompt_tokens < fewest:
+            return self._alone(view.of(pb.ROLE_DECODE, pb.ROLE_MIXED), need)
+        held = self._holders(view, need)
+        decodes = self._keep(decode, need, Side.DECODE, held)
+        if near := [one for one in decodes.workers if need.tokens_for(one.worker_id) < fewest]:
+            choice = self._alone(near, need)
+            if isinstance(choice, WorkerChoice):
+                return choice
+        prefills = self._keep(prefill, need, Side.PREFILL, held)
+        choice = self._alone(decode, need, held) if prefills.lost else self._pair(prefills, decodes, need)
         if isinstance(choice, WorkerChoice) and choice.prefill:
-            choice = self._helped(choice, choice.prefill.reserved.prompt_tokens, decodes, need)
+            choice = self._helped(choice, choice.prefill, decode, need)
         if isinstance(choice, NoChoice):
-            choice = self._or_else(choice, mixed, need)
+            choice = self._or_else(choice, mixed, need, held)
         if isinstance(choice, NoChoice) and decodes.lost:
-            choice = self._or_else(choice, prefill, need)
+            choice = self._or_else(choice, prefill, need, held)
         return choice
 
     def _or_else(
-        self, refusal: NoChoice, workers: Iterable[WorkerRecord], need: Need
+        self, refusal: NoChoice, workers: Sequence[WorkerRecord], need: Need, held: Holders
     ) -> WorkerChoice | NoChoice:
-        choice = self._alone(workers, need)
+        choice = self._alone(workers, need, held)
         return choice if isinstance(choice, WorkerChoice) else max(refusal, choice, key=NoChoice.hope)
 
-    def _alone(self, workers: Iterable[WorkerRecord], need: Need) -> WorkerChoice | NoChoice:
-        kept = self._keep(workers, need, Side.BOTH)
+    def _alone(
+        self, workers: Sequence[WorkerRecord], need: Need, held: Holders = ()
+    ) -> WorkerChoice | NoChoice:
+        kept = self._keep(workers, need, Side.BOTH, held)
         return kept.why or WorkerChoice(None, self._pick(kept.workers, need, Side.BOTH))
 
-    def _helped(self, choice: WorkerChoice, queued: int, decodes: _Kept, need: Need) -> WorkerChoice:
-        """Return an idle decode worker alone, if its queue is below `queued` prompt tokens, else `choice`."""
-        limits = self._limits
-        idle = [one for one in decodes.workers if may_help(need, one, queued, limits)] if queued else []
-        alone = self._alone(idle, need)
-        return alone if isinstance(alone, WorkerChoice) else choice
+    def _helped(
+        self, choice: WorkerChoice, prefill: WorkerRecord, decode: Sequence[WorkerRecord], need: Need
+    ) -> WorkerChoice:
+        """Return an idle decode worker alone, if it has a shorter queue than `prefill`, else `choice`."""
+        queued = prefill.reserved.prompt_tokens
+        if not queued:
+            return choice
+
+        def idle(worker: WorkerRecord) -> bool:
+            return may_help(need, worker, queued, self._limits) and self._passes(worker, need, Side.BOTH)
+
+        helpers = list(filter(idle, decode if len(decode) <= LOOKS else self._rng.sample(decode, LOOKS)))
+        return WorkerChoice(None, self._pick(helpers, need, Side.BOTH)) if helpers else choice
 
     def _pair(self, prefills: _Kept, decodes: _Kept, need: Need) -> WorkerChoice | NoChoice:
         failures = [side.why for side in (decodes, prefills) if side.why]
         if failures:
             return min(failures, key=NoChoice.hope)  # both sides are needed
-        left = decodes.workers
+        found = self._partners(prefills.workers, decodes.workers, need)
+        if found is None and (prefills.drawn_from or decodes.drawn_from):
+            # Of those that were drawn none are of the same kind: there may be others.
+            prefills = self._all(prefills.drawn_from or prefills.workers, need, Side.PREFILL)
+            decodes = self._all(decodes.drawn_from or decodes.workers, need, Side.DECODE)
+            found = self._partners(prefills.workers, decodes.workers, need)
+        if found is not None:
+            return found
+        return NoChoice(pb.Rejection.CODE_NO_WORKERS, self._explain(prefills.workers[0], decodes.workers[0]))
+
+    def _partners(
+        self, prefills: Sequence[WorkerRecord], decodes: Sequence[WorkerRecord], need: Need
+    ) -> WorkerChoice | None:
+        left = list(decodes)
         while left:
             decode = self._pick(left, need, Side.DECODE)
-            partners = [prefill for prefill in prefills.workers if self._compatible(prefill, decode)]
+            partners = [prefill for prefill in prefills if self._compatible(prefill, decode)]
             if partners:
                 return WorkerChoice(self._pick(partners, need, Side.PREFILL), decode)
             left = [worker for worker in left if worker is not decode]
-        return NoChoice(pb.Rejection.CODE_NO_WORKERS, self._explain(prefills.workers[0], decodes.workers[0]))
+        return None
 
-    def _keep(self, workers: Iterable[WorkerRecord], need: Need, side: Side) -> _Kept:
+    def _holders(self, view: FleetView, need: Need) -> Holders:
+        """Return workers that hold most of the prompt, of each role."""
+        if need.match is None or not self._picker.draws:
+            return ()
+        best = (need.match.best(role, HOLDERS, self._rng) for role in pb.Role.values())
+        return [worker for ids in best for one in ids if (worker := view.workers.get(one)) is not None]
+
+    def _keep(self, workers: Sequence[WorkerRecord], need: Need, side: Side, held: Holders = ()) -> _Kept:
+        """Return workers that pass the filters: a few, drawn at random, where the picker wants no more."""
+        wanted = self._picker.draws
+        if not wanted or len(workers) <= wanted:
+            return self._all(workers, need, side)
+        roles = {workers[0].role, workers[-1].role}
+        found = {one.worker_id: one for one in held if one.role in roles and self._passes(one, need, side)}
+        wanted += len(found)
+        for worker in self._drawn(workers):
+            if worker.worker_id not in found and self._passes(worker, need, side):
+                found[worker.worker_id] = worker
+                if len(found) == wanted:
+                    break
+        if found:
+            return _Kept(list(found.values()), None, workers)
+        # Nearly all are full: schedulers that all took the best of those that are not would meet there.
+        kept = self._all(workers, need, side)
+        if len(kept.workers) <= wanted:
+            return kept
+        return _Kept(self._rng.sample(kept.workers, wanted), None, workers)
+
+    def _drawn(self, workers: Sequence[WorkerRecord]) -> Iterator[WorkerRecord]:
+        """Yield some workers in a random order: all where there are few."""
+        if len(workers) <= LOOKS:
+            yield from self._rng.sample(workers, len(workers))
+            return
+        size = len(workers)
+        for _ in range(LOOKS):
+            yield workers[int(self._rng.random() * size)]
+
+    def _passes(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
+        return all(one.keeps(worker, need, side) for one in self._filters)
+
+    def _all(self, workers: Iterable[WorkerRecord], need: Need, side: Side) -> _Kept:
+        """Return all workers that pass the filters, or why none does."""
         left = list(workers)
         if not left:
             message = f"no worker to {_WORK[side]} is registered"

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import ClassVar
 
 from baton.scheduler.policy.base import Picker
 from baton.scheduler.types import WorkerRecord
-
-
-class PowerOfTwo(Picker):
-    """Picks the better of two drawn at random.
-
-    Several schedulers that see the same slightly old state do not all run to the same best worker
-    (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
-    """
-
-    def pick(self, scored: Sequence[tuple[WorkerRecord, float]], rng: random.Random) -> WorkerRecord:
-        drawn = rng.sample(scored, min(2, len(scored)))
-        return max(drawn, key=lambda one: one[1])[0]
 
 
 class Best(Picker):
@@ -27,3 +16,13 @@ class Best(Picker):
     def pick(self, scored: Sequence[tuple[WorkerRecord, float]], rng: random.Random) -> WorkerRecord:
         top = max(score for _, score in scored)
         return rng.choice([worker for worker, score in scored if score == top])
+
+
+class PowerOfTwo(Best):
+    """Picks the best of two drawn at random and of those that hold most of the prompt.
+
+    Several schedulers that see the same slightly old state do not all run to the same best worker
+    (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
+    """
+
+    draws: ClassVar[int] = 2

@@ -30,6 +30,8 @@ PARTS: Registry[type[PolicyPart]] = Registry(
         "compatible": f"{_HERE}.filters:Compatible",
         # scorers
         "queued_prompt_tokens": f"{_HERE}.scorers:QueuedPromptTokens",
+        "prefill_work": f"{_HERE}.scorers:PrefillWork",
+        "held_tokens": f"{_HERE}.scorers:HeldTokens",
         "staging_room": f"{_HERE}.scorers:StagingRoom",
         "running_requests": f"{_HERE}.scorers:RunningRequests",
         "free_blocks": f"{_HERE}.scorers:FreeBlocks",

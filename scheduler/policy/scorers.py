@@ -12,6 +12,9 @@ from baton.scheduler.booking import blocks_for, max_requests, usable_blocks
 from baton.scheduler.policy.base import Scorer, Side
 from baton.scheduler.types import Need, WorkerRecord
 
+MEASURED_S = 5.0  # s of work after which a worker's own speed counts
+GUESSED_SPEED = 5_000.0  # prompt tokens a second
+
 
 class QueuedPromptTokens(Scorer):
     """Prefers the fewest prompt tokens ahead of this one: join the shortest queue, measured in tokens.
@@ -24,6 +27,29 @@ class QueuedPromptTokens(Scorer):
     def score(self, worker: WorkerRecord, need: Need) -> float:
         del need
         return _share_left(worker.reserved.prompt_tokens, self.limits.max_queued_prompt_tokens)
+
+
+class PrefillWork(Scorer):
+    """Prefers the least time until the prompt is prefilled: what is queued, and what is not cached of it.
+
+    In seconds, by the speed at which this worker has computed prompts so far: one second of work is a score
+    of a half, so that short queues are told apart as well as long ones.
+    """
+
+    side: ClassVar[Side] = Side.PREFILL
+
+    def score(self, worker: WorkerRecord, need: Need) -> float:
+        tokens = worker.reserved.prompt_tokens + need.tokens_for(worker.worker_id)
+        return 1 / (1 + tokens / _prompt_speed(worker))
+
+
+class HeldTokens(Scorer):
+    """Prefers the worker that holds most of the prompt: that much KV need not come, nor find room."""
+
+    side: ClassVar[Side] = Side.DECODE
+
+    def score(self, worker: WorkerRecord, need: Need) -> float:
+        return 1 - need.tokens_for(worker.worker_id) / need.prompt_tokens
 
 
 class StagingRoom(Scorer):
@@ -58,6 +84,14 @@ class FreeBlocks(Scorer):
         usable = usable_blocks(worker.capacity)
         seen = usable - worker.load.free_blocks if worker.load else 0
         return _share_left(max(worker.reserved.blocks, seen) + blocks_for(need, worker.capacity), usable)
+
+
+def _prompt_speed(worker: WorkerRecord) -> float:
+    """Return a worker's prompt tokens a second; a guess until it has computed prompts for a while."""
+    counts = worker.load.counts if worker.load else None
+    if counts is None or counts.busy_s < MEASURED_S or not counts.computed_tokens:
+        return GUESSED_SPEED
+    return counts.computed_tokens / counts.busy_s
 
 
 def _share_left(used: int, limit: int) -> float:

@@ -107,9 +107,9 @@ class Store(ABC):
 
     @abstractmethod
     async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
-        """Keep the last message of a `router` or `fleet` for `lease_s`; return a fleet's orders, if any.
+        """Keep the last message of a `router`, `fleet` or `process` for `lease_s`; return a fleet's orders.
 
-        Called about once a second by each of them.
+        Called about once a second for each of them.
         """
 
     @abstractmethod
@@ -122,7 +122,7 @@ class Store(ABC):
 
     @abstractmethod
     async def told(self) -> Told:
-        """Return what was told within its lease, and the orders. Called by the decider alone."""
+        """Return what was told within its lease, and the orders. Called every two seconds or so."""
 
     @abstractmethod
     async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -32,7 +33,6 @@ from baton.scheduler.types import (
     WorkerRecord,
     attempt_to_wire,
     drained_of,
-    held,
     name_of,
 )
 
@@ -56,7 +56,7 @@ class MemoryStore(Store):
         self._topic = topic
         self._clock = clock
         self._workers: dict[str, _Worker] = {}
-        self._gone: dict[str, Past] = {}  # by worker id; none of them is registered
+        self._gone: OrderedDict[str, Past] = OrderedDict()  # by worker id; none of them is registered
         self._deployment: Deployment | None = None
         self._drains: dict[str, int] = {}  # name -> as in `State.drains`
         self._ledger = Ledger()
@@ -64,14 +64,22 @@ class MemoryStore(Store):
         self._told: dict[tuple[str, str], tuple[float, bytes]] = {}  # (kind, who) -> lease's end, message
         self._leader = ("", 0, 0.0)  # who, fence, lease's end
         self._orders: dict[str, bytes] = {}  # by fleet
+        # The view's records are kept, and brought up to date where something changed: a view is asked for
+        # some 50 times a second, and to make all of it anew would be most of the work at 1,000 workers.
+        self._records: dict[str, WorkerRecord] = {}
+        self._by_roles: dict[tuple[int, ...], list[WorkerRecord]] = {}
+        self._roster_changed = False
+        self._beaten: set[str] = set()  # workers whose heartbeats came since the last view
+        self._none_ends_before = 0.0  # no worker's lease does
         self._handoffs: deque[tuple[pb.PastHandoff, float]] = deque(maxlen=HANDOFFS_KEPT)
 
     async def view(self) -> FleetView:
         now = self._clock()
         expired = self._sweep(now)
-        workers = {key: self._record(worker, now) for key, worker in self._workers.items()}
+        self._refresh(now)
         drained = drained_of(self._drains)
-        return FleetView(workers, len(self._ledger.live), expired, self.generation, drained)
+        live = len(self._ledger.live)
+        return FleetView(self._records, live, expired, self.generation, drained, self._by_roles)
 
     async def reserve(self, claim: Claim, lease_s: float) -> ReserveResult:
         now = self._clock()
@@ -157,7 +165,7 @@ class MemoryStore(Store):
             lease_until=now + lease_s,
             epoch=identity.epoch,
         )
-        self._gone.pop(identity.worker_id, None)
+        self._joined(identity.worker_id, now + lease_s)
         return ""
 
     async def heartbeat(
@@ -170,6 +178,8 @@ class MemoryStore(Store):
         if worker is None or worker.lease_until <= now:
             return Heard(known=False, drain=False)
         worker.state, worker.load, worker.lease_until, worker.epoch = state, load, now + lease_s, epoch
+        self._beaten.add(worker_id)
+        self._none_ends_before = min(self._none_ends_before, worker.lease_until)
         return Heard(known=True, drain=self._drained(worker))
 
     async def deregister(self, worker_id: str, epoch: int = 0) -> bool:
@@ -177,6 +187,7 @@ class MemoryStore(Store):
             return False
         if self._workers.pop(worker_id, None):
             self._gone[worker_id] = Past(epoch, self._clock() + KEEP_S, over=True)
+            self._roster_changed = True
         return True
 
     async def drain(self, name: str, *, undo: bool = False) -> bool:
@@ -184,6 +195,7 @@ class MemoryStore(Store):
         if bool(count % 2) is not undo:
             return False
         self._drains[name] = count + 1
+        self._roster_changed = True
         return True
 
     async def take_turn(self, what: str, for_s: float) -> bool:
@@ -210,10 +222,10 @@ class MemoryStore(Store):
     async def told(self) -> Told:
         now = self._clock()
         self._told = {key: one for key, one in self._told.items() if one[0] > now}
-        by_kind: dict[str, dict[str, bytes]] = {"router": {}, "fleet": {}}
+        by_kind: dict[str, dict[str, bytes]] = {"router": {}, "fleet": {}, "process": {}}
         for (kind, who), (_, message) in self._told.items():
             by_kind[kind][who] = message
-        return Told(by_kind["router"], by_kind["fleet"], self._orders)
+        return Told(by_kind["router"], by_kind["fleet"], self._orders, by_kind["process"])
 
     async def order(self, fence: int, orders: Mapping[str, bytes]) -> bool:
         if fence != self._leader[1] or self._leader[2] <= self._clock():
@@ -233,19 +245,25 @@ class MemoryStore(Store):
         return History([_live_message(live, now) for live in newest], handoffs)
 
     async def export(self, since: int = 0) -> State:
-        del since  # it is near: all is as quick
         now = self._clock()
         self._sweep(now)
         workers = tuple(self._record(worker, now) for worker in self._workers.values())
-        requests = tuple(self._ledger.export(now))
-        return State(self.generation, workers, requests, drains=dict(self._drains))
+        requests = tuple(self._ledger.export(now, since))
+        return State(self.generation, workers, requests, self.revision, dict(self._drains))
+
+    @property
+    def revision(self) -> int:
+        """The revision that an export has now."""
+        return self._ledger.revision
 
     async def merge(self, state: State) -> str:
         now = self._clock()
         self._sweep(now)
         self.generation = self.generation or state.generation or uuid.uuid4().hex
         for name, count in state.drains.items():
-            self._drains[name] = max(count, self._drains.get(name, 0))
+            if count > self._drains.get(name, 0):
+                self._drains[name] = count
+                self._roster_changed = True
         for record in state.workers:
             self._merge_worker(record, now)
         for known in state.requests:
@@ -259,7 +277,7 @@ class MemoryStore(Store):
         return tuple(worker_id for worker_id, gone in self._gone.items() if gone.over)
 
     async def booked_by(self, router_id: str) -> dict[str, Reserved]:
-        return held(known for known in self._ledger.running(0.0) if known.router_id == router_id)
+        return self._ledger.booked_by(router_id)
 
     async def close(self) -> None:
         return None
@@ -280,7 +298,33 @@ class MemoryStore(Store):
         self._workers[record.worker_id] = _Worker(
             record.identity, record.state, record.load, lease_until, record.epoch
         )
-        self._gone.pop(record.worker_id, None)
+        if known is None or known.identity != record.identity:
+            self._joined(record.worker_id, lease_until)
+        else:
+            self._beaten.add(record.worker_id)
+            self._none_ends_before = min(self._none_ends_before, lease_until)
+
+    def _joined(self, worker_id: str, lease_until: float) -> None:
+        self._gone.pop(worker_id, None)
+        self._roster_changed = True
+        self._none_ends_before = min(self._none_ends_before, lease_until)
+
+    def _refresh(self, now: float) -> None:
+        """Bring the records up to date."""
+        changed = self._ledger.changed
+        if self._roster_changed:
+            self._records = {key: self._record(worker, now) for key, worker in self._workers.items()}
+            self._by_roles = {}
+        else:
+            for key in (self._beaten | changed) & self._records.keys():
+                worker, record = self._workers[key], self._records[key]
+                record.state, record.load, record.epoch = worker.state, worker.load, worker.epoch
+                record.reserved = self._ledger.reserved(key)
+            for key, worker in self._workers.items():
+                self._records[key].lease_left_s = worker.lease_until - now
+        self._roster_changed = False
+        changed.clear()
+        self._beaten.clear()
 
     def _record(self, worker: _Worker, now: float) -> WorkerRecord:
         return WorkerRecord(
@@ -297,8 +341,12 @@ class MemoryStore(Store):
         return self._drains.get(name_of(worker.identity), 0) % 2 == 1
 
     def _sweep(self, now: float) -> int:
-        for worker_id in [key for key, worker in self._workers.items() if worker.lease_until <= now]:
-            self._gone[worker_id] = Past(self._workers.pop(worker_id).epoch, now + KEEP_S)
+        if now >= self._none_ends_before:
+            for worker_id in [key for key, worker in self._workers.items() if worker.lease_until <= now]:
+                self._gone[worker_id] = Past(self._workers.pop(worker_id).epoch, now + KEEP_S)
+                self._roster_changed = True
+            leases = (worker.lease_until for worker in self._workers.values())
+            self._none_ends_before = min(leases, default=math.inf)
         forget(self._gone, now)
         return self._ledger.sweep(now)
 

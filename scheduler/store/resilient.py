@@ -1,10 +1,11 @@
 """A store that others share (Redis), and this process's memory for the time that it is away.
 
-While the shared store answers, it decides; memory follows: at once with the calls of this process, and twice
-a second with the changes since, which other schedulers made. When a call fails, memory decides; following
-includes a write, as a full store can still be read. Memory is written back, with what is over by now, before
-the shared store decides again: when that takes a small write quickly. A store that came back empty without
-having been missed is known by its generation, and filled the same way.
+While the shared store answers, it decides; memory follows: at once with the calls of this process, and
+twice a second with the changes since, which other schedulers made. When a call fails, memory decides;
+following includes a write, as a full store can still be read. Memory is written back, with what is over by
+now, before the shared store decides again: when that takes a small write quickly. A store that has lost
+nothing, as one that only stood still for a second, gets what happened since; another one all that is known.
+A store that came back empty without having been missed is known by its generation, and filled the same way.
 
 The start does without a store that is away, too: workers register again, and routers report what they hold.
 Only where waiting cannot help, with a wrong password or name, the start fails: nobody would notice it later.
@@ -39,6 +40,8 @@ from baton.scheduler.types import (
 )
 
 QUICK_S = 0.25  # s; a store that needs longer for a small write is not back
+FOLLOW_REQUESTS = 128  # in one piece of what is followed: no other call is answered meanwhile
+AWAY = "the store is away, going on from memory"  # logged once each time; a benchmark counts it
 
 T = TypeVar("T")
 
@@ -56,6 +59,9 @@ class ResilientStore(Store):
         self._shared = shared
         self._memory = memory
         self._revision = 0  # of the shared store; memory knows what it knew then
+        # Memory's, the last two times that the shared store was well and had all of it: what one scheduler
+        # wrote in a store's last moment, another one has not followed.
+        self._well = 0, 0
         self._decided = asyncio.Event()  # clear for the moment in which it changes which of them decides
         self._decided.set()
 
@@ -81,6 +87,8 @@ class ResilientStore(Store):
             if not self.problem:
                 await self._follow(state)
                 await self._shared.merge(State())  # nothing, but it is a write: a full store still reads
+                if not self.problem:
+                    self._well = self._well[1], self._memory.revision
         except StoreUnavailable as error:
             self._lose(error)
 
@@ -157,8 +165,7 @@ class ResilientStore(Store):
 
     async def export(self, since: int = 0) -> State:
         """Return what memory knows: it is near, and hardly behind."""
-        del since
-        return replace(await self._memory.export(), generation=self.generation)
+        return replace(await self._memory.export(since), generation=self.generation)
 
     async def merge(self, state: State) -> str:
         await self._ask(lambda: self._shared.merge(state))
@@ -194,22 +201,26 @@ class ResilientStore(Store):
         still away.
         """
         began = time.monotonic()
-        await self._shared.merge(State())
-        if time.monotonic() - began < QUICK_S:
-            await self._write_back()
+        generation = await self._shared.merge(State())
+        if time.monotonic() - began >= QUICK_S:
+            return
+        kept = generation == self.generation
+        if kept:  # also its newest changes? It may have begun again with what it had written to disk before
+            kept = (await self._shared.export(self._revision)).revision >= self._revision
+        await self._write_back(self._well[0] if kept else 0)
 
-    async def _write_back(self) -> None:
-        """Merge memory into the shared store, and let that decide.
+    async def _write_back(self, since: int) -> None:
+        """Merge memory into the shared store, past requests since that revision, and let that decide.
 
         Raises StoreUnavailable when it could not be finished: memory goes on deciding.
         """
         # Most of it while requests go on: at 500 a second 30,000 are known that are over.
-        most = await self._exported()
+        most = await self._exported(since)
         there = await self._shared.merge(most)
         self._decided.clear()
         before = self.generation
         try:
-            self.generation = await self._shared.merge(_changed(most, await self._exported()))
+            self.generation = await self._shared.merge(await self._exported(most.revision))
             if self.generation != there:
                 raise StoreUnavailable(f"{self.name} has lost what was written")
             self.problem = ""
@@ -220,12 +231,16 @@ class ResilientStore(Store):
         log.warning("the store at %s is back, and has what happened meanwhile", self.name)
 
     async def _follow(self, state: State) -> None:
-        await self._memory.merge(state)
+        """Merge into memory in pieces: at 1,000 placements a second as many have changed each time."""
+        await self._memory.merge(replace(state, requests=()))
+        for begin in range(0, len(state.requests), FOLLOW_REQUESTS):
+            await asyncio.sleep(0)  # for the calls that came meanwhile
+            await self._memory.merge(State(requests=state.requests[begin : begin + FOLLOW_REQUESTS]))
         self._revision = state.revision
 
-    async def _exported(self) -> State:
+    async def _exported(self, since: int) -> State:
         # Without a generation: an empty store takes a new one, by which other schedulers see what happened.
-        return replace(await self._memory.export(), generation="")
+        return replace(await self._memory.export(since), generation="")
 
     def _check(self, generation: str) -> None:
         """Notice a store that came back empty: it answers all calls, and knows nothing."""
@@ -234,12 +249,5 @@ class ResilientStore(Store):
 
     def _lose(self, error: StoreUnavailable) -> None:
         if not self.problem:
-            log.warning("the store is away, going on from memory: %s", error)
+            log.warning("%s: %s", AWAY, error)
         self.problem = str(error)
-
-
-def _changed(before: State, now: State) -> State:
-    """Return `now` without the requests that were not live `before` and are as they were."""
-    sent = {(known.attempt, known.over) for known in before.requests if known.booking is None}
-    left = (known for known in now.requests if known.booking or (known.attempt, known.over) not in sent)
-    return replace(now, requests=tuple(left))

@@ -22,13 +22,14 @@ from baton.services.errors import ConfigError
 _NAMES = {
     ("scheduler", "address"): "--scheduler",
     ("scheduler", "metrics_port"): "--scheduler-metrics-port",
+    ("router", "metrics_port"): "--router-metrics-port",
     ("router", "drain_timeout_s"): "--router-drain-timeout-s",
     ("engine", "extra"): "--engine-args",
     ("router", "frontend"): "--frontend-args",
     ("handoff", "kv_wire_dtype"): "--kv-wire-dtype",
     ("security", "tls"): "--secure",
 }
-_PREFIXED = {"autoscale", "handoff", "security", "slo"}
+_PREFIXED = {"autoscale", "handoff", "ops", "security", "slo"}
 
 ConfigFlag = Annotated[
     str | None,

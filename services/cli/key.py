@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from baton.services import credentials
 from baton.services.cli.flags import with_settings
 from baton.services.cli.help import SectionedCommand
 from baton.services.cli.tables import UNLIMITED, Column, fitted
@@ -19,7 +20,10 @@ from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import ApiKey, Book, Limits, Tenant, checked, digest, new_secret
 from baton.services.tenants.redis_book import RedisBook
 
-PLACE = ("router.keys_file", "router.keys_store", "scheduler.topic")
+PLACE = (
+    *("router.keys_file", "router.keys_store", "router.keys_store_password_file"),
+    "scheduler.topic",
+)
 
 keys = typer.Typer(
     name="key",
@@ -141,7 +145,8 @@ def _with_book(settings: Settings, use: Callable[[FileBook | RedisBook], Awaitab
         if router.keys_file:
             place: FileBook | RedisBook = FileBook(router.keys_file)
         elif router.keys_store:
-            place = RedisBook(router.keys_store, settings.scheduler.topic)
+            password = credentials.keys_store_password(router)
+            place = RedisBook(router.keys_store, settings.scheduler.topic, password)
         else:
             raise ConfigError(
                 "give the place of the keys: --keys-file FILE or --keys-store redis://HOST:PORT/0"

@@ -10,11 +10,13 @@ import typer
 
 import baton
 from baton.errors import BatonError
-from baton.services.cli import ca
+from baton.services.cli import ca, metrics
+from baton.services.cli import doctor as diagnosis
 from baton.services.cli.batch import batch
 from baton.services.cli.flags import with_settings
 from baton.services.cli.help import SectionedCommand
 from baton.services.cli.key import keys
+from baton.services.cli.operators import OPERATORS, become_operator
 from baton.services.cli.ray import app as ray
 from baton.services.cli.title import hide_secrets
 from baton.services.config import Settings
@@ -52,17 +54,12 @@ def _all_commands(
     del version
 
 
-# What an operator's command needs to reach a scheduler, and to be let in.
-OPERATORS = (
-    *("scheduler.address", "scheduler.topic"),
-    *(f"security.{key}" for key in ("tls", "ca", "join", "token", "token_file", "folder")),
-)
 WorkerId = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id, or a unique prefix of it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "router", "scheduler", "handoff", "security", "autoscale", "slo")
+@with_settings("engine", "router", "scheduler", "handoff", "security", "autoscale", "slo", "ops")
 def up(
     settings: Settings,
     prefill: Annotated[
@@ -92,11 +89,13 @@ def up(
 app.command(cls=SectionedCommand)(batch)
 app.add_typer(keys)
 app.add_typer(ca.app)
+app.add_typer(diagnosis.app)
+app.add_typer(metrics.app)
 app.add_typer(ray, name="ray")
 
 
 @app.command(cls=SectionedCommand)
-@with_settings("engine", "router", "scheduler", "security")
+@with_settings("engine", "router", "scheduler", "security", "ops")
 def router(settings: Settings) -> None:
     """Run a router: serve OpenAI's HTTP API. Needs no GPU and no weights."""
     from baton.services.router.app import run_router
@@ -168,7 +167,7 @@ def status(
     """Show the workers, their load and the last requests."""
     from baton.services.cli.status import run_status
 
-    _become_operator(settings)
+    become_operator(settings)
     run_status(settings.scheduler.address, as_json=json, watch=watch)
 
 
@@ -184,7 +183,7 @@ def drain(
     """
     from baton.services.cli.status import run_drain
 
-    _become_operator(settings)
+    become_operator(settings)
     run_drain(settings.scheduler.address, worker)
 
 
@@ -199,7 +198,7 @@ def undrain(
     """Let a drained worker take requests again."""
     from baton.services.cli.status import run_undrain
 
-    _become_operator(settings)
+    become_operator(settings)
     run_undrain(settings.scheduler.address, worker)
 
 
@@ -217,15 +216,54 @@ def role(
     from baton.services import roles
     from baton.services.cli.status import run_role
 
-    _become_operator(settings)
+    become_operator(settings)
     run_role(settings.scheduler.address, worker, roles.role(to))
 
 
-def _become_operator(settings: Settings) -> None:
-    from baton.security.names import Role
-    from baton.services import identities  # gRPC, which takes a third of a second of `baton --help`
+@app.command("log-level", cls=SectionedCommand)
+@with_settings(*OPERATORS)
+def log_level(
+    settings: Settings,
+    process: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROCESS",
+            help="scheduler, routers, workers, all, or the id of a worker or router, or its beginning.",
+        ),
+    ],
+    level: Annotated[str, typer.Argument(metavar="LEVEL", help="debug, info, warning or error.")],
+) -> None:
+    """Change what running processes log, until they end."""
+    from baton.services.cli.status import run_log_level
 
-    identities.take_on(settings, Role.OPERATOR)
+    become_operator(settings)
+    run_log_level(settings.scheduler.address, process, level.lower())
+
+
+@app.command(cls=SectionedCommand)
+@with_settings(*OPERATORS)
+def top(settings: Settings) -> None:
+    """Show the deployment live, and act on its workers.
+
+    `baton status` is for scripts.
+    """
+    import asyncio
+
+    from baton.services.top.app import Top, reachable  # textual, which nothing else needs
+
+    become_operator(settings)
+    asyncio.run(reachable(settings.scheduler.address))
+    Top(settings.scheduler.address).run()
+
+
+@app.command(cls=SectionedCommand)
+@with_settings("engine", "router", "scheduler", "worker", "handoff", "security")
+def doctor(settings: Settings, json: Json = False) -> None:
+    """Check this machine and the deployment; say what to do.
+
+    The deployment only where its scheduler answers. Exit status: 1 when something is wrong.
+    """
+    diagnosis.run_doctor(settings, as_json=json)
 
 
 def _run_worker(settings: Settings, role: str) -> None:

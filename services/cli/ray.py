@@ -132,6 +132,10 @@ class _Terminal:
 
 def _banner(settings: Settings, status: dict[str, Any]) -> str:
     url, model = status["urls"][0], status["model"]
+    numbers = "baton ray scale prefill=2 decode=1"
+    if status["autoscale"] == "on":
+        limits = ", ".join(f"{least} to {most} {role}" for role, (least, most) in status["bounds"].items())
+        numbers = f"chosen by the scheduler: {limits}"
     return f"""
 Ready. OpenAI's API is served at {" and ".join(f"{one}/v1" for one in status["urls"])}
 
@@ -140,7 +144,7 @@ Ready. OpenAI's API is served at {" and ".join(f"{one}/v1" for one in status["ur
 
   nodes and parts:      baton ray status
   requests and load:    baton status --scheduler {status["scheduler"]}{operator_flags(settings)}
-  more, fewer workers:  baton ray scale prefill=2 decode=1
+  more, fewer workers:  {numbers}
   stop:                 Ctrl-C, or baton ray down
 """
 
@@ -150,8 +154,9 @@ def _print_status(status: dict[str, Any], *, as_json: bool) -> None:
         print(json.dumps(status, indent=2))
         return
     wanted = ", ".join(f"{number} {role}" for role, number in status["wanted"].items())
+    who = " (chosen by the scheduler)" if status["autoscale"] == "on" else ""
     head = (
-        f"model {status['model']}, topic {status['topic']}, wanted: {wanted}\n"
+        f"model {status['model']}, topic {status['topic']}, wanted{who}: {wanted}\n"
         f"scheduler {status['scheduler']}, routers: {', '.join(status['urls']) or 'none'}\n"
     )
     parts = fitted("parts", _PARTS, status["parts"], UNLIMITED)

@@ -1,4 +1,4 @@
-"""The operator's commands to a running scheduler: `baton status`, `drain`, `undrain` and `role`."""
+"""The operator's commands to a running scheduler: `baton status`, `drain`, `undrain`, `role`, `log-level`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
 from baton.services.errors import ServiceError
 from baton.services.roles import Role
 from baton.services.roles import name_of as role_name
+from baton.services.top.view import state_of
 
 T = TypeVar("T")
 WATCH_S = 1.0
@@ -34,14 +35,14 @@ PIPE_WIDTH = 200  # columns
 def run_status(address: str, *, as_json: bool, watch: bool) -> None:
     """Print the deployment's state once, or every second. Raises SchedulerUnavailable."""
     if as_json:
-        print(json.dumps(MessageToDict(_describe(address), preserving_proto_field_name=True), indent=2))
+        print(json.dumps(MessageToDict(describe(address), preserving_proto_field_name=True), indent=2))
     elif not watch:
         _print(address)
     elif _can_be_painted_over():
         # "visible": tables that are taller than the terminal are printed whole.
         with Live(auto_refresh=False, vertical_overflow="visible") as live:
             while True:
-                live.update(render(_describe(address), live.console.width), refresh=True)
+                live.update(render(describe(address), live.console.width), refresh=True)
                 time.sleep(WATCH_S)
     else:
         while True:
@@ -53,7 +54,7 @@ def _print(address: str) -> None:
     # A pipe has no width: every column is printed.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
     # Unlimited: the terminal wraps an id longer than its width, we never cut it.
-    Console(width=UNLIMITED, highlight=False).print(render(_describe(address), width))
+    Console(width=UNLIMITED, highlight=False).print(render(describe(address), width))
     sys.stdout.flush()
 
 
@@ -70,7 +71,7 @@ def run_drain(address: str, worker: str) -> None:
         raise ServiceError(reply.problem)
     print(
         f"{reply.worker_id} is draining: it takes no new requests and exits when it has finished; "
-        "restarted, it stays drained until `baton undrain`"
+        "started again under the same name (--worker-id), it stays drained until `baton undrain`"
     )
 
 
@@ -111,7 +112,16 @@ def render(description: pb.Description, width: int) -> Group:
     return Group(head, *tables)
 
 
-def _describe(address: str) -> pb.Description:
+def run_log_level(address: str, process: str, level: str) -> None:
+    """Change the log level of processes. Raises ServiceError for unknown ones, or another level."""
+    reply = _ask(address, lambda client: client.set_log_level(process, level))
+    if not reply.processes:
+        raise ServiceError(reply.problem)
+    print(f"from {level} on, within a second: {', '.join(reply.processes)}")
+
+
+def describe(address: str) -> pb.Description:
+    """Return all that a scheduler knows. Raises SchedulerUnavailable."""
     return _ask(address, SchedulerClient.describe)
 
 
@@ -136,18 +146,10 @@ def _requests(past: Sequence[pb.PastHandoff], width: int) -> Table:
     return fitted("last requests", [_BOTH_WORKERS, *_REQUESTS], past, width)
 
 
-def _state(worker: pb.WorkerStatus) -> str:
-    return (
-        "drained"
-        if worker.drained
-        else pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
-    )
-
-
 _WORKERS: list[Column[pb.WorkerStatus]] = [
     Column("worker", lambda w: w.identity.worker_id),
     Column("role", lambda w: role_name(w.identity.role)),
-    Column("state", _state),
+    Column("state", state_of),
     Column("running", lambda w: str(w.load.running), number=True, rank=6),
     Column("waiting", lambda w: str(w.load.waiting), number=True, rank=5),
     Column(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 import baton
-from baton.addresses import from_here
+from baton.addresses import from_here, join, listen, split
 from baton.services.cli.flags import operator_flags
 from baton.services.config import Settings
 from baton.services.credentials import guarded
@@ -21,8 +22,24 @@ def run_up(settings: Settings, fleet: Fleet, log_dir: str) -> NoReturn:
 
     Raises ConfigError and StartError with one line that says what to do.
     """
+    if settings.ops.listen is None:
+        settings.ops.listen = beside_router(settings)
     supervise(settings, fleet, log_dir, _Terminal(settings, fleet))
     leave(0)
+
+
+def beside_router(settings: Settings) -> str:
+    """Return an address on loopback for the live page: the port after the router's, or a free one.
+
+    A port that the settings name is not free, though its process has not taken it yet.
+    """
+    named = {split(one)[1] for one in settings.scheduler.address.split(",")}
+    named |= {settings.scheduler.metrics_port, settings.router.metrics_port, settings.handoff.port}
+    after = settings.router.port + 1
+    for wanted in (0,) if after in named else (after, 0):
+        with contextlib.suppress(OSError, OverflowError), listen("127.0.0.1", wanted) as sock:
+            return join(*sock.getsockname()[:2])
+    return ""  # no port is free; the router will say so of its own
 
 
 class _Terminal:
@@ -55,6 +72,7 @@ def _banner(settings: Settings) -> str:
     url = settings.router.url
     scheduler = from_here(settings.scheduler.address) + operator_flags(settings)
     header, key = ("-H 'Authorization: Bearer KEY' ", "KEY") if guarded(settings.router) else ("", "none")
+    page = f"  page:     http://{from_here(settings.ops.listen)}/ops\n" if settings.ops.listen else ""
     return f"""
 Ready. OpenAI's API is served at {url}/v1
 
@@ -62,7 +80,7 @@ Ready. OpenAI's API is served at {url}/v1
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
   python:   OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{model}", ...)
-  status:   {Path(sys.argv[0]).name} status --scheduler {scheduler}
+{page}  status:   {Path(sys.argv[0]).name} status --scheduler {scheduler}
   metrics:  {url}/metrics
   stop:     Ctrl-C
 """

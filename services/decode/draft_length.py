@@ -56,14 +56,6 @@ class DraftChoice:
     tokens_per_step: tuple[float, ...] = ()  # of a request
     step_seconds: tuple[float, ...] = ()
 
-    @property
-    def tokens_per_second(self) -> tuple[float, ...]:
-        """Tokens a second of the whole batch, by the number of drafted tokens."""
-        return tuple(
-            self.requests * tokens / seconds
-            for tokens, seconds in zip(self.tokens_per_step, self.step_seconds, strict=True)
-        )
-
 
 @dataclass
 class _Batch:

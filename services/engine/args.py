@@ -33,6 +33,8 @@ _OURS = {
     "data_parallel_size": "more workers",
     "tensor_parallel_size": "engine.tensor_parallel_size (--tensor-parallel-size)",
     "reasoning_parser": "engine.reasoning_parser (--reasoning-parser)",
+    "otlp_traces_endpoint": "tracing.endpoint: the router writes the traces of all processes",
+    "collect_detailed_traces": "tracing.endpoint: the router writes the traces of all processes",
 }
 # Ways to split a model that a handoff cannot serve: with ranks that keep every other token, the blocks that
 # are skipped as known would be the wrong ones, and all digests right.
@@ -94,6 +96,11 @@ def check_model(settings: EngineSettings) -> None:
 def from_hub(settings: EngineSettings) -> dict[str, Any]:
     """Return what engine.extra says of a named model: which of its files are meant, where they are kept."""
     return {key: settings.extra.get(key) for key in ("revision", "download_dir", "hf_token")}
+
+
+def place_of(name: str) -> str:
+    """Return where one of vLLM's engine arguments is set."""
+    return _OURS.get(name, f"engine.extra.{name}")
 
 
 def check_parser(key: str, name: str, known: Iterable[str]) -> None:

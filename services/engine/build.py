@@ -5,7 +5,8 @@ vllm.config.KVTransferConfig, vllm.config.VllmConfig (additional_config, use_v2_
 SpeculativeConfig (num_speculative_tokens_per_batch_size, where 0 tokens still run the drafter's first pass),
 vllm.config.SchedulerConfig (long_prefill_token_threshold, _adaptive, policy),
 vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor, scheduler.kv_cache_manager,
-scheduler.kv_cache_config.kv_cache_groups), vllm.config.CacheConfig (num_gpu_blocks, kv_cache_size_tokens),
+scheduler.kv_cache_config.kv_cache_groups), vllm.config.CacheConfig (mamba_cache_mode, num_gpu_blocks,
+kv_cache_size_tokens),
 vllm.platforms.current_platform.is_cpu; on CPU the variables VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
 rank in this process) and VLLM_CPU_OMP_THREADS_BIND (of rank processes), and that threads of OpenMP inherit
 the affinity of the thread that starts them.
@@ -22,7 +23,7 @@ from typing import Any
 from baton import addresses, rpc
 from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
-from baton.services.engine import cpu_mla, process
+from baton.services.engine import cache_events, cpu_mla, process
 from baton.services.engine.args import engine_args, from_hub
 from baton.services.engine.fingerprint import model_fingerprint
 from baton.services.engine.patches import continuation, undrafted
@@ -124,19 +125,22 @@ def build_config(plan: EnginePlan) -> Any:
     args["distributed_executor_backend"] = "uni" if alone else "mp"
     if settings.handoff.enabled is not False:
         args["kv_transfer_config"] = _transfer_config(plan)
+    if args["enable_prefix_caching"]:
+        args["kv_events_config"] = cache_events.events_config(args.get("kv_events_config"))
     _add_speculation(args, plan)
     _add_fair_share(args, plan, on_cpu=current_platform.is_cpu())
     if current_platform.is_cpu():
         _add_cpu_blocks(args)
     config = AsyncEngineArgs(**args).create_engine_config()
     _check_verification(config)
-    if config.model_config.is_hybrid and "kv_transfer_config" in args:
+    if config.cache_config.mamba_cache_mode != "none" and "kv_transfer_config" in args:
         if plan.needs_handoffs:
             raise ConfigError(
-                f"model {settings.engine.model!r} keeps state beside its KV cache, which cannot be handed "
-                "over: serve it with mixed workers alone (--mixed)"
+                f"engine.enable_prefix_caching (value true): model {settings.engine.model!r} keeps states, "
+                "which are handed over only without a prefix cache: say --no-enable-prefix-caching, or serve "
+                "it with mixed workers alone (--mixed)"
             )
-        logger.warning("this model keeps state beside its KV cache: it is served without handoffs")
+        logger.warning("this model keeps states, and a prefix cache of them: it is served without handoffs")
         args["kv_transfer_config"] = None
         config = AsyncEngineArgs(**args).create_engine_config()
     if "long_prefill_token_threshold" not in args:

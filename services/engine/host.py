@@ -21,14 +21,18 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from baton.handoff.errors import HandoffError
 from baton.handoff.reports import Loaded, Saved, Staged
+from baton.protos.handoff_pb2 import TrialReply
+from baton.protos.scheduler_pb2 import BlockHashing
+from baton.scheduler.prefixes.log import Change
 from baton.services.decode.acceptance import DraftCounts
+from baton.services.engine import cache_events
 from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of
 from baton.services.engine.counts import Counts
 from baton.services.engine.errors import EngineFailed
@@ -69,12 +73,17 @@ class EngineStep:
     counts: Counts = field(default_factory=Counts)  # in this step
     shared: dict[str, int] = field(default_factory=dict)  # by request with a first output: its shared blocks
     draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
+    blocks: Change | None = None  # what the prefix cache gained and lost
 
     @property
     def matters(self) -> bool:
         """Whether it brought something: a step that only waited for KV did not."""
         return bool(
-            self.executed or self.saved or self.loaded or any(o.outputs for o in self.outputs.values())
+            self.executed
+            or self.saved
+            or self.loaded
+            or self.blocks
+            or any(o.outputs for o in self.outputs.values())
         )
 
 
@@ -105,6 +114,7 @@ class EngineHost:
         self._engine: Any = None
         self._connector: Any = None
         self._draft_length: draft_length.DraftLengthSeam | None = None
+        self._cache_events: cache_events.CacheEvents | None = None
         self._load = EngineLoad()
         self._block_share = 1.0  # EngineInfo's
         self._step_began = 0.0  # time.monotonic; 0 between steps
@@ -163,6 +173,11 @@ class EngineHost:
         """The facts that the hash is made of, in words."""
         return dict(self._connector.facts) if self._connector is not None else {}
 
+    @property
+    def hashing(self) -> BlockHashing | None:
+        """The way in which the engine names the blocks that it tells of; None where it tells of none."""
+        return self._cache_events.hashing if self._cache_events is not None else None
+
     def staged(self, timeout_s: float) -> Staged | None:
         """Return what waits to be pulled; None when a rank does not answer in time.
 
@@ -177,6 +192,21 @@ class EngineHost:
             return None
         return staged
 
+    @property
+    def kv_addresses(self) -> list[str]:
+        """Addresses of the ranks' Handoff services, as this machine dials them; none without handoffs."""
+        return list(self._connector.kv_addresses) if self._connector is not None else []
+
+    def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
+        """Have the ranks pull test payloads from another worker's.
+
+        Waits for the ranks, so not in the loop's thread.
+        """
+        if self._connector is None:
+            return TrialReply(problem="this worker hands no KV over")
+        reply: TrialReply = self._connector.try_handoff(sources, transport, size, timeout_s)
+        return reply
+
     def _run(self) -> None:
         try:
             self._engine = build_engine(self._plan, lambda: self._messages.put(_rank_lost))
@@ -184,6 +214,7 @@ class EngineHost:
             self._draft_length = draft_length.install(
                 self._engine, self._plan.settings.engine.speculative_config
             )
+            self._cache_events = cache_events.install(self._engine)
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
             return
@@ -232,7 +263,11 @@ class EngineHost:
             self._engine.add_request(request)
         except Exception as error:
             # Every worker would raise it: the request must not take them down, one after the other.
-            logger.exception("the engine refuses request %s", request.request_id)
+            logger.exception(
+                "the engine refuses request %s",
+                request.request_id,
+                extra={"request_id": request.request_id.rpartition("#")[0]},
+            )
             self._engine.abort_requests([request.request_id])  # it may have come halfway in
             refusal = error
             self._tell(lambda listener: listener.on_refused(request.request_id, refusal))
@@ -258,6 +293,8 @@ class EngineHost:
         if self._connector is not None:
             reports = self._connector.take_reports()
             step.saved, step.loaded = reports.saved, reports.loaded
+        if self._cache_events is not None:
+            step.blocks = self._cache_events.take()
         step.shared = self._shared(step)
         running, waiting = engine.scheduler.get_request_counts()
         free = int(engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * self._block_share)

@@ -5,7 +5,8 @@ threads and no gRPC. Its owner tells it what to run over its stdin and hears of 
 neither, and they end with the owner, however that dies.
 
     stdin   each line a JSON list: all parts that shall run now, each the fields of `PartOrder`. Those that
-            are not on it any more are drained; those that run go on as they are.
+            are not on it any more are drained; those that run go on as they are, and a worker whose role is
+            another by now has that one when it is started again.
     stdout  a line of JSON for each event: {"event": "said", "name": ..., "text": ...}, and after each change
             {"event": "parts", "states": {name: running | restarting | leaving | given up}}
 
@@ -160,6 +161,12 @@ class _Node:
                 self._parts.retire(part, self._running[name].end_s)
         new = [one for name, one in self._wanted.items() if name not in members]
         for one in sorted(new, key=lambda one: one.kind is not Kind.SCHEDULER):  # that needs no vLLM
+            if one.kind is not Kind.SCHEDULER and not self._preloaded:
+                self._preload(one.tree)
+                if self._listen and wait([_STDIN], timeout=0):
+                    self._read()
+                self._reconcile()  # what shall run may be another by now
+                return
             self._add(one)
         states = {part.name: part.state for part in self._parts.members}
         if states != self._told:
@@ -167,15 +174,11 @@ class _Node:
             self._told = states
 
     def _add(self, one: PartOrder) -> None:
-        if one.kind is not Kind.SCHEDULER:
-            self._preload(one.tree)
         self._running[one.name] = one
         self._parts.add(one.name, one.kind, self._work(one))
         self._observer.said(one.name, "started")
 
     def _preload(self, settings: Settings) -> None:
-        if self._preloaded:
-            return
         self._observer.said("engine", "importing vLLM; the first time takes longest")
         began = time.monotonic()
         with left_on_signals([self._stop], self._end, lambda: None):
@@ -187,7 +190,8 @@ class _Node:
         if one.kind is Kind.WORKER:
             cpu = self._lent[one.name] = self._cores.lend(one.cores) if cpu_build() else ""
             where = Devices(cpu=cpu, environment=dict(one.environment))
-            return children.worker(one.tree, one.name, lambda: one.role, where)
+            # Looked up at each start: its role may have changed when it is started again.
+            return children.worker(one.tree, one.name, lambda: self._wanted.get(one.name, one).role, where)
         work = children.router if one.kind is Kind.ROUTER else children.scheduler
         return functools.partial(work, one.tree)
 

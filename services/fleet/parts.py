@@ -19,6 +19,7 @@ from baton.services.fleet.watch import Seen
 
 STOP_TIMEOUT_S = 15.0
 WATCHER_STOP_S = 1.0  # it has nothing to finish
+LAST_WORDS = 200  # characters of a log's last line, beside what else is said
 
 Say = Callable[[str, str], None]  # a part's name, what happened to it
 
@@ -108,6 +109,14 @@ class Parts:
         self._start(part)
         return part
 
+    @property
+    def last_words(self) -> str:
+        """The end of the log of the first part that is not ready yet, as the end of a sentence."""
+        for part in self.members:
+            if part.name in self.waiting_for and part.child is not None:
+                return f"; {part.name} said last ({part.child.log}): {part.child.last_error()[:LAST_WORDS]}"
+        return ""
+
     def retire(self, part: Part, within_s: float) -> None:
         """Tell a part to end for good; `reap` forgets it then, and kills it after `within_s` seconds."""
         part.leaves_by = time.monotonic()
@@ -131,10 +140,12 @@ class Parts:
                 self._died(part, part.child, now)
 
     def note(self, seen: Seen) -> None:
-        """Mark the part that was seen ready, unless it was restarted since."""
+        """Mark the part that was seen ready, unless it died or was restarted since."""
         for part in self.members:
             child = part.child
-            if child is None or part.ready or part.known_as != seen.name or seen.at < child.started_at:
+            if child is None or not part.runs or part.ready:
+                continue
+            if part.known_as != seen.name or seen.at < child.started_at:
                 continue
             part.ready = part.proven = True
             self.say(part.name, f"ready: {seen.detail}")
@@ -215,8 +226,11 @@ class Parts:
         last = f"{child.last_error()} (log: {child.log})"
         if problem := self._cannot_serve():
             raise StartError(f"{part.name} {died}, and {problem}: {last}")
-        left = "readiness is no longer reported" if part.kind is Kind.WATCHER else "the others go on serving"
-        self.say(part.name, f"{died} ({child.how_it_ended()}): given up, {left}: {last}")
+        left = ""  # of a larger deployment: its owner knows what is left
+        if self.whole:
+            watches = part.kind is Kind.WATCHER
+            left = ", readiness is no longer reported" if watches else ", the others go on serving"
+        self.say(part.name, f"{died} ({child.how_it_ended()}): given up{left}: {last}")
 
     def _cannot_serve(self) -> str:
         """Return why the parts not given up cannot serve; "" where they can, or where others may."""

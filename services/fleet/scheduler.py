@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+import uvloop
 
 from baton.scheduler.service import serve
 from baton.security.names import Role
 from baton.services import credentials, identities, logs
 from baton.services.config import Settings
 from baton.services.fleet.goals import goals_of
+from baton.services.imports import collect_seldom
 
 
 def run_scheduler(settings: Settings) -> None:
@@ -24,4 +25,5 @@ def run_scheduler(settings: Settings) -> None:
     password = credentials.store_password(own)
     identities.take_on(settings, Role.SCHEDULER)
     goals = goals_of(settings)
-    asyncio.run(serve(own, store_password=password, metrics_port=own.metrics_port, goals=goals))
+    collect_seldom()
+    uvloop.run(serve(own, store_password=password, metrics_port=own.metrics_port, goals=goals))

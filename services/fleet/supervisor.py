@@ -10,8 +10,6 @@ process (watch.py) finds out which parts are ready.
 
 from __future__ import annotations
 
-import errno
-import os
 import socket
 import tempfile
 import time
@@ -34,6 +32,7 @@ from baton.services.fleet import children
 from baton.services.fleet.goals import goals_of
 from baton.services.fleet.parts import Kind, Parts, Say
 from baton.services.fleet.places import Places
+from baton.services.fleet.ports import check_port
 from baton.services.fleet.signals import Stopped, left_on_signals, wake_on_signals
 from baton.services.fleet.watch import Ordered, watch
 from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
@@ -118,8 +117,8 @@ def supervise(
     Raises ConfigError and StartError with one line that says what to do; no process is left then either.
     """
     _check(settings, fleet)
-    _check_port("router.port", settings.router.host, settings.router.port)
-    _check_port("scheduler.address", *_scheduler_address(settings))
+    check_port("router.port", settings.router.host, settings.router.port)
+    check_port("scheduler.address", *_scheduler_address(settings))
     folder = log_folder(log_dir)
     began = time.monotonic()
 
@@ -194,7 +193,7 @@ def _until_ready(
         if parts.waiting_for != waited_for:
             spoke, waited_for = now, parts.waiting_for
         if now - spoke > STILL_WAITING_S:
-            say("still", f"waiting for {', '.join(parts.waiting_for)}")
+            say("still", f"waiting for {', '.join(parts.waiting_for)}{parts.last_words}")
             spoke = now
 
 
@@ -224,24 +223,6 @@ def _scheduler_address(settings: Settings) -> tuple[str, int]:
         return addresses.split(settings.scheduler.address)
     except ValueError as error:
         raise ConfigError(f"scheduler.address: {error}") from None
-
-
-def _check_port(key: str, host: str, port: int) -> None:
-    if port == 0:
-        raise ConfigError(f"{key}: port 0 is not allowed here, as other parts must know the port; choose one")
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.create_server((host, port), family=family):
-            return
-    except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-            where = key.replace("router.port", "router.host")
-            raise StartError(f"{where}: cannot listen on {host}: this machine has no such address") from None
-        # The error's own text would repeat the address as a tuple.
-        raise StartError(
-            f"{key}: cannot listen on {addresses.join(host, port)}: {os.strerror(error.errno or 0)}; "
-            "choose another port or stop the process that uses it"
-        ) from None
 
 
 def log_folder(given: str) -> Path:

@@ -114,11 +114,12 @@ class OwnDeployment:
         own = settings.model_copy(deep=True)
         own.router.host, own.router.port = _HOST, int(self.url.rpartition(":")[2])
         own.router.api_key_file = own.router.keys_file = own.router.keys_store = ""
+        own.router.keys_store_password_file = ""
         own.router.api_key = SecretStr(self.api_key)
         own.scheduler.address = self.scheduler_address
         own.scheduler.store_password_file = ""
         own.scheduler.store = "memory"  # in a shared store it would take requests from others
-        own.scheduler.metrics_port = None
+        own.scheduler.metrics_port = own.worker.metrics_port = own.router.metrics_port = 0
         return own
 
     def _start(self, order: Order) -> subprocess.Popen[bytes]:

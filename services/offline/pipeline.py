@@ -31,6 +31,7 @@ _OURS = (
     ("router", "api_key_file"),
     ("router", "keys_file"),
     ("router", "keys_store"),
+    ("router", "keys_store_password_file"),
     ("scheduler", "address"),
     ("scheduler", "store"),
     ("scheduler", "store_password_file"),

@@ -142,6 +142,16 @@ def give_up(group: Any) -> None:
     remove_placement_group(group)
 
 
+def ask_for(bundles: list[dict[str, float]], labels: list[dict[str, str]]) -> None:
+    """Tell Ray's autoscaler, if the cluster has one, for which bundles there shall be nodes, in use or free.
+
+    `labels`: what the nodes of each must have. Replaces what was asked before, by anybody on this cluster.
+    """
+    from ray.autoscaler.sdk import request_resources
+
+    request_resources(bundles=bundles, bundle_label_selectors=labels)
+
+
 def places() -> dict[str, Place]:
     """Return where each placement group is, by its id."""
     from ray.util import placement_group_table

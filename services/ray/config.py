@@ -8,133 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from baton.services import credentials, roles
-from baton.services.config import REVEAL, EngineSettings, SecuritySettings, Settings, load
+from baton.services.config import (
+    REVEAL,
+    AutoscaleSettings,
+    EngineSettings,
+    SecuritySettings,
+    Settings,
+    load,
+)
 from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, served_model_name
 from baton.services.errors import ConfigError, one_line
 from baton.services.fleet.devices import cpu_build
+from baton.services.fleet.goals import goals_of
+from baton.services.ray.sections import Deploying, Routers, Workers
 
 WORKER_ROLES = ("prefill", "decode")
 TYPE_SHARE = 0.001  # of a node's `accelerator_type:` resource: it is a mark, and takes nothing away
 # Keys of engine_kwargs that Ray's prefill and decode need and Baton does itself.
 _DONE_HERE = ("kv_transfer_config",)
-
-Amount = Annotated[float, Field(ge=0)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, hide_input_in_errors=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _none_is_default(cls, value: Any, info: Any) -> Any:
-        field = cls.model_fields[info.field_name]
-        return field.get_default(call_default_factory=True) if value is None else value
-
-
-class ModelLoading(_Section):
-    """The model, as Ray names it."""
-
-    model_id: str = Field("", description="Model name in the API.")
-    model_source: str = Field(
-        "", description="A folder in Hugging Face's layout, or a name there; model_id if unset."
-    )
-
-
-class Autoscaling(_Section):
-    """Bounds of the number of workers or routers."""
-
-    min_replicas: int = Field(1, ge=0, description="Fewest.")
-    max_replicas: int | None = Field(None, ge=1, description="Most; any number if unset.")
-    initial_replicas: int | None = Field(None, ge=0, description="At the start; min_replicas if unset.")
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Autoscaling:
-        if problem := self.why_not(self.initial):
-            raise ValueError(f"{problem} (initial_replicas)")
-        return self
-
-    @property
-    def initial(self) -> int:
-        return self.min_replicas if self.initial_replicas is None else self.initial_replicas
-
-    def why_not(self, number: int) -> str:
-        """Return why there cannot be so many, "" if there can."""
-        if number < self.min_replicas:
-            return f"{number} is less than min_replicas ({self.min_replicas})"
-        if self.max_replicas is not None and number > self.max_replicas:
-            return f"{number} is more than max_replicas ({self.max_replicas})"
-        return ""
-
-
-class Deploying(_Section):
-    """The number of workers or routers."""
-
-    num_replicas: int | None = Field(None, ge=0, description="A fixed number; 1 if unset.")
-    autoscaling_config: Autoscaling | None = Field(
-        None, description="Bounds within which the number may be changed."
-    )
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Deploying:
-        if self.num_replicas is not None and self.autoscaling_config:
-            raise ValueError("num_replicas and autoscaling_config exclude each other: leave one out")
-        return self
-
-    @property
-    def initial(self) -> int:
-        if self.autoscaling_config:
-            return self.autoscaling_config.initial
-        return 1 if self.num_replicas is None else self.num_replicas
-
-    def why_not(self, number: int) -> str:
-        """Return why there cannot be so many, "" if there can."""
-        return self.autoscaling_config.why_not(number) if self.autoscaling_config else ""
-
-
-class Placing(_Section):
-    """The room of one worker. It lies on one node as a whole, so bundles are added up."""
-
-    bundles: list[dict[str, Amount]] = Field(default_factory=list, description="Resources by Ray's names.")
-    bundle_per_worker: dict[str, Amount] = Field(
-        default_factory=dict, description="The same for each rank, instead of bundles."
-    )
-    strategy: Literal["PACK", "STRICT_PACK"] = Field(
-        "STRICT_PACK", description="A worker's ranks share a node in either."
-    )
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Placing:
-        if self.bundles and self.bundle_per_worker:
-            raise ValueError("bundles and bundle_per_worker exclude each other: leave one out")
-        return self
-
-
-class Workers(_Section):
-    """The workers of one role."""
-
-    model_loading_config: ModelLoading = Field(default_factory=ModelLoading)
-    engine_kwargs: dict[str, Any] = Field(
-        default_factory=dict, repr=False, description="Engine arguments, laid over the section `engine`."
-    )
-    accelerator_type: str = Field("", description="The nodes' accelerator, by Ray's name, e.g. H100.")
-    label_selector: dict[str, str] = Field(default_factory=dict, description="Labels that nodes must have.")
-    placement_group_config: Placing = Field(default_factory=Placing)
-    deployment_config: Deploying = Field(default_factory=Deploying)
-    runtime_env: dict[str, Any] = Field(
-        default_factory=dict, repr=False, description="Ray's runtime environment of the workers."
-    )
-
-
-class Routers(_Section):
-    """The routers: at most one a node, the first where the deployment was started."""
-
-    deployment_config: Deploying = Field(default_factory=Deploying)
 
 
 class Security(SecuritySettings):
@@ -215,9 +112,81 @@ class ClusterSettings(Settings):
             for name, field in Settings.model_fields.items()
             if hasattr(field.annotation, "model_fields")
         }
+        tree["autoscale"] = self.scaling.model_dump(mode="json")
         worker = role if role in WORKER_ROLES else "decode"
         tree["engine"] = self.engine_of(worker).model_dump(mode="json", context=REVEAL)
         return tree | {"log_format": self.log_format}
+
+    @property
+    def scaling(self) -> AutoscaleSettings:
+        """The section `autoscale`, with the bounds of each side's autoscaling_config. Raises ConfigError."""
+        own = self.autoscale
+        if own.mode == "off":
+            return own
+        bounds = {role: self._bounds_given(role) for role in WORKER_ROLES}
+        try:
+            scaling = AutoscaleSettings(
+                **{**own.model_dump(exclude_unset=True), **bounds["prefill"], **bounds["decode"]}
+            )
+        except ValidationError as error:
+            raise ConfigError(f"autoscale, autoscaling_config: {one_line(error)}") from None
+        for role in WORKER_ROLES if own.mode == "on" else ():
+            least, most = (getattr(scaling, f"{end}_{role}") for end in ("min", "max"))
+            if not least <= (first := self.deploying(role).initial) <= most:
+                raise ConfigError(
+                    f"{role}_config.deployment_config: it starts with {first}, but autoscaling keeps {least} "
+                    f"to {most}: set autoscaling_config.initial_replicas"
+                )
+        return scaling
+
+    def _bounds_given(self, role: str) -> dict[str, int]:
+        """Return the keys of `autoscale` that a side's deployment_config says. Raises ConfigError."""
+        own, deploying = self.autoscale, self.deploying(role)
+        section = f"{role}_config.deployment_config"
+        if own.mode == "on" and deploying.num_replicas is not None:
+            raise ConfigError(
+                f"autoscale.mode is on and {section}.num_replicas fixes a number: "
+                "give autoscaling_config with min_replicas and max_replicas in its place"
+            )
+        bounds = {}
+        limits = deploying.autoscaling_config
+        for end, number in limits.bounds.items() if limits else ():
+            key, said = f"{end}_{role}", f"{section}.autoscaling_config.{end}_replicas"
+            if key in own.model_fields_set and getattr(own, key) != number:
+                raise ConfigError(
+                    f"autoscale.{key} is {getattr(own, key)} and {said} is {number}: leave one of them out"
+                )
+            if number < 1:
+                raise ConfigError(f"{said} is 0: autoscaling keeps at least one worker on each side")
+            bounds[key] = number
+        return bounds
+
+    def bounds(self, role: str) -> tuple[int, int | None]:
+        """Return the least and the most workers of a role, None for any number. Raises ConfigError."""
+        if self.autoscale.mode == "on":
+            scaling = self.scaling
+            return getattr(scaling, f"min_{role}"), getattr(scaling, f"max_{role}")
+        limits = self.deploying(role).autoscaling_config
+        return (limits.min_replicas, limits.max_replicas) if limits else (0, None)
+
+    @property
+    def interchangeable(self) -> bool:
+        """Whether workers of both sides are alike: in room, environment and engine."""
+        prefill, decode = (
+            (self.bundle(role), self.workers(role).label_selector, self.workers(role).runtime_env)
+            for role in WORKER_ROLES
+        )
+        return prefill == decode and self.engine_of("prefill") == self.engine_of("decode")
+
+    @property
+    def unused(self) -> list[str]:
+        """Keys of Ray Serve's that were given and mean nothing here, with their sections."""
+        return [
+            f"{part}_config.deployment_config.autoscaling_config.{key}"
+            for part in (*WORKER_ROLES, "router")
+            if (limits := self.deploying(part).autoscaling_config)
+            for key in limits.unused
+        ]
 
     def check(self) -> None:
         """Raise ConfigError for what can be seen to be wrong before anything starts."""
@@ -249,6 +218,7 @@ class ClusterSettings(Settings):
         if not self.deploying("router").initial:
             raise ConfigError("router_config.deployment_config: at least one router is needed")
         credentials.check(self)
+        goals_of(self.model_copy(update={"autoscale": self.scaling}))
 
 
 def read(config: str | Path | Mapping[str, Any]) -> ClusterSettings:

@@ -41,6 +41,10 @@ def deploy(
         # Of a cluster made for this process nothing needs to be reached from elsewhere.
         loopback = ours and address == cluster.LOCAL
         with Deployment(settings, loopback=loopback, log_dir=log_dir, tell=tell) as deployment:
+            if tell and settings.unused:
+                tell(
+                    "settings", f"not used, as Baton decides by its section slo: {', '.join(settings.unused)}"
+                )
             deployment.wait_ready(stop=stop)
             yield deployment
     finally:

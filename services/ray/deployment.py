@@ -4,8 +4,11 @@ Twice a second it looks where Ray found room for each worker, tells each node's 
 hears what happened there, and asks Baton's scheduler which workers are ready. Everything belongs to this
 process: Ray ends it all, on every node, when this process ends, by whatever signal.
 
+How many workers there are is said by `scale`, or by the scheduler's orders where `autoscale.mode` is on
+(fleet.py).
+
 A turn costs one call to each node in use, three to Ray (nodes, room, desk), one to the scheduler; a keeper is
-sent its parts only when they changed.
+sent its parts only when they changed. Where the scheduler decides, it is asked for orders once a second.
 """
 
 from __future__ import annotations
@@ -28,16 +31,18 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.security.names import Role
-from baton.services import identities
+from baton.services import identities, roles
 from baton.services.errors import ServiceError, StartError
 from baton.services.fleet.node import PartOrder
 from baton.services.fleet.parts import STOP_TIMEOUT_S
 from baton.services.ray import cluster
-from baton.services.ray.cluster import Machine, Place
+from baton.services.ray.cluster import Machine
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
-from baton.services.ray.desk import NAME, Desk, namespace
+from baton.services.ray.desk import NAME, WHO_DECIDES, Desk, namespace
+from baton.services.ray.fleet import Fleet, Room
 from baton.services.ray.keeper import Keeper, Report
-from baton.services.ray.placing import new_names, place_routers
+from baton.services.ray.placing import place_routers
+from baton.services.ray.slots import Slot, Slots
 from baton.services.ray.trust import Trust
 
 TURN_S = 0.5
@@ -51,27 +56,6 @@ Tell = Callable[[str, str], None]  # a part's name, what happened to it
 
 
 @dataclass
-class Slot:
-    """One worker that should run, and the room for it."""
-
-    name: str
-    role: str
-    group: Any  # its placement group
-    bundle: dict[str, float]
-    node: str = ""  # the id of the node where it has room; "" while it has none
-    devices: Any = None  # the reference to its variables, if the bundle has devices
-    environment: dict[str, str] | None = None  # known once it has room
-    leaving: bool = False
-    host: str = ""  # the name of the node where it has room, or had it last
-    lost_at: float | None = None  # when its node died; until it is ready elsewhere
-
-    @property
-    def key(self) -> str:
-        found: str = self.group.id.hex()
-        return found
-
-
-@dataclass
 class Node:
     """A node in use."""
 
@@ -82,6 +66,11 @@ class Node:
     report: Report = field(default_factory=lambda: Report(-1))
     heard: float | None = None  # when it answered last; None: it starts
     silent: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs there, or is to run, as it said itself."""
+        return self.parts == [] and self.report.order == self.order and not self.report.states
 
 
 class Deployment:
@@ -108,12 +97,15 @@ class Deployment:
         self._home = cluster.here()
         # On this node: it would be away for as long as Ray takes to find another one dead.
         self._desk = cluster.actor(Desk, node=self._home, name=NAME, namespace=self._name)
-        self._wanted = {role: settings.deploying(role).initial for role in WORKER_ROLES}
-        self._slots: list[Slot] = []
+        self._numbers = {role: settings.deploying(role).initial for role in WORKER_ROLES}
+        self._fleet = Fleet(settings) if settings.autoscale.mode == "on" else None
+        self._room = Room()
+        self._slots = Slots(settings, self._name, self._tell)
         self._nodes: dict[tuple[str, str], Node] = {}  # by node's id and runtime environment
         self._machines: dict[str, Machine] = {}
         self._routers: dict[str, str] = {}  # name -> node's id
         self._healthy: set[str] = set()  # routers
+        self._checked: set[str] = set()  # routers whose port was looked at before they first started
         self._workers: dict[str, str] = {}  # name -> state at the scheduler
         self._trust: Trust | None = None
         self._trees: dict[tuple[str, str], dict[str, Any]] = {}
@@ -155,14 +147,17 @@ class Deployment:
     def scale(self, *, prefill: int | None = None, decode: int | None = None) -> None:
         """Set numbers of workers. Those that are too many are drained; new ones start where there is room.
 
-        Returns at once. Raises ServiceError for a number that the configuration's bounds exclude.
+        Returns at once. Raises ServiceError for a number that the configuration's bounds exclude, and where
+        the scheduler decides.
         """
+        if self._fleet:
+            raise ServiceError(WHO_DECIDES)
         for role, number in zip(WORKER_ROLES, (prefill, decode), strict=True):
             if number is not None:
                 if why := self.settings.deploying(role).why_not(number):
                     raise ServiceError(f"{role}={number} is not allowed: {why}, of {role}_config")
                 with self._lock:
-                    self._wanted[role] = number
+                    self._numbers[role] = number
 
     def status(self) -> dict[str, Any]:
         """Return the nodes and the parts with their states, as JSON has them."""
@@ -203,9 +198,8 @@ class Deployment:
             self._end_in_order()
             cluster.get([node.keeper.end.remote() for node in self._nodes.values()])
             self._nodes.clear()
-        for slot in self._slots:
-            cluster.give_up(slot.group)
-        self._slots.clear()
+        self._slots.close()
+        self._room.leave()
         cluster.kill(self._desk)
 
     # The loop.
@@ -223,6 +217,8 @@ class Deployment:
                 try:
                     await asyncio.to_thread(self._turn)
                     await self._look(client)
+                    if self._fleet and self._ready:
+                        await self._fleet.ask(client)
                     failed = 0
                 except Exception as error:  # noqa: BLE001 (Ray may be away for a moment; the owner waits)
                     failed += 1
@@ -240,10 +236,15 @@ class Deployment:
             self._machines = machines
             for key in [key for key in self._nodes if key[0] not in machines]:
                 self._tell(self._nodes.pop(key).machine.name, "this node is dead")
-            self._count()
-            self._locate(cluster.places())
+            self._slots.match(self._fleet.roles if self._fleet else self._slots.by_number(self._numbers))
+            self._slots.locate(cluster.places(), machines)
+            if self._fleet:
+                self._room.want([(slot.bundle, slot.labels) for slot in self._slots if not slot.leaving])
             self._place_routers()
             orders = self._orders()
+        if why := self._port_taken():
+            self._failure, self.ended = why, True
+            return
         self._order(orders)
         self._hear()
         with self._lock:
@@ -252,50 +253,10 @@ class Deployment:
         (ordered,) = cluster.get([self._desk.publish.remote(status)], ANSWER_S)
         if ordered is not None:
             count, numbers, down = ordered
-            if count != self._orders_taken and numbers:
+            if count != self._orders_taken and numbers and not self._fleet:
                 self.scale(**numbers)
             self._orders_taken = count
             self.ended = self.ended or down
-
-    def _count(self) -> None:
-        """Make the slots as many as wanted; the newest leave first."""
-        for role, number in self._wanted.items():
-            there = [slot for slot in self._slots if slot.role == role and not slot.leaving]
-            for slot in there[number:]:
-                slot.leaving = True
-                self._tell(slot.name, "is drained, to leave")
-            taken = [slot.name for slot in self._slots]
-            for name in new_names(role, taken, max(0, number - len(there))):
-                bundle = self.settings.bundle(role)
-                labels = self.settings.workers(role).label_selector
-                group = cluster.reserve(f"{self._name}-{name}", bundle, labels)
-                self._slots.append(Slot(name, role, group, bundle))
-                self._tell(name, f"asks for {_amounts(bundle)}")
-
-    def _locate(self, places: dict[str, Place]) -> None:
-        """Note where the slots have room now, and which devices."""
-        for slot in self._slots:
-            place = places.get(slot.key, Place("PENDING"))
-            node = place.node if place.node in self._machines else ""
-            if node != slot.node:
-                if slot.node:
-                    slot.lost_at = time.monotonic()
-                    room = _amounts(slot.bundle)
-                    self._tell(slot.name, f"was lost with {slot.host}; waits for room: {room}")
-                slot.node, slot.devices, slot.environment = node, None, None
-                if node:
-                    slot.host = self._machines[node].name
-                    self._tell(slot.name, f"has room on {slot.host}")
-            if slot.node and slot.environment is None:
-                self._find_devices(slot)
-
-    def _find_devices(self, slot: Slot) -> None:
-        if not slot.bundle.get("GPU"):
-            slot.environment = {}
-        elif slot.devices is None:
-            slot.devices = cluster.visible(slot.group, slot.bundle)
-        else:
-            (slot.environment,) = cluster.get([slot.devices], 0.1)
 
     def _place_routers(self) -> None:
         """Have a router on as many nodes as wanted; where this process is first."""
@@ -306,6 +267,21 @@ class Deployment:
                 self._healthy.discard(name)
                 self._tell(name, f"goes to {self._machines[node].name}")
 
+    def _port_taken(self) -> str:
+        """Return why a router of the start cannot listen: whoever has its port would answer for it."""
+        new = {name: node for name, node in self._routers.items() if name not in self._checked}
+        self._checked.update(new)
+        if not new or self._ready:  # later ones are tried, and given up in the sight of those that serve
+            return ""
+        port, found = self.settings.router.port, []
+        for node in new.values():
+            host = self._tree("router", self._machines[node])["router"]["host"]
+            found.append(self._nodes[self._key(node, {})].keeper.why_not.remote("router.port", host, port))
+        for node, why in zip(new.values(), cluster.get(found), strict=True):
+            if why:
+                return f"{self._machines[node].name}: {why}"
+        return ""
+
     def _orders(self) -> dict[tuple[str, str], list[PartOrder]]:
         """Return the parts that each node shall run."""
         orders: dict[tuple[str, str], list[PartOrder]] = {key: [] for key in self._nodes}
@@ -314,8 +290,8 @@ class Deployment:
         for name, node in self._routers.items():
             orders.setdefault(self._key(node, {}), []).append(self._ordered(name, "router", node))
         for slot in self._slots:
-            if slot.node and slot.environment is not None and not slot.leaving:
-                runtime_env = self.settings.workers(slot.role).runtime_env
+            if slot.starts:
+                runtime_env = self.settings.workers(slot.side).runtime_env
                 one = self._ordered(slot.name, slot.role, slot.node, slot)
                 orders.setdefault(self._key(slot.node, runtime_env), []).append(one)
         return orders
@@ -349,14 +325,15 @@ class Deployment:
             node.report = report
 
     def _let_go(self) -> None:
-        """Give the room of workers back that have left."""
+        """Give back what is not used any more: the room of workers that have left, and nodes without parts.
+
+        Ray's autoscaler takes no node away on which an actor lives, be it one without resources.
+        """
         running = {name for node in self._nodes.values() for name in node.report.states}
         ordered = {part["name"] for node in self._nodes.values() for part in node.parts or []}
-        for slot in [one for one in self._slots if one.leaving]:
-            if slot.name not in running and slot.name not in ordered:
-                cluster.give_up(slot.group)
-                self._slots.remove(slot)
-                self._tell(slot.name, "has left")
+        self._slots.let_go(running | ordered)
+        for key in [key for key, node in self._nodes.items() if node.idle]:
+            cluster.kill(self._nodes.pop(key).keeper)
 
     async def _look(self, client: SchedulerClient) -> None:
         """Ask the scheduler and the routers who is ready."""
@@ -374,8 +351,14 @@ class Deployment:
         for one in description.workers:
             name = one.identity.name
             if self._workers[name] == "ready" != was.get(name):
-                self._tell(name, f"ready: {one.identity.address}{self._after_loss(name)}")
+                self._tell(name, f"ready: {one.identity.address}{self._slots.back(name)}")
+        with self._lock:
+            self._follow({one.identity.name: roles.name_of(one.identity.role) for one in description.workers})
+        states = self._states
         for name, node in list(self._routers.items()):
+            if states.get(name) != "running":
+                self._healthy.discard(name)
+                continue
             if name in self._healthy or node not in self._machines:
                 continue
             if await asyncio.to_thread(_healthy, self._url(node)):
@@ -385,13 +368,11 @@ class Deployment:
             self._check_start()
             self._ready = not self._lacking() and bool(self._slots)
 
-    def _after_loss(self, name: str) -> str:
-        """Return how long a worker that is ready now was away, if its node had died."""
-        for slot in self._slots:
-            if slot.name == name and slot.node and slot.lost_at is not None:
-                away_s, slot.lost_at = time.monotonic() - slot.lost_at, None
-                return f"; back on {slot.host} {away_s:.1f} s after its node was found dead"
-        return ""
+    def _follow(self, roles_by_name: dict[str, str]) -> None:
+        """Follow changes of roles, by the scheduler or an operator; numbers that were set go along."""
+        for slot, former in self._slots.follow(roles_by_name):
+            self._numbers[former] = max(0, self._numbers[former] - 1)
+            self._numbers[slot.role] += 1
 
     def _check_start(self) -> None:
         """End a start in which a part was given up."""
@@ -423,8 +404,9 @@ class Deployment:
         return key
 
     def _ordered(self, name: str, role: str, node: str, slot: Slot | None = None) -> PartOrder:
-        tree = self._trees.get((role, node)) or self._tree(role, self._machines[node])
-        self._trees[role, node] = tree
+        side = slot.side if slot else role
+        tree = self._trees.get((side, node)) or self._tree(side, self._machines[node])
+        self._trees[side, node] = tree
         cores = max(1, round(slot.bundle.get("CPU", 1.0))) if slot else 0
         return PartOrder(name, role, tree, (slot.environment or {}) if slot else {}, cores)
 
@@ -448,6 +430,11 @@ class Deployment:
 
     # What is told.
 
+    @property
+    def _states(self) -> dict[str, str]:
+        """The states of all parts, as the nodes last told them."""
+        return {name: state for node in self._nodes.values() for name, state in node.report.states.items()}
+
     def _lacking(self) -> list[str]:
         """Return the parts that are not ready, each with its state."""
         return [
@@ -455,7 +442,7 @@ class Deployment:
         ]
 
     def _status(self) -> dict[str, Any]:
-        states = {name: state for node in self._nodes.values() for name, state in node.report.states.items()}
+        states = self._states
         parts = [
             {
                 "name": slot.name,
@@ -474,17 +461,14 @@ class Deployment:
             }
             for name, node in self._routers.items()
         ]
-        bounds = {}
-        for role in WORKER_ROLES:
-            limits = self.settings.deploying(role).autoscaling_config
-            bounds[role] = [limits.min_replicas, limits.max_replicas] if limits else [0, None]
         return {
             "model": self.settings.model,
             "topic": self.settings.scheduler.topic,
             "scheduler": self.scheduler_address,
             "urls": self.urls,
-            "wanted": dict(self._wanted),
-            "bounds": bounds,
+            "autoscale": self.settings.autoscale.mode,
+            "wanted": self._fleet.numbers if self._fleet else dict(self._numbers),
+            "bounds": {role: list(self.settings.bounds(role)) for role in WORKER_ROLES},
             "nodes": [
                 {"name": one.name, "address": one.address, "id": one.id} for one in self._machines.values()
             ],
@@ -499,8 +483,7 @@ class Deployment:
         if slot.leaving:
             return "draining"
         if not slot.node:
-            lost = f"lost with {slot.host}; " if slot.lost_at is not None else ""
-            return f"{lost}waits for room: {_amounts(slot.bundle)}"
+            return slot.waits
         if any(node.silent and key[0] == slot.node for key, node in self._nodes.items()):
             return f"{slot.host} does not answer"
         if local == "running":
@@ -538,7 +521,3 @@ def _healthy(url: str) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def _amounts(bundle: dict[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())

@@ -16,6 +16,10 @@ from baton.services.ray.config import WORKER_ROLES
 NAME = "desk"
 END_S = 300.0  # for a deployment to drain
 POLL_S = 0.2
+WHO_DECIDES = (
+    "the scheduler chooses the numbers of workers (autoscale.mode is on), within min_replicas and "
+    "max_replicas of autoscaling_config; to set them by hand, start with autoscale.mode off or advise"
+)
 
 
 def namespace(topic: str) -> str:
@@ -88,11 +92,14 @@ class Remote:
         """Set numbers of workers. Those that are too many are drained; new ones start where there is room.
 
         Returns at once: `status` shows what came of it. Raises ServiceError for a number that the
-        configuration's bounds exclude.
+        configuration's bounds exclude, and where the scheduler decides.
         """
+        status = self.status()
+        if status["autoscale"] == "on":
+            raise ServiceError(WHO_DECIDES)
         asked = dict(zip(WORKER_ROLES, (prefill, decode), strict=True))
         numbers = {role: number for role, number in asked.items() if number is not None}
-        bounds = self.status()["bounds"]
+        bounds = status["bounds"]
         for role, number in numbers.items():
             least, most = bounds[role]
             if number < least or (most is not None and number > most):

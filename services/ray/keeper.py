@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from baton.services.config import ENV_PREFIX
+from baton.services.errors import ConfigError, StartError
+from baton.services.fleet.ports import check_port
 
 EVENTS = 1_000  # kept until they are fetched; older ones are dropped
 STARTS = 5  # of `baton node` in a row that had no part running; then its owner is told, and it stays down
@@ -65,6 +67,14 @@ class Keeper:
         reserved.bind((address, 0))  # without listening: the part that gets the number can
         self._ports.append(reserved)
         return int(reserved.getsockname()[1])
+
+    def why_not(self, key: str, host: str, port: int) -> str:
+        """Return why no part can listen on this node's host and port; "" where one can."""
+        try:
+            check_port(key, host, port)
+        except (ConfigError, StartError) as error:
+            return str(error)
+        return ""
 
     def run(self, order: int, parts: list[dict[str, Any]]) -> None:
         """Run these parts, and no others. `order`: a number that rises."""

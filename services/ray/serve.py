@@ -23,16 +23,14 @@ import math
 import os
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import aiohttp
-import ray
 from ray import serve
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from baton import addresses
 from baton.protos import scheduler_pb2 as pb
@@ -40,20 +38,22 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.security.names import Role
 from baton.services import identities
-from baton.services.config import Settings, load, suggest
-from baton.services.errors import ConfigError, StartError
+from baton.services.config import Settings
+from baton.services.errors import StartError
 from baton.services.fleet.node import PartOrder
 from baton.services.fleet.parts import STOP_TIMEOUT_S
+from baton.services.ray import cluster, serve_args
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.keeper import Keeper
+from baton.services.ray.proxy import Proxy
 from baton.services.ray.trust import Trust
 
 START_S = 600.0
 POLL_S = 0.2
+UNBOUNDED = (
+    1_000_000  # requests in one ingress replica: Baton's router has bounds of its own, Serve would stop at 5
+)
 _REQUESTS = "requests"  # of a worker, told to Serve's autoscaling
-_ROUTERS = "ingress_deployment_config"
-# Between two hops, not of the message (RFC 9110, section 7.6.1); the length is that of what is sent on.
-_HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class _Part:
 
     def __init__(self, role: str, tree: Mapping[str, Any]) -> None:
         self._keeper = Keeper("", os.getcwd())
-        self._host = ray.util.get_node_ip_address()
+        self._host = cluster.machines(loopback=False)[cluster.here()].address
         self._role = role
         self._name = f"{role}-{serve.get_replica_context().replica_id.unique_id}"
         self._tree: dict[str, Any] = copy.deepcopy(dict(tree))
@@ -193,27 +193,20 @@ class Router(_Part):
         del workers
         super().__init__("router", tree)
         port = port or self._keeper.port(self._host)
+        self._url = f"http://{addresses.join(self._host, port)}"
+        self._proxy = Proxy(self._url)
         await self._meet(scheduler)
         self._tree["router"] |= {"host": self._host, "port": port}
-        self._url = f"http://{addresses.join(self._host, port)}"
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
-        )
         await self._run(0, lambda: asyncio.to_thread(self._healthy))
 
     async def __call__(self, request: Request) -> Response:
         """Hand a request on. When its client leaves, Serve cancels this, and the router hears of it."""
-        url = f"{self._url}{request.url.path}{'?' + request.url.query if request.url.query else ''}"
-        headers = [(key, value) for key, value in request.headers.items() if key.lower() not in _HOP]
-        answer = await self._session.request(request.method, url, headers=headers, data=await request.body())
-        kept = {key: value for key, value in answer.headers.items() if key.lower() not in _HOP}
+        return await self._proxy.hand_on(request)
 
-        async def body() -> AsyncIterator[bytes]:
-            async with answer:
-                async for chunk in answer.content.iter_any():
-                    yield chunk
-
-        return StreamingResponse(body(), answer.status, {**kept, "X-Baton-Router": self._url})
+    async def __del__(self) -> None:
+        """Let the router finish its requests, and end it."""
+        await super().__del__()
+        await self._proxy.close()
 
     def _healthy(self) -> bool:
         try:
@@ -228,24 +221,16 @@ def build_pd_openai_app(args: Mapping[str, Any]) -> Any:
 
     `args` has the shape of `ray.serve.llm.build_pd_openai_app`'s: prefill_config and decode_config, each a
     mapping, an LLMConfig or the path of a YAML file, and ingress_deployment_config; sections of Baton's own
-    configuration may stand beside them. Each deployment_config is Serve's. The parts speak TLS to each other
-    unless security.insecure is set. Raises ConfigError.
+    configuration may stand beside them (serve_args.py). Each deployment_config is Serve's. The parts speak
+    TLS to each other unless security.insecure is set. Raises ConfigError.
     """
-    given = dict(args)
-    options: dict[str, dict[str, Any]] = {"router": dict(given.pop(_ROUTERS, None) or {})}
-    for role in WORKER_ROLES:
-        group = _mapping(given.get(f"{role}_config", {}))
-        options[role] = dict(group.pop("deployment_config", None) or {})
-        given[f"{role}_config"] = group
-    if unknown := given.keys() - ClusterSettings.model_fields.keys():
-        name = min(unknown)
-        raise ConfigError(f"unknown key {name!r}{suggest(name, [*ClusterSettings.model_fields, _ROUTERS])}")
-    settings = load(given, None, ClusterSettings)
-    settings.check()
+    read = serve_args.read(args)
+    settings = read.settings
     scheduler = _deployment(Scheduler, "Scheduler", {"num_cpus": 0}).bind(settings.tree_of("scheduler"))
-    workers = [_workers(settings, role, options[role], scheduler) for role in WORKER_ROLES]
+    workers = [_workers(settings, role, read.options[role], scheduler) for role in WORKER_ROLES]
     port = settings.router.port if "port" in settings.router.model_fields_set else None
-    router = _deployment(Router, "Router", {"num_cpus": 0}, options["router"])
+    ingress = {"max_ongoing_requests": UNBOUNDED, **read.options["router"]}
+    router = _deployment(Router, "Router", {"num_cpus": 0}, ingress)
     return router.bind(settings.tree_of("router"), port, scheduler, *workers)
 
 
@@ -265,9 +250,9 @@ def _workers(settings: ClusterSettings, role: str, options: dict[str, Any], sche
         actor["label_selector"] = group.label_selector
     if group.runtime_env:
         actor["runtime_env"] = group.runtime_env
-    if isinstance(scaling := options.get("autoscaling_config"), Mapping):
+    if "autoscaling_config" in options:
         policy = {"policy_function": f"{__name__}:{by_requests.__name__}"}
-        options["autoscaling_config"] = {"policy": policy, **scaling}
+        options["autoscaling_config"] = {"policy": policy, **options["autoscaling_config"]}
     options.setdefault("graceful_shutdown_timeout_s", settings.worker.drain_timeout_s + STOP_TIMEOUT_S)
     cores = max(1, round(actor["num_cpus"]))
     workers = _deployment(Worker, role.capitalize(), actor, options)
@@ -279,19 +264,7 @@ def _deployment(
 ) -> Any:
     given = dict(options)
     actor |= given.pop("ray_actor_options", None) or {}
-    return serve.deployment(kind).options(name=name, ray_actor_options=actor, **given)
-
-
-def _mapping(group: Any) -> dict[str, Any]:
-    """Return the fields of one side's configuration that were set."""
-    if isinstance(group, str):
-        import yaml
-
-        with open(group) as file:
-            group = yaml.safe_load(file)
-    if hasattr(group, "model_dump"):  # Ray's LLMConfig
-        group = group.model_dump(exclude_unset=True)
-    return dict(group)
+    return serve.deployment(kind).options(**{"name": name, "ray_actor_options": actor, **given})
 
 
 async def _describe(scheduler: str) -> pb.Description | None:

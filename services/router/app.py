@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import math
 import os
@@ -13,9 +12,9 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from baton.addresses import join
+from baton.addresses import join, listen
 from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.tasks import spawn, stop
@@ -24,11 +23,15 @@ from baton.services import credentials, identities, logs
 from baton.services.config import Settings
 from baton.services.engine.args import VLLM_VERSION, check_model, check_version, served_model_name
 from baton.services.errors import StartError
-from baton.services.imports import import_all
+from baton.services.imports import collect_seldom, import_all
 from baton.services.leave import leave_on_signals
 from baton.services.router.cluster import ClusterView
+from baton.services.router.ops.page import PageDoor, Shown, live_page, open_door
 from baton.services.router.vllm import HEAVY_IMPORTS
 from baton.services.router.vllm.frontend_args import check_names
+
+if TYPE_CHECKING:
+    from baton.services.router.relay import RelayParts
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +40,6 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
 LAST_WORDS_S = 2.0  # to send the last errors to clients whose time is up
 _BACKLOG = 2048
-# Young objects between two collections. The default of 700 collects every few tokens of 64 streams.
-_GC_THRESHOLDS = (50_000, 20, 50)
 
 
 def preload() -> None:
@@ -62,31 +63,34 @@ def run_router(settings: Settings) -> None:
     keys = credentials.api_keys(settings.router)
     if settings.router.keys_file:
         credentials.check_book(settings.router.keys_file)
+    store_password = credentials.keys_store_password(settings.router)
     identities.take_on(settings, Role.ROUTER)
-    sock = _listen(settings.router.host, settings.router.port)
-    with contextlib.closing(sock):
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(contextlib.closing(_listen(settings)))
+        page = open_door(settings)
+        if page is not None:
+            stack.enter_context(contextlib.closing(page.sock))
         import uvloop
 
         leave_on_signals(0)  # until the server handles them: importing takes seconds, and holds nothing yet
         preload()
-        gc.set_threshold(*_GC_THRESHOLDS)
-        uvloop.run(_serve(settings, sock, keys))
+        collect_seldom()
+        uvloop.run(_serve(settings, sock, keys, store_password, page))
 
 
-async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> None:
+async def _serve(
+    settings: Settings, sock: socket.socket, keys: list[str], store_password: str, page: PageDoor | None
+) -> None:
     from starlette.middleware import Middleware
 
     from baton.services.engine import wire
+    from baton.services.router.exposed import exposed
     from baton.services.router.http.authentication import FixedKeys, KeyMiddleware
-    from baton.services.router.journal import Journal
     from baton.services.router.metrics import RouterMetrics
-    from baton.services.router.placement import Placements
     from baton.services.router.pool import WorkerPool
-    from baton.services.router.relay import RelayParts
     from baton.services.router.tenancy import open_tenancy
     from baton.services.router.vllm import frontend
     from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
-    from baton.services.router.waiting import WaitingRoom
 
     router_id = f"router-{uuid.uuid4().hex[:12]}"
     own = settings.scheduler
@@ -95,38 +99,27 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
         router_id=router_id, vllm_version=VLLM_VERSION, model=served_model_name(settings.engine)
     )
     pool = WorkerPool(hello, wire.decode_outputs, settings.scheduler.worker_lease_s)
-    cluster = ClusterView(scheduler, own.worker_lease_s)
+    metrics = RouterMetrics()
+    metrics.watch_scheduler(lambda: scheduler.answering)
+    cluster = ClusterView(scheduler, own.worker_lease_s, pool.reached, metrics.scheduler_lost)
     try:
         config = frontend.build_config(settings)
         args = frontend.build_arguments(settings, config)
-        metrics = RouterMetrics()
-        journal = Journal(settings.router.journal_mib << 20)
-        metrics.watch_journal(journal)
-        metrics.watch_workers(lambda: [one.identity.worker_id for one in scheduler.standby.workers])
-        placements = Placements(scheduler, metrics)
-        waiting = WaitingRoom(settings.router.max_waiting, settings.router.max_wait_s, metrics)
-        scheduler.reporter.on_released = waiting.freed
-        parts = RelayParts(
-            placements,
-            pool,
-            metrics,
-            settings.router.max_attempts,
-            waiting,
-            settings.router.replace_wait_s,
-            journal,
-        )
-        cluster.tell(lambda: parts.counts.message(waiting))
+        parts = _parts(settings, scheduler, pool, metrics, router_id)
+        cluster.tell(lambda: parts.counts.message(parts.waiting))
         limits = RelayLimits(
             request_timeout_s=settings.router.request_timeout_s,
             max_model_len=config.model_config.max_model_len,
-            block_size=settings.engine.block_size or 0,
         )
         client = RelayClient(parts, limits)
+        shown = Shown(router_id, scheduler, cluster, parts, lambda: client.live)
         llm = frontend.RelayLLM(config, client, cluster, settings.engine)
         watching = spawn(cluster.watch(), "snapshots of the cluster")
         learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
+        stack = contextlib.ExitStack()
         try:
-            async with open_tenancy(settings, router_id, metrics) as tenancy:
+            figures = stack.enter_context(exposed(settings.router, router_id, scheduler, cluster.members))
+            async with open_tenancy(settings, router_id, metrics, store_password) as tenancy:
                 door = Middleware(
                     KeyMiddleware,
                     keys=tenancy.keyring or FixedKeys(keys),
@@ -135,16 +128,58 @@ async def _serve(settings: Settings, sock: socket.socket, keys: list[str]) -> No
                 )
                 needs_key = keys or tenancy.keyring
                 app = await frontend.build_http_app(
-                    llm, args, settings.router.max_sequences, tenancy, door if needs_key else None
+                    llm,
+                    args,
+                    settings.router.max_sequences,
+                    tenancy,
+                    parts.chronicle,
+                    door=door if needs_key else None,
                 )
-                await _serve_http(app, sock, settings, metrics.refused, client.end_all)
+                app.router.routes.insert(0, figures)
+                async with live_page(page, settings, shown):
+                    await _serve_http(app, sock, settings, metrics.refused, client.end_all)
         finally:
+            stack.close()
             learning.cancel()
             await stop(watching)
             llm.shutdown()
+            await asyncio.to_thread(parts.chronicle.close)
     finally:
         await pool.close()
         await scheduler.close()
+
+
+def _parts(
+    settings: Settings, scheduler: SchedulerClient, pool: Any, metrics: Any, router_id: str
+) -> RelayParts:
+    """Make what all requests of this router share."""
+    from baton.services.router.chronicle import Chronicle
+    from baton.services.router.journal import Journal
+    from baton.services.router.placement import Placements
+    from baton.services.router.relay import RelayParts
+    from baton.services.router.waiting import WaitingRoom
+
+    traces = None
+    if settings.tracing.endpoint:
+        from baton.services.router.tracing import Traces, open_exporter
+
+        traces = Traces(settings.tracing, open_exporter(settings.tracing), router_id)
+    router = settings.router
+    journal = Journal(router.journal_mib << 20)
+    metrics.watch_journal(journal)
+    metrics.watch_workers(lambda: [one.identity.worker_id for one in scheduler.standby.workers])
+    waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics)
+    scheduler.reporter.on_released = waiting.freed
+    return RelayParts(
+        Placements(scheduler, metrics),
+        pool,
+        metrics,
+        router.max_attempts,
+        waiting,
+        router.replace_wait_s,
+        journal,
+        chronicle=Chronicle(metrics, traces, served_model_name(settings.engine)),
+    )
 
 
 async def _learn(llm: Any, cluster: ClusterView) -> None:
@@ -204,11 +239,11 @@ async def _serve_http(
     await server.serve(sockets=[sock])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(settings: Settings) -> socket.socket:
     """Bind and listen before anything slow: early clients wait instead of being refused."""
+    host, port = settings.router.host, settings.router.port
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return listen(host, port, _BACKLOG)
     except OSError as error:
         raise StartError(
             f"router.port: cannot listen on {join(host, port)}: {error.strerror or error}; choose another "

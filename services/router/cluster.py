@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
+from baton.levels import set_level
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
+from baton.scheduler.members import Member, members
 
 FRESH_S = 0.5  # a snapshot is good for this long: health checks must not load the scheduler
 POLL_S = 1.0  # s between snapshots
@@ -30,14 +32,32 @@ class Health:
 class ClusterView:
     """Keeps the client's snapshot of the cluster fresh, and answers from it."""
 
-    def __init__(self, client: SchedulerClient, worker_lease_s: float) -> None:
+    def __init__(
+        self,
+        client: SchedulerClient,
+        worker_lease_s: float,
+        reached: Callable[[], Container[str]] = tuple,
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Watch the cluster by `client`; `lost` is called whenever no scheduler answers any more.
+
+        The workers whose ids `reached` returns stay in view where the scheduler has lost them.
+        """
         self._client = client
+        self._reached = reached
+        self._lost = lost
         # A worker's lease, and as much again for a scheduler that is away for a moment.
         self._heard_s = 2 * worker_lease_s
         self._problem = "no call to the scheduler was made yet"  # empty: it answered the last one
+        self._answered = False  # a scheduler did, and has not been lost since
         self._refreshed_at = 0.0  # time.monotonic
         self._refreshing = asyncio.Lock()
         self._load: Callable[[], pb.RouterLoad] | None = None
+
+    @property
+    def problem(self) -> str:
+        """The reason why no scheduler answers; empty while one does."""
+        return self._problem
 
     def tell(self, load: Callable[[], pb.RouterLoad]) -> None:
         """Tell the scheduler, with each snapshot that is asked for, what `load` returns then."""
@@ -70,6 +90,11 @@ class ClusterView:
         """Return the workers whose last heartbeat is recent. Thread-safe."""
         return self._client.standby.heard(self._heard_s)
 
+    def members(self) -> list[Member]:
+        """Return the processes that serve metrics, as of the last snapshot. Thread-safe."""
+        known = self._client.standby
+        return members((one.identity for one in known.workers), known.processes)
+
     async def first_capacity(self) -> pb.Capacity:
         """Wait for a ready worker, however long it takes, and return its capacity."""
         while True:
@@ -83,13 +108,18 @@ class ClusterView:
             if self._refreshed_at >= oldest:
                 return
             try:
-                await self._client.refresh(self._load() if self._load else None)
+                level = await self._client.refresh(self._load() if self._load else None, self._reached())
             except SchedulerError as error:
                 if not self._problem:
                     log.warning("placing from the last snapshot: %s", error)
                 self._problem = str(error)
+                if self._answered and not self._client.answering:
+                    self._answered = False
+                    self._lost()
             else:
                 self._problem = ""
+                self._answered = True
+                set_level(level)
             self._refreshed_at = time.monotonic()
 
 

@@ -20,6 +20,7 @@ _ENGINE_ENDED_IT = ("abort", "error")
 
 _TROUBLE = {
     worker_pb2.Failed.CODE_HANDOFF: Trouble.HANDOFF,
+    worker_pb2.Failed.CODE_SOURCE: Trouble.SOURCE,
     worker_pb2.Failed.CODE_DRAINING: Trouble.REFUSED,
     worker_pb2.Failed.CODE_FULL: Trouble.REFUSED,
     worker_pb2.Failed.CODE_INVALID: Trouble.INVALID,
@@ -41,6 +42,9 @@ class LegHost(Protocol):
 
     def loaded(self, admitted: worker_pb2.Admitted) -> None:
         """Count a handoff that the decode worker has loaded."""
+
+    def gap(self, engine_s: float, wire_s: float, received: float) -> None:
+        """Take a sample of the time between two tokens."""
 
     def shared(self, blocks: int) -> None:
         """Report KV blocks of the decode worker that the request shares with others."""
@@ -85,6 +89,7 @@ class Leg:
             engine_request=self._state.engine_request,
             output_token_ids=self._state.tokens,
             manifest=manifest,
+            traceparent=self._state.trace.traceparent,
         )
         self._pulls = manifest is not None
         try:
@@ -108,8 +113,10 @@ class Leg:
         if self._done.done():
             return
         state = self._state
-        if self._fresh or output.events is not None:
+        if self._fresh:
             self._fresh = False
+            self._begin(output, clock_offset_s)
+        elif output.events is not None:
             self._sink.adapt(output, clock_offset_s)
         if output.spec_decode_metrics is not None:
             state.timings.drafts = output.spec_decode_metrics  # with every output: there may be no other
@@ -126,14 +133,23 @@ class Leg:
         if output.finish_reason is not None:
             self._finish(output)
         elif self._holds:
-            self._sink.hold(output)
+            self._hold(output)
         else:
             self._sink.deliver(output)
+
+    def on_gap(self, engine_s: float, wire_s: float, received: float) -> None:
+        """Pass a sample of the time between two tokens on."""
+        self._host.gap(engine_s, wire_s, received)
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
         """End the prefill: the prompt's KV cache is ready to be pulled, or could not be saved."""
         if saved.HasField("manifest"):
             self.manifest = saved.manifest
+            timings = self._state.timings
+            timings.save_ms = saved.manifest.save_ms
+            timings.chunks = saved.manifest.chunks
+            if self._stream is not None and saved.manifest.saved_at_s:
+                timings.saved = saved.manifest.saved_at_s + self._stream.clock_offset_s
             self._end(None)
         else:
             self._end(self._failure(Trouble.NOT_KEPT, f"it could not keep the KV cache: {saved.problem}"))
@@ -143,6 +159,7 @@ class Leg:
         self._pulls = False
         timings = self._state.timings
         timings.admitted = time.monotonic()
+        timings.handoff = admitted
         timings.handoff_bytes = admitted.bytes
         timings.transport = admitted.transport
         self._host.loaded(admitted)
@@ -170,12 +187,26 @@ class Leg:
 
     # -- their consequences
 
+    def _begin(self, output: Any, clock_offset_s: float) -> None:
+        """Note what the leg's first output tells of its worker's time."""
+        queued, began = self._sink.adapt(output, clock_offset_s)
+        timings = self._state.timings
+        if timings.first_token:
+            timings.decode_began, timings.resumed = began, time.monotonic()
+        elif self._stream is not None:
+            timings.queued, timings.prefill_began = queued, began
+            timings.prefill_ended = self._stream.put_out_at
+
     def _first_token(self, now: float) -> None:
         """Note the attempt's first token. A prefill's manifest is due then."""
         self._state.timings.first_token = now
         if self._phase == worker_pb2.PHASE_PREFILL:
             loop = asyncio.get_running_loop()
             self._saved_timer = loop.call_later(SAVED_TIMEOUT_S, self._no_manifest)
+
+    def _hold(self, output: Any) -> None:
+        self._state.timings.held = True
+        self._sink.hold(output)
 
     def _no_manifest(self) -> None:
         self._end(self._failure(Trouble.NOT_KEPT, f"no manifest came within {SAVED_TIMEOUT_S:.0f} s"))
@@ -189,7 +220,7 @@ class Leg:
             output.finish_reason = None
             output.stop_reason = None
             if output.new_token_ids:
-                pass_on = self._sink.hold if self._holds else self._sink.deliver
+                pass_on = self._hold if self._holds else self._sink.deliver
                 pass_on(output)
             if reason in _ENGINE_ENDED_IT:
                 self._end(self._failure(Trouble.ENGINE, f"its engine ended the request ({reason})"))
@@ -210,7 +241,7 @@ class Leg:
     def _failure(self, trouble: Trouble, message: str) -> Failure:
         worker = self._worker.worker_id
         # A KV cache that cannot be loaded came from the prefill worker: that one's copy is lost or wrong.
-        blamed = self._kv_source if trouble is Trouble.HANDOFF else worker
+        blamed = self._kv_source if trouble in (Trouble.HANDOFF, Trouble.SOURCE) else worker
         return Failure(trouble, blamed, f"worker {worker}: {message}")
 
     def _end(self, failure: Failure | None) -> None:

@@ -60,7 +60,7 @@ class LivingSeries(Collector):
             if value in known:
                 self._last[value] = now
             elif now - last > GONE_S:
-                del self._last[value]
+                self._last.pop(value, None)  # another scrape may have been quicker
                 for metric in self._metrics:
                     metric.remove_by_labels({self._label: value})
         return ()

@@ -11,14 +11,19 @@ from typing import Protocol
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from baton.metrics import SECONDS, ProcessFigures
 from baton.protos import handoff_pb2, worker_pb2
 from baton.scheduler.client import Placement
+from baton.services.router.errors import NotAdmitted, RequestFailed
 from baton.services.router.journal import Journal
 from baton.services.router.living_series import LivingSeries
 from baton.services.router.state import RequestState
 from baton.services.router.tenant_metrics import TenantMetrics
+from baton.services.router.timeline import TO_FIRST_TOKEN, seconds_by_stage, to_first_token
 
-_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_GAP_PARTS = ("engine", "wire", "router", "client")
+_ATTEMPTS = (1.0, 2.0, 3.0, 5.0, 10.0)
+_OUTCOMES = ("stop", "length", "abort", "error", "refused")
 _STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
 
 
@@ -38,6 +43,7 @@ class RouterMetrics:
     ) -> None:
         self._workers = LivingSeries("worker", registry, clock)
         self.tenants = TenantMetrics(registry, clock)
+        ProcessFigures(registry)
         self._placements = Counter(
             "baton_router_placements_total",
             "Placements, by kind: pair (a handoff follows) or alone (one worker prefills and decodes)",
@@ -68,8 +74,29 @@ class RouterMetrics:
             "Prompts recomputed on the decode worker because no KV cache arrived",
             registry=registry,
         )
+        self._pairs_avoided = Counter(
+            "baton_router_pairs_avoided_total",
+            "Placements changed before use, as their two workers do not reach each other",
+            registry=registry,
+        )
         self._requests = Counter(
             "baton_router_requests_total", "Requests completed, by outcome", ["outcome"], registry=registry
+        )
+        for outcome in _OUTCOMES:
+            self._requests.labels(outcome)  # from 0 on: Prometheus sees no increase from nothing to 1
+        self._attempts = Histogram(
+            "baton_router_request_attempts",
+            "Placements that a completed request took: 1, and one more for each attempt that failed",
+            buckets=_ATTEMPTS,
+            registry=registry,
+        )
+        self._scheduler_up = Gauge(
+            "baton_router_scheduler_up", "1 while a scheduler answers this router", registry=registry
+        )
+        self._scheduler_losses = Counter(
+            "baton_router_scheduler_losses_total",
+            "Times that no scheduler answered any more",
+            registry=registry,
         )
         self._refusals = Counter(
             "baton_router_clients_refused_total",
@@ -97,13 +124,13 @@ class RouterMetrics:
         self._wait = Histogram(
             "baton_router_wait_seconds",
             "Wait for room on the workers, of requests that were not placed at once",
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )
         self._place = Histogram(
             "baton_router_placement_seconds",
             "Duration of a placement, the first part of the time to first token",
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )
         self._queue = self._workers.keep(
@@ -111,22 +138,39 @@ class RouterMetrics:
                 "baton_router_queue_seconds",
                 "From the placement to the prefill's first step, the second part of the time to first token",
                 ["worker"],
-                buckets=_SECONDS,
+                buckets=SECONDS,
                 registry=registry,
             )
         )
         self._first_token = Histogram(
             "baton_router_time_to_first_token_seconds",
             "From the request's arrival to its first token",
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )
+        parts = Histogram(
+            "baton_router_ttft_stage_seconds",
+            "Stages of the time to first token; their sum is that time",
+            ["stage"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._ttft = {stage: parts.labels(stage) for stage in TO_FIRST_TOKEN}
+        gaps = Histogram(
+            "baton_router_itl_stage_seconds",
+            "A token's way, of a sample of tokens: its engine since the request's last output, wire, router, "
+            "and its client's socket",
+            ["stage"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._gap = {stage: gaps.labels(stage) for stage in _GAP_PARTS}
         self._handoff = self._workers.keep(
             Histogram(
                 "baton_router_handoff_seconds",
                 "From the first token until the KV cache is loaded on the decode worker",
                 ["worker", "transport"],
-                buckets=_SECONDS,
+                buckets=SECONDS,
                 registry=registry,
             )
         )
@@ -134,7 +178,7 @@ class RouterMetrics:
             "baton_router_handoff_stage_seconds",
             "Stages of the handoff: save on the prefill worker, the others on the decode worker",
             ["stage", "transport"],
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )
         self._bytes = Counter(
@@ -153,6 +197,14 @@ class RouterMetrics:
     def watch_workers(self, known: Callable[[], Iterable[str]]) -> None:
         """Set the function that returns the ids of known workers; the series of others end. Any thread."""
         self._workers.watch(known)
+
+    def watch_scheduler(self, answers: Callable[[], bool]) -> None:
+        """Show whether a scheduler answers."""
+        self._scheduler_up.set_function(answers)
+
+    def scheduler_lost(self) -> None:
+        """Count that no scheduler answers any more."""
+        self._scheduler_losses.inc()
 
     def watch_journal(self, journal: Journal) -> None:
         """Show the size of this journal."""
@@ -175,6 +227,12 @@ class RouterMetrics:
         """Count a client refused by the HTTP layer, before its request could be placed."""
         self._refusals.labels(reason).inc()
 
+    def turned_away(self, error: RequestFailed) -> None:
+        """Count a request for which this router has no room at all: it began no sequence."""
+        self._requests.labels("refused").inc()
+        if isinstance(error, NotAdmitted):
+            self.rejected(error.why)
+
     def began(self) -> None:
         """Count a request that has its first placement."""
         self._live.inc()
@@ -184,6 +242,10 @@ class RouterMetrics:
         self._workers.counted(worker_id)
         self._retries.labels(trouble, worker_id).inc()
 
+    def pair_avoided(self) -> None:
+        """Count a placement that is changed, as its two workers do not reach each other."""
+        self._pairs_avoided.inc()
+
     def recomputed(self) -> None:
         """Count a prompt that is recomputed on the decode worker."""
         self._recomputed.inc()
@@ -191,10 +253,21 @@ class RouterMetrics:
     def first_token(self, state: RequestState, worker_id: str) -> None:
         """Count the request's first token, from the worker that prefilled it."""
         timings = state.timings
-        self._first_token.observe(time.monotonic() - state.arrived)
+        exemplar = _exemplar(state)
+        self._first_token.observe(state.first_token - state.http.arrived, exemplar)
+        for stage, seconds in seconds_by_stage(to_first_token(state)).items():
+            self._ttft[stage].observe(seconds, exemplar)
         if timings.prefill_began:
             self._workers.counted(worker_id)
             self._queue.labels(worker_id).observe(max(0.0, timings.prefill_began - timings.placed))
+
+    def delivered(self, state: RequestState) -> None:
+        """Count the last stage of a stream's first token, to its client's socket."""
+        self._ttft["deliver"].observe(state.http.first_byte - state.first_token, _exemplar(state))
+
+    def gap(self, stage: str, seconds: float) -> None:
+        """Count one part of a sample of the time between two tokens."""
+        self._gap[stage].observe(max(0.0, seconds))
 
     def saved(self, manifest: handoff_pb2.Manifest) -> None:
         """Count a KV cache that a prefill worker has saved."""
@@ -217,4 +290,11 @@ class RouterMetrics:
         """Count a request that has its outcome."""
         if state.attempts:
             self._live.dec()
+            self._attempts.observe(state.attempts)
         self._requests.labels(state.outcome).inc()
+
+
+def _exemplar(state: RequestState) -> dict[str, str] | None:
+    """Return a request's trace for those who read OpenMetrics, if there will be one to look at."""
+    trace = state.trace
+    return {"trace_id": trace.trace_id} if trace.sampled else None

@@ -56,12 +56,15 @@ class Placements:
     async def _placement(self, state: RequestState, exclude: set[str]) -> Placement:
         """Get the scheduler's placement or, while none answers, one from the last snapshot.
 
+        So also where a scheduler knows no worker, of those that this router reaches.
+
         Raises NoCapacity and NotAdmitted.
         """
         try:
             return await self._place_by_scheduler(state, exclude)
         except NoCapacity as no:
-            if not no.settling or no.code == pb.Rejection.CODE_STALE_EPOCH:
+            lost = no.code == pb.Rejection.CODE_NO_WORKERS and self._client.standby.keeps_lost
+            if not (no.settling or lost) or no.code == pb.Rejection.CODE_STALE_EPOCH:
                 raise
             try:
                 return self._place_alone(state, exclude)
@@ -88,7 +91,7 @@ class Placements:
                     state.epoch,
                     prompt_tokens=state.tokens_to_prefill,
                     max_new_tokens=state.tokens_to_generate,
-                    prefix_hashes=state.prefix_hashes,
+                    prefix=state.prefix,
                     exclude=exclude,
                     vllm_version=VLLM_VERSION,
                     model_fingerprint=state.began_with,
@@ -111,7 +114,7 @@ class Placements:
             state.epoch,
             prompt_tokens=state.tokens_to_prefill,
             max_new_tokens=state.tokens_to_generate,
-            prefix_hashes=state.prefix_hashes,
+            prefix=state.prefix,
             exclude=exclude,
             vllm_version=VLLM_VERSION,
             model_fingerprint=state.began_with,

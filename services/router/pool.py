@@ -6,14 +6,28 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from baton.protos import scheduler_pb2, worker_pb2
+from baton.scheduler.tasks import spawn_apart
 from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.stream import CHECKS, WorkerStream
 
 SUSPECT_S = 5.0  # a lost worker is avoided this long: until then the scheduler has noticed too
+# A lost worker that the scheduler still hears of may be cut off from this router alone. The pool itself tries
+# to reach it again for this long, and it stays avoided meanwhile: no request has to find out.
+PROBED_S = 60.0
 SILENCE_S = 5.0  # unless told otherwise: a stream that is silent for this long is lost
+
+
+@dataclass
+class _Suspect:
+    """A worker that was lost, or is not reached. Times are time.monotonic."""
+
+    worker: scheduler_pb2.Worker
+    since: float
+    until: float
 
 
 class WorkerPool:
@@ -35,7 +49,7 @@ class WorkerPool:
         self._checking: asyncio.Task[None] | None = None
         self._streams: dict[str, WorkerStream] = {}
         self._opening: dict[str, asyncio.Task[WorkerStream]] = {}
-        self._suspects: dict[str, float] = {}  # worker id -> until when, time.monotonic
+        self._suspects: dict[str, _Suspect] = {}  # by worker id
         self._closed = False
 
     async def stream(self, worker: scheduler_pb2.Worker) -> WorkerStream:
@@ -65,10 +79,18 @@ class WorkerPool:
             stream.abort(request_id)
 
     def suspects(self) -> set[str]:
-        """Return the ids of workers whose stream broke a moment ago, perhaps unnoticed by the scheduler."""
+        """Return the ids of workers whose stream broke a moment ago, or that are not reached again since."""
         now = time.monotonic()
-        self._suspects = {worker: until for worker, until in self._suspects.items() if until > now}
+        self._suspects = {
+            worker: one
+            for worker, one in self._suspects.items()
+            if one.until > now or worker in self._opening  # which tells more in a moment
+        }
         return set(self._suspects)
+
+    def reached(self) -> set[str]:
+        """Return the ids of workers from which messages come."""
+        return set(self._streams)
 
     def lag_s(self) -> float:
         """Return how late the slowest stream is read, seconds: the router's own backlog."""
@@ -88,7 +110,7 @@ class WorkerPool:
         """Return the one task that opens the stream to `worker`."""
         task = self._opening.get(worker.worker_id)
         if task is None:
-            task = asyncio.create_task(self._open(worker), name=f"open {worker.worker_id}")
+            task = spawn_apart(self._open(worker), f"open {worker.worker_id}")
             self._opening[worker.worker_id] = task
             task.add_done_callback(lambda task: self._opened(worker.worker_id, task))
         return task
@@ -98,19 +120,27 @@ class WorkerPool:
         try:
             await stream.open(self._hello)
         except WorkerUnreachable:
-            self._suspect(worker.worker_id)
+            self._suspect(worker)
             raise
         self._suspects.pop(worker.worker_id, None)
         self._streams[worker.worker_id] = stream
-        if self._checking is None:
-            self._checking = asyncio.create_task(self._check(), name="check streams for silence")
+        self._begin_checks()
         return stream
 
+    def _begin_checks(self) -> None:
+        if self._checking is None and not self._closed:
+            self._checking = spawn_apart(self._check(), "check streams and suspects")
+
     async def _check(self) -> None:
+        interval_s = self._silence_s / CHECKS
         while True:
-            await asyncio.sleep(self._silence_s / CHECKS)
+            await asyncio.sleep(interval_s)
             for stream in list(self._streams.values()):
                 stream.check_silence(self._silence_s)
+            now = time.monotonic()
+            for one in self._suspects.values():
+                if one.until < now + 2 * interval_s and now < one.since + PROBED_S:
+                    self._connecting(one.worker)
 
     def _opened(self, worker_id: str, task: asyncio.Task[WorkerStream]) -> None:
         self._opening.pop(worker_id, None)
@@ -121,7 +151,11 @@ class WorkerPool:
         if self._streams.get(stream.worker_id) is stream:
             del self._streams[stream.worker_id]
         if lost:
-            self._suspect(stream.worker_id)
+            self._suspect(stream.worker)
 
-    def _suspect(self, worker_id: str) -> None:
-        self._suspects[worker_id] = time.monotonic() + SUSPECT_S
+    def _suspect(self, worker: scheduler_pb2.Worker) -> None:
+        now = time.monotonic()
+        known = self._suspects.get(worker.worker_id)
+        since = known.since if known and now < known.since + PROBED_S else now
+        self._suspects[worker.worker_id] = _Suspect(worker, since, now + SUSPECT_S)
+        self._begin_checks()

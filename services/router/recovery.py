@@ -32,6 +32,7 @@ class Trouble(Enum):
     STALE = "stale"  # the worker has seen a later epoch
     NOT_KEPT = "not kept"  # the prompt was prefilled, but its KV cache could not be saved
     HANDOFF = "handoff"  # the KV cache could not be loaded
+    SOURCE = "source"  # the same, as the decode worker does not reach the prefill worker
     INVALID = "invalid"  # the worker cannot decode the request's message; no other can
 
 
@@ -54,7 +55,7 @@ class Failure:
     @property
     def decode_side_is_fine(self) -> bool:
         """Whether the placement's decode worker is well and holds nothing of this request."""
-        return self.trouble in (Trouble.NOT_KEPT, Trouble.HANDOFF)
+        return self.trouble in (Trouble.NOT_KEPT, Trouble.HANDOFF, Trouble.SOURCE)
 
     @property
     def counts(self) -> bool:

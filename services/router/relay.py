@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from baton.protos import scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
+from baton.services import logs
+from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import (
     AttemptsExhausted,
     NotAdmitted,
@@ -28,10 +30,12 @@ from baton.services.router.journal import Journal
 from baton.services.router.leg import Leg
 from baton.services.router.load import RouterCounts
 from baton.services.router.metrics import RouterMetrics
+from baton.services.router.pairs import Pairs
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
 from baton.services.router.recovery import (
     PROGRESS_TOKENS,
+    SHORT_PROMPT_TOKENS,
     Failure,
     RecoveryStep,
     Trouble,
@@ -61,6 +65,8 @@ class RelayParts:
     replace_wait_s: float = 60.0  # from a failure until another placement makes progress
     journal: Journal = field(default_factory=Journal)
     counts: RouterCounts = field(default_factory=RouterCounts)
+    pairs: Pairs = field(default_factory=Pairs)
+    chronicle: Chronicle = field(default_factory=Chronicle)
 
 
 class Relay:
@@ -80,6 +86,7 @@ class Relay:
         self._counts = parts.counts
         self._journal = parts.journal
         self._waiting = parts.waiting
+        self._pairs = parts.pairs
         self._max_attempts = parts.max_attempts
         self._replace_wait_s = parts.replace_wait_s
         self._on_over = on_over
@@ -116,6 +123,7 @@ class Relay:
 
     async def _run(self) -> None:
         state = self.state
+        logs.concern(request_id=state.request_id)
         try:
             async with asyncio.timeout_at(self._loop_deadline()):
                 await self._admit()
@@ -144,8 +152,12 @@ class Relay:
             failure = await self._attempt()
             if failure is None:
                 return
+            state.failed(failure)
             self._metrics.retried(failure.trouble.value, failure.worker_id)
-            log.info("request %s, epoch %d: %s", state.request_id, state.epoch, failure.message)
+            if failure.trouble is Trouble.SOURCE:
+                self._pairs.failed((failure.worker_id, self.placement.decode.worker_id))
+            names = {"request_id": state.request_id, "trace_id": state.trace.trace_id}
+            log.info("request %s, epoch %d: %s", state.request_id, state.epoch, failure.message, extra=names)
             if self._finish_if_complete():
                 return
             generated = len(state.tokens) - before
@@ -172,14 +184,43 @@ class Relay:
         """Get the first placement, at once or when there is room. Raises NotAdmitted."""
         state = self.state
         state.waited_s = await self._waiting.admit(state.party, state.deadline, self._place)
-        self._metrics.began()
 
     async def _place(self) -> None:
-        placement = await self._placements.place(self.state, self._pool.suspects())
-        if self._placement is not None:
+        """Get the next placement, whose workers reach each other as far as is known. Raises NotAdmitted."""
+        suspects, asked = self._pool.suspects(), time.monotonic()
+        placement = await self._placements.place(self.state, suspects)
+        if self._placement is None:
+            self._metrics.began()
+        else:
             self._report("retried")
         self._placement = placement
-        self.state.placed()
+        self.state.placed(placement, asked)
+        if self._apart():
+            self._metrics.pair_avoided()
+            await self._avoid_pair(suspects)
+
+    def _apart(self) -> bool:
+        """Tell whether the placement's two workers do not reach each other, as far as is known."""
+        prefill, decode = self.placement.prefill, self.placement.decode
+        return prefill is not None and self._pairs.avoid((prefill.worker_id, decode.worker_id))
+
+    async def _avoid_pair(self, suspects: set[str]) -> None:
+        """Change a placement that nobody was told of: to another pair, or else to its decode worker alone."""
+        prefill = self.placement.prefill
+        if prefill is not None and self.state.tokens_to_prefill > SHORT_PROMPT_TOKENS:
+            try:
+                another = await self._placements.place(self.state, suspects | {prefill.worker_id})
+            except NotAdmitted:
+                pass  # no other worker can prefill it now: the decode worker can
+            else:
+                self._report("retried")
+                self._placement = another
+                self.state.placed_instead(another)
+                if not self._apart():
+                    return
+        self._placements.prefilled(self.placement.attempt)  # nothing is: another request may have the room
+        self._placement = replace(self.placement, prefill=None)
+        self.state.placed_instead(self.placement)
 
     async def _recover(self, failure: Failure) -> None:
         """Leave `self._placement` as one that can be tried. Raises RequestFailed when there is none."""
@@ -217,6 +258,7 @@ class Relay:
         A worker takes no epoch twice: the attempt goes on under the next one.
         """
         self._metrics.recomputed()
+        self.state.recomputes()
         self.state.epoch += 1
         self._stop_prefill()
         self._placement = replace(self.placement, prefill=None)
@@ -329,8 +371,8 @@ class Relay:
         return (self.placement.prefill or self.placement.decode).worker_id
 
     def _first_token(self) -> None:
-        self._metrics.first_token(self.state, self._prefiller_id)
         self._counts.first_token(self.state)
+        self._metrics.first_token(self.state, self._prefiller_id)
 
     # -- for the legs (LegHost)
 
@@ -351,6 +393,13 @@ class Relay:
     def loaded(self, admitted: worker_pb2.Admitted) -> None:
         """Count a handoff that the decode worker has loaded."""
         self._metrics.admitted(admitted, self.state, self.placement.decode.worker_id)
+        self._pairs.passed((self._prefiller_id, self.placement.decode.worker_id))
+
+    def gap(self, engine_s: float, wire_s: float, received: float) -> None:
+        """Take a sample of the time between two tokens, and have the front end's part measured."""
+        self._metrics.gap("engine", engine_s)
+        self._metrics.gap("wire", wire_s)
+        self._sink.watch(received)
 
     def shared(self, blocks: int) -> None:
         """Report KV blocks of the decode worker that the request shares with others."""
@@ -361,6 +410,7 @@ class Relay:
         if self._closed:
             return
         self._closed = True
+        self.state.ended = time.monotonic()
         self._journal.leave(self.state)
         if self._placement is not None:
             self._report(self.state.outcome)

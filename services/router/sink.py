@@ -21,14 +21,17 @@ class FrontEnd(Protocol):
     def fail(self, request_id: str, error: RequestFailed) -> None:
         """End a request with an error."""
 
-    def first_output(self, output: Any, clock_offset_s: float) -> float:
+    def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
         """Put a first output's times onto our clock.
 
-        Return when its engine first scheduled the request, seconds; 0 if unknown.
+        Return when its engine queued and first scheduled the request, seconds; 0 if unknown.
         """
 
-    def later_output(self, output: Any, clock_offset_s: float) -> None:
-        """Take from another engine's output what the front end knows already."""
+    def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
+        """Do the same for another engine's output, and take from it what the front end knows already."""
+
+    def watch(self, request_id: str, received: float) -> None:
+        """Measure the way of a streamed response's next piece, of an output that came here `received`."""
 
 
 def _nothing() -> None:
@@ -51,13 +54,18 @@ class OutputSink:
         self._held: Any = None  # an output that is delivered before the next one
         self.deliver = self._deliver_first
 
-    def adapt(self, output: Any, clock_offset_s: float) -> None:
-        """Prepare a leg's first output, and any with events, for the front end."""
-        state = self._state
-        if state.tokens:
-            self._front_end.later_output(output, clock_offset_s)
-        else:
-            state.timings.prefill_began = self._front_end.first_output(output, clock_offset_s)
+    def adapt(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
+        """Prepare a leg's first output, and any with events, for the front end.
+
+        Return when its engine queued and first scheduled the request, on our clock; 0 if unknown.
+        """
+        if self._state.tokens:
+            return self._front_end.later_output(output, clock_offset_s)
+        return self._front_end.first_output(output, clock_offset_s)
+
+    def watch(self, received: float) -> None:
+        """Measure the front end's part of an output that came here `received`."""
+        self._front_end.watch(self._state.frontend_id, received)
 
     def hold(self, output: Any) -> None:
         """Keep an output back until the next one is delivered, or the request ends well."""

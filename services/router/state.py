@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from baton.scheduler.client import Placement
+from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
+from baton.services.router.recovery import Failure
+from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
+from baton.services.trace_context import TraceContext, begin
 
 TOKEN_BYTES = 5  # of a journal: array("I") has 4 a token, and grows by an eighth at a time
 REQUEST_BYTES = 4096  # of a journal: the objects around a request's bytes and tokens
+KEY_BYTES = 40  # of a journal: the name of a block of the prompt
 LOGPROB_BYTES = 400  # of a journal: one log-probability as vLLM's front end keeps it until the request's end
 ROOM_TOKENS = 256  # by which a request's room in the journal grows
+# Attempts, and events, of which the moments are kept: a request that loses its worker again and again, with
+# progress in between, has no bound of its own.
+KEPT = 16
 
 
 class Party(NamedTuple):
@@ -23,59 +33,6 @@ class Party(NamedTuple):
 
 
 NOBODY = Party()
-
-
-@dataclass(slots=True)
-class Timings:
-    """The moments of the current attempt, time.monotonic, seconds; 0 before each."""
-
-    placed: float = 0.0
-    prefill_began: float = 0.0
-    first_token: float = 0.0
-    admitted: float = 0.0
-    last_token: float = 0.0
-    handoff_bytes: int = 0
-    transport: str = ""
-    drafts: Any = None  # the engine's count of this attempt so far (vLLM's RequestSpecDecodeMetrics)
-
-    def spent(self) -> Spent:
-        """Return the attempt's cost so far."""
-        drafted = self.drafts.num_draft_tokens if self.drafts is not None else 0
-        histogram = self.drafts.histogram if self.drafts is not None else []  # [j]: steps that accepted j
-        return Spent(
-            queue_ms=_ms(self.placed, self.prefill_began),
-            prefill_ms=_ms(self.placed, self.first_token),
-            handoff_ms=_ms(self.first_token, self.admitted),
-            decode_ms=_ms(self.admitted or self.first_token, self.last_token),
-            draft_steps=sum(histogram),
-            drafted_tokens=drafted,
-            accepted_by_position=tuple(sum(histogram[at:]) for at in range(1, len(histogram))),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """The cost of one attempt, or the sum over several."""
-
-    queue_ms: float = 0.0
-    prefill_ms: float = 0.0
-    handoff_ms: float = 0.0
-    decode_ms: float = 0.0
-    draft_steps: int = 0  # that verified a draft
-    drafted_tokens: int = 0
-    accepted_by_position: tuple[int, ...] = ()  # drafted tokens that were accepted
-
-    def __add__(self, other: Spent) -> Spent:
-        positions = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
-        return Spent(
-            self.queue_ms + other.queue_ms,
-            self.prefill_ms + other.prefill_ms,
-            self.handoff_ms + other.handoff_ms,
-            self.decode_ms + other.decode_ms,
-            self.draft_steps + other.draft_steps,
-            self.drafted_tokens + other.drafted_tokens,
-            tuple(one + more for one, more in positions),
-        )
 
 
 @dataclass(slots=True)
@@ -99,7 +56,7 @@ class RequestState:
     prompt_logprobs: int = 0  # kept with each token of the prompt
     room_tokens: int = ROOM_TOKENS  # output tokens for which the journal has room
     party: Party = NOBODY
-    prefix_hashes: tuple[bytes, ...] = ()
+    prefix: PromptKeys = NO_KEYS
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
     attempts: int = 0  # placements tried
@@ -111,10 +68,18 @@ class RequestState:
     method: str = ""  # of speculation, on the last of them
     outcome: str = ""  # stop, length, repetition, abort, error or refused once it is over
     waited_s: float = 0.0  # for room, before the first placement
+    response_id: str = ""  # what its client calls it
+    trace: TraceContext = field(default_factory=begin)
+    http: HttpTimes = field(default_factory=HttpTimes)
+    taken: float = 0.0  # time.monotonic: from the front end
+    charged: float = 0.0  # time.monotonic: to its tenant; from then on it is in the waiting room
     timings: Timings = field(default_factory=Timings)  # of the current attempt
+    before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # of the last ones before it
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT))
     spent_before: Spent = field(default_factory=Spent)  # on the attempts before it
-    arrived: float = field(default_factory=time.monotonic)
-    first_token: float = 0.0  # time.monotonic; of the first attempt that had one
+    arrived: float = field(default_factory=time.monotonic)  # with its whole body
+    first_token: float = 0.0  # time.monotonic: the first one went to the front end
+    ended: float = 0.0  # time.monotonic: it has its outcome
 
     @property
     def budget(self) -> int:
@@ -149,7 +114,7 @@ class RequestState:
     @property
     def journal_bytes(self) -> int:
         """The most memory that the request takes with `room_tokens` output tokens, bytes."""
-        known = len(self.engine_request) + sum(map(len, self.prefix_hashes))
+        known = len(self.engine_request) + KEY_BYTES * len(self.prefix.keys)
         asked = LOGPROB_BYTES * self.prompt_logprobs * self.prompt_tokens
         each = TOKEN_BYTES + LOGPROB_BYTES * self.logprobs
         return REQUEST_BYTES + known + asked + each * max(0, min(self.room_tokens, self.budget))
@@ -160,22 +125,57 @@ class RequestState:
         return len(self.tokens) > self.room_tokens
 
     @property
+    def attempts_kept(self) -> tuple[Timings, ...]:
+        """The last attempts, in order, as far as their moments are kept; none before the first placement."""
+        return (*self.before, self.timings) if self.attempts else ()
+
+    @property
     def spent(self) -> Spent:
         """The cost of all attempts so far."""
         return self.spent_before + self.timings.spent()
 
-    def placed(self) -> None:
-        """Begin another attempt."""
+    def placed(self, placement: Placement, asked: float) -> None:
+        """Begin another attempt, of which the placement was `asked` for then."""
+        if self.attempts:
+            self.before.append(self.timings)
         self.attempts += 1
         self.spent_before = self.spent
-        self.timings = Timings(placed=time.monotonic())
+        self._begin(placement, asked)
+
+    def placed_instead(self, placement: Placement) -> None:
+        """Change the attempt's placement, before any worker was told of it."""
+        self._begin(placement, self.timings.asked)
+
+    def _begin(self, placement: Placement, asked: float) -> None:
+        self.timings = Timings(
+            number=self.attempts,
+            tokens_before=len(self.tokens),
+            asked=asked,
+            placed=time.monotonic(),
+            scheduler=Process("baton-scheduler", placement.scheduler),
+            scheduler_s=placement.scheduler_s,
+            prefiller=process_of(placement.prefill or placement.decode),
+            decoder=process_of(placement.decode),
+        )
+
+    def failed(self, failure: Failure) -> None:
+        """Note that the attempt failed, and why."""
+        now = self.timings.ended = time.monotonic()
+        cause = {"trouble": failure.trouble.value, "worker": failure.worker_id, "message": failure.message}
+        self.events.append(Event("failed", now, self.attempts, cause))
+
+    def recomputes(self) -> None:
+        """Note that the attempt goes on: its decode worker prefills, too."""
+        timings = self.timings
+        timings.recomputed = time.monotonic()
+        timings.ended = 0.0
+        if not timings.first_token:
+            timings.prefiller = timings.decoder
+        cause = {"worker": timings.decoder.instance, "tokens": self.tokens_to_prefill}
+        self.events.append(Event("recomputed", timings.recomputed, self.attempts, cause))
 
     def taken_by(self, worker_id: str, *, prefills: bool, decodes: bool) -> None:
         """Note a worker that was given a part of the request."""
         for workers, takes_part in ((self.prefill_workers, prefills), (self.decode_workers, decodes)):
             if takes_part and worker_id not in workers:
                 workers.append(worker_id)
-
-
-def _ms(begin: float, end: float) -> float:
-    return max(0.0, 1e3 * (end - begin)) if begin and end else 0.0

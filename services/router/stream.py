@@ -23,8 +23,10 @@ import grpc.aio
 
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import CALL_TIMEOUT_S, aio_channel
+from baton.scheduler.tasks import spawn_apart
 from baton.security.names import Role
 from baton.services.router.errors import WorkerUnreachable
+from baton.services.router.gaps import GapSampler
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,12 @@ class StreamListener(Protocol):
 
     def on_output(self, output: Any, clock_offset_s: float) -> None:
         """Take one engine step's output. The offset leads from the worker's monotonic clock to ours."""
+
+    def on_gap(self, engine_s: float, wire_s: float, received: float) -> None:
+        """Take a sample of the time between two tokens, before the output that ends it came here `received`.
+
+        engine_s: in the engine, since the output before; wire_s: on the way, beyond the quickest message's
+        """
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
         """Note that the prompt's KV cache is ready to be pulled, or could not be saved."""
@@ -70,6 +78,7 @@ class WorkerStream:
         decode_outputs: Callable[[bytes], Any],
         on_end: Callable[[WorkerStream, bool], None],
     ) -> None:
+        self.worker = worker
         self.worker_id = worker.worker_id
         self.address = worker.address
         self._decode_outputs = decode_outputs
@@ -82,7 +91,10 @@ class WorkerStream:
         self._channel: grpc.aio.Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._least_offset_s = math.inf  # from the worker's clock to ours, of the quickest message
+        # From the worker's clock to ours, by the quickest message: so it includes that one's way.
+        self.clock_offset_s = math.inf
+        self.put_out_at = 0.0  # the last outputs, by the worker's engine, on our clock
+        self._gap = GapSampler()
         self._last_sent_at = 0.0  # the worker's clock
         self._heard = True  # since the last check
         self._silent_checks = 0
@@ -116,8 +128,8 @@ class WorkerStream:
         self.speculative_method = reply.identity.capacity.speculative_method
         call = stub.Run()
         self._tasks = [
-            asyncio.create_task(self._write(call), name=f"write {self.worker_id}"),
-            asyncio.create_task(self._read(call), name=f"read {self.worker_id}"),
+            spawn_apart(self._write(call), f"write {self.worker_id}"),
+            spawn_apart(self._read(call), f"read {self.worker_id}"),
         ]
         self._close_when_idle()
 
@@ -228,8 +240,12 @@ class WorkerStream:
         listeners = self._listeners
         if reply.engine_outputs:
             outputs = self._decode_outputs(reply.engine_outputs)
-            offset_s = time.monotonic() - outputs.timestamp
-            self._note_lag(outputs.timestamp, offset_s)
+            now = time.monotonic()
+            self._note_lag(outputs.timestamp, now - outputs.timestamp)
+            offset_s = self.clock_offset_s
+            self.put_out_at = outputs.timestamp + offset_s
+            if now >= self._gap.due:
+                self._sample_gap(outputs, now)
             for output in outputs.outputs:
                 listener = listeners.get(output.request_id)
                 if listener is not None:
@@ -249,11 +265,16 @@ class WorkerStream:
 
     def _note_lag(self, sent_at: float, offset_s: float) -> None:
         """Compare with the quickest message so far, and let that fade, as hosts' clocks drift apart."""
-        faded = self._least_offset_s + CLOCK_DRIFT * max(0.0, sent_at - self._last_sent_at)
+        faded = self.clock_offset_s + CLOCK_DRIFT * max(0.0, sent_at - self._last_sent_at)
         self._last_sent_at = sent_at
-        self._least_offset_s = min(faded, offset_s)
-        self._lag_s = offset_s - self._least_offset_s
+        self.clock_offset_s = min(faded, offset_s)
+        self._lag_s = offset_s - self.clock_offset_s
         self._read_at = sent_at + offset_s
+
+    def _sample_gap(self, outputs: Any, now: float) -> None:
+        request_id = self._gap.look(outputs, now)
+        if request_id and (listener := self._listeners.get(request_id)) is not None:
+            listener.on_gap(self._gap.engine_s, self._lag_s, now)
 
     def _current(self, request_id: str, epoch: int) -> StreamListener | None:
         """Return a message's listener; None for an older epoch and for a request that has ended."""
@@ -291,6 +312,6 @@ _background: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak 
 
 
 def _detached(coroutine: Any) -> None:
-    task = asyncio.get_running_loop().create_task(coroutine)
+    task = spawn_apart(coroutine, "close a stream")
     _background.add(task)
     task.add_done_callback(_background.discard)

@@ -23,17 +23,23 @@ from baton.services.tenants.shared import SharedStore
 
 
 @contextlib.asynccontextmanager
-async def open_tenancy(settings: Settings, router_id: str, metrics: RouterMetrics) -> AsyncIterator[Tenancy]:
+async def open_tenancy(
+    settings: Settings, router_id: str, metrics: RouterMetrics, store_password: str
+) -> AsyncIterator[Tenancy]:
     """Yield the tenancy that the settings ask for; until the end it follows its keys and shares limits.
 
-    Raises ConfigError.
+    store_password: of router.keys_store, where it is not in the URL. Raises ConfigError.
     """
     router, topic = settings.router, settings.scheduler.topic
-    shared = SharedStore(router.keys_store, topic) if router.keys_store else None
+    shared = SharedStore(router.keys_store, topic, store_password) if router.keys_store else None
     quotas = Quotas(shared, router_id)
     keyring = None
     if router.has_tenants:
-        book = FileBook(router.keys_file) if router.keys_file else RedisBook(router.keys_store, topic)
+        book = (
+            FileBook(router.keys_file)
+            if router.keys_file
+            else RedisBook(router.keys_store, topic, store_password)
+        )
         keyring = Keyring(book)
         metrics.tenants.watch(keyring.tenants)
         await keyring.look()

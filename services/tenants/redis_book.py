@@ -14,7 +14,7 @@ from baton.scheduler.store_url import without_password
 from baton.services.tenants import redis_keys
 from baton.services.tenants.errors import BookError
 from baton.services.tenants.model import Book, book_of
-from baton.services.tenants.shared import connect
+from baton.services.tenants.shared import connect, refusal
 
 CALL_S = 5.0  # no request waits for it
 EDIT_TRIES = 10  # others may edit at the same moment
@@ -23,9 +23,9 @@ EDIT_TRIES = 10  # others may edit at the same moment
 class RedisBook:
     """The book in Redis. A look for changes is one HGET of some bytes."""
 
-    def __init__(self, url: str, topic: str) -> None:
+    def __init__(self, url: str, topic: str, password: str = "") -> None:
         self.place = f"{without_password(url)}, topic {topic!r} (router.keys_store)"
-        self._client: Redis = connect(url, CALL_S)
+        self._client: Redis = connect(url, CALL_S, password)
         self._key = redis_keys.book(topic)
         self._seen: bytes | None = None  # the version that was last read
 
@@ -80,5 +80,7 @@ class RedisBook:
             raise BookError(f"{self.place}: the book is damaged: {error}") from None
 
     def _away(self, error: Exception) -> BookError:
+        if refused := refusal(self._client, error):
+            return BookError(f"{self.place}: {refused}")
         # Not the error's own words: they differ from one try to the next, and it is logged once.
         return BookError(f"{self.place}: no answer ({type(error).__name__})")

@@ -1,8 +1,9 @@
 """Every Redis key of tenants, in one place. The braces keep those of a topic in one slot of a cluster.
 
     baton:{TOPIC}:tenants:book           HASH   version -> changes with each edit, book -> JSON; no expiry
-    baton:{TOPIC}:tenants:slots:OWNER    HASH   router id -> "COUNT UNTIL": requests that it has under way,
-                                                and the server's time, ms, until which that is believed
+    baton:{TOPIC}:tenants:slots:OWNER    HASH   router id -> "COUNT UNTIL NUMBER": requests that it has
+                                                under way, the server's time, ms, until which that is
+                                                believed, and the number of the message that said so
     baton:{TOPIC}:tenants:rate:...OWNER  STRING of throttled-py; expires when the bucket would be full
 
 OWNER is `tenant:NAME` or `key:NAME`, for rates with the limit's name before it.

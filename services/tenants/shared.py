@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from baton.scheduler.store_url import without_password
+from baton.scheduler.store_user import explained, refuses_the_user
 from baton.scheduler.tasks import patiently, spawn, stop
 from baton.services.errors import ConfigError
 
@@ -30,14 +31,16 @@ Call = Callable[[], Coroutine[Any, Any, object]]
 log = logging.getLogger(__name__)
 
 
-def connect(url: str, timeout_s: float | None) -> Redis:
+def connect(url: str, timeout_s: float | None, password: str = "") -> Redis:
     """Return a client that connects on first use, and again by itself. Raises ConfigError.
 
-    `timeout_s` is that of a free connection, of connecting and of a reply; None where the caller ends calls.
+    `password` stands for one in the URL. `timeout_s` is that of a free connection, of connecting and of a
+    reply; None where the caller ends calls.
     """
     try:
         pool = BlockingConnectionPool.from_url(
             url,
+            **({"password": password} if password else {}),
             max_connections=MAX_CONNECTIONS,
             timeout=timeout_s,
             socket_timeout=timeout_s,
@@ -48,18 +51,28 @@ def connect(url: str, timeout_s: float | None) -> Redis:
     except ValueError:  # its words may quote a password
         raise ConfigError(
             "router.keys_store is not a Redis URL: it must look like redis://[:password@]host:port/db, with "
-            "the password percent-encoded"
+            "the password percent-encoded or in a file (router.keys_store_password_file)"
         ) from None
     return Redis.from_pool(pool)
+
+
+def refusal(client: Redis, error: BaseException) -> str:
+    """Say in one line why Redis refuses this user; an empty text if it does not."""
+    if not refuses_the_user(error):
+        return ""
+    text = explained(error, "router.keys_store or router.keys_store_password_file")
+    password = client.connection_pool.connection_kwargs.get("password")
+    return text.replace(password, "***") if password else text  # a server may repeat what it does not know
 
 
 class SharedStore:
     """Calls Redis, and knows whether it is there. For one event loop."""
 
-    def __init__(self, url: str, topic: str) -> None:
+    def __init__(self, url: str, topic: str, password: str = "") -> None:
         self.topic = topic
-        self.client = connect(url, None)
+        self.client = connect(url, None, password)
         self.up = True
+        self._told = False  # that it is away; a ping may pass where calls are refused
         self._name = without_password(url)
         self._later: asyncio.Queue[Call] = asyncio.Queue(MAX_LATER)
         self._tasks: list[asyncio.Task[None]] = []
@@ -91,10 +104,14 @@ class SharedStore:
         if not self.up:
             return None
         try:
-            return await patiently(make(), CALL_S)
+            reply = await patiently(make(), CALL_S)
         except (RedisError, OSError, TimeoutError) as error:
             self._lost(error)
             return None
+        if self._told:
+            self._told = False
+            log.info("%s is back: limits are shared again", self._name)
+        return reply
 
     def later(self, make: Call) -> None:
         """Make a call soon, without waiting for it. It is dropped while Redis is away."""
@@ -102,10 +119,11 @@ class SharedStore:
             self._later.put_nowait(make)
 
     def _lost(self, error: Exception) -> None:
-        if self.up:
-            why = str(error) or type(error).__name__
-            log.error("%s is away (%s): limits are this router's own until it is back", self._name, why)
         self.up = False
+        if not self._told:
+            self._told = True
+            why = refusal(self.client, error) or str(error) or type(error).__name__
+            log.error("%s is away (%s): limits are this router's own until it is back", self._name, why)
 
     async def _make_calls(self) -> None:
         while True:
@@ -124,4 +142,3 @@ class SharedStore:
             except (RedisError, OSError, TimeoutError):
                 continue
             self.up = True
-            log.info("%s is back: limits are shared again", self._name)

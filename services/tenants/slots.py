@@ -1,13 +1,16 @@
 """Slots: requests at a time. A router says how many it has under way, not that there is one more or less.
 
-So a message that is lost or comes twice does no harm, and what a router that died had under way is forgotten
-when its last word is `redis_keys.SLOT_LEASE_S` old. A request costs two calls of Redis, and a router one for
+So a message that is lost or comes twice does no harm; each has a number, and one that another has overtaken
+on its way is known by it. What a router that died had under way is forgotten when its last word is
+`redis_keys.SLOT_LEASE_S` old. A request costs two calls of Redis, and a router one for
 each owner with requests under way every `redis_keys.RENEW_S`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections import Counter
 
 from baton.services.tenants import redis_keys
@@ -25,6 +28,8 @@ class Slots:
         self.held: Counter[str] = Counter()
         self._shared = shared
         self._router_id = router_id
+        # From the clock, so that a router that starts again is believed at once; a double holds microseconds.
+        self._numbers = itertools.count(time.time_ns() // 1_000)
         self._script = shared.script("slots") if shared is not None else None
 
     def limit(self, owner: str, most: int) -> SlotLimit:
@@ -44,7 +49,7 @@ class Slots:
         if shared is None or script is None:
             return True
         key = redis_keys.slots(shared.topic, owner)
-        args: list[str | int] = [self._router_id, self.held[owner], most, _LEASE_MS]
+        args: list[str | int] = [self._router_id, self.held[owner], next(self._numbers), most, _LEASE_MS]
         return await shared.call(lambda: script(keys=[key], args=[*args])) != 0
 
     def say_soon(self, owner: str) -> None:

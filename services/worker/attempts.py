@@ -33,6 +33,7 @@ class RunningAttempt:
     phase: Phase
     session: int  # number of the router's stream; vLLM's client index
     loads: bool  # it waits for KV from another worker
+    traceparent: str = ""  # of its request, for log lines
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # requests.Prepared of services/engine, once it is built
 

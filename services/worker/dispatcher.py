@@ -12,9 +12,11 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from baton.handoff.channels import HandoffClient
+from baton.handoff.errors import NoCommonTransport, TransportFailed
 from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, RunReply, Shared, Start
+from baton.scheduler.prefixes.log import BlockLog
 from baton.services.engine import outputs, requests
 from baton.services.engine.build import EngineInfo
 from baton.services.engine.counts import Counts
@@ -23,6 +25,7 @@ from baton.services.engine.host import EngineHost, EngineLoad, EngineStep
 from baton.services.engine.requests import EngineLimits, Prepared
 from baton.services.errors import describe
 from baton.services.roles import Role
+from baton.services.trace_context import trace_id_of
 from baton.services.worker.attempts import Attempts, RunningAttempt
 from baton.services.worker.drafting import Drafting
 from baton.services.worker.metrics import WorkerMetrics
@@ -47,6 +50,7 @@ class Dispatcher:
         """Begin closed. `drafting` counts drafts; None where none are made."""
         self.load = EngineLoad()
         self.counts = Counts()  # since the engine began
+        self.blocks = BlockLog()  # of its prefix cache
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.become(role, max_requests)
         self._host = host
@@ -157,7 +161,12 @@ class Dispatcher:
     def start(self, session: RouterSession, start: Start) -> None:
         """Begin a phase of an attempt; a refusal goes back as Failed."""
         attempt = RunningAttempt(
-            start.request_id, start.epoch, start.phase, session.number, loads=start.HasField("manifest")
+            start.request_id,
+            start.epoch,
+            start.phase,
+            session.number,
+            loads=start.HasField("manifest"),
+            traceparent=start.traceparent,
         )
         try:
             self._admit(attempt, start)
@@ -211,7 +220,7 @@ class Dispatcher:
             raise
         except Exception as error:
             # A request that vLLM cannot build must not take the stream, and all others on it, with it.
-            logger.exception("request %s cannot be built", start.request_id)
+            logger.exception("request %s cannot be built", start.request_id, extra=_names(attempt))
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
 
     async def _submit_with_grammar(self, attempt: RunningAttempt) -> None:
@@ -220,7 +229,9 @@ class Dispatcher:
             await asyncio.to_thread(self._host.begin_grammar, request)
         except Exception as error:  # whatever a grammar's compiler raises: its request would wait for ever
             if not isinstance(error, ValueError):
-                logger.exception("the grammar of request %s cannot be compiled", attempt.request_id)
+                logger.exception(
+                    "the grammar of request %s cannot be compiled", attempt.request_id, extra=_names(attempt)
+                )
             if self._attempts.is_live(attempt):
                 self._attempts.end(attempt)
                 self._fail(attempt, Failed.CODE_INVALID, describe(error))
@@ -239,6 +250,8 @@ class Dispatcher:
         """Sort a step's outputs and reports by router, one reply each."""
         self.load = step.load
         self.counts.add(step.counts)
+        if step.blocks:
+            self.blocks.take(step.blocks)
         self._metrics.on_step(step)
         drafts = step.counts.drafts
         if self._drafting is not None and step.executed and (self._role.decodes or drafts.drafts):
@@ -275,7 +288,10 @@ class Dispatcher:
         else:
             # The engine ends it with an error of its own, which finds the attempt gone.
             self._attempts.end(attempt)
-            reply.failed.append(_failed(attempt, Failed.CODE_HANDOFF, str(loaded.problem)))
+            # Not where it was only too slow: the next one may be smaller.
+            cut = isinstance(loaded.problem.to_error(), TransportFailed | NoCommonTransport)
+            code = Failed.CODE_SOURCE if cut else Failed.CODE_HANDOFF
+            reply.failed.append(_failed(attempt, code, str(loaded.problem)))
 
     def _refuse(self, saved: Saved, replies: dict[int, RunReply]) -> None:
         """Refuse a prompt that was not begun, as there is no room for its KV; others may have some."""
@@ -346,6 +362,11 @@ class Dispatcher:
 
 def _reply(replies: dict[int, RunReply], session: int) -> RunReply:
     return replies.setdefault(session, RunReply())
+
+
+def _names(attempt: RunningAttempt) -> dict[str, str]:
+    """Return the names of a request for a log line."""
+    return {"request_id": attempt.request_id, "trace_id": trace_id_of(attempt.traceparent)}
 
 
 def _failed(attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.registry import Collector
 
+from baton import metrics
 from baton.handoff.reports import Loaded, Staged
+from baton.metrics import SECONDS
 from baton.protos.worker_pb2 import Failed, Saved
-from baton.services.engine.host import EngineStep
-from baton.services.errors import StartError
+
+if TYPE_CHECKING:  # vLLM takes seconds to import, and metrics are served meanwhile
+    from baton.services.engine.host import EngineStep
 
 _UNKNOWN = float("nan")
 _MS = 1e-3
-_STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
-_HANDOFF_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0)
 
 
 class WorkerMetrics:
     """The figures of one worker, in a registry of their own. Set from the loop's thread."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = metrics.registry()
         self._num_blocks = 0
 
         def gauge(name: str, text: str) -> Gauge:
@@ -31,16 +33,22 @@ class WorkerMetrics:
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(f"baton_worker_{name}", text, labels, registry=self.registry)
 
-        def histogram(
-            name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()
-        ) -> Histogram:
-            return Histogram(f"baton_worker_{name}", text, labels, buckets=buckets, registry=self.registry)
+        def histogram(name: str, text: str, labels: tuple[str, ...] = ()) -> Histogram:
+            return Histogram(f"baton_worker_{name}", text, labels, buckets=SECONDS, registry=self.registry)
 
         self._running = gauge("requests_running", "Requests in the engine's batch.")
         self._waiting = gauge("requests_waiting", "Requests in the engine's queue.")
         self._kv_usage = gauge("kv_cache_usage_ratio", "Blocks of the KV cache in use, 0 to 1.")
+        self._before = _BeforeScrape(self.registry)  # a scrape goes through a registry in order
         self._pinned = gauge("handoffs_pinned", "Saved handoffs that wait to be pulled.")
         self._pinned_bytes = gauge("handoffs_pinned_bytes", "Bytes of saved handoffs that wait to be pulled.")
+        self._overdue = gauge(
+            "handoffs_pinned_overdue_seconds",
+            "Age of the oldest saved handoff beyond one lease (handoff.lease_s), 0 where none is older.",
+        )
+        self.clock_offset = gauge(
+            "clock_offset_seconds", "The scheduler's clock less this machine's, as of the last heartbeat."
+        )
         self._tokens = counter("generated_tokens", "Output tokens generated here.")
         self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
@@ -54,37 +62,16 @@ class WorkerMetrics:
         self._loaded = counter("handoffs_loaded", "Handoffs pulled and loaded.", ("transport",))
         self._load_failed = counter("handoffs_load_failed", "Handoffs that could not be loaded.", ("error",))
         self._bytes = counter("handoff_bytes", "Bytes pulled.", ("transport",))
-        self._step = histogram("engine_step_seconds", "Time of an engine step with work.", _STEP_BUCKETS)
+        self._step = histogram("engine_step_seconds", "Time of an engine step with work.")
         phases = histogram(
-            "engine_step_phase_seconds",
-            "Time of the parts of an engine step with work.",
-            _STEP_BUCKETS,
-            ("phase",),
+            "engine_step_phase_seconds", "Time of the parts of an engine step with work.", ("phase",)
         )
         self._phases = tuple(phases.labels(phase) for phase in ("draft", "verify", "rest"))
-        self._save = histogram(
-            "handoff_save_seconds", "Time to copy KV from the engine's cache to staging.", _HANDOFF_BUCKETS
-        )
-        self._pull = histogram("handoff_move_seconds", "Time to pull a handoff's bytes.", _HANDOFF_BUCKETS)
+        self._save = histogram("handoff_save_seconds", "Time to copy KV from the engine's cache to staging.")
+        self._pull = histogram("handoff_move_seconds", "Time to pull a handoff's bytes.")
         self._total = histogram(
-            "handoff_total_seconds", "Time from the save's end to the request in the batch.", _HANDOFF_BUCKETS
+            "handoff_total_seconds", "Time from the save's end to the request in the batch."
         )
-
-    @contextlib.contextmanager
-    def serving(self, host: str, port: int) -> Iterator[int]:
-        """Serve over HTTP inside the block; yield the port. Raises StartError when it is taken."""
-        try:
-            server, thread = start_http_server(port, addr=host, registry=self.registry)
-        except OSError as error:
-            raise StartError(
-                f"worker.metrics_port: cannot listen on {host}:{port}: {error.strerror}; choose another, or 0"
-            ) from None
-        try:
-            yield int(server.server_port)
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join(timeout=1)
 
     def set_blocks(self, num_blocks: int) -> None:
         """Set the KV blocks that requests can have, known once the engine is loaded."""
@@ -134,6 +121,30 @@ class WorkerMetrics:
         self._total.observe(loaded.total_ms * _MS)
 
     def ask_staged(self, ask: Callable[[], Staged | None]) -> None:
-        """Call `ask` at each scrape, in its thread, for what waits to be pulled; None: not known."""
-        self._pinned.set_function(lambda: staged.handoffs if (staged := ask()) else _UNKNOWN)
-        self._pinned_bytes.set_function(lambda: staged.bytes if (staged := ask()) else _UNKNOWN)
+        """Call `ask` once in each scrape, in its thread, for what waits to be pulled; None: not known."""
+
+        def look() -> None:
+            staged = ask()
+            self._pinned.set(staged.handoffs if staged else _UNKNOWN)
+            self._pinned_bytes.set(staged.bytes if staged else _UNKNOWN)
+            self._overdue.set(staged.overdue_s if staged else _UNKNOWN)
+
+        self._before.look = look
+
+
+class _BeforeScrape(Collector):
+    """Sets other metrics at the beginning of each scrape; has none of its own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Come before all that is registered after this."""
+        self.look: Callable[[], None] = lambda: None
+        registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Set the others. Return nothing."""
+        self.look()
+        return ()

@@ -19,6 +19,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton import addresses, rpc
 from baton.handoff.reports import Staged
+from baton.levels import set_level
+from baton.metrics import MetricsServer
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerUnavailable
@@ -30,13 +32,13 @@ from baton.services.engine.errors import EngineFailed
 from baton.services.errors import PeerRefused, StartError, describe
 from baton.services.roles import Role
 from baton.services.worker.advertise import advertised
+from baton.services.worker.metrics import WorkerMetrics
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and a worker that is refused should know before
     from baton.services.engine.build import EngineInfo
     from baton.services.engine.host import EngineHost
     from baton.services.worker.dispatcher import Dispatcher
     from baton.services.worker.drafting import Drafting
-    from baton.services.worker.metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ PROGRESS_EVERY_S = 10.0
 POLL_S = 0.02  # of a drain
 FLUSH_S = 1.0  # for the last replies to routers
 SERVER_GRACE_S = 1.0
+QUICK_S = 0.5  # of a heartbeat: half of it is the most that the clocks' difference is wrong by
 
 _HEALTH_NAMES = ("", worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -76,6 +79,7 @@ class Node:
             model_fingerprint=fingerprint,
             vllm_version=VLLM_VERSION,
         )
+        self._metrics = WorkerMetrics()
         self._stop = asyncio.Event()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
@@ -94,7 +98,16 @@ class Node:
         port = self._bind(server)
         deadline = time.monotonic() + self._settings.worker.scheduler_wait_s
         await self._advertise(port)
-        async with SchedulerClient(self._settings.scheduler.address) as client:
+        own = self._settings.worker
+        async with contextlib.AsyncExitStack() as stack:
+            serving = MetricsServer(
+                self._metrics.registry, "worker.metrics_port", own.listen, own.metrics_port
+            )
+            stack.enter_context(serving)
+            host, _ = addresses.split(self._identity.address)
+            self._identity.metrics_address = serving.reached_at(host)
+            logger.info("metrics on http://%s/metrics", serving.address)
+            client = await stack.enter_async_context(SchedulerClient(self._settings.scheduler.address))
             session = WorkerSession(client, self._identity, self._load, self._on_heartbeat)
             try:
                 await session.start(max(0.0, deadline - time.monotonic()))
@@ -114,10 +127,10 @@ class Node:
         from baton.services.engine.host import EngineHost
         from baton.services.worker.dispatcher import Dispatcher
         from baton.services.worker.drafting import Drafting, method_of
-        from baton.services.worker.metrics import WorkerMetrics
+        from baton.services.worker.operator_desk import OperatorDesk
         from baton.services.worker.servicer import WorkerServicer
 
-        metrics = WorkerMetrics()
+        metrics = self._metrics
         mine = self._identity
         host = EngineHost(
             EnginePlan(
@@ -136,14 +149,15 @@ class Node:
             self._role, self._role.max_requests(self._settings), host, metrics, self._drafting
         )
         heartbeat_s = self._settings.scheduler.heartbeat_s
-        servicer = WorkerServicer(self._identity, dispatcher, heartbeat_s, partial(self._become, session))
+        become = partial(self._become, session)
+        desk = OperatorDesk(host, self._kv_host)
+        servicer = WorkerServicer(self._identity, dispatcher, heartbeat_s, become, desk)
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._set_health(_NOT_SERVING)
         await server.start()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(dispatcher.close)
-            self._serve_metrics(stack, metrics)
             info = await self._load_engine(host, dispatcher)
             if info is None:
                 logger.info("ended by a signal while the engine loaded")
@@ -152,6 +166,7 @@ class Node:
             metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
             dispatcher.open(info)
             mine.capacity.CopyFrom(self._capacity(info, host))  # for Hello
+            session.blocks = dispatcher.blocks if host.hashing else None
             await session.ready(mine.capacity)
             await self._set_health(_SERVING)
             blocks = (info.num_blocks, info.block_size)
@@ -163,12 +178,6 @@ class Node:
                 stack.callback(asyncio.create_task(watching).cancel)
             await self._serve(session, dispatcher, host)
         return 0 if await asyncio.to_thread(host.stop) else 1
-
-    def _serve_metrics(self, stack: contextlib.AsyncExitStack, metrics: WorkerMetrics) -> None:
-        if self._settings.worker.metrics_port is not None:
-            host, _ = addresses.split(self._settings.worker.listen)
-            port = stack.enter_context(metrics.serving(host, self._settings.worker.metrics_port))
-            logger.info("metrics on http://%s/metrics", addresses.join(host, port))
 
     # Serving and draining.
 
@@ -354,7 +363,10 @@ class Node:
             drafting=self._drafting.report() if self._drafting is not None and self._role.decodes else None,
         )
 
-    def _on_heartbeat(self, reply: scheduler_pb2.HeartbeatReply) -> None:
+    def _on_heartbeat(self, reply: scheduler_pb2.HeartbeatReply, took_s: float) -> None:
+        set_level(reply.log_level)
+        if reply.clock_s and took_s < QUICK_S:
+            self._metrics.clock_offset.set(reply.clock_s + took_s / 2 - time.time())
         if self._drafting is not None:
             self._drafting.hear(reply.peer_reference)
 
@@ -370,6 +382,7 @@ class Node:
             lookahead_tokens=info.lookahead_tokens,
             transports=self._settings.handoff.transports if host.compatibility_hash else [],
             speculative_method=self._drafting.method.name if self._drafting is not None else "",
+            hashing=host.hashing,
         )
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:

@@ -1,16 +1,21 @@
-"""The worker's gRPC service: it says who it is, takes another role, and runs one stream a router."""
+"""The worker's gRPC service: it says who it is, takes another role, and runs one stream a router.
+
+What operators ask is answered by services/worker/operator_desk.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 
-from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
+from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.services.worker.dispatcher import Dispatcher
+from baton.services.worker.operator_desk import OperatorDesk
 from baton.services.worker.session import RouterSession
 
 
@@ -23,6 +28,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         dispatcher: Dispatcher,
         heartbeat_s: float,
         become: Callable[[scheduler_pb2.Role, int], Awaitable[str]],
+        desk: OperatorDesk,
     ) -> None:
         """Serve `dispatcher`.
 
@@ -33,6 +39,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._dispatcher = dispatcher
         self._heartbeat_s = heartbeat_s
         self._become = become
+        self._desk = desk
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: Any) -> worker_pb2.HelloReply:
         """Say who this worker is, and refuse a router with another vLLM or another model."""
@@ -43,6 +50,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         """Take another role."""
         del context
         return worker_pb2.SetRoleReply(refusal=await self._become(request.role, request.fence))
+
+    async def Inspect(self, request: worker_pb2.InspectRequest, context: Any) -> scheduler_pb2.Inspection:
+        """Tell of this process and its machine."""
+        del context
+        if request.clock_alone:
+            return scheduler_pb2.Inspection(unix_s=time.time())
+        return await self._desk.inspect()
+
+    async def TryHandoff(self, request: worker_pb2.TryHandoffRequest, context: Any) -> handoff_pb2.TrialReply:
+        """Pull a test payload from another worker."""
+        del context
+        return await self._desk.try_handoff(request)
 
     async def Run(self, requests: AsyncIterator[worker_pb2.RunRequest], context: Any) -> None:
         """Serve a router's stream. However it ends, all that was started on it is aborted."""

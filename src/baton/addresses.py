@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (wildcard -> the address that reaches it)
 
@@ -34,6 +35,12 @@ def from_here(address: str) -> str:
     """Return `address` as a process of the same machine dials it. Raises ValueError."""
     host, port = split(address)
     return join(_LOOPBACK.get(host, host), port)
+
+
+def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
+    """Return a TCP socket that listens there. Raises OSError."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=backlog)
 
 
 def _bare(host: str) -> str:

@@ -53,7 +53,6 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 # What gRPC says of a handshake that failed -> what it means
 _TLS_PROBLEMS = {
     "WRONG_VERSION_NUMBER": "it speaks plain text, and this process TLS (security.tls)",
-    "Socket closed": "it hung up; if it speaks TLS, this process needs security.tls, too",
     "Hostname Verification Check failed": "its certificate is of another role or topic",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is over, or not of this process's CA",
 }
@@ -89,6 +88,11 @@ def identity_folder() -> Path | None:
     """Return where this process's identity is, for its children; None while it speaks plain text."""
     mine = _process.identity
     return mine.folder if mine else None
+
+
+def certificate() -> Credentials | None:
+    """Return the certificate that this process shows now; None while it speaks plain text."""
+    return _process.identity.current() if _process.identity else None
 
 
 def check_exposure(key: str, host: str) -> None:
@@ -206,8 +210,18 @@ def aio_channel(address: str, to: Role) -> grpc.aio.Channel:
 
 
 def tls_problem(details: str) -> str:
-    """Say what gRPC's words for a failed call mean where TLS is the reason; an empty text if it is not."""
+    """Say what gRPC's words for a failed call mean where TLS may be the reason; else return an empty text."""
+    if "Socket closed" in details:  # a server that does not accept the other end tells it nothing
+        return _hung_up(_process.identity)
     return next((meaning for word, meaning in _TLS_PROBLEMS.items() if word in details), "")
+
+
+def _hung_up(mine: Identity | None) -> str:
+    if mine is None:
+        return "it hung up; if it speaks TLS, this process needs security.tls, too"
+    if mine.current().seconds_left() <= 0:
+        return "it hung up: this process's certificate is over; restart it, so that it gets a new one"
+    return "it hung up: it ended, or this process's certificate is not of its CA"
 
 
 class Line:

@@ -86,6 +86,13 @@ def test_only_a_fleets_workers_are_taken_away_and_never_the_last() -> None:
     assert not draft.stops
 
 
+def test_of_several_that_are_idle_the_last_by_name_goes() -> None:
+    idle = [member("decode-0", D), member("worker-2", D), member("worker-3", D), member("prefill-0", P)]
+    draft = Draft(Seen(0.0, idle, places=places(one.name for one in idle)))
+    draft.stop(D, 2, Bounds(1, 6))
+    assert [one.worker_id for one in draft.stops] == ["worker-3", "worker-2"]
+
+
 def test_who_was_ordered_away_counts_no_more_though_it_still_says_ready() -> None:
     """Else another one would be ordered away in its place, and both would end."""
     both = [member("d1", D, 1), member("d2", D, 0)]

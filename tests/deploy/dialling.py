@@ -1,17 +1,17 @@
-"""Who dials whom, and whether the policies let exactly that through."""
+"""The table of who dials whom, and a check that the policies let exactly that through."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from tests.deploy.manifests import COMPONENT, NAMESPACE, WORKERS, Manifests, port_of
-from tests.deploy.network_policies import Place, Port, edges, lets_in, lets_out
+from tests.deploy.network_policies import Doc, Place, Port, edges, lets_in, lets_out
 
 
 @dataclass(frozen=True)
 class Dial:
-    """Who opens connections to whom, and the setting that names the port: the table in docs/clusters.md."""
+    """A row of the table in docs/clusters.md: source, target, and the setting that names the port."""
 
     source: str
     target: str
@@ -32,6 +32,7 @@ NEEDED = [
     Dial("scheduler", "redis", "scheduler.store"),
     Dial("router", "redis", "router.keys_store"),
     Dial("prometheus", "router", "router.port"),
+    Dial("prometheus", "router", "router.metrics_port"),
     Dial("prometheus", "scheduler", "scheduler.metrics_port"),
     Dial("prometheus", "worker", "worker.metrics_port"),
 ]
@@ -47,11 +48,26 @@ STRANGERS = [  # each may be a client
 
 def network(manifests: Manifests) -> Iterator[str]:
     """Every connection to and from our pods, over all ports at which a policy could say something else."""
-    policies = manifests.of("NetworkPolicy")
     own = [one.place for one in manifests.workloads]
     others = [DNS, PROMETHEUS, *STRANGERS]
     needed = set(_needed(manifests, [*own, *others]))
-    numbers = {*edges(policies), *(port.number for _, _, port in needed), 22, 443, 65535}
+    # A client may be one of our pods, but none is.
+    yield from differences(manifests.of("NetworkPolicy"), own, others, needed, _CLIENTS)
+
+
+def differences(
+    policies: list[Doc],
+    own: list[Place],
+    others: list[Place],
+    needed: set[tuple[str, str, Port]],
+    not_out: Collection[tuple[str, str]] = (),
+) -> Iterator[str]:
+    """Yield the connections between our places and others that policies do not treat as they are needed.
+
+    `needed`: (from, to, port). `not_out`: pairs of ours of which the first does not dial,
+    though the second lets everybody in.
+    """
+    numbers = {*edges(policies), *(port.number for _, _, port in needed), *ANY}
     for number in sorted(numbers):
         for port in (Port(number), Port(number, "UDP")):
             for one in own:
@@ -59,12 +75,12 @@ def network(manifests: Manifests) -> Iterator[str]:
                     wanted = (other.name, one.name, port) in needed
                     if lets_in(policies, other, one, port) != wanted:
                         yield f"{one.name} {_must(wanted)} let {other.name} in at {_text(port)}"
-                    # A client may be one of our pods, but none is.
-                    wanted = (one.name, other.name, port) in needed and (one.name, other.name) not in _CLIENTS
+                    wanted = (one.name, other.name, port) in needed and (one.name, other.name) not in not_out
                     if lets_out(policies, one, other, port) != wanted:
                         yield f"{one.name} {_must(wanted)} be let out to {other.name} at {_text(port)}"
 
 
+ANY = (22, 443, 65535)  # ports of nobody's
 _CLIENTS = {(name, "router") for name in ("ca", "scheduler", "router", "redis", *WORKERS)}
 
 

@@ -38,6 +38,7 @@ from tests.deploy.manifests import (
     Manifests,
     Workload,
     listens,
+    metrics_port,
     ports,
     quantity,
     secrets,
@@ -75,7 +76,7 @@ def _schema_problem(text: str) -> str:
     return ""
 
 
-def _schema(manifests: Manifests) -> Iterator[str]:
+def schema(manifests: Manifests) -> Iterator[str]:
     for one in manifests.documents:
         if problem := _schema_problem(json.dumps(one, sort_keys=True)):
             yield f"{one['kind']} {one['metadata'].get('name')}: {problem}"
@@ -108,7 +109,7 @@ def _names(manifests: Manifests) -> Iterator[str]:
         yield "not exactly a CA, a scheduler, Redis, routers, prefill and decode workers"
 
 
-def _references(manifests: Manifests) -> Iterator[str]:
+def references(manifests: Manifests) -> Iterator[str]:
     for one in manifests.workloads:
         for source in one.container.get("envFrom", []):
             name = source.get("configMapRef", {}).get("name", "")
@@ -237,8 +238,15 @@ def _ports(manifests: Manifests) -> Iterator[str]:
                 yield f"{one} listens on {place}, where others do not reach it"
 
 
+def _metrics(manifests: Manifests) -> Iterator[str]:
+    """Each tells the scheduler where its metrics are, which lists them for Prometheus."""
+    for one in manifests.ours:
+        if one.kind != "ca" and not metrics_port(one):
+            yield f"{one} serves its metrics on loopback: {one.kind}.metrics_port is not set"
+
+
 def _addresses(manifests: Manifests) -> Iterator[str]:
-    """What is dialled by a name."""
+    """Yield what is wrong with the addresses that are dialled by a name."""
     schedulers = manifests.workload("scheduler")
     service = manifests.named("Service", schedulers.spec.get("serviceName", ""))
     (port, *_) = ports(schedulers)
@@ -403,7 +411,7 @@ def _model(one: Workload) -> Iterator[str]:
         yield f"{one}: its model {model} is on no volume"
 
 
-def _volumes(manifests: Manifests) -> Iterator[str]:
+def volumes(manifests: Manifests) -> Iterator[str]:
     home = f"/home/{dockerfile.user()}"
     for one in manifests.workloads:
         for path, (mount, volume) in one.mounts.items():
@@ -431,7 +439,7 @@ def _volumes(manifests: Manifests) -> Iterator[str]:
             yield f"{one}: /dev/shm counts as memory, and may be as large as its limit"
 
 
-def _security(manifests: Manifests) -> Iterator[str]:
+def security(manifests: Manifests) -> Iterator[str]:
     (line,) = [text for text in dockerfile.texts("RUN") if text.startswith("useradd")]
     uid = re.search(r"--uid (\d+)", line)
     for one in manifests.workloads:
@@ -458,7 +466,7 @@ def _security(manifests: Manifests) -> Iterator[str]:
                 yield f"{one}, {each['name']}: it may change its image's files"
 
 
-def _resources(manifests: Manifests) -> Iterator[str]:
+def resources(manifests: Manifests) -> Iterator[str]:
     for one in manifests.workloads:
         for each in [one.container, *one.pod.get("initContainers", [])]:
             given = each.get("resources", {})
@@ -483,9 +491,12 @@ def _resources(manifests: Manifests) -> Iterator[str]:
 
 
 GROUPS: list[list[Rule]] = [
-    [_schema],
+    [schema],
     [_names],
-    [_references, _selectors, _budgets],
+    [references, _selectors, _budgets],
     [_settings, _commands],
-    [_agreement, _ports, _addresses, _probes, _drains, _files, _volumes, _security, _resources, network],
+    [
+        *(_agreement, _ports, _metrics, _addresses, _probes, _drains, _files),
+        *(volumes, security, resources, network),
+    ],
 ]

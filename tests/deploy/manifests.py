@@ -56,7 +56,7 @@ class Workload:
 
     @property
     def kind(self) -> str:
-        """What it is in NEEDED."""
+        """Its kind, as NEEDED names it."""
         return "worker" if self.name in WORKERS else self.name
 
     @property
@@ -142,14 +142,22 @@ def secrets() -> set[tuple[str, str]]:
 def ports(one: Workload) -> list[int]:
     """Return the ports on which it listens; the first is that of its requests."""
     settings = one.settings
-    if one.kind == "router":
-        return [settings.router.port]
     if one.kind == "ca":
         return [addresses.split(ca_address(one))[1]]
-    listens = settings.scheduler.address if one.kind == "scheduler" else settings.worker.listen
-    figures = settings.scheduler.metrics_port if one.kind == "scheduler" else settings.worker.metrics_port
-    own = [addresses.split(listens)[1], *([figures] if figures is not None else [])]
+    if one.kind == "router":
+        own = [settings.router.port]
+    else:
+        listens = settings.scheduler.address if one.kind == "scheduler" else settings.worker.listen
+        own = [addresses.split(listens)[1]]
+    if figures := metrics_port(one):
+        own.append(figures)
     return own + (_handoff_ports(settings) if one.kind == "worker" else [])
+
+
+def metrics_port(one: Workload) -> int:
+    """Return the port of its metrics; 0 for a free one on loopback. Not for the CA, which has none."""
+    found: int = getattr(one.settings, one.kind).metrics_port
+    return found
 
 
 def ca_address(one: Workload) -> str:
@@ -170,7 +178,7 @@ def port_of(manifests: Manifests, name: str, setting: str) -> list[int]:
         return _handoff_ports(settings)
     section, _, key = setting.partition(".")
     value = getattr(getattr(settings, section), key)
-    if value is None:
+    if not value:  # a free port on loopback
         return []
     return [value if isinstance(value, int) else addresses.split(value)[1]]
 

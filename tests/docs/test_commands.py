@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from baton.services.cli.main import app
-from bench.__main__ import ALONE, NAMES
+from bench.names import ALONE, NAMES
 from harness.support import ROOT
 from tests.docs.pages import PAGES, Page
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -31,10 +32,16 @@ def test_links_lead_somewhere(page: Page) -> None:
 
 
 def test_the_index_lists_every_page() -> None:
-    listed = {(INDEX.path.parent / link.partition("#")[0]).resolve() for link in INDEX.links}
+    listed = _linked(INDEX)
+    for readme in [page for page in PAGES.values() if page.path.name == "README.md" and page.path in listed]:
+        listed |= _linked(readme)  # of a folder of pages
     pages = {page.path for name, page in PAGES.items() if name.startswith("docs/")}
     missing = sorted(str(one.relative_to(ROOT)) for one in pages - listed - {INDEX.path})
     assert not missing, f"docs/index.md does not list: {missing}"
+
+
+def _linked(page: Page) -> set[Path]:
+    return {(page.path.parent / link.partition("#")[0]).resolve() for link in page.links}
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())

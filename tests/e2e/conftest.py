@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness.collector import Collector, collecting
 from harness.deployment import Deployment, deployment, stock_vllm
 
 
 @pytest.fixture(scope="session")
-def one_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def collector() -> Iterator[Collector]:
+    """Serve a collector of traces; those of ordinary requests are kept where the client says so."""
+    with collecting() as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Deployment]:
     """Start 1P1D with `baton up`, memory store, shm. Tests must leave it as they found it."""
-    # Heartbeats quick enough to see what happens within a second.
-    with deployment(tmp_path_factory.mktemp("one-pair"), scheduler={"heartbeat_s": 0.2}) as one:
+    config: dict[str, Any] = {
+        "scheduler": {"heartbeat_s": 0.2},  # quick enough to see what happens within a second
+        "tracing": collector.settings,
+    }
+    with deployment(tmp_path_factory.mktemp("one-pair"), **config) as one:
         yield one.up()
 
 

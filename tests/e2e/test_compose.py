@@ -18,6 +18,7 @@ import os
 import re
 import subprocess
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,17 +38,21 @@ BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BATON_USER = User(54321)  # as the image's `useradd` makes one
 BUILD_S = 200.0
 START_S = 300.0
-SCALE = {"PREFILL": "1", "DECODE": "2"}
+# As for `docker compose up`: PREFILL=2 DECODE=3 in the environment tests that, which takes five engines.
+SCALE = {name: os.environ.get(name, number) for name, number in (("PREFILL", "1"), ("DECODE", "2"))}
 PROMPT = "Tell me a long story about a lighthouse, a storm and the people who wait for a ship. " * 6
 
 
 def services(environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the file's services as `docker compose` reads them, with ${NAME:-default} replaced."""
+    """Return the file's services as `docker compose` reads them, with ${NAME:-default} replaced.
+
+    Without those of the profile `ops`, which is not asked for: tests/deploy/test_boards.py reads those.
+    """
     text = re.sub(
         r"\$\{(\w+):-([^}]*)\}", lambda found: environment.get(found[1]) or found[2], COMPOSE.read_text()
     )
     loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
-    return loaded
+    return {name: one for name, one in loaded.items() if "profiles" not in one}
 
 
 def megabytes(size: str) -> int:
@@ -181,7 +186,7 @@ def depends(service: Mapping[str, Any]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
-    """Start all services of the file, with two decode workers, until they are healthy.
+    """Start all services of the file, as many of each as SCALE says, until they are healthy.
 
     All at once: each container costs a cold start, and they share what waits.
     """
@@ -218,7 +223,7 @@ def test_a_chat_request_passes_through_all_containers(composed: Compose) -> None
     found = {one["identity"]["address"] for one in status["workers"]}
     for host in hosts:
         assert len(found & {f"{host.address}:7401", f"[{host.address6}]:7401"}) == 1
-    assert sorted(roles.values()) == ["ROLE_DECODE", "ROLE_DECODE", "ROLE_PREFILL"]
+    assert Counter(roles.values()) == {f"ROLE_{name}": int(number) for name, number in SCALE.items()}
     assert status["store"].startswith("redis")
     (handoff,) = status["handoffs"]
     by, to = roles[handoff["prefill_worker_id"]], roles[handoff["decode_worker_id"]]
@@ -234,9 +239,28 @@ def test_each_worker_is_used(composed: Compose) -> None:
             assert all(pool.map(lambda number: chat(composed, f"{number}. {PROMPT}"), range(12)))
         moved = [one for one in composed.status()["handoffs"] if one["cost"].get("transport") == "grpc"]
         by, to = ({one[f"{role}_worker_id"] for one in moved} for role in ("prefill", "decode"))
-        return (len(by), len(to)) == (1, 2)
+        return [len(by), len(to)] == [int(number) for number in SCALE.values()]
 
     eventually(all_used, 100, "each worker has had requests")
+
+
+@pytest.mark.timeout(200)
+def test_each_process_is_found_by_its_metrics(composed: Compose) -> None:
+    scheduler, router = composed.of("scheduler")[0], composed.of("router")[0]
+    targets = json.loads(read(composed, f"http://{scheduler.address}:9400/targets"))
+    roles = sorted(one["labels"]["role"] for one in targets)
+    assert roles == ["decode", "decode", "prefill", "router", "scheduler"]
+    for one in targets:
+        (address,) = one["targets"]
+        assert "process_cpu_seconds_total" in read(composed, f"http://{address}/metrics"), one
+    all_of_them = read(composed, f"http://{router.address}:{composed.router_port}/metrics?all")
+    up = re.findall(r"^baton_federation_up\{.*\} (\d)$", all_of_them, re.MULTILINE)
+    assert up == ["1"] * 5, all_of_them[-2000:]
+
+
+def read(compose: Compose, url: str) -> str:
+    with compose.network.inside(), urllib.request.urlopen(url, timeout=CALL_S) as answer:
+        return str(answer.read().decode())
 
 
 @pytest.mark.timeout(200)

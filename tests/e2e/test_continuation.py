@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
-from harness.continuation import Comparison, Site, site
-from harness.features import FEATURES, Feature
+from harness.architectures.registry import ARCHITECTURES
+from harness.continuation import Comparison, Site, scores, site
+from harness.features import FEATURES, Feature, of_prompts
 from harness.support import CALL_S
 
 # `python -m harness.continuation` tests twenty answers of each feature, and every position.
 ANSWERS = 1
 EVERY = 40
+KEEPS_OTHERWISE = ("eagle3-gpt-oss", "mtp-qwen3-next")  # windows; states
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +34,16 @@ async def test_goes_on(where: Site, feature: Feature) -> None:
     print(score)
     assert not score.wrong, score
     assert score.equal == score.tried > 1
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="three engines each: WHOLE_TABLE=1")
+@pytest.mark.parametrize("name", KEEPS_OTHERWISE)
+async def test_goes_on_where_layers_keep_different_things(name: str, tmp_path: Path) -> None:
+    """At every position; tests/handoff/test_vllm_groups.py tests the same inside one engine."""
+    model = ARCHITECTURES[name]
+    features = of_prompts(model.prompts(2))
+    with site(tmp_path / "site", architecture=model) as where:
+        done = await scores(where, features, range(2), features[0].body(0, ""))
+    assert [score.wrong for score in done] == [[], [], []]
+    assert all(score.equal == score.tried > 20 for score in done)

@@ -15,6 +15,7 @@ import openai
 import psutil
 import pytest
 
+from harness.collector import Collector, Span
 from harness.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
 from harness.prompts import prompts
 from harness.support import CALL_S, PATIENCE, eventually
@@ -50,9 +51,12 @@ LONGEST_PAUSE_S = 15.0  # on a machine with other work; alone it is a lease and 
 
 
 @pytest.fixture(scope="module")
-def two_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def two_pairs(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Deployment]:
     """Start 2P2D, whose processes these tests kill; `baton up` starts them again."""
-    config: dict[str, Any] = {"scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5}}
+    config: dict[str, Any] = {
+        "scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5},
+        "tracing": collector.settings,
+    }
     with deployment(tmp_path_factory.mktemp("two-pairs"), **config) as one:
         yield one.up(2, 2)
 
@@ -165,11 +169,13 @@ def undisturbed() -> list[Read]:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("how", ["killed", "hung"])
 async def test_a_dead_decode_worker_is_a_pause(
-    two_pairs: Deployment, undisturbed: list[Read], how: str
+    two_pairs: Deployment, undisturbed: list[Read], collector: Collector, how: str
 ) -> None:
     """Streams of all kinds, half of them on the worker that dies, go on to the right end."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
-    victim = two_pairs.worker_process(two_pairs.worker("decode")["identity"]["worker_id"])
+    began = time.time()
+    lost = two_pairs.worker("decode")["identity"]["worker_id"]
+    victim = two_pairs.worker_process(lost)
     asked = list(zip(prompts()[:8], KINDS, strict=True))
 
     async def begin(client: openai.AsyncOpenAI, prompt: list[int], kind: dict[str, Any]) -> Any:
@@ -196,7 +202,40 @@ async def test_a_dead_decode_worker_is_a_pause(
     pause_s = max(one.pause_s for one in got)
     print(f"{how}: {len(got)} of {len(got)} answers whole, the longest pause {pause_s:.2f} s")
     assert pause_s < LONGEST_PAUSE_S
+    retries_are_traced(collector, lost, began)
     eventually(lambda: whole(two_pairs) and idle(two_pairs), 60, "the worker is back, nothing is left")
+
+
+def retries_are_traced(collector: Collector, lost: str, since: float) -> None:
+    """Check a trace of a request that lost this decode worker `since` then: why, and where it went on."""
+
+    def decoded_by(root: Span) -> dict[str, int]:
+        spans = collector.trace(root.trace_id)
+        return {one.instance: one.attributes["tokens"] for one in spans if one.name == "decode"}
+
+    def found() -> list[Span]:
+        roots = [
+            one
+            for one in collector.spans
+            if one.name == "request"
+            and one.begin > since  # on a busy machine an earlier one may have taken it for lost
+            and any(attributes["worker"] == lost for _, attributes in one.events)
+        ]
+        return [one for one in roots if lost in decoded_by(one)]  # it may die with a request's first token
+
+    root = eventually(found, 20, "a request that lost its worker is traced")[0]
+    spans = collector.trace(root.trace_id)
+    name, cause = root.events[0]
+    assert (name, cause["trouble"], cause["attempt"]) == ("failed", "lost", 1)
+    children = [one for one in spans if one.name == "attempt" and one.parent_id == root.span_id]
+    first, *_, last = sorted(children, key=lambda one: one.begin)
+    went_on = last.attributes["baton.decode_worker"]
+    assert first.attributes["baton.decode_worker"] == lost != went_on, root.events
+    assert first.error == cause["message"]
+    assert not last.error
+    decoded = decoded_by(root)
+    assert decoded[lost] > 0
+    assert decoded[went_on] > 0
 
 
 @pytest.mark.timeout(200)
@@ -264,20 +303,28 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
         ]
         for stream in running:
             next(iter(stream))
-        worker.suspend()  # so that neither answer ends before the others are refused
+        bodies = [
+            {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": stream_wanted}
+            for stream_wanted in (True, False)
+        ]
+
+        def ask_once(body: dict[str, Any]) -> httpx.Response:
+            return httpx.post(f"{one.url}/v1/completions", json=body, timeout=CALL_S)
+
+        # So that neither answer ends before the others are refused. Both at once: after some seconds without
+        # a sign of life the connection to the worker is given up, and the two that run with it.
+        worker.suspend()
         try:
-            for stream_wanted in (True, False):
-                body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": stream_wanted}
-                refused = httpx.post(f"{one.url}/v1/completions", json=body, timeout=CALL_S)
-                assert refused.status_code == 503, refused.text
-                assert int(refused.headers["retry-after"]) >= 1
-                assert refused.json()["error"]["code"] == 503
+            with ThreadPoolExecutor(2) as pool:
+                for refused in pool.map(ask_once, bodies):
+                    assert refused.status_code == 503, refused.text
+                    assert "router.max_wait_s" in refused.text
+                    assert int(refused.headers["retry-after"]) >= 1
+                    assert refused.json()["error"]["code"] == 503
         finally:
             worker.resume()
         for stream in running:
             stream.close()
         eventually(lambda: idle(one), 10, "there is room again")
         with ThreadPoolExecutor(3) as pool:
-            url = f"{one.url}/v1/completions"
-            got = pool.map(lambda _: httpx.post(url, json=body, timeout=CALL_S).status_code, range(3))
-        assert set(got) == {200}
+            assert {answer.status_code for answer in pool.map(ask_once, [bodies[1]] * 3)} == {200}

@@ -156,6 +156,9 @@ _KUBELET.check_hostname = False
 _KUBELET.verify_mode = ssl.CERT_NONE
 
 
+pytestmark = pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: all pods start")
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if why := why_not():

@@ -1,7 +1,8 @@
-"""`baton ray up` on two hosts: Ray on both, prefill on one, decode on the other, and one of them dies.
+"""`baton ray up` on two hosts: Ray on both, prefill on one, decode on the other.
 
-A part of test_api's table of features runs through them, too; all of it with
-`WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_hosts.py`. The hosts are those of harness/ray_hosts.py.
+A part of test_api's table of features runs through them, too. All of it does with
+`WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_hosts.py`, and then one of the hosts dies. They are those of
+harness/ray_hosts.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import re
 import signal
+import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +24,7 @@ import psutil
 import pytest
 
 from harness.deployment import MODEL_NAME
-from harness.netns import why_not
+from harness.netns import Host, why_not
 from harness.prompts import prompts
 from harness.ray_hosts import RayHosts, ray_hosts
 from harness.support import CALL_S, PYTHON, ROOT, eventually
@@ -40,14 +42,19 @@ CHOSEN = (
     "test_a_wrong_request_gets_the_same_answer",
 )
 LONG = 300  # tokens of the answer during which a host dies
+CLIENTS = 4
+
+
+def _ask(url: str, prompt: list[int], max_tokens: int, **more: Any) -> urllib.request.Request:
+    body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    body |= {"return_token_ids": True, "ignore_eos": max_tokens == LONG, **more}
+    headers = {"Content-Type": "application/json"}
+    return urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
 
 
 def answer(url: str, prompt: list[int], max_tokens: int = MAX_TOKENS) -> Any:
     """Return (token ids, finish reason, prompt tokens, completion tokens)."""
-    body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-    data = json.dumps({**body, "return_token_ids": True}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=CALL_S) as reply:
+    with urllib.request.urlopen(_ask(url, prompt, max_tokens), timeout=CALL_S) as reply:
         done = json.loads(reply.read())
     (choice,), usage = done["choices"], done["usage"]
     return choice["token_ids"], choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]
@@ -55,10 +62,7 @@ def answer(url: str, prompt: list[int], max_tokens: int = MAX_TOKENS) -> Any:
 
 def stream(url: str, prompt: list[int], max_tokens: int) -> Iterator[list[int]]:
     """Yield the token ids of an answer as they come."""
-    body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
-    data = json.dumps({**body, "return_token_ids": True}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=CALL_S) as reply:
+    with urllib.request.urlopen(_ask(url, prompt, max_tokens, stream=True), timeout=CALL_S) as reply:
         for line in reply:
             if line.startswith(b"data: {"):
                 event = json.loads(line.removeprefix(b"data: "))
@@ -70,13 +74,13 @@ def stream(url: str, prompt: list[int], max_tokens: int) -> Iterator[list[int]]:
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
     if why := why_not():
         pytest.skip(why)
-    with ray_hosts(tmp_path_factory.mktemp("ray-hosts")) as one:
+    with ray_hosts(tmp_path_factory.mktemp("ray-hosts"), routers=2) as one:
         yield one
 
 
 @dataclass(frozen=True)
 class Served:
-    """What the table of features asks of a deployment."""
+    """The deployment, as the table of features uses it."""
 
     url: str
     clients: ExitStack
@@ -125,6 +129,7 @@ def test_who_runs_where(hosts: RayHosts) -> None:
         "prefill-0": ("first", "ready"),
         "decode-0": ("second", "ready"),
         "router-0": ("first", "ready"),
+        "router-1": ("second", "ready"),
     }
     # The command that it prints
     look = re.search(r"requests and load: +baton (.*)", hosts.text)
@@ -141,39 +146,73 @@ def test_who_runs_where(hosts: RayHosts) -> None:
     assert int(drafting["drafts"]) > 0
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(100)
+def test_each_host_has_a_router(hosts: RayHosts, one_pair: Served) -> None:
+    told = hosts.status()
+    assert told["urls"] == [f"http://{one.address}:8000" for one in (hosts.first, hosts.second)]
+    with hosts.forwarded(hosts.second) as url:
+        for prompt in prompts()[:2]:
+            assert answer(url, prompt) == answer(one_pair.url, prompt)
+
+
+NAMES = iter(("third", "fourth", "fifth", "sixth", "seventh"))
+
+
+def joined(hosts: RayHosts) -> Host:
+    """Start another host."""
+    return hosts.join(next(NAMES))
+
+
+def replaced(hosts: RayHosts, new: Host) -> Host:
+    """Wait until the decode worker is ready on another host, and return that: `new`, if it joins in time."""
+    here = [new]
+
+    def back() -> bool:
+        if here[-1].process.poll() is not None:  # a busy machine: Ray gives up a node that needs 30 s to join
+            here.append(joined(hosts))
+        return f"; back on {here[-1].name}" in hosts.text
+
+    eventually(back, 120, "the worker is back")
+    where = {part["name"]: (part["node"], part["state"]) for part in hosts.status()["parts"]}
+    assert where["decode-0"] == (here[-1].name, "ready")
+    return here[-1]
+
+
+@pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: a third host joins")
+@pytest.mark.timeout(600)
 def test_a_host_that_dies_is_answered_for_and_its_worker_comes_back(
     hosts: RayHosts, one_pair: Served, reference: str
 ) -> None:
-    """All processes of the second host are killed while it answers: the answer goes on, and is whole.
+    """All processes of the second host are killed under four streams: each goes on, and is whole.
 
-    Its decode worker waits for room, which a third host has, and decodes there.
+    Its decode worker waits for room, which a third host has, and decodes there; its router moves there, too.
     """
-    prompt = prompts()[-1][:500]
-    expected = answer(reference, prompt, LONG)[0]
-    assert len(expected) == LONG
-    names = iter(("third", "fourth", "fifth"))
-    got: list[int] = []
-    for tokens in stream(one_pair.url, prompt, LONG):
-        if len(got) < LONG / 10 <= len(got) + len(tokens):
-            hosts.second.kill()
-            new = hosts.join(next(names))  # it starts while Ray finds the other one dead
-        got += tokens
-    assert got == expected
+    asked = [prompts()[-1][begin : begin + 500] for begin in range(0, 4 * CLIENTS, 4)]
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        expected = [one[0] for one in pool.map(lambda prompt: answer(reference, prompt, LONG), asked)]
+        assert {len(one) for one in expected} == {LONG}
+        begun = threading.Semaphore(0)
+
+        def whole(prompt: list[int]) -> list[int]:
+            got: list[int] = []
+            for tokens in stream(one_pair.url, prompt, LONG):
+                if len(got) < LONG / 10 <= len(got) + len(tokens):
+                    begun.release()
+                got += tokens
+            return got
+
+        answers = [pool.submit(whole, prompt) for prompt in asked]
+        for _ in asked:
+            assert begun.acquire(timeout=CALL_S)
+        hosts.second.kill()
+        new = joined(hosts)  # it starts while Ray finds the other one dead
+        assert [one.result(CALL_S) for one in answers] == expected
     assert answer(one_pair.url, prompts()[0])[0]
     eventually(lambda: "second       this node is dead" in hosts.text, 40, "Ray notices")
-
-    def back() -> bool:
-        nonlocal new
-        if new.process.poll() is not None:  # a busy machine: Ray gives up a node that needs 30 s to join
-            new = hosts.join(next(names))
-        return f"; back on {new.name}" in hosts.text
-
-    eventually(back, 120, "the worker is back")
+    third = replaced(hosts, new)
     assert re.search(r"decode-0 +was lost with second; waits for room: 1 CPU", hosts.text)
-    where = {part["name"]: (part["node"], part["state"]) for part in hosts.status()["parts"]}
-    assert where["decode-0"] == (new.name, "ready")
-    assert answer(one_pair.url, prompt, LONG)[0] == expected
+    assert re.search(rf"router-1 +goes to {third.name}", hosts.text)
+    assert answer(one_pair.url, asked[0], LONG)[0] == expected[0]
 
 
 @pytest.mark.timeout(200)

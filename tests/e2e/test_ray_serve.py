@@ -1,150 +1,175 @@
-"""`baton.ray:build_pd_openai_app` served by a real local Ray Serve, and called by OpenAI's client."""
+"""`baton.ray:build_pd_openai_app` served by a real Ray Serve, and called by OpenAI's client.
+
+`WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_serve.py` has workers come and go, too.
+
+The application is that of deploy/kubernetes/overlays/ray: its RayService's serveConfigV2, with the image's
+paths as they are here, and Serve quicker to act.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
+import signal
 import subprocess
-import textwrap
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import openai
 import psutil
 import pytest
+import yaml
 
-from harness.deployment import ENGINE, MODEL_NAME
-from harness.support import BATON, CALL_S, PYTHON, ROOT, eventually, free_port
-
-# Of `ray[serve]`, which is more than the pinned `ray`.
-NEEDED = ("grpc_reflection", "opencensus", "smart_open", "aiohttp_cors")
-pytestmark = pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in NEEDED),
-    reason="needs pip install 'ray[default,serve]'",
-)
+from baton import addresses
+from harness.deployment import MODEL_NAME
+from harness.ray_head import RayHead, ray_head
+from harness.support import BATON, CALL_S, INTERRUPTIBLE, PYTHON, ROOT, eventually, free_port
+from tests.deploy.manifests import render
+from tests.deploy.ray_service import RayManifests, in_checkout
 
 START_S = 150.0
-SERVE = """
-import sys
-import ray
-from ray import serve
-from baton.ray import build_pd_openai_app
-
-def side(**more):
-    # As Ray's own users write it, with what Baton does itself.
-    engine = {**ENGINE, "kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}
-    source = engine.pop("model")
-    return {
-        "model_loading_config": {"model_id": engine.pop("served_model_name"), "model_source": source},
-        "engine_kwargs": engine,
-        "placement_group_config": {"bundles": [{"CPU": 1}]},
-        **more,
-    }
-
-app = build_pd_openai_app({
-    "prefill_config": side(deployment_config={"num_replicas": 1}),
-    "decode_config": side(deployment_config={"autoscaling_config": {"min_replicas": 1, "max_replicas": 2}}),
-    "handoff": {"staging_mib": 64},
-    "security": {"ca": CA},
-})
-ray.init(num_cpus=8, include_dashboard=False, object_store_memory=80_000_000)
-serve.start(http_options={"host": "127.0.0.1", "port": PORT})
-serve.run(app)
-meeting = serve.get_deployment_handle("Scheduler", "default").meet.remote("router").result()
-print(f"SERVING {meeting.address}.", flush=True)
-sys.stdin.read()
-serve.shutdown()
-ray.shutdown()
-print("ENDED", flush=True)
-"""
+KEY = "a-clients-key"
+QUICK = {"health_check_period_s": 1, "health_check_timeout_s": 20}
+SCALING = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1, "upscale_delay_s": 0}
+SCALING |= {"downscale_delay_s": 4, "metrics_interval_s": 0.5, "look_back_period_s": 3}
+STREAMS = 2
+PAUSE_S = 0.3  # between a client's answers: the machine has other work
+TOKENS = 160
 
 
 class Served(NamedTuple):
     """The application, seen from outside."""
 
     url: str
-    scheduler: str  # host:port
+    head: RayHead
     ca: Path
+
+    def client(self, url: str = "", key: str = KEY) -> openai.OpenAI:
+        return openai.OpenAI(base_url=url or self.url, api_key=key, timeout=CALL_S, max_retries=0)
+
+    def parts(self, role: str) -> list[psutil.Process]:
+        """Return the processes of this role's parts, by their titles."""
+        every = psutil.Process(self.head.process.pid).children(recursive=True)
+        return [one for one in every if _title(one).startswith(f"baton {role}-")]
+
+    def scheduler(self) -> str:
+        """Return the address on which the scheduler listens."""
+        (process,) = self.parts("scheduler")
+        connections = process.net_connections("tcp")
+        # Others are connected to this one; nobody reads its metrics.
+        used = {one.laddr.port for one in connections if one.status == psutil.CONN_ESTABLISHED}
+        listening = [one.laddr for one in connections if one.status == psutil.CONN_LISTEN]
+        (place,) = [place for place in listening if place.port in used]
+        return addresses.join(place.ip, place.port)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()).strip()
+    except psutil.Error:  # it has just ended
+        return ""
+
+
+def configuration(port: int, folder: Path) -> dict[str, Any]:
+    """Return the overlay's configuration of Serve, for this machine."""
+    found = RayManifests(render("ray")).serve
+    found["http_options"] = {"host": "127.0.0.1", "port": port}
+    keys = folder / "keys"
+    keys.write_text(KEY)
+    keys.chmod(0o600)
+    args = found["applications"][0]["args"] = in_checkout(found["applications"][0]["args"])
+    args["router"]["api_key_file"] = str(keys)
+    args |= {"security": {"ca": str(folder / "ca")}, "handoff": {"staging_mib": 64}}
+    args["ingress_deployment_config"] = {"num_replicas": 1, **QUICK}
+    args["prefill_config"]["deployment_config"] |= QUICK
+    args["decode_config"]["deployment_config"] = {"autoscaling_config": SCALING, **QUICK}
+    # As Ray's own users write it, with what Baton does itself.
+    connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    for role in ("prefill", "decode"):
+        args[f"{role}_config"]["engine_kwargs"]["kv_transfer_config"] = connector
+        args[f"{role}_config"]["log_engine_metrics"] = True
+    return found
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder, port = tmp_path_factory.mktemp("serve"), free_port()
-    engine = ENGINE | {"max_num_seqs": 4}
-    script, log = folder / "app.py", folder / "app.log"
-    ca = folder / "ca"
-    script.write_text(f"ENGINE, PORT, CA = {engine!r}, {port}, {str(ca)!r}\n{textwrap.dedent(SERVE)}")
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [PYTHON, script],
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=ROOT,
-        )
+    file, log = folder / "serve.yaml", folder / "serve.log"
+    file.write_text(yaml.safe_dump(configuration(port, folder)))
+    with ray_head("--num-cpus=4") as head:
+        command = [
+            *INTERRUPTIBLE,
+            str(PYTHON.with_name("serve")),
+            "run",
+            str(file),
+            "--address",
+            head.address,
+        ]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, env=head.environment, cwd=folder
+            )
+        one = Served(f"http://127.0.0.1:{port}/v1", head, folder / "ca")
 
-    def serving() -> re.Match[str] | None:
-        assert process.poll() is None, log.read_text()[-5000:]
-        return re.search(r"SERVING (\S+:\d+)\.", log.read_text())
+        def serving() -> bool:
+            text = log.read_text()
+            assert process.poll() is None, text[-5000:]
+            assert "DEPLOY_FAILED" not in text, text[-5000:]
+            try:
+                with one.client() as client:
+                    return bool(client.models.list().data)
+            except openai.APIError:
+                return False
 
-    try:
-        found = eventually(serving, START_S, f"Serve runs the application; {log}")
-        yield Served(f"http://127.0.0.1:{port}/v1", found[1], ca)
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.communicate(timeout=CALL_S)  # which closes its stdin
-        assert "ENDED" in log.read_text()
-        eventually(lambda: not any(one.is_running() for one in family), 20, "nothing is left")
-    finally:
-        process.kill()
-        process.wait(10)
+        try:
+            eventually(serving, START_S, f"Serve runs the application; {log}", every_s=1.0)
+            yield one
+            process.send_signal(signal.SIGINT)
+            process.wait(CALL_S)
+            eventually(lambda: not any(map(one.parts, ("decode", "prefill"))), 20, "no worker is left")
+        finally:
+            process.kill()
+            process.wait(10)
+        family = psutil.Process(head.process.pid).children(recursive=True)
+    eventually(lambda: not any(one.is_running() for one in family), 20, "nothing is left")
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 def test_openais_client_is_answered(served: Served) -> None:
-    client = openai.OpenAI(base_url=served.url, api_key="none", timeout=CALL_S, max_retries=0)
-    with client:
+    with served.client() as client:
         assert [one.id for one in client.models.list()] == [MODEL_NAME]
-        messages = [{"role": "user", "content": "Hello"}]
-        whole = client.chat.completions.create(
-            model=MODEL_NAME,
-            messages=messages,
-            max_tokens=8,
-            temperature=0,  # type: ignore[arg-type]
-        )
-        stream = client.chat.completions.create(
-            model=MODEL_NAME,
-            messages=messages,
-            max_tokens=8,
-            temperature=0,
-            stream=True,  # type: ignore[arg-type]
-        )
+        messages: Any = [{"role": "user", "content": "Hello"}]
+        asked: Any = {"model": MODEL_NAME, "messages": messages, "max_tokens": 8, "temperature": 0}
+        whole = client.chat.completions.create(**asked)
+        stream = client.chat.completions.create(**asked, stream=True)
         pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
         assert whole.choices[0].message.content == "".join(pieces)
         assert len([piece for piece in pieces if piece]) > 1
         with pytest.raises(openai.BadRequestError):
             client.completions.create(model=MODEL_NAME, prompt="x", max_tokens=-1)
+    with served.client(key="another") as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
 
 
 @pytest.mark.timeout(100)
 def test_the_router_can_be_asked_itself(served: Served) -> None:
     """Each answer names the router that gave it, for clients that spare themselves the proxy."""
-    with openai.OpenAI(base_url=served.url, api_key="none", timeout=CALL_S) as client:
+    with served.client() as client:
         url = client.models.with_raw_response.list().headers["x-baton-router"]
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=CALL_S) as client:
+    with served.client(f"{url}/v1") as client:
         assert client.completions.create(model=MODEL_NAME, prompt="x", max_tokens=4).choices[0].text
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(200)
 def test_the_parts_speak_tls(served: Served) -> None:
-    """Who has the CA's folder is told of the workers; who speaks plain text is told that this is TLS."""
+    """The CA's folder opens the scheduler; whoever speaks plain text is told that this is TLS."""
+    scheduler = served.scheduler()
 
     def status(*flags: str) -> subprocess.CompletedProcess[str]:
-        command = [str(BATON), "status", "--scheduler", served.scheduler, *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=CALL_S, check=False)
+        command = [str(BATON), "status", "--scheduler", scheduler, *flags]
+        return subprocess.run(command, capture_output=True, text=True, timeout=CALL_S, check=False, cwd=ROOT)
 
     done = status("--secure", "--security-ca", str(served.ca))
     assert done.returncode == 0, done.stderr
@@ -153,3 +178,64 @@ def test_the_parts_speak_tls(served: Served) -> None:
     done = status()
     assert done.returncode != 0, done.stdout
     assert "TLS" in done.stderr
+
+
+def answer(client: openai.OpenAI) -> tuple[str, int]:
+    """Stream an answer; return its text and how many tokens it has."""
+    stream = client.completions.create(
+        model=MODEL_NAME,
+        prompt="The cat sat on the mat. " * 4,
+        max_tokens=TOKENS,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    text, tokens = "", 0
+    for chunk in stream:
+        text += chunk.choices[0].text if chunk.choices else ""
+        tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+    return text, tokens
+
+
+@pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="takes longer than all else here: WHOLE_TABLE=1")
+@pytest.mark.timeout(700)
+def test_decode_workers_follow_the_streams_and_one_given_up_is_replaced(served: Served) -> None:
+    """1 to 2 as more requests are placed; one of them killed until it is given up; then to 1. None fails."""
+    with served.client() as client, ThreadPoolExecutor(STREAMS) as pool:
+        expected = answer(client)
+        assert expected[1] == TOKENS
+        few, none = threading.Event(), threading.Event()
+
+        def ask(stop: threading.Event) -> list[tuple[str, int]]:
+            found = []
+            while not stop.wait(PAUSE_S):
+                found.append(answer(client))
+            return found
+
+        (first,) = {_title(one) for one in served.parts("decode")}
+        asking = [pool.submit(ask, none if number == 0 else few) for number in range(STREAMS)]
+        try:
+            eventually(lambda: len(_names(served)) == 2, 60, "a second decode worker is there")
+
+            def replaced() -> bool:
+                for one in served.parts("decode"):
+                    if _title(one) == first:
+                        one.kill()
+                names = _names(served)
+                return len(names) == 2 and first not in names
+
+            eventually(replaced, 90, f"{first} is given up, and another is there", every_s=0.2)
+            few.set()  # one client is left
+            eventually(lambda: len(_names(served)) == 1, 90, "one decode worker is left")
+        finally:
+            few.set()
+            none.set()
+        answers = [each for one in asking for each in one.result(CALL_S)]
+    print(f"{len(answers)} answers")
+    assert len(answers) > STREAMS
+    assert set(answers) == {expected}
+
+
+def _names(served: Served) -> set[str]:
+    return {_title(one) for one in served.parts("decode")} - {""}

@@ -14,6 +14,7 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from harness.deployment import MODEL_NAME, Deployment, deployment, idle
+from harness.fake_worker import until
 from harness.prompts import prompts
 from harness.support import BATON, CALL_S, ROOT, eventually
 from tests.e2e.test_failures import ask
@@ -40,10 +41,9 @@ def roles(one: Deployment) -> dict[str, pb.Role]:
     return {worker.identity.worker_id: worker.identity.role for worker in one.describe().workers}
 
 
-async def asked_under_way(one: Deployment, stop: asyncio.Event) -> list[tuple[int, list[int]]]:
-    """Send requests, some at a time, until `stop` is set. Return (index of the prompt, answer) of each."""
+async def asked_under_way(one: Deployment, stop: asyncio.Event, got: list[tuple[int, list[int]]]) -> None:
+    """Send requests, some at a time, until `stop` is set. Add (prompt's index, answer) of each to `got`."""
     numbers = itertools.cycle(range(12))
-    got: list[tuple[int, list[int]]] = []
 
     async def one_after_another(client: Any) -> None:
         while not stop.is_set():
@@ -52,7 +52,13 @@ async def asked_under_way(one: Deployment, stop: asyncio.Event) -> list[tuple[in
 
     async with one.async_client() as client:
         await asyncio.gather(*(one_after_another(client) for _ in range(AT_ONCE)))
-    return got
+
+
+async def one_more(load: asyncio.Task[None], got: list[tuple[int, list[int]]]) -> None:
+    """Wait for one more answer."""
+    before = len(got)
+    await until(lambda: load.done() or len(got) > before, "one more answer", CALL_S)
+    assert not load.done(), load.result()
 
 
 @pytest.mark.timeout(180)
@@ -62,7 +68,8 @@ async def test_roles_flip_under_load(trio: Deployment) -> None:
     before = roles(trio)
     draw = random.Random(5)
     stop = asyncio.Event()
-    load = asyncio.create_task(asked_under_way(trio, stop))
+    got: list[tuple[int, list[int]]] = []
+    load = asyncio.create_task(asked_under_way(trio, stop, got))
     seen = set()
     async with SchedulerClient(trio.scheduler_address) as operator:
         for _ in range(FLIPS):
@@ -71,17 +78,16 @@ async def test_roles_flip_under_load(trio: Deployment) -> None:
             reply = await operator.set_role(worker, draw.choice([role for role in ROLES if role != was]))
             assert reply.problem == ""
             seen.add(tuple(sorted(roles(trio).values())))
-            done, _ = await asyncio.wait([load], timeout=0.4)  # work for a while as they are
-            assert not done, load.result()
+            await one_more(load, got)  # from the fleet as it is
         for worker, role in before.items():
             assert (await operator.set_role(worker, role)).problem == ""
     stop.set()
-    got = await load
+    await load
     wrong = [number for number, answer in got if answer != expected[number]]
     print(f"{FLIPS} changes of roles under {len(got)} requests: {len(wrong)} wrong, fleets seen: {len(seen)}")
     assert not wrong
     assert len(seen) > 3
-    assert len(got) > FLIPS
+    assert len(got) > FLIPS  # one after each, and those under way at the end
     eventually(lambda: idle(trio), 20, "nothing is left")
 
 

@@ -44,13 +44,18 @@ def listen_everywhere(one: Deployment) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
 def test_no_process_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
     """The start is not cold: test_secrets.py has one as a person starts it."""
-    with deployment(tmp_path / how.name) as one:
+    with deployment(tmp_path / how.name, environment={"HOME": str(tmp_path)}) as one:
         if how is signal.SIGTERM:
             listen_everywhere(one)
-        one.up()
+        secure = ["--secure"] if how is signal.SIGINT else []
+        if secure:  # the flag turns it on, and the CA is made where it is by default
+            one.config["security"] = {"tls": True, "ca": str(tmp_path / ".baton" / "ca")}
+        one.up(1, 1, 0, *secure)
+        assert (tmp_path / ".baton" / "ca").exists() == bool(secure)
         process = one.processes["up"]
         assert f"at http://127.0.0.1:{one.port}/v1" in process.text
-        assert f"status --scheduler 127.0.0.1:{one.scheduler_port}" in process.text
+        operator = " --secure --security-ca ~/.baton/ca" if secure else "\n"
+        assert f"status --scheduler 127.0.0.1:{one.scheduler_port}{operator}" in process.text
         assert all(worker.identity.address.startswith("127.0.0.1:") for worker in one.describe().workers)
         all_of_it = family(process.popen.pid)
         assert len(all_of_it) >= 6  # itself, scheduler, prefill, decode, router, watcher

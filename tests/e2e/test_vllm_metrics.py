@@ -108,3 +108,28 @@ def test_what_no_router_can_tell_is_not_served(one_pair: Deployment) -> None:
     assert not [name for name in now if any(one in name for one in unknown)]
     # The front end's own metrics have one series: there is one front end for all workers.
     assert set(now["vllm:time_to_first_token_seconds_count"]) == {"0"}
+
+
+def test_the_scheduler_knows_what_an_engine_has_cached(one_pair: Deployment) -> None:
+    """From the engine's events, by the names that the router gives to the prompt's blocks."""
+    processes = one_pair.describe().processes
+    address = next(one.metrics_address for one in processes if one.kind == "scheduler")
+
+    def known_tokens() -> float:
+        families = text_string_to_metric_families(httpx.get(f"http://{address}/metrics", timeout=CALL_S).text)
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == "baton_scheduler_prefix_tokens_total"
+        )
+
+    client = one_pair.client()
+    prompt = "A prompt that is asked again and again, so that its blocks are in the prefix cache. " * 8
+
+    def known() -> bool:
+        before = known_tokens()
+        client.completions.create(model=MODEL_NAME, prompt=prompt, max_tokens=1)
+        return known_tokens() >= before + 64
+
+    eventually(known, 20, "the scheduler has heard of the prompt's blocks")

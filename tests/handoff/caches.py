@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from baton.handoff import transports
+from baton.handoff.groups import CacheGroup, Part, described
 from baton.handoff.manifest import Puller, seal
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
@@ -25,6 +26,9 @@ from baton.protos.handoff_pb2 import Manifest, Shard
 MIB = 1 << 20
 BLOCK_SIZE = 32
 HASH = "abcdef0123456789"
+GROUPS = (CacheGroup(BLOCK_SIZE),)
+# Full attention, a window, and a state: each block is one group's, and their layers lie in the same memory.
+MIXED = (CacheGroup(BLOCK_SIZE), CacheGroup(BLOCK_SIZE, window=64), CacheGroup(1024, state="of a test"))
 
 
 ROW_WIDTHS = {
@@ -50,6 +54,28 @@ def tensors(num_blocks: int, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
+def mixed_cache(num_blocks: int, seed: int = 0, wire_dtype: str = "auto") -> HostBlockCache:
+    """A cache of MIXED. The state has one layer, in memory where the others have their first."""
+    generator = torch.Generator().manual_seed(seed)
+    memory = torch.randn(2, num_blocks, 2, BLOCK_SIZE, 64, generator=generator).bfloat16()
+    state = memory[0].view(torch.int8).reshape(num_blocks, -1)
+    found = {"full.0": memory[0], "full.1": memory[1], "window.0": memory[0], "window.1": memory[1]}
+    names = [["full.0", "full.1"], ["window.0", "window.1"], ["state.0"]]
+    cache = block_cache({**found, "state.0": state}, num_blocks, wire_dtype, groups=names)
+    assert isinstance(cache, HostBlockCache)
+    return cache
+
+
+def parts(groups: Sequence[CacheGroup], num_tokens: int, block_ids: Sequence[int]) -> tuple[Part, ...]:
+    """The parts of a whole save whose records have these blocks, in order."""
+    made, first = [], 0
+    for number, group in enumerate(groups):
+        count = len(group.live(num_tokens))
+        made.append(Part(number, first, tuple(block_ids[first : first + count])))
+        first += count
+    return tuple(made)
+
+
 def random_blocks(cache_blocks: int, count: int, seed: int = 0) -> tuple[int, ...]:
     """Some neighbours, some not; never the null block."""
     ids = list(range(1, cache_blocks))
@@ -67,9 +93,10 @@ class Source:
     service: HandoffService
     saver: Saver
     transports: list[Transport]
+    groups: tuple[CacheGroup, ...] = GROUPS
 
     def save(self, request_id: str, num_tokens: int, block_ids: Sequence[int], epoch: int = 1) -> Manifest:
-        saved = self.saver.save(SaveJob(request_id, epoch, tuple(block_ids)))
+        saved = self.saver.save(SaveJob(request_id, epoch, parts(self.groups, num_tokens, block_ids)))
         assert saved.problem is None, saved.problem
         manifest = Manifest(
             request_id=request_id,
@@ -77,8 +104,8 @@ class Source:
             worker_id="source",
             compatibility_hash=HASH,
             num_tokens=num_tokens,
-            block_size=BLOCK_SIZE,
             num_blocks=len(block_ids),
+            groups=described(self.groups, num_tokens),
             layers=[layer.to_proto() for layer in self.cache.layers],
             shards=[Shard.FromString(saved.shard)],
             wire_dtype=self.cache.wire_dtype,
@@ -96,22 +123,27 @@ class Source:
 
 
 def source(
-    cache: BlockCache, *, lease_s: float = 30.0, staging_bytes: int = 16 * MIB, chunk_bytes: int = MIB
+    cache: BlockCache,
+    *,
+    lease_s: float = 30.0,
+    staging_bytes: int = 16 * MIB,
+    chunk_bytes: int = MIB,
+    groups: tuple[CacheGroup, ...] = GROUPS,
 ) -> Source:
     staging = Staging(Arena(staging_bytes, cache.record_bytes), lease_s)
     service = HandoffService(staging, 0, "127.0.0.1:0", chunk_bytes)
     offering = transports.create(["shm", "grpc"])
     saver = Saver(cache, staging, offering, rank=0, address=service.address, chunk_bytes=chunk_bytes)
-    return Source(cache, staging, service, saver, offering)
+    return Source(cache, staging, service, saver, offering, groups)
 
 
-def puller(cache: BlockCache) -> Puller:
-    return Puller("puller", 0, HASH, BLOCK_SIZE, cache.layers, wire_dtype=cache.wire_dtype)
+def puller(cache: BlockCache, groups: tuple[CacheGroup, ...] = GROUPS) -> Puller:
+    return Puller("puller", 0, HASH, groups, cache.layers, wire_dtype=cache.wire_dtype)
 
 
-def records(cache: BlockCache, block_ids: Sequence[int]) -> Bytes:
+def records(cache: BlockCache, block_ids: Sequence[int], group: int = 0) -> Bytes:
     out = np.empty((len(block_ids), cache.record_bytes), np.uint8)
-    cache.gather(block_ids, out)
+    cache.gather(group, block_ids, out)
     return out
 
 

@@ -22,6 +22,7 @@ class Faults:
     truncate_at: int | None = None  # the stream ends before this block, without an error
     fail_at: int | None = None  # the connection breaks before this block
     delay_s: float = 0.0  # before each chunk; ended early by cancellation or deadline
+    silent: str = ""  # the address of a source from which nothing comes
 
 
 class Mock(Transport):
@@ -45,7 +46,7 @@ class Mock(Transport):
         stop = pull.first_block + pull.num_blocks
         with self.sources[pull.shard.address].opened(pull.request_id, pull.epoch) as entry:
             for first, last in entry.view.pieces(pull.first_block, stop, pull.records_a_chunk):
-                self._delay(pull)
+                self._delay(pull, 60.0 if pull.shard.address == self.faults.silent else self.faults.delay_s)
                 if self.faults.fail_at is not None and self.faults.fail_at < last:
                     raise TransportFailed(f"{pull.what}: broken on demand")
                 if self.faults.truncate_at is not None and self.faults.truncate_at < last:
@@ -56,8 +57,8 @@ class Mock(Transport):
                     data[self.faults.corrupt_block - first, -1] ^= 1
                 yield Records(first, data, entry.view.digests(first, last))
 
-    def _delay(self, pull: Pull) -> None:
-        end = time.monotonic() + self.faults.delay_s
+    def _delay(self, pull: Pull, delay_s: float) -> None:
+        end = time.monotonic() + delay_s
         pull.check_time()
         while time.monotonic() < end:
             time.sleep(0.001)

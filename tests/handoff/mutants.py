@@ -1,4 +1,4 @@
-"""How a handoff can be made wrong: each maker takes a right one and gives a wrong one.
+"""Makers of wrong handoffs: each takes a right one and returns a wrong one.
 
 A maker spoils the manifest's bytes, its fields (sealed again, as a writer that is wrong would), whose
 manifest it is, the bytes in shared memory, or the chunks on their way.
@@ -33,7 +33,7 @@ SHORT_S = 0.05  # for a pull that is to wait in vain
 
 @dataclass
 class Stage:
-    """What makers may use. `right` is saved and waiting; what is not this request's may not be touched."""
+    """The inputs of makers. `right` is saved and waiting; another request's may not be touched."""
 
     source: Source
     others: Manifest  # another request's, at the same source
@@ -85,16 +85,17 @@ def spoil_bytes(rng: random.Random, good: bytes, other: bytes) -> bytes:
 
 
 def meaning(manifest: Manifest, transport: str) -> tuple[Any, ...]:
-    """What decides about what is loaded, and from where."""
+    """Return the fields that decide what is loaded, and from where."""
     shard = manifest.shards[0] if manifest.shards else None
     place: tuple[Any, ...] = ()
     if shard is not None:
         offer = shard.offers.get(transport)
         place = (shard.rank, shard.record_bytes, offer, shard.address if transport == "grpc" else "")
     layers = tuple(layer.SerializeToString() for layer in manifest.layers)
-    numbers = (manifest.num_tokens, manifest.block_size, manifest.num_blocks, manifest.wire_dtype)
+    groups = tuple(group.SerializeToString() for group in manifest.groups)
+    numbers = (manifest.num_tokens, manifest.num_blocks, manifest.wire_dtype)
     whose = (manifest.request_id, manifest.epoch, manifest.compatibility_hash, manifest.digest)
-    return (*whose, *numbers, layers, place)
+    return (*whose, *numbers, groups, layers, place)
 
 
 def manifest_bytes(rng: random.Random, stage: Stage) -> Mutant:
@@ -114,7 +115,12 @@ _FIELDS: list[Callable[[random.Random, Manifest, Stage], object]] = [
     lambda r, m, _s: setattr(m, "epoch", r.choice((0, 1, 3, *_HUGER))),
     lambda r, m, _s: setattr(m, "compatibility_hash", r.choice(("", "0" * 32, m.compatibility_hash[:-1]))),
     lambda r, m, _s: setattr(m, "num_tokens", r.choice((0, 1, 32, m.num_tokens + 32, *_HUGE))),
-    lambda r, m, _s: setattr(m, "block_size", r.choice((0, 1, 16, 64, *_HUGE))),
+    lambda r, m, _s: setattr(r.choice(m.groups), "block_size", r.choice((0, 1, 16, 64, *_HUGE))),
+    lambda r, m, _s: setattr(r.choice(m.groups), "first_block", r.choice((1, 2, 7, *_HUGE))),
+    lambda r, m, _s: setattr(r.choice(m.groups), "num_blocks", r.choice((0, 1, 7, *_HUGE))),
+    lambda r, m, _s: m.groups.extend([m.groups[0]] * r.choice((1, 500))),
+    lambda r, m, _s: m.groups.pop(r.randrange(len(m.groups))),
+    lambda r, m, _s: setattr(r.choice(m.layers), "group", r.choice((1, 2, 7, *_HUGE))),
     lambda r, m, _s: setattr(m, "num_blocks", r.choice((0, 1, m.num_blocks + 1, *_HUGE))),
     lambda r, m, _s: setattr(m, "wire_dtype", r.choice(("", "float17", "fp8_e5m2", "AUTO"))),
     lambda r, m, _s: _shuffle(r, m),

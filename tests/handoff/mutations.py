@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import logging
 import random
 import resource
@@ -26,6 +27,7 @@ import torch
 from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, InvalidWish, named
+from baton.handoff.groups import num_records
 from baton.handoff.load.loader import Loader, LoadJob
 from baton.handoff.manifest import seal
 from baton.handoff.params import load_params, parse
@@ -48,7 +50,7 @@ MOST_GROWTH_MIB = 400  # sources, caches and staging of all ranges; their own is
 
 @dataclass
 class Tally:
-    """What became of them."""
+    """The outcomes of mutations."""
 
     tried: Counter[str] = field(default_factory=Counter)  # by kind; those that would change what is loaded
     refused: Counter[str] = field(default_factory=Counter)
@@ -90,16 +92,19 @@ class Tally:
 
 
 class Range:
-    """One transport and wire format: sources, a loader, and the cache that must stay clean."""
+    """One transport, wire format and kind of cache: sources, a loader, and the cache that must stay clean."""
 
-    def __init__(self, transport: str, wire_dtype: str, seed: int) -> None:
-        self.random = random.Random(f"{seed}-{transport}-{wire_dtype}")
-        self.transport, self.where = transport, f"{transport} {wire_dtype}"
+    def __init__(self, transport: str, wire_dtype: str, seed: int, *, mixed: bool) -> None:
+        kind = "of several groups" if mixed else "of one group"
+        self.random = random.Random(f"{seed}-{transport}-{wire_dtype}-{kind}")
+        self.transport, self.where = transport, f"{transport} {wire_dtype} {kind}"
         self.tally = Tally()
-        self._cache = caches.make_cache(CACHE_BLOCKS, 2, wire_dtype)
+        make, groups = (caches.mixed_cache, caches.MIXED) if mixed else (caches.make_cache, caches.GROUPS)
+        blocks = num_records(groups, TOKENS)
+        self._cache = make(CACHE_BLOCKS, 2, wire_dtype)
         chunk_bytes = CHUNK_RECORDS * self._cache.record_bytes
         self._source, self._neighbour = (
-            caches.source(caches.make_cache(CACHE_BLOCKS, which, wire_dtype), chunk_bytes=chunk_bytes)
+            caches.source(make(CACHE_BLOCKS, which, wire_dtype), chunk_bytes=chunk_bytes, groups=groups)
             for which in (1, 3)
         )
         self._false = FalseSource()
@@ -107,18 +112,20 @@ class Range:
         self._transports = transports.create([transport])
         self._loader = Loader(
             self._cache,
-            caches.puller(self._cache),
+            caches.puller(self._cache, groups),
             self._transports,
             self._client,
             pull_timeout_s=2.0,
             chunk_bytes=chunk_bytes,
         )
-        self._blocks = caches.random_blocks(CACHE_BLOCKS, BLOCKS, 1)
-        self._into = caches.random_blocks(CACHE_BLOCKS, BLOCKS, 3)
-        self._memory = [layer.view(torch.uint8).numpy() for layer in self._cache._table.blocks]
+        self._blocks = caches.random_blocks(CACHE_BLOCKS, blocks, 1)
+        self._into = caches.random_blocks(CACHE_BLOCKS, blocks, 3)
+        self._saved_parts = caches.parts(groups, TOKENS, self._blocks)
+        self._parts = caches.parts(groups, TOKENS, self._into)
+        self._memory = [layer.view(torch.uint8).numpy() for layer in self._cache._tables[0].blocks]
         self._before = [layer.copy() for layer in self._memory]
         self._count = 0
-        self._others = self._source.save("other", TOKENS, caches.random_blocks(CACHE_BLOCKS, BLOCKS, 5))
+        self._others = self._source.save("other", TOKENS, caches.random_blocks(CACHE_BLOCKS, blocks, 5))
         theirs = self._neighbour.save("theirs", TOKENS, self._blocks)
         self._stage = Stage(self._source, self._others, theirs, transport, self._false)
         self._right = self._learn()
@@ -175,12 +182,19 @@ class Range:
         request_id, manifest = self._save(epoch=1)
         done = self._load(request_id, manifest.SerializeToString(), epoch=1)
         right = [layer.copy() for layer in self._memory]
+        loaded = all(
+            torch.equal(got[list(into.block_ids)], given[list(out.block_ids)])
+            for into, out in zip(self._parts, self._saved_parts, strict=True)
+            for got, given in zip(
+                self._cache._tables[into.group].blocks,
+                self._source.cache._tables[out.group].blocks,
+                strict=True,
+            )
+        )
         self._restore()
         assert done.problem is None, done.problem
         if self._cache.wire_dtype == "auto":
-            for got, given in zip(right, self._source.cache._table.blocks, strict=True):
-                saved = given.view(torch.uint8).numpy()
-                assert np.array_equal(got[list(self._into)], saved[list(self._blocks)])
+            assert loaded
         return right
 
     def _load_right(self) -> None:
@@ -194,7 +208,7 @@ class Range:
         self._restore()
 
     def _load_others(self) -> None:
-        """What was named by mutations all the time was neither released nor changed."""
+        """Check that saves which mutations named all the time were neither released nor changed."""
         if self._load("other", self._others.SerializeToString(), epoch=1).problem is not None:
             self.tally.wrong.append(f"{self.where}: another's handoff was lost")
         if self._neighbour.staging.held()[0] != 1:
@@ -206,7 +220,7 @@ class Range:
         return request_id, self._source.save(request_id, TOKENS, self._blocks, epoch)
 
     def _load(self, request_id: str, manifest: bytes, epoch: int) -> ShardLoad:
-        self._loader.submit(LoadJob(request_id, epoch, manifest, 0, self._into, time.monotonic()))
+        self._loader.submit(LoadJob(request_id, epoch, manifest, self._parts, time.monotonic()))
         deadline = time.monotonic() + TIMEOUT_S
         while not (done := self._loader.take_finished()):
             if time.monotonic() > deadline:
@@ -254,7 +268,7 @@ class _Unexpected(logging.Handler):
 
 @contextlib.contextmanager
 def watched(tally: Tally) -> Iterator[None]:
-    """What is logged as unexpected meanwhile, and memory that was taken, count as wrong."""
+    """Count unexpected log lines, and memory that was taken, as wrong."""
     handler, logger = _Unexpected(), logging.getLogger("baton.handoff")
     logger.addHandler(handler)
     logger.propagate, before = False, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -270,12 +284,12 @@ def watched(tally: Tally) -> Iterator[None]:
 
 
 def run(number: int, seed: int) -> Tally:
-    """About `number` mutations, over both transports and all wire formats."""
+    """About `number` mutations: both transports, all wire formats, caches of one group and of several."""
     whole = Tally()
     with watched(whole):
-        places = [(transport, wire) for transport in TRANSPORTS for wire in WIRE_DTYPES]
-        for transport, wire in places:
-            made = Range(transport, wire, seed)
+        places = list(itertools.product(TRANSPORTS, WIRE_DTYPES, (False, True)))
+        for transport, wire, mixed in places:
+            made = Range(transport, wire, seed, mixed=mixed)
             try:
                 whole.add(made.run(number * 8 // 10 // len(places)))
             finally:

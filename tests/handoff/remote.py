@@ -50,7 +50,7 @@ class RemoteSource:
         return answer
 
     def records(self, block_ids: Sequence[int]) -> Bytes:
-        """What saving those blocks saves."""
+        """Return the records that a save of those blocks has."""
         return caches.records(self.cache, block_ids)
 
     def close(self) -> None:

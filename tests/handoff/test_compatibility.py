@@ -7,6 +7,7 @@ import pytest
 
 from baton.handoff import compatibility
 from baton.handoff.compatibility import Facts, compatibility_hash, in_words
+from baton.handoff.groups import CacheGroup
 from tests.handoff.caches import make_cache
 
 LAYERS = make_cache(3).layers
@@ -17,7 +18,7 @@ FACTS = Facts(
     dtype="torch.bfloat16",
     cache_dtype="auto",
     quantization="",
-    block_size=32,
+    groups=(CacheGroup(32),),
     attention_kernels="vec",
     parallel_sizes={"tensor_parallel_size": 1, "decode_context_parallel_size": 1},
     speculative_method="eagle",
@@ -38,7 +39,10 @@ FACTS = Facts(
         {"dtype": "torch.float16"},
         {"cache_dtype": "fp8"},
         {"quantization": "awq"},
-        {"block_size": 16},
+        {"groups": (CacheGroup(16),)},
+        {"groups": (CacheGroup(32, window=64),)},
+        {"groups": (CacheGroup(32, state="state of gdn"),)},
+        {"groups": (CacheGroup(32), CacheGroup(32))},
         {"attention_kernels": "amx"},
         {"parallel_sizes": {"tensor_parallel_size": 2, "decode_context_parallel_size": 1}},
         {"parallel_sizes": {"tensor_parallel_size": 1, "decode_context_parallel_size": 2}},

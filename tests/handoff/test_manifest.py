@@ -42,7 +42,9 @@ WRONG: list[tuple[Callable[[Manifest], object], type[HandoffError], str]] = [
     (_layer, CompatibilityMismatch, r"model.layers.2.mla float16\[1, 32, 576\] there"),
     (lambda m: m.layers.pop(), MalformedManifest, "layers is 3; 4"),
     (lambda m: setattr(m, "num_tokens", 97), MalformedManifest, "num_blocks is 3; 4"),
-    (lambda m: setattr(m, "block_size", 16), MalformedManifest, "block_size is 16; 32"),
+    (lambda m: setattr(m.groups[0], "block_size", 16), MalformedManifest, "block_size of group 0 is 16; 32"),
+    (lambda m: setattr(m.groups[0], "first_block", 1), MalformedManifest, "first_block of group 0 is 1; 0"),
+    (lambda m: m.groups.add(), MalformedManifest, "number of groups is 2; 1"),
     (lambda m: setattr(m.layers[0], "record_bytes", 8), MalformedManifest, "bytes of all layers is "),
     (
         lambda m: setattr(m, "wire_dtype", "int8"),
@@ -86,8 +88,3 @@ def test_what_does_not_fit_has_a_name(
     manifests.seal(manifest)
     with pytest.raises(error, match=text):
         manifests.check(manifest, "r", 1, puller(CACHE))
-
-
-@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (31, 1), (32, 1), (33, 2), (64, 2), (65, 3)])
-def test_blocks_of_tokens(tokens: int, blocks: int) -> None:
-    assert manifests.num_blocks(tokens, 32) == blocks

@@ -6,7 +6,7 @@ import pytest
 
 from tests.handoff import mutations
 
-NUMBER = 1200
+NUMBER = 1600
 
 
 @pytest.mark.timeout(120)

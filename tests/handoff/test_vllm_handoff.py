@@ -69,7 +69,7 @@ def transport(request: pytest.FixtureRequest, writer: EngineProcess) -> str:
 
 @pytest.fixture(autouse=True)
 def _own_prompts(request: pytest.FixtureRequest) -> None:
-    """Of each test alone, and the same whichever others run."""
+    """Give each test prompts of its own, the same whichever others run."""
     _drawn.seed(request.node.name)
 
 

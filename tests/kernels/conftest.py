@@ -29,5 +29,5 @@ def _interpreter(_import_of_our_own: None) -> Iterator[None]:
 
 @pytest.fixture
 def device() -> str:
-    """Where the kernels under test run."""
+    """The device on which the kernels under test run."""
     return "cuda" if torch.cuda.is_available() else "cpu"

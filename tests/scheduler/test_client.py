@@ -171,7 +171,7 @@ async def test_close_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     reporter.finished(Attempt("r", 1), "stop")
     began = time.monotonic()
     await reporter.close()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < PATIENCE
 
 
 async def test_what_is_held_is_renewed_thrice_a_lease_until_it_is_finished() -> None:
@@ -186,7 +186,7 @@ async def test_what_is_held_is_renewed_thrice_a_lease_until_it_is_finished() -> 
         return sum(bool(one.renewed) for one in wire.sent) >= 3
 
     await until(renewed)
-    assert 0.28 <= time.monotonic() - began < 1.0
+    assert 0.28 <= time.monotonic() - began < PATIENCE
     renewals = [[(one.request_id, one.epoch) for one in sent.renewed] for sent in wire.sent]
     assert renewals[0] == [("a", 2), ("b", 1)]
     reporter.finished(Attempt("a", 1), "retried")  # the old one: the new one stays held
@@ -398,7 +398,7 @@ async def test_start_waits_for_the_scheduler_and_not_forever() -> None:
         began = time.monotonic()
         with pytest.raises(SchedulerUnavailable):
             await WorkerSession(client, identity("m"), pb.WorkerLoad).start(0.6)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 2 * PATIENCE
         late = WorkerSession(client, identity("m"), pb.WorkerLoad)
         starting = asyncio.create_task(late.start(10))
         async with SchedulerServer(Options(address=address)):
@@ -425,4 +425,4 @@ async def test_close_is_quick_when_the_scheduler_is_away() -> None:
     began = time.monotonic()
     await session.close()
     await client.close()
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 2.5 * PATIENCE

@@ -177,6 +177,9 @@ class Lives(RuleBasedStateMachine):
             expected[held.decode_id].blocks += held.blocks
         view = self.run(self.store.view())
         assert view.live_attempts == len(self.live)
+        assert self.run(self.store.booked_by("router")) == {
+            name: one for name, one in expected.items() if not one.empty
+        }
         for name, worker in view.workers.items():
             assert worker.reserved == expected[name], name
             capacity = identity(name).capacity

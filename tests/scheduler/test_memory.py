@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.keys import EPOCH_KEEP_MS
+from baton.scheduler.store.ledger import KEEP_S, Ledger
 from baton.scheduler.store.memory import MemoryStore
-from baton.scheduler.types import Attempt, Heard, ReserveOutcome
+from baton.scheduler.types import Attempt, Heard, Known, ReserveOutcome
 from harness.scheduling import claim_on, identity, need, register, report
 
 
@@ -67,3 +70,22 @@ async def test_an_epoch_is_not_forgotten_while_a_later_attempt_lives(
     await turned.reserve(claim_on(view, need(epoch=2), "m"), 1e6)
     clock.now += 10 * EPOCH_KEEP_MS / 1_000
     assert (await turned.reserve(claim_on(view, need(epoch=2), "m"), 1e6)).outcome is ReserveOutcome.STALE
+
+
+def test_forgetting_takes_as_long_however_many_were_forgotten_before() -> None:
+    """Where requests come and go all the time: a plain dict passes over all that were deleted before."""
+
+    def seconds_each(kept: int) -> float:
+        ledger = Ledger()
+        took = 0.0
+        for number in range(kept + 10_000):
+            now = number * KEEP_S / kept
+            began = time.thread_time()
+            ledger.conclude(Known(Attempt(f"{number}", 1), over=True), now)
+            ledger.sweep(now)
+            took += (time.thread_time() - began) * (number >= kept)
+        assert len(list(ledger.export(now))) in (kept, kept + 1)
+        return took / 10_000
+
+    few, many = (min(seconds_each(kept) for _ in range(2)) for kept in (100, 50_000))
+    assert many < 2 * few  # three times with a dict

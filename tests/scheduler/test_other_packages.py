@@ -14,12 +14,13 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
+from baton.scheduler.prefixes.keys import PromptKeys
 from harness.scheduling import identity
 from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port, listening
 
 PACKAGE = ROOT / "tests" / "plugins" / "baton-affinity"
 POLICY = {"scorers": {"prefix_affinity": 1.0}, "picker": "best"}
-PREFIXES = [bytes([number]) * 8 for number in range(24)]
+PREFIXES = [number * 0x0101_0101_0101 for number in range(24)]
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +53,10 @@ def address(installed: Path) -> Iterator[str]:
         assert process.wait(20 * PATIENCE) == 0
 
 
-async def place(client: SchedulerClient, request_id: str, prefix: bytes) -> str:
+async def place(client: SchedulerClient, request_id: str, prefix: int) -> str:
     """Return the id of the prefill worker; the placement is over at once."""
     placement = await client.place(
-        request_id, 1, prompt_tokens=20, max_new_tokens=1, prefix_hashes=[prefix, request_id.encode()]
+        request_id, 1, prompt_tokens=20, max_new_tokens=1, prefix=PromptKeys((prefix, len(request_id)), 10)
     )
     client.reporter.finished(placement.attempt, "stop")
     assert placement.prefill
@@ -67,8 +68,8 @@ async def test_prompts_that_begin_alike_go_to_the_same_worker(address: str) -> N
         for name, role in (("p1", pb.ROLE_PREFILL), ("p2", pb.ROLE_PREFILL), ("d", pb.ROLE_DECODE)):
             who = identity(name, role, max_num_seqs=100, num_blocks=10_000)
             await client.register(who, pb.WORKER_STATE_READY)
-        first = [await place(client, f"first-{prefix[0]}", prefix) for prefix in PREFIXES]
-        again = [await place(client, f"again-{prefix[0]}", prefix) for prefix in PREFIXES]
+        first = [await place(client, f"first-{prefix}", prefix) for prefix in PREFIXES]
+        again = [await place(client, f"again-{prefix}", prefix) for prefix in PREFIXES]
         assert first == again
         assert set(first) == {"p1", "p2"}
 

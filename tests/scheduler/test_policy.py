@@ -10,8 +10,9 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import BadPolicy
 from baton.scheduler.policy import NoChoice, Policy, WorkerChoice
+from baton.scheduler.policy import choose as choose_module
 from baton.scheduler.policy.base import Filter, PairFilter, Picker, PolicyPart, Scorer
-from baton.scheduler.policy.pickers import Best, PowerOfTwo
+from baton.scheduler.policy.pickers import Best
 from baton.scheduler.policy.registry import PARTS, load
 from baton.scheduler.policy.scorers import FreeBlocks, QueuedPromptTokens, RunningRequests, StagingRoom
 from baton.scheduler.types import FleetView, Need, Reserved, WorkerRecord
@@ -257,17 +258,39 @@ def test_room_with_look_ahead_is_what_free_blocks_means() -> None:
     assert plain - ahead == pytest.approx(1 / 99)
 
 
-def test_power_of_two_takes_the_better_of_two_drawn() -> None:
-    scored = [(worker(f"w{number}", M), number / 10) for number in range(10)]
-    rng = random.Random(7)
-    picks = [PowerOfTwo(LIMITS).pick(scored, rng).worker_id for _ in range(2_000)]
-    assert "w0" not in picks  # the worst is never the better one of two
+def drawn(workers: list[WorkerRecord], what: Need, times: int, seed: int = 7, **config: object) -> list[str]:
+    """Return the decode workers of so many choices by the default picker."""
+    policy = Policy(LIMITS, PolicySettings(**config), random.Random(seed))  # type: ignore[arg-type]
+    view = FleetView({one.worker_id: one for one in workers}, 0, 0)
+    choices = [policy.choose(view, what) for _ in range(times)]
+    assert all(isinstance(one, WorkerChoice) for one in choices)
+    return [one.decode.worker_id for one in choices if isinstance(one, WorkerChoice)]
+
+
+@pytest.mark.parametrize("full", [0, 30, 300])
+def test_power_of_two_takes_the_better_of_two_drawn(full: int) -> None:
+    """However many others have no room."""
+    mixed = [worker(f"w{number}", M, Reserved(blocks=80 - 8 * number)) for number in range(10)]
+    others = [worker(f"full{number}", M, CROWDED) for number in range(full)]
+    picks = drawn([*mixed, *others], need(), 2_000)
     counts = [picks.count(f"w{number}") for number in range(10)]
-    assert counts[9] == pytest.approx(2_000 * 2 / 10, rel=0.2)  # drawn in 2 of 10, and then always taken
-    assert counts[1] == pytest.approx(2_000 * 1 / 45, rel=0.6)
-    assert PowerOfTwo(LIMITS).pick(scored[:1], rng).worker_id == "w0"
-    again = random.Random(7)
-    assert [PowerOfTwo(LIMITS).pick(scored, again).worker_id for _ in range(2_000)] == picks
+    assert sum(counts) == 2_000
+    if full < 300:  # else there may be but one among those that are looked at
+        assert "w0" not in picks  # the worst is never the better one of two
+        assert counts[9] == pytest.approx(2_000 * 2 / 10, rel=0.2)  # drawn in 2 of 10, and then always taken
+        assert counts[1] == pytest.approx(2_000 * 1 / 45, rel=0.6)
+    assert drawn([*mixed, *others], need(), 2_000) == picks
+    assert drawn(mixed[:1], need(), 1) == ["w0"]
+
+
+def test_the_last_workers_with_room_are_drawn_from_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none of those looked at has room, all are looked at; not all requests then go to the best one."""
+    monkeypatch.setattr(choose_module, "LOOKS", 1)
+    free = [worker(f"d{at}", D, Reserved(requests=at)) for at in range(4)]
+    full = [worker(f"full{at}", D, CROWDED) for at in range(200)]
+    names = drawn([worker("p", P), *free, *full], need(), 400)
+    assert {"d0", "d1", "d2"} <= set(names)
+    assert names.count("d0") < 0.65 * len(names)
 
 
 def test_best_draws_among_equals() -> None:
@@ -281,7 +304,13 @@ def test_best_draws_among_equals() -> None:
     [
         (Filter, ["fits", "not_excluded", "placeable", "room", "same_revision"]),
         (PairFilter, ["compatible"]),
-        (Scorer, ["free_blocks", "queued_prompt_tokens", "running_requests", "staging_room"]),
+        (
+            Scorer,
+            [
+                *("free_blocks", "held_tokens", "prefill_work", "queued_prompt_tokens", "running_requests"),
+                "staging_room",
+            ],
+        ),
         (Picker, ["best", "power_of_two"]),
     ],
 )

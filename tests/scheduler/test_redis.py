@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -17,6 +18,7 @@ from baton.scheduler.keys import DRAINS_TTL_MS, EPOCH_KEEP_MS, TOPIC_TTL_MS, top
 from baton.scheduler.store import open_store
 from baton.scheduler.store import redis as redis_module
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
+from baton.scheduler.store.redis_calls import ScriptCalls, _Call
 from baton.scheduler.store_url import has_password, without_password
 from baton.scheduler.types import Attempt, Reserved, ReserveOutcome, State
 from harness.scheduling import LEASE_S, RedisServer, claim_on, free_port, need, register, report, until
@@ -146,6 +148,40 @@ async def test_a_paused_server_is_given_up_and_comes_back(own_redis: RedisServer
     assert all(isinstance(one, StoreUnavailable) for one in calls)
     await admin.ping()  # answers when the pause is over
     assert set((await store.view()).workers) == {"m"}
+    await admin.aclose()
+    await store.close()
+
+
+async def test_calls_made_side_by_side_share_round_trips_and_none_of_their_errors(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RedisStore(own_redis.url, "t")
+    await register(store, "m", num_blocks=10_000, max_num_seqs=100)
+    batches: list[list[str]] = []
+    run = ScriptCalls._run
+
+    async def counted(calls: ScriptCalls, batch: Sequence[_Call]) -> list[Any]:
+        batches.append([call.script for call in batch])
+        return await run(calls, batch)
+
+    monkeypatch.setattr(ScriptCalls, "_run", counted)
+    admin = Redis.from_url(own_redis.url)
+    await admin.script_flush()  # as after a restart: the scripts are loaded again, and no call runs twice
+    view = await store.view()
+    claims = [claim_on(view, need(f"r{number}", prompt=1, new=1), "m") for number in range(50)]
+    wrong = asyncio.create_task(store._run("reserve", "r", "no epoch"))
+    left = asyncio.create_task(store.reserve(claim_on(view, need("left", prompt=1, new=1), "m"), LEASE_S))
+    await asyncio.sleep(0)
+    left.cancel()
+    batches.clear()
+    made = await asyncio.gather(*(store.reserve(one, LEASE_S) for one in claims))
+    assert {one.outcome for one in made} == {ReserveOutcome.BOOKED}
+    assert len(batches) <= 3
+    with pytest.raises(StoreUnavailable, match="refused a command"):
+        await wrong
+    assert {one.attempt.request_id for one in (await store.history(100)).attempts} == {
+        f"r{number}" for number in range(50)
+    }
     await admin.aclose()
     await store.close()
 

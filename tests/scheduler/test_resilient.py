@@ -15,7 +15,7 @@ from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.store import open_store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import CALL_TIMEOUT_S, RedisStore
-from baton.scheduler.store.resilient import QUICK_S, ResilientStore
+from baton.scheduler.store.resilient import FOLLOW_REQUESTS, QUICK_S, ResilientStore
 from baton.scheduler.types import Attempt, Claim, Known, Reserved, ReserveOutcome, ReserveResult, State
 from harness.scheduling import LEASE_S, RedisServer, claim_on, need, register, report, until
 
@@ -332,6 +332,58 @@ async def test_requests_wait_for_what_has_changed_while_it_was_written_back_and_
     assert await live(other) == {"during"}
 
 
+async def test_a_redis_that_only_stood_still_gets_what_happened_meanwhile_and_not_all(
+    own_redis: RedisServer, stores: list[ResilientStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a second without an answer would cost several: 30,000 requests are known at 500 a second."""
+    one, other = stores
+    await one.report(report(finished=[Attempt(f"r{number}", 1) for number in range(3_000)]), LEASE_S)
+    for _ in range(2):
+        await one.tend()
+    own_redis.hang()
+    assert await place(one, "during") is BOOKED
+    await finish(one, "ended")
+    own_redis.wake()
+    merged: list[int] = []
+    merge = RedisStore.merge
+
+    async def counted(store: RedisStore, state: State) -> str:
+        merged.append(len(state.requests))
+        return await merge(store, state)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RedisStore, "merge", counted)
+        await back(one)
+    assert sum(merged) <= 4
+    assert await live(other) == {"during"}
+    await other.tend()
+    assert len((await other.export()).requests) == 3_002
+
+
+async def test_a_redis_that_comes_back_with_an_older_state_gets_all(
+    own_redis: RedisServer, stores: list[ResilientStore]
+) -> None:
+    """It has the same generation, and lacks what it had not written to disk."""
+    one, other = stores
+    assert await place(one, "old") is BOOKED
+    admin = Redis.from_url(own_redis.url)
+    dumped = {key: await admin.dump(key) for key in await admin.keys("*")}
+    await finish(one, "old")
+    assert await place(one, "new") is BOOKED
+    for _ in range(3):
+        await one.tend()
+    own_redis.hang()
+    assert await place(one, "during") is BOOKED
+    own_redis.wake()
+    await admin.flushall()
+    for key, value in dumped.items():
+        await admin.restore(key, 60_000, value)
+    assert await live(other) == {"old"}
+    await back(one)
+    assert await live(other) == {"new", "during"}
+    await admin.aclose()
+
+
 async def test_it_comes_back_however_much_others_did_meanwhile(
     own_redis: RedisServer, stores: list[ResilientStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,6 +449,36 @@ async def test_following_costs_what_has_changed_and_not_all_that_is_known(
     }
     assert len((await one.export()).requests) == 3_002
     await admin.aclose()
+
+
+async def test_other_calls_go_on_while_it_follows(
+    own_redis: RedisServer, stores: list[ResilientStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand changes are parsed and merged in pieces: a placement does not wait for all of them."""
+    one, other = stores
+    await other.merge(State(requests=tuple(Known(Attempt(f"r{n}", 1), over=True) for n in range(2_000))))
+    merge, turns, merged = MemoryStore.merge, 0, list[tuple[int, int]]()
+
+    async def counted(store: MemoryStore, state: State) -> str:
+        merged.append((turns, len(state.requests)))
+        return await merge(store, state)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(MemoryStore, "merge", counted)
+    going = asyncio.create_task(others())
+    await one.tend()
+    going.cancel()
+    assert sum(requests for _, requests in merged) == 2_000
+    assert max(requests for _, requests in merged) <= FOLLOW_REQUESTS
+    assert len({turn for turn, requests in merged if requests}) == sum(
+        bool(requests) for _, requests in merged
+    )
+    assert len((await one.export()).requests) == 2_000
 
 
 async def test_a_drain_outlives_redis_and_so_does_its_end(

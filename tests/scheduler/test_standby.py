@@ -18,9 +18,12 @@ LEASE_S = 15.0
 
 
 def snapshot(
-    *names: str, settling: bool = False, requests: int = 0, left: tuple[str, ...] = ()
+    *names: str, settling: bool = False, requests: int = 0, left: tuple[str, ...] = (), age_s: float = 0.0
 ) -> pb.SnapshotReply:
-    """Workers by name (p...: prefill, d...: decode, else mixed), each with so many requests of others."""
+    """Workers by name (p...: prefill, d...: decode, else mixed), each with so many requests of others.
+
+    The last one was heard `age_s` ago.
+    """
     roles = {"p": pb.ROLE_PREFILL, "d": pb.ROLE_DECODE}
     workers = [
         pb.WorkerStatus(
@@ -30,8 +33,10 @@ def snapshot(
         )
         for name in names
     ]
+    if workers:
+        workers[-1].heartbeat_age_s = age_s
     return pb.SnapshotReply(
-        workers=workers,
+        fleet=pb.FleetUpdate(whole=True, workers=workers).SerializeToString(),
         settling=settling,
         placement_lease_s=LEASE_S,
         max_queued_prompt_tokens=1_000,
@@ -68,9 +73,7 @@ def test_without_a_snapshot_nobody_is_chosen(standby: Standby) -> None:
 
 
 def test_a_heartbeat_is_told_for_as_long_as_it_is_young(standby: Standby, clock: Clock) -> None:
-    told = snapshot("p", "d")
-    told.workers[1].heartbeat_age_s = 4.0  # when the snapshot was taken
-    standby.learn(told)
+    standby.learn(snapshot("p", "d", age_s=4.0))  # when it was taken
     clock.now += 3.0
     assert {one.identity.worker_id for one in standby.heard(8.0)} == {"p", "d"}
     assert {one.identity.worker_id for one in standby.heard(5.0)} == {"p"}
@@ -125,6 +128,18 @@ def test_a_settling_scheduler_takes_nobody_away_who_has_not_left(standby: Standb
     assert {one.identity.worker_id for one in standby.workers} == {"a", "c", "d"}
     standby.learn(snapshot("d"))
     assert {one.identity.worker_id for one in standby.workers} == {"d"}
+
+
+def test_a_worker_that_only_the_scheduler_lost_stays(standby: Standby) -> None:
+    standby.learn(snapshot("a", "b", "c"))
+    assert not standby.keeps_lost
+    standby.learn(snapshot("c", left=("b",)), reached={"a", "b", "c"})
+    assert standby.keeps_lost
+    assert {one.identity.worker_id for one in standby.workers} == {"a", "c"}
+    standby.learn(snapshot("a", "c"), reached={"a"})
+    assert not standby.keeps_lost
+    standby.learn(snapshot("c"))
+    assert {one.identity.worker_id for one in standby.workers} == {"c"}
 
 
 def test_a_scheduler_settles_after_its_start_and_after_a_pause(clock: Clock) -> None:

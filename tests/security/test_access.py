@@ -33,14 +33,15 @@ MAY = {
     Role.WORKER: {
         *("Scheduler/Register", "Scheduler/Heartbeat", "Scheduler/Deregister"),
         *("Handoff/Pull", "Handoff/Release", "Handoff/Renew", "Handoff/Staged"),
+        *("Handoff/Sample", "Handoff/Trial"),
     },
     Role.ROUTER: {
         *("Scheduler/Place", "Scheduler/Report", "Scheduler/Snapshot", "Worker/Hello", "Worker/Run"),
     },
-    Role.SCHEDULER: {"Worker/SetRole"},
+    Role.SCHEDULER: {"Worker/SetRole", "Worker/Inspect", "Worker/TryHandoff"},
     Role.OPERATOR: {
         *("Scheduler/Describe", "Scheduler/Drain", "Scheduler/Undrain", "Scheduler/SetRole"),
-        "Scheduler/Orders",
+        *("Scheduler/Orders", "Scheduler/SetLogLevel", "Scheduler/Inspect", "Scheduler/TryHandoff"),
     },
 }
 W = "w1"

@@ -47,6 +47,11 @@ def describe(client: SchedulerClient) -> Any:
     return client.describe()
 
 
+def _meant(error: grpc.aio.AioRpcError) -> str:
+    """Return what Baton's own clients make of such an error."""
+    return rpc.tls_problem(error.details() or "")
+
+
 async def test_each_does_its_part(server: SchedulerServer, become: Become) -> None:
     become(Role.WORKER, "w1")
     async with SchedulerClient(server.address) as worker:
@@ -64,6 +69,7 @@ async def test_each_does_its_part(server: SchedulerServer, become: Become) -> No
 
 async def test_without_a_certificate(server: SchedulerServer, ca: Authority, become: Become) -> None:
     """Someone who has the CA's certificate, which is no secret, but none of his own."""
+    rpc.act_as(None)
     options = [("grpc.ssl_target_name_override", f"scheduler.{TOPIC}.baton")]
     credentials = grpc.ssl_channel_credentials(ca.root_pem)
     async with grpc.aio.secure_channel(server.address, credentials, options) as channel:
@@ -71,6 +77,7 @@ async def test_without_a_certificate(server: SchedulerServer, ca: Authority, bec
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await stub.Describe(pb.DescribeRequest(), timeout=5)
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "it hung up; if it speaks TLS, this process needs security.tls, too" in _meant(error.value)
 
 
 async def test_a_certificate_of_another_ca(server: SchedulerServer, become: Become, tmp_path: Path) -> None:
@@ -90,6 +97,7 @@ async def test_another_ca_that_trusts_the_right_one(
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await scheduler_pb2_grpc.SchedulerStub(channel).Describe(pb.DescribeRequest(), timeout=5)
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "this process's certificate is not of its CA" in _meant(error.value)
 
 
 async def test_a_certificate_that_is_over(server: SchedulerServer, become: Become) -> None:
@@ -97,7 +105,8 @@ async def test_a_certificate_that_is_over(server: SchedulerServer, become: Becom
     async with asyncio.timeout(10):
         while mine.current().seconds_left() > -0.5:  # noqa: ASYNC110 (no event: it is the clock that moves)
             await asyncio.sleep(0.05)
-    await said(server.address, SchedulerUnavailable, describe)
+    text = await said(server.address, SchedulerUnavailable, describe)
+    assert "it hung up: this process's certificate is over" in text
 
 
 async def test_plain_text_to_a_tls_port(server: SchedulerServer) -> None:

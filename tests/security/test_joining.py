@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import ssl
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +21,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from baton.security import joining
+from baton import addresses
+from baton.security import identity, join_service, joining
 from baton.security.authority import Authority, new_key, request_for
 from baton.security.errors import (
     AuthorityError,
@@ -219,6 +222,37 @@ async def test_a_taken_port_is_said(ca: Authority, service: str) -> None:
             pass
 
 
+async def test_its_own_certificate_is_renewed_after_a_failure(
+    ca: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk must not end it: in a day nobody could join, and soon no certificate would be good."""
+    caplog.set_level(logging.INFO, join_service.__name__)
+    monkeypatch.setattr(join_service, "RENEW_S", 0.01)
+    monkeypatch.setattr(join_service, "RETRY_S", 0.01)
+    problems = deque[Exception | None]([None, IdentityError("full"), IdentityError("full"), None])
+    write = identity.write
+
+    def may_fail(folder: Path, pems: Pems) -> None:
+        if problems and (problem := problems.popleft()):
+            raise problem
+        write(folder, pems)
+
+    monkeypatch.setattr(identity, "write", may_fail)
+
+    def shown(address: str) -> str:
+        host, port = addresses.split(address)
+        return ssl.get_server_certificate((host, port))
+
+    async with JoinService(ca, TOPIC, "127.0.0.1:0") as running:
+        first = await asyncio.to_thread(shown, running.address)
+        renewed = lambda: not problems and shown(running.address) != first  # noqa: E731
+        await asyncio.to_thread(eventually, renewed, 20, "it is renewed")
+    said = [one.getMessage() for one in caplog.records if "own certificate" in one.getMessage()]
+    assert len(said) == 2
+    assert "was not renewed: full" in said[0]
+    assert "is renewed again" in said[1]
+
+
 def test_the_ca_is_made_once_and_its_secrets_are_its_own(ca: Authority, tmp_path: Path) -> None:
     with pytest.raises(AuthorityError, match="already"):
         Authority.create(ca.folder)
@@ -260,7 +294,7 @@ def serial(one: Credentials) -> str:
 
 
 async def test_a_revoked_line_is_renewed_no_more(ca: Authority, service: str) -> None:
-    """Whoever holds any certificate of it, the running service notices, and so does one started later."""
+    """The running service refuses all certificates of the line, and so does one started later."""
     many = token(ca, uses=None)
     first, other = checked(await join(service, many), "here"), checked(await join(service, many), "here")
     second = checked(await asyncio.to_thread(joining.renew, service, first), "here")

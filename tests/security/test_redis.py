@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,54 +14,32 @@ from baton.scheduler.errors import StoreRefuses
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.store.redis import RedisStore
 from baton.scheduler.types import Attempt
-from baton.security import identity as files
-from baton.security.authority import Authority
-from baton.security.names import Name, Role
-from harness.scheduling import Options, RedisServer, identity, register, until
-from harness.support import ROOT
+from harness.scheduling import Options, identity, register, until
+from tests.security.acl import PASSWORD, GuardedRedis, rules
 
 TOPIC = f"acl-{uuid.uuid4().hex[:8]}"
-PASSWORD = "open-sesame"
+RULES = rules("baton", TOPIC)
 Serve = Callable[[str], str]
-
-
-def rules() -> str:
-    """Return the rules that the page gives, as one line of an ACL file."""
-    page = (ROOT / "docs" / "security.md").read_text()
-    found = re.search(r"```text\n(user baton .*?)\n```", page, re.DOTALL)
-    assert found
-    return " ".join(found[1].split()).replace("PASSWORD", PASSWORD).replace("TOPIC", TOPIC)
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start a Redis with these rules for the user baton, and nobody else; return the store's URL."""
-    # A certificate of Baton's CA will do: its name is not an address, which the client is told not to check.
-    authority = Authority.create(tmp_path / "ca")
-    files.write(tmp_path, authority.issue(Name(TOPIC, Role.SCHEDULER)))
+    """Start a Redis with these rules, and nobody else; return the store's URL."""
     running = []
 
     def start(acl: str) -> str:
-        (tmp_path / "users.acl").write_text(f"user default off\n{acl}\n")
-        extra = (
-            *("--aclfile", str(tmp_path / "users.acl"), "--tls-auth-clients", "no"),
-            *("--tls-cert-file", str(tmp_path / files.CHAIN), "--tls-key-file", str(tmp_path / files.KEY)),
-            *("--tls-ca-cert-file", str(tmp_path / files.ROOTS)),
-        )
-        server = RedisServer(tmp_path, extra=extra, tls=True)
-        server.start()
-        running.append(server)
-        trust = f"ssl_ca_certs={tmp_path / files.ROOTS}&ssl_check_hostname=False"
-        return f"rediss://baton:{PASSWORD}@127.0.0.1:{server.port}/0?{trust}"
+        redis = GuardedRedis(tmp_path, acl)
+        running.append(redis)
+        return redis.url("baton")
 
     yield start
-    for server in running:
-        server.stop()
+    for redis in running:
+        redis.server.stop()
 
 
 async def test_the_rules_of_the_page_are_enough(serve: Serve) -> None:
     """All of a store's scripts run with them."""
-    options = Options(store=serve(rules()), topic=TOPIC)
+    options = Options(store=serve(RULES), topic=TOPIC)
     async with SchedulerServer(options) as server, SchedulerClient(server.address, router_id="r") as client:
         await client.register(identity("w1"), pb.WORKER_STATE_READY)
         assert (await client.heartbeat("w1", pb.WORKER_STATE_READY, pb.WorkerLoad(), 0)).known
@@ -84,11 +61,26 @@ async def test_the_rules_of_the_page_are_enough(serve: Serve) -> None:
 
 
 async def test_the_rules_let_a_scheduler_write_its_memory_back(serve: Serve) -> None:
-    store = RedisStore(serve(rules()), TOPIC)
+    store = RedisStore(serve(RULES), TOPIC)
     await register(store, "w1")
     state = await store.export()
     assert [worker.worker_id for worker in state.workers] == ["w1"]
     assert await store.merge(state) == store.generation
+    await store.close()
+
+
+async def test_the_rules_let_a_scheduler_decide(serve: Serve) -> None:
+    """The scripts of autoscaling."""
+    store = RedisStore(serve(RULES), TOPIC)
+    assert await store.tell("router", "r1", b"busy", 5) == b""
+    assert await store.tell("fleet", "f1", b"two places", 5) == b""
+    fence = await store.lead("me", 5)
+    assert fence
+    told = await store.told()
+    assert (told.routers, told.fleets) == ({"r1": b"busy"}, {"f1": b"two places"})
+    assert await store.order(fence, {"f1": b"one worker"})
+    assert await store.tell("fleet", "f1", b"two places", 5) == b"one worker"
+    assert not await store.order(fence - 1, {"f1": b"none"})
     await store.close()
 
 
@@ -102,7 +94,7 @@ async def test_the_rules_let_a_scheduler_write_its_memory_back(serve: Serve) -> 
     ids=["no-scripts", "no-command-in-a-script", "anothers-keys"],
 )
 async def test_less_than_that_is_refused_and_told(serve: Serve, change: tuple[str, str], topic: str) -> None:
-    store = RedisStore(serve(rules().replace(*change)), topic)
+    store = RedisStore(serve(RULES.replace(*change)), topic)
     with pytest.raises(StoreRefuses, match="does not allow this user enough") as error:
         await register(store, "w1")
     await store.close()
@@ -111,7 +103,7 @@ async def test_less_than_that_is_refused_and_told(serve: Serve, change: tuple[st
 
 
 async def test_a_wrong_password_is_told(serve: Serve) -> None:
-    store = RedisStore(serve(rules()).replace(PASSWORD, "guess"), TOPIC)
+    store = RedisStore(serve(RULES).replace(PASSWORD, "guess"), TOPIC)
     with pytest.raises(StoreRefuses, match="refused the password"):
         await register(store, "w1")
     await store.close()

@@ -1,4 +1,4 @@
-"""Certificates that live for two seconds, under load: not one call fails."""
+"""Certificates that live for seconds, under load: not one call fails."""
 
 from __future__ import annotations
 

@@ -62,6 +62,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             credentials.api_keys(RouterSettings(api_key_file=str(path)))
         with pytest.raises(ConfigError, match=rf"scheduler\.store_password_file: cannot read .*{said}"):
             credentials.store_password(SchedulerSettings(store_password_file=str(path)))
+        with pytest.raises(ConfigError, match=rf"router\.keys_store_password_file: cannot read .*{said}"):
+            credentials.check(Settings(router=RouterSettings(keys_store_password_file=str(path))))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -86,6 +88,8 @@ def test_the_stores_password(file: Path) -> None:
     file.write_text("#a b\n")
     assert credentials.store_password(SchedulerSettings(store_password_file=str(file))) == "#a b"
     assert credentials.store_password(SchedulerSettings()) == ""
+    assert credentials.keys_store_password(RouterSettings(keys_store_password_file=str(file))) == "#a b"
+    assert credentials.keys_store_password(RouterSettings()) == ""
 
 
 @pytest.mark.parametrize("text", ["", "\n", "c4nary\nc4nary\n"])
@@ -93,6 +97,9 @@ def test_a_password_is_one_line(file: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match="in one line") as error:
         credentials.store_password(SchedulerSettings(store_password_file=str(file)))
+    assert "c4nary" not in str(error.value)
+    with pytest.raises(ConfigError, match="in one line") as error:
+        credentials.keys_store_password(RouterSettings(keys_store_password_file=str(file)))
     assert "c4nary" not in str(error.value)
 
 

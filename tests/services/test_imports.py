@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.services.imports import import_all
+from baton.services.imports import collect_seldom, import_all
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -28,6 +28,16 @@ def test_imports_are_exempt_from_collection(
     module = sys.modules.pop(name)
     assert not module.ENABLED
     assert not any(one is module.MADE for one in gc.get_objects())
+
+
+def test_a_server_collects_seldom_and_never_what_was_there_when_it_began() -> None:
+    before, there = gc.get_threshold(), [[]]
+    try:
+        collect_seldom()
+        assert all(now > was for now, was in zip(gc.get_threshold(), before, strict=True))
+        assert not any(one is there for one in gc.get_objects())
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_a_module_that_fails_leaves_the_collector_as_it_was() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import warnings
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from baton.levels import set_level
 from baton.services import logs
 from baton.services.errors import ConfigError
 
@@ -26,6 +28,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logging.captureWarnings(False)
     root.handlers[:], root.level = kept[0], kept[1]
     own.setLevel(kept[2])
+    logging.getLogger("baton.requests").setLevel(logging.NOTSET)
 
 
 def test_json_has_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +70,43 @@ def test_fields_that_a_library_adds_to_every_record_are_left_out(capsys: pytest.
     finally:
         logging.setLogRecordFactory(standard)
     assert capsys.readouterr().err.endswith("ready blocks=7\n")
+
+
+async def test_lines_of_a_task_say_what_they_are_about(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also those of tasks that it starts, and of no other."""
+    log = logs.configure("json", "router")
+
+    async def relay() -> None:
+        logs.concern(request_id="r1")
+        log.warning("inner")
+
+    async def request() -> None:
+        logs.concern(trace_id="t1")
+        await asyncio.create_task(relay())
+        log.warning("outer")
+        log.warning("own", extra={"trace_id": "t2"})
+
+    await asyncio.create_task(request())
+    log.warning("none")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    shown = [(line["message"], line.get("request_id"), line.get("trace_id")) for line in lines]
+    assert shown == [("inner", "r1", "t1"), ("outer", None, "t1"), ("own", None, "t2"), ("none", None, None)]
+
+
+def test_levels_change_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logs.configure("text", "w")
+    set_level("debug")
+    log.debug("fine")
+    logging.getLogger("vllm.engine").info("a library's")
+    set_level("error")
+    set_level("")
+    set_level("error")  # says it once
+    log.warning("hidden")
+    with pytest.raises(ValueError, match="'chatty' is no log level: use debug, info, warning, error"):
+        set_level("chatty")
+    text = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()]
+    said = "the log level is {} now, as an operator asked"
+    assert text == [said.format("debug"), "fine", said.format("error")]
 
 
 def speak() -> None:

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.scheduler.metrics import Metrics
-from baton.services.router.metrics import RouterMetrics
-from baton.services.worker.draft_metrics import DraftMetrics
-from baton.services.worker.metrics import WorkerMetrics
+from harness.metric_families import declared, registries
 from harness.support import ROOT
 
 PAGE = ROOT / "docs" / "observability.md"
 
 
-def registries() -> dict[str, CollectorRegistry]:
-    worker = WorkerMetrics()
-    DraftMetrics(worker.registry, "mtp", 1, 1)
-    router = CollectorRegistry()
-    RouterMetrics(router)
-    return {"Worker": worker.registry, "Router": router, "Scheduler": Metrics().registry}
-
-
 def table(registry: CollectorRegistry) -> str:
-    named = [one for one, names in registry._collector_to_names.items() if names]  # type: ignore[attr-defined]
-    metrics: list[Any] = sorted(named, key=lambda one: str(one._name))
     rows = ["| metric | type | labels | what |", "| --- | --- | --- | --- |"]
-    for one in metrics:
+    for one in declared(registry):
         name = one._name + ("_total" if one._type == "counter" else "")
         labels = ", ".join(one._labelnames) or "-"
         rows.append(f"| `{name}` | {one._type} | {labels} | {one._documentation.rstrip('.')} |")

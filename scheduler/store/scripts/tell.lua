@@ -1,5 +1,5 @@
--- Keep the last message of a router or a fleet.
--- ARGV: 1 router:ID or fleet:ID, 2 message, 3 for so many ms
+-- Keep the last message of a router, a fleet or a process.
+-- ARGV: 1 KIND:ID, 2 message, 3 for so many ms
 -- Reply: the orders for it, or empty
 
 redis.call('HSET', TOLD, ARGV[1], ARGV[2])

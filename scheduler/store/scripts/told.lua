@@ -1,6 +1,6 @@
--- What routers and fleets told within their leases, and the orders.
+-- What routers, fleets and processes told within their leases, and the orders.
 -- ARGV: none
--- Reply: {messages, orders}, both flat (router:ID or fleet:ID, message; fleet:ID, orders)
+-- Reply: {messages, orders}, both flat (KIND:ID, message; fleet:ID, orders)
 
 for _, who in ipairs(run_out(TOLD_LEASES)) do
   redis.call('HDEL', TOLD, who)

@@ -117,6 +117,31 @@ PATCHES = (
         runners="V1",
     ),
     Patch(
+        name="cpu.gdn_conv",
+        why="After a step with fewer drafts than the most, Gated DeltaNet's convolution reads inputs that "
+        "are too old: they were written to the buffer's end, and are read from behind those before them. "
+        "Greedy answers are wrong wherever the drafts of a request vary in number; a step of fewer tokens "
+        "than the last one had accepted ends the engine.",
+        symbols=("vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_spec_forward",),
+        processes=RANKS,
+        until="vLLM's _spec_forward for CPUs keeps `width - 2` inputs before the step's own, however many",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
+        name="cpu.mamba_drafts",
+        why="Mamba-2's functions for a CPU take one token a request and ignore how many of the last step's "
+        "were accepted: wherever drafts are verified, answers are wrong.",
+        symbols=(
+            "vllm.model_executor.layers.mamba.mamba_mixer2:causal_conv1d_update",
+            "vllm.model_executor.layers.mamba.mamba_mixer2:selective_state_update",
+        ),
+        processes=RANKS,
+        until="vLLM's functions of these names heed num_accepted_tokens on a CPU",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
         name="cpu.amx",
         why="A CPU with AMX is not enough: a process must also have asked the kernel for its tiles, and vLLM "
         "leaves that to oneDNN's first large product. A small model in bfloat16 has none, and the engine's "
@@ -356,19 +381,11 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def wrapping(symbol: str) -> list[str]:
-    """Return the names of the patches that wrap `symbol`, innermost first."""
-    return [patch.name for patch in _wrapping(symbol)]
-
-
-def _wrapping(symbol: str) -> list[Patch]:
-    return [patch for patch in PATCHES if symbol in patch.symbols]
-
-
 def _shared() -> Iterator[str]:
     for symbol in dict.fromkeys(symbol for patch in PATCHES for symbol in patch.symbols):
-        if len(found := _wrapping(symbol)) > 1:
-            names = ", ".join(_with_platform(patch) for patch in reversed(found))
+        around = [patch for patch in reversed(PATCHES) if symbol in patch.symbols]
+        if len(around) > 1:
+            names = ", ".join(map(_with_platform, around))
             yield f"- `{symbol.rpartition(':')[2]}`: {names}\n"
 
 

@@ -18,13 +18,20 @@ from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
+from baton.services import logs, trace_context
+from baton.services.router.access_log import log_without_sequence
+from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import RateLimited, RequestFailed, Unsupported
 from baton.services.router.http import usage
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
+from baton.services.router.timings import HttpTimes
 from baton.services.tenants.model import ANYBODY, Caller
+from baton.services.trace_context import TraceContext
 
 CALLER = "baton.caller"  # in a scope: the sender, as its key tells
+TIMES = "baton.times"  # in a scope: the exchange's HttpTimes, begun by its connection
+TRACE_HEADER = b"traceresponse"  # in a response: its request's trace, as W3C Trace Context names it
 TIMEOUT_HEADER = b"x-request-timeout"  # seconds for the whole request, as the client wants it
 
 Message = MutableMapping[str, Any]
@@ -37,10 +44,19 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Admission:
     """One HTTP request's state, shared by the HTTP layer and the engine client. The first error counts."""
 
-    __slots__ = ("deadline", "error", "options", "party", "request", "states")
+    __slots__ = ("deadline", "error", "http", "options", "party", "request", "response", "states", "trace")
 
-    def __init__(self, party: Party = NOBODY, request: TenantRequest | None = None) -> None:
+    def __init__(
+        self,
+        party: Party = NOBODY,
+        request: TenantRequest | None = None,
+        trace: TraceContext | None = None,
+        http: HttpTimes | None = None,
+    ) -> None:
         self.party = party  # takes turns with others when its requests wait
+        self.trace = trace or trace_context.begin()
+        self.http = http or HttpTimes()
+        self.response: _HeldResponse | None = None  # while it is sent
         self.request = request  # within its tenant's limits; None for one that came without HTTP
         self.error: RequestFailed | None = None
         self.deadline = math.inf  # time.monotonic, seconds: the client's own
@@ -52,6 +68,11 @@ class Admission:
         if self.error is None:
             self.error = error
 
+    def watch(self, received: float) -> None:
+        """Measure the way of the response's next piece, of an output that came to this router `received`."""
+        if self.response is not None:
+            self.response.watch(received)
+
 
 # Set for each HTTP request; tasks that handle it inherit it.
 current_admission: ContextVar[Admission | None] = ContextVar("baton_admission", default=None)
@@ -60,29 +81,44 @@ current_admission: ContextVar[Admission | None] = ContextVar("baton_admission", 
 class AdmissionMiddleware:
     """Pure ASGI middleware. After the first chunk it costs one function call per chunk."""
 
-    def __init__(self, app: App, tenancy: Tenancy) -> None:
+    def __init__(self, app: App, tenancy: Tenancy, chronicle: Chronicle) -> None:
         self._app = app
         self._tenancy = tenancy
+        self._chronicle = chronicle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         caller: Caller = scope.get(CALLER, ANYBODY)
+        times: HttpTimes = scope.get(TIMES) or HttpTimes()
         try:
             deadline = _deadline(scope["headers"])
             request = await self._tenancy.enter(caller)
         except (Unsupported, RateLimited) as error:
+            log_without_sequence(error.status.value, scope["path"], caller.tenant, error.message)
             for part in error_response(error):
                 await send(part)
             return
-        admission = Admission(_party(caller, scope), request)
+        times.admitted = time.monotonic()
+        trace = self._chronicle.begin(scope["headers"])
+        logs.concern(trace_id=trace.trace_id)
+        admission = Admission(_party(caller, scope), request, trace, times)
         admission.deadline = deadline
         current_admission.set(admission)
+        response = admission.response = _HeldResponse(admission, send, self._chronicle)
         try:
-            await self._app(scope, _watched(receive, admission), _HeldResponse(admission, send))
+            await self._app(scope, _watched(receive, admission), response)
         finally:
             request.leave()
+            admission.response = None  # it holds the admission
+            times.ended = time.monotonic()
+            if not admission.states:
+                error_text = admission.error.message if admission.error is not None else ""
+                log_without_sequence(times.status, scope["path"], caller.tenant, error_text)
+            for state in admission.states:
+                if state.over:  # otherwise its client has left, and it ends in a moment
+                    self._chronicle.over(state)
 
 
 def _party(caller: Caller, scope: Scope) -> Party:
@@ -122,6 +158,7 @@ def _watched(receive: Receive, admission: Admission) -> Receive:
         if message["type"] == "http.request":
             body.extend(message.get("body", b""))
             if not message.get("more_body", False):
+                admission.http.received = admission.http.received or time.monotonic()
                 try:
                     admission.options = usage.options_in(bytes(body))
                 except Unsupported as error:
@@ -135,38 +172,68 @@ def _watched(receive: Receive, admission: Admission) -> Receive:
 class _HeldResponse:
     """A `send` that holds http.response.start back until the first chunk shows how the request went."""
 
-    __slots__ = ("_admission", "_send", "_start", "_state")
+    __slots__ = ("_admission", "_chronicle", "_send", "_start", "_state", "_watched")
 
-    def __init__(self, admission: Admission, send: Send) -> None:
+    def __init__(self, admission: Admission, send: Send, chronicle: Chronicle) -> None:
         self._admission = admission
+        self._chronicle = chronicle
         self._send = send
         self._start: Message | None = None
         self._state: Send = self._held
+        self._watched = 0.0
 
     def __call__(self, message: Message) -> Awaitable[None]:
         return self._state(message)
+
+    def watch(self, received: float) -> None:
+        """Measure the way of the next piece, once: all others are sent without another call."""
+        if self._state == self._send:
+            self._watched = received
+            self._state = self._measured
+
+    async def _measured(self, message: Message) -> None:
+        self._state = self._send
+        began = time.monotonic()
+        await self._send(message)
+        self._chronicle.sent(began - self._watched, time.monotonic() - began)
 
     async def _held(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._start = message
             return
-        error = self._admission.error
-        if error is not None:
+        admission = self._admission
+        if admission.error is not None:
             self._state = self._replaced
-            for part in error_response(error):
+            admission.http.status = admission.error.status.value
+            for part in error_response(admission.error):
                 await self._send(part)
             return
         self._state = self._send
-        if self._admission.options.usage:
+        if self._start is not None:
+            self._begin(self._start)
+        if admission.options.usage:
             message = self._with_usage(message)
         if self._start is not None:
             await self._send(self._start)
         await self._send(message)
+        admission.http.first_byte = time.monotonic()
+        if admission.http.streams:
+            self._chronicle.first_byte(admission.states)
+
+    def _begin(self, start: Message) -> None:
+        """Note what the response's start tells, and name the request's trace in it."""
+        http, states = self._admission.http, self._admission.states
+        http.status = start["status"]
+        for name, value in start["headers"]:
+            if name == b"content-type":
+                http.streams = value.startswith(b"text/event-stream")
+        if states:
+            trace = self._admission.trace.traceparent.encode()
+            start["headers"] = [*start["headers"], (TRACE_HEADER, trace)]
 
     def _with_usage(self, message: Message) -> Message:
         """Return the body's first part, a stream's first event or a whole response, with the usage added."""
-        headers = dict(self._start["headers"]) if self._start is not None else {}
-        if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+        if self._admission.http.streams:
             self._state = self._streamed
             return message
         if message.get("more_body", False):

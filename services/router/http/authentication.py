@@ -10,6 +10,7 @@ import hmac
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from baton.services.router.access_log import log_without_sequence
 from baton.services.router.errors import KeysUnknown, RequestFailed, Unauthorized
 from baton.services.router.http.admission import CALLER, App, Receive, Scope, Send, error_response
 from baton.services.tenants.model import ANYBODY, Caller, digest
@@ -72,6 +73,7 @@ class KeyMiddleware:
             return
         error = self._error()
         self._refused(str(error.status.value))
+        log_without_sequence(error.status.value, scope["path"], error=error.message)
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return

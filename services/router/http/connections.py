@@ -20,9 +20,10 @@ import asyncio
 import logging
 import resource
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -34,7 +35,8 @@ from baton.services.router.errors import (
     TooSlow,
     Unsupported,
 )
-from baton.services.router.http.admission import error_response
+from baton.services.router.http.admission import TIMES, Scope, error_response
+from baton.services.router.timings import HttpTimes
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +108,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._tail: asyncio.TimerHandle | None = None  # of a finished response's last bytes, not yet read
         self._ending = False  # the router ends: the next response is the last one
         self._farewell: asyncio.TimerHandle | None = None  # until an unused connection is closed then
+        self._times = HttpTimes()  # of the exchange whose response is under way
+        self._paused = 0.0  # time.monotonic: the response waits for its client to read since then
 
     # -- the transport's calls
 
@@ -141,16 +145,19 @@ class LimitedConnection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._paused = time.monotonic()
         self._watch_draining()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._times.paused_s += time.monotonic() - self._paused
         self._draining = _cancelled(self._draining)
 
     # -- the parser's calls
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        cast(Scope, self.scope)[TIMES] = HttpTimes()
         if self._arrival is None:
             self._expect()
         self._in_message = True
@@ -214,6 +221,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        self._times = cast(Scope, cycle.scope)[TIMES]
         super()._start_asgi_task(cycle, app)
 
     # -- the router's end

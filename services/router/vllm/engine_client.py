@@ -18,14 +18,14 @@ from typing import Any, NoReturn
 from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.v1.engine.core_client import EngineCoreClient
 
+from baton.scheduler.prefixes.keys import NO_KEYS
 from baton.services.engine import wire
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
-from baton.services.router.http.usage import log_request
-from baton.services.router.prefix import prefix_hashes
 from baton.services.router.relay import Relay, RelayParts
 from baton.services.router.state import RequestState
 from baton.services.router.vllm import outputs
+from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.tenants.model import salted
 
 # Arguments reserved for router, scheduler and workers: clients must not steer how KV is transferred.
@@ -62,7 +62,7 @@ class RelayLimits:
 
     request_timeout_s: float
     max_model_len: int  # tokens
-    block_size: int  # tokens, for prefix hashes; 0: no hashes
+    hasher: PromptHasher | None = None  # names the blocks of prompts; None while no worker has said how
 
 
 class RelayClient(EngineCoreClient):
@@ -95,10 +95,11 @@ class RelayClient(EngineCoreClient):
         Raises RefusedByRouter, with the error kept for the HTTP layer; a later refusal ends it by `fail`.
         """
         admission = current_admission.get()
+        taken = time.monotonic()
         try:
             if admission is not None and admission.error is not None:
                 raise admission.error
-            relay = self._relay(request, admission or Admission())
+            relay = self._relay(request, admission or Admission(), taken)
             await self._start(relay, admission)
         except RequestFailed as error:
             raise refusal(error) from None
@@ -113,6 +114,7 @@ class RelayClient(EngineCoreClient):
             self._parts.journal.check_room()
             self._parts.waiting.check_room()
         except RequestFailed as error:
+            self._parts.metrics.turned_away(error)
             raise refusal(error) from None
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
@@ -153,19 +155,25 @@ class RelayClient(EngineCoreClient):
         self._queue.drop(request_id)
         self.on_failure(request_id, RefusedByRouter(error))
 
-    def first_output(self, output: Any, clock_offset_s: float) -> float:
-        """Put a first output's times onto our clock; return when it was first scheduled, seconds, or 0."""
+    def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
+        """Put a first output's times onto our clock; return when it was queued and scheduled, or zeros."""
         if output.events is None:
-            return 0.0
+            return 0.0, 0.0
         outputs.rebase(output.events, clock_offset_s)
-        return outputs.scheduled_at(output.events)
+        return outputs.began_at(output.events)
 
-    def later_output(self, output: Any, clock_offset_s: float) -> None:
-        """Remove from another engine's output what the front end has from the first one."""
+    def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
+        """Do the same, and remove from another engine's output what the front end has from the first one."""
+        began = self.first_output(output, clock_offset_s)
         if output.events is not None:
-            outputs.rebase(output.events, clock_offset_s)
             output.events = outputs.only_preemptions(output.events)
         output.new_prompt_logprobs_tensors = None  # the front end has them from the first prefill
+        return began
+
+    def watch(self, request_id: str, received: float) -> None:
+        """Measure the way of the next piece of a request's response, of an output that came `received`."""
+        if admission := self._admissions.get(request_id):
+            admission.watch(received)
 
     # -- for the router's own parts
 
@@ -186,20 +194,21 @@ class RelayClient(EngineCoreClient):
         tenants = admission.request if admission is not None else None
         if tenants is not None:
             await tenants.charge(relay.state)
+        relay.state.charged = time.monotonic()
         try:
             relay.start()
-        except RequestFailed:
+        except RequestFailed as error:
+            self._parts.metrics.turned_away(error)
             if tenants is not None:
                 tenants.settle(relay.state)
             raise
 
-    def _relay(self, request: Any, admission: Admission) -> Relay:
+    def _relay(self, request: Any, admission: Admission, now: float) -> Relay:
         _check(request)
         if admission.request is not None:
             request.cache_salt = salted(admission.request.caller, request.cache_salt)
         limits = self.limits
         wire_id = _wire_id(request.request_id)
-        now = time.monotonic()
         state = RequestState(
             request_id=wire_id,
             frontend_id=request.request_id,
@@ -211,22 +220,23 @@ class RelayClient(EngineCoreClient):
             prompt_logprobs=_kept(request.sampling_params.prompt_logprobs),
             deadline=min(admission.deadline, now + limits.request_timeout_s),
             party=admission.party,
-            prefix_hashes=(
-                prefix_hashes(request.prompt_token_ids, limits.block_size, request.cache_salt or "")
-                if limits.block_size
-                else ()
-            ),
-            arrived=now - max(0.0, time.time() - request.arrival_time),
+            prefix=limits.hasher.keys(request) if limits.hasher is not None else NO_KEYS,
+            response_id=request.external_req_id or request.request_id,
+            trace=admission.trace,
+            http=admission.http,
+            taken=now,
+            arrived=admission.http.received or now,
         )
         return Relay(state, self._parts, self, on_over=self._over)
 
     def _over(self, relay: Relay) -> None:
-        log_request(relay.state)
         request_id = relay.state.frontend_id
         self._relays.pop(request_id, None)
         admission = self._admissions.pop(request_id, None)
         if admission is not None and admission.request is not None:
             admission.request.settle(relay.state)
+        if admission is None or admission.http.ended:  # otherwise its response is still being sent
+            self._parts.chronicle.over(relay.state)
 
 
 def _kept(logprobs: int | None) -> int:

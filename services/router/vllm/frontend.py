@@ -25,7 +25,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -41,9 +41,11 @@ from baton.services.config import EngineSettings, Settings
 from baton.services.engine.args import engine_args, served_model_name
 from baton.services.engine.refusals import reason
 from baton.services.errors import StartError
+from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.http.admission import AdmissionMiddleware
 from baton.services.router.tenancy import Tenancy
+from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.engine_client import RelayClient, without_reserved
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.metrics import FrontEndLogger, WorkerFigures
@@ -145,9 +147,8 @@ class RelayLLM(async_llm.AsyncLLM):
         cache.num_gpu_blocks = capacity.num_blocks
         cache.block_size = capacity.block_size
         client = self.engine_core
-        client.limits = replace(
-            client.limits, max_model_len=model.max_model_len, block_size=capacity.block_size
-        )
+        hasher = PromptHasher(capacity.hashing) if capacity.HasField("hashing") else None
+        client.limits = replace(client.limits, max_model_len=model.max_model_len, hasher=hasher)
 
     def _request_failed(self, request_id: str, error: Exception) -> None:
         """End a request, and its siblings where n > 1: they share one stream."""
@@ -162,12 +163,18 @@ class RelayLLM(async_llm.AsyncLLM):
 
 
 async def build_http_app(
-    llm: RelayLLM, args: Namespace, max_sequences: int, tenancy: Tenancy, door: Middleware | None = None
+    llm: RelayLLM,
+    args: Namespace,
+    max_sequences: int,
+    tenancy: Tenancy,
+    chronicle: Chronicle,
+    *,
+    door: Middleware | None = None,
 ) -> Any:
     """Return vLLM's app with our admission, limits and /health; everything else is vLLM's own.
 
-    `tenancy` admits requests within their tenants' limits; `door` is the middleware that authenticates
-    clients: without one all are accepted.
+    `tenancy` admits requests within their tenants' limits, `chronicle` is told of their time, and `door` is
+    the middleware that authenticates clients: without one all are accepted.
     """
     envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
     tasks = await llm.get_supported_tasks()
@@ -175,7 +182,7 @@ async def build_http_app(
     await init_app_state(llm, app.state, args, tasks)
     limit_requests(app.state, max_sequences)
     # Innermost, so that vLLM's metrics and log count the status that the client gets.
-    app.user_middleware.append(Middleware(AdmissionMiddleware, tenancy=tenancy))
+    app.user_middleware.append(Middleware(AdmissionMiddleware, tenancy=tenancy, chronicle=chronicle))
     if door is not None:
         outer = [one.cls for one in app.user_middleware].index(CORSMiddleware)
         app.user_middleware.insert(outer + 1, door)
@@ -184,11 +191,18 @@ async def build_http_app(
     app.exception_handler(HTTPException)(not_offered)
     app.middleware_stack = app.build_middleware_stack()  # build_app has built it already, without ours
     envs.enable_envs_cache()  # otherwise vLLM reads its environment once per token
-    app.router.routes = [
-        route for route in app.router.routes if getattr(route, "path", "") not in _NOT_OFFERED
-    ]
+    app.router.routes = [route for route in app.router.routes if not _is_left_out(route)]
     app.router.routes.insert(0, Route("/health", _health, methods=["GET"]))
     return app
+
+
+def _is_left_out(route: BaseRoute) -> bool:
+    """Return whether a route of vLLM's is not offered, or is its second /metrics: one without OpenMetrics.
+
+    The first, which is mounted, serves what a scraper asks for, exemplars too.
+    """
+    path = getattr(route, "path", "")
+    return path in _NOT_OFFERED or (path == "/metrics" and not isinstance(route, Mount))
 
 
 async def _health(request: Request) -> Response:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from baton.services.config import EngineSettings, RouterSettings
-from baton.services.engine.args import VLLM_VERSION, check_parser, import_parsers
+from baton.services.engine.args import VLLM_VERSION, check_parser, import_parsers, place_of
 from baton.services.errors import ConfigError
 
 _KEY = "router.frontend"
@@ -134,7 +134,7 @@ def _parsed(given: Mapping[str, Any]) -> Namespace:
             continue
         where = f"{_KEY}.{name}"
         if name in of_engine:
-            raise ConfigError(f"{where} is an argument of vLLM's engine: use engine.extra.{name}")
+            raise ConfigError(f"{where} is an argument of vLLM's engine: use {place_of(name)}")
         close = difflib.get_close_matches(name, list(actions), n=3)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ConfigError(f"{where}: vLLM {VLLM_VERSION}'s front end has no such argument{hint}")

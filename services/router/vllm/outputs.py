@@ -17,12 +17,19 @@ LATE_S = 0.01  # a stream read later than this is behind: about a step of a fast
 PAUSE_S = 0.001
 MAX_PAUSES = 10  # so an output waits here for 10 ms at most
 _PREEMPTED = EngineCoreEventType.PREEMPTED
+_QUEUED = EngineCoreEventType.QUEUED
 _SCHEDULED = EngineCoreEventType.SCHEDULED
 
 
-def scheduled_at(events: list[Any] | None) -> float:
-    """Return when the engine first scheduled the request, seconds on the events' clock; 0 if unknown."""
-    return next((float(event.timestamp) for event in events or () if event.type == _SCHEDULED), 0.0)
+def began_at(events: list[Any]) -> tuple[float, float]:
+    """Return when the engine queued and first scheduled the request, on the events' clock; 0 if unknown."""
+    queued = scheduled = 0.0
+    for event in events:
+        if event.type == _QUEUED:
+            queued = queued or float(event.timestamp)
+        elif event.type == _SCHEDULED:
+            scheduled = scheduled or float(event.timestamp)
+    return queued, scheduled
 
 
 def rebase(events: list[Any], offset_s: float) -> None:

@@ -50,16 +50,23 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         f"{_SCHEDULER}Drain": _for(Role.OPERATOR),
         f"{_SCHEDULER}Undrain": _for(Role.OPERATOR),
         f"{_SCHEDULER}SetRole": _for(Role.OPERATOR),
+        f"{_SCHEDULER}SetLogLevel": _for(Role.OPERATOR),
+        f"{_SCHEDULER}Inspect": _for(Role.OPERATOR),
+        f"{_SCHEDULER}TryHandoff": _for(Role.OPERATOR),
         f"{_SCHEDULER}Orders": _for(Role.OPERATOR),  # a fleet asks what shall run in its places
-        # routers give work; a scheduler passes an operator's flip on
+        # routers give work; a scheduler passes on what operators ask of a worker
         f"{_WORKER}Hello": _for(Role.ROUTER),
         f"{_WORKER}Run": _for(Role.ROUTER),
         f"{_WORKER}SetRole": _for(Role.SCHEDULER),
+        f"{_WORKER}Inspect": _for(Role.SCHEDULER),
+        f"{_WORKER}TryHandoff": _for(Role.SCHEDULER),
         # KV passes between workers; which KV, tickets decide (handoff/tickets.py)
         f"{_HANDOFF}Pull": _for(Role.WORKER),
         f"{_HANDOFF}Release": _for(Role.WORKER),
         f"{_HANDOFF}Renew": _for(Role.WORKER),
         f"{_HANDOFF}Staged": _for(Role.WORKER),
+        f"{_HANDOFF}Sample": _for(Role.WORKER),  # test payloads alone
+        f"{_HANDOFF}Trial": _for(Role.WORKER),
         # anybody with a certificate may ask whether a service serves
         f"{_HEALTH}Check": _for(*_ALL),
         f"{_HEALTH}List": _for(*_ALL),

@@ -10,7 +10,7 @@ from baton.security.errors import NotSecured
 
 def check(key: str, host: str) -> None:
     """Raise NotSecured for a host that other machines can reach; `key` names the setting that holds it."""
-    if not _only_from_here(host):
+    if not only_from_here(host):
         raise NotSecured(
             f"{key}: {host or 'all addresses'} can be reached from other machines, and nothing there is "
             "encrypted or authenticated: turn security.tls on (docs/security.md), or set security.insecure "
@@ -18,7 +18,7 @@ def check(key: str, host: str) -> None:
         )
 
 
-def _only_from_here(host: str) -> bool:
+def only_from_here(host: str) -> bool:
     """Return whether the host has loopback addresses alone, or none: then it cannot listen at all."""
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "::", None)}

@@ -49,7 +49,7 @@ class Credentials:
 
     @property
     def half_life(self) -> datetime:
-        """When the next certificate should be asked for."""
+        """The time at which the next certificate should be asked for."""
         return self.begins + (self.ends - self.begins) / 2
 
     def seconds_left(self) -> float:

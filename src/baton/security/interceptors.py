@@ -1,8 +1,7 @@
 """The table of roles at the door of gRPC servers: a call that it does not allow ends with PERMISSION_DENIED.
 
-A call costs 11 us more for it, most of them to read the caller's name out of its connection. A worker's Run
-stream is one call for all of a router's requests, a pull one for a whole prompt. The heartbeats of 1,000
-workers take a scheduler 1 % of a core so.
+What a call costs more for it is mostly to read the caller's name out of its connection. A worker's Run stream
+is one call for all of a router's requests, a pull one for a whole prompt: tokens do not pay it.
 """
 
 from __future__ import annotations

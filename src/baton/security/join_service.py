@@ -31,6 +31,8 @@ from baton.security.names import Name, Role
 MAX_BODY = 16 << 10
 READ_S = 10.0  # for a request's body
 OWN_LIFE_S = 86_400.0  # of the service's own certificate
+RENEW_S = OWN_LIFE_S / 2
+RETRY_S = 60.0  # after a renewal that failed
 _FOLDER = "service"  # of that certificate, in the CA's
 
 log = logging.getLogger(__name__)
@@ -81,9 +83,22 @@ class JoinService:
         self._context.load_cert_chain(folder / identity.CHAIN, folder / identity.KEY)
 
     async def _renew_own(self) -> None:
+        problem = ""
         while True:
-            await asyncio.sleep(OWN_LIFE_S / 2)
-            self._take_certificate()  # of the connections that come from now on
+            await asyncio.sleep(RETRY_S if problem else RENEW_S)
+            before = problem
+            try:
+                self._take_certificate()  # of the connections that come from now on
+                problem = ""
+            except (
+                SecurityError,
+                OSError,
+            ) as error:  # a full disk, say; or of OpenSSL, which reads the files
+                problem = str(error)
+            if problem and problem != before:
+                log.error("the CA's own certificate was not renewed: %s; it is tried again", problem)
+            elif before and not problem:
+                log.info("the CA's own certificate is renewed again")
 
     async def _ca(self, request: web.Request) -> web.Response:
         del request

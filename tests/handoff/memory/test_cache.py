@@ -8,7 +8,7 @@ import torch
 
 from baton.handoff.errors import UnsupportedCache
 from baton.handoff.memory.blocks import block_cache
-from tests.handoff.caches import make_cache, records, tensors
+from tests.handoff.caches import make_cache, mixed_cache, records, tensors
 
 BLOCKS = 17
 ORDERS = [[3], [1, 2, 3, 4], [9, 8, 7], [5, 6, 11, 12, 13, 2], list(range(1, BLOCKS))]
@@ -20,7 +20,7 @@ def test_blocks_go_there_and_back(order: Sequence[int]) -> None:
     before = records(right, range(BLOCKS))
     sent = records(left, order)
     targets = [block % (BLOCKS - 1) + 1 for block in order]
-    right.scatter(sent, targets)
+    right.scatter(0, sent, targets)
     after = records(right, range(BLOCKS))
     for target, record in zip(targets, sent, strict=True):
         assert np.array_equal(after[target], record)
@@ -32,7 +32,7 @@ def test_the_null_block_is_never_written() -> None:
     cache = make_cache(BLOCKS, 1)
     before = records(cache, [0])
     sent = np.full((4, cache.record_bytes), 0xAB, np.uint8)
-    cache.scatter(sent, [0, 1, 0, 2])
+    cache.scatter(0, sent, [0, 1, 0, 2])
     assert np.array_equal(records(cache, [0]), before)
     assert (records(cache, [1, 2]) == 0xAB).all()
 
@@ -108,3 +108,33 @@ def test_heads_that_do_not_lie_side_by_side_are_refused() -> None:
         block_cache({"x": torch.zeros(BLOCKS, 4, 16, 32, 8)}, BLOCKS, "int8", {"x": 128})
     with pytest.raises(UnsupportedCache, match=r"no int8 is made of torch\.int32"):
         block_cache({"x": torch.zeros(BLOCKS, 4, 16, dtype=torch.int32)}, BLOCKS, "int8", {"x": 16})
+
+
+def test_groups_lie_in_the_same_memory_and_are_told_apart() -> None:
+    """Records of all groups have one size: zeros fill the smaller ones, and are read back to nowhere."""
+    left, right = mixed_cache(BLOCKS, 1), mixed_cache(BLOCKS, 2)
+    assert [(layer.name, layer.group) for layer in left.layers] == [
+        ("full.0", 0),
+        ("full.1", 0),
+        ("window.0", 1),
+        ("window.1", 1),
+        ("state.0", 2),
+    ]
+    full, state = records(left, [3], 0), records(left, [3], 2)
+    assert full.shape == state.shape
+    half = left.layers[-1].record_bytes
+    assert np.array_equal(state[:, :half], full[:, :half])
+    assert not state[:, half:].any()
+    assert np.array_equal(records(left, [3], 1), full)
+    other = records(right, [5], 0)
+    right.scatter(2, state, [5])
+    assert np.array_equal(records(right, [5], 0), np.concatenate([state[:, :half], other[:, half:]], axis=1))
+    assert np.array_equal(records(right, [5], 2), state)
+
+
+def test_a_layer_of_no_group_reads_anothers_kv_or_is_refused() -> None:
+    own, lost = torch.zeros(BLOCKS, 4, 16), torch.zeros(BLOCKS, 4, 16)
+    groups = [["a"], ["b"]]
+    assert len(block_cache({"a": own, "b": own, "reads-a": own}, BLOCKS, groups=groups).layers) == 2
+    with pytest.raises(UnsupportedCache, match="layer c: its KV is in none of the 2 groups"):
+        block_cache({"a": own, "b": own, "c": lost}, BLOCKS, groups=groups)

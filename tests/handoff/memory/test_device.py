@@ -15,6 +15,7 @@ import torch
 
 from baton.handoff import digests
 from baton.handoff.errors import DigestMismatch, SaveFailed
+from baton.handoff.groups import Part
 from baton.handoff.memory import streams
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
@@ -45,7 +46,7 @@ def on_device(
     ]
     table = KVTable(flat, list(ROW_WIDTHS.values()), wire)
     size = chunk * table.record_bytes
-    return DeviceBlockCache(host.layers, table, device=device, save_bytes=size, load_bytes=size)
+    return DeviceBlockCache(host.layers, (table,), device=device, save_bytes=size, load_bytes=size)
 
 
 def land(cache: BlockCache, sent: Bytes, own: digests.Digests, ids: tuple[int, ...], step: int = 4) -> None:
@@ -54,7 +55,7 @@ def land(cache: BlockCache, sent: Bytes, own: digests.Digests, ids: tuple[int, .
     try:
         for at in range(0, len(ids), step):
             chunk = sent[at : at + step].copy()
-            landing.take(at, chunk, saved[at : at + step], ids[at : at + step])
+            landing.take(Part(0, at, ids[at : at + step]), chunk, saved[at : at + step])
             chunk[:] = 0xEE  # a transport may use its memory again
         landing.finish()
     finally:
@@ -67,8 +68,8 @@ def test_it_sends_and_takes_what_a_host_cache_does(wire: str, count: int) -> Non
     ids, into = random_blocks(BLOCKS, count, 1), random_blocks(BLOCKS, count, 3)
     host, device = make_cache(BLOCKS, 1, wire), on_device(1, wire)
     expected, got = (np.full((count, host.record_bytes), 0xA5, np.uint8) for _ in range(2))
-    own = device.gather(ids, got)
-    assert np.array_equal(own, host.gather(ids, expected))
+    own = device.gather(0, ids, got)
+    assert np.array_equal(own, host.gather(0, ids, expected))
     assert np.array_equal(got, expected)
     there, here = make_cache(BLOCKS, 2, wire), on_device(2, wire)
     for cache in (there, here):
@@ -96,7 +97,7 @@ def test_broken_bytes_fail_the_load_and_the_lane_serves_the_next(bad: int) -> No
     source, cache = on_device(1), on_device(2)
     ids = random_blocks(BLOCKS, 10)
     sent = np.empty((10, cache.record_bytes), np.uint8)
-    own = source.gather(ids, sent)
+    own = source.gather(0, ids, sent)
     spoilt = sent.copy()
     spoilt[bad, 1001] ^= 8
     with pytest.raises(DigestMismatch, match=f"KV of a test: block {bad} came with digest"):
@@ -173,7 +174,7 @@ def test_a_pack_waits_for_the_step_and_for_its_slot_and_the_engine_for_the_packs
         device.log.clear()
         before = copying.position
         step = device.engine.position
-        cache.gather(random_blocks(BLOCKS, count), out)
+        cache.gather(0, random_blocks(BLOCKS, count), out)
         packs = [waited for queue, waited in device.log if queue is packing][1:]  # the first copies block ids
         copies = [waited for queue, waited in device.log if queue is copying]
         assert len(packs) == len(copies) == count
@@ -194,7 +195,7 @@ def test_a_load_waits_for_what_the_engine_had_queued() -> None:
     device = Recording()
     cache = on_device(1, device=device)
     sent = np.empty((4, cache.record_bytes), np.uint8)
-    own = cache.gather((1, 2, 3, 4), sent)
+    own = cache.gather(0, (1, 2, 3, 4), sent)
     with device.engine.use():
         pass
     device.log.clear()
@@ -258,7 +259,7 @@ def under() -> Iterator[Under]:
     staging = Staging(Arena(2 * MIB, cache.record_bytes), lease_s=30)
     expected = records(make_cache(BLOCKS, 1), random_blocks(BLOCKS, 8))
     saver = Saver(cache, staging, [], rank=0, address="nowhere:0", chunk_bytes=MIB)
-    saved = saver.save(SaveJob("r", 1, random_blocks(BLOCKS, 8)))
+    saved = saver.save(SaveJob("r", 1, (Part(0, 0, random_blocks(BLOCKS, 8)),)))
     assert saved.problem is None
     yield Under(gate, cache, staging, expected)
     gate.arrived.release(99)
@@ -321,7 +322,7 @@ def test_a_save_goes_where_there_is_room_in_pieces() -> None:
     for place in [*places[1:4], *places[6:13:2], places[17]]:
         staging.discard(place)
     expected = records(make_cache(BLOCKS, 1), random_blocks(BLOCKS, 8))
-    assert saver.save(SaveJob("r", 1, random_blocks(BLOCKS, 8))).problem is None
+    assert saver.save(SaveJob("r", 1, (Part(0, 0, random_blocks(BLOCKS, 8)),))).problem is None
     with staging.opened("r", 1) as entry:
         assert entry.place.runs == ((1, 3), (6, 1), (8, 1), (10, 1), (12, 1), (17, 1))
         entry.view.wait(0, 8, "KV", lambda: None)

@@ -1,4 +1,4 @@
-"""Who may be begun while staging is nearly full."""
+"""The order in which prompts begin while staging is nearly full."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from baton.handoff.groups import Part
 from baton.handoff.memory.arena import Arena
 from baton.handoff.records import Records
 from baton.handoff.save.saver import SaveJob, Saver
@@ -44,7 +45,7 @@ def test_an_offer_of_a_lease_that_is_over_is_withdrawn() -> None:
     kept = Staging(Arena(MIB, cache.record_bytes), lease_s=30)
     for staging, held in ((gone, set()), (kept, {("r", 1)})):
         Saver(cache, staging, [slow], rank=0, address="nowhere:0", chunk_bytes=MIB).save(
-            SaveJob("r", 1, (1, 2))
+            SaveJob("r", 1, (Part(0, 0, (1, 2)),))
         )
         assert slow.kept == held
         staging.close()

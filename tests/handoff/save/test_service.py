@@ -1,4 +1,4 @@
-"""Where a rank's Handoff service listens, and under which address it is found."""
+"""The address at which a rank's Handoff service listens, and the one by which it is found."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_another_epoch_and_another_request_are_refused(source: RemoteSource, tra
 def test_without_its_ticket_nothing_comes_and_nothing_is_released(
     source: RemoteSource, transport: Transport
 ) -> None:
-    """Whoever knows only a request's id, its epoch and where it is kept gets nothing."""
+    """A request's id, its epoch and its place are not enough to pull its KV."""
     saved = source.save(f"ticket-{transport.name}", range(5, 9))
     others = source.save(f"other-{transport.name}", range(9, 13))
     right = saved.shards[0].ticket

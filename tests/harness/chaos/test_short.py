@@ -1,22 +1,129 @@
-"""A kill and a hang of workers under load, in real processes; `make chaos` runs for longer."""
+"""A kill and a hang of workers under load, in real processes, and what Prometheus saw of it.
+
+`make chaos` and `python -m bench faults` run for longer.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 import pytest
 
+from deploy.boards.__main__ import BOARDS
+from deploy.boards.model import WINDOW
+from harness.chaos.outcome import Outcome
+from harness.chaos.placed import Placed
 from harness.chaos.plans import PLANS
 from harness.chaos.run import run
+from harness.chaos.site import Site
+from harness.prometheus import Prometheus, Webhook, alertmanager, prometheus, webhook, why_not
+from harness.support import eventually
 
 SEED = 1
+PLAN = PLANS["short"]
+MISSING = why_not("prometheus", "promtool", "prometheus-alertmanager")
+PANELS = [
+    pytest.param(panel, id=f"{board.title}: {row.title}: {panel.title}")
+    for board in BOARDS
+    for row in board.rows
+    for panel in row.panels
+]
+# Queries whose metrics nothing of this run makes.
+WITHOUT = {
+    "baton_router_tenant": "its routers have no tenants",
+    "baton_certificate": "it speaks plain text",
+    "baton_router_clients_refused_total": "no client is refused",
+    "baton_router_rejections_total": "there may always be room",
+    "baton_scheduler_role_changes_total": "no worker changes its role",
+    "baton_scheduler_stale_epochs_total": "nothing may be late",
+    "baton_worker_requests_refused_total": "no worker refuses a request",
+    "baton_worker_handoffs_load_failed_total": "a handoff may not be hit",
+    "baton_router_wait_seconds": "there may always be room",
+}
+
+
+@dataclass
+class Run:
+    """The run of the plan, and what watched it."""
+
+    outcome: Outcome | Placed
+    began: float
+    ended: float
+    server: Prometheus | None = None
+    hook: Webhook | None = None
+    targets: dict[str, str] = field(default_factory=dict)  # as the load began
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("short")
+    with ExitStack() as stack:
+        server: Prometheus | None = None
+        hook: Webhook | None = None
+        targets: dict[str, str] = {}
+
+        def watch(site: Site) -> None:
+            nonlocal server, hook
+            hook = stack.enter_context(webhook())
+            manager = stack.enter_context(alertmanager(folder / "alertmanager", hook.url))
+            server = watching = stack.enter_context(
+                # A rate needs two samples of a series, and some begin when the run is nearly over.
+                prometheus(folder / "prometheus", site.target_urls, manager, scrape_s=1)
+            )
+
+            def all_up() -> bool:
+                targets.update(watching.targets())
+                return len(targets) == len(site.parts) and set(targets.values()) == {"up"}
+
+            eventually(all_up, 30, f"each process is scraped: {targets}")
+
+        began = time.time()
+        outcome = asyncio.run(
+            run(PLAN, SEED, 300.0, folder / PLAN.name, print, *([] if MISSING else [watch]))
+        )
+        print(outcome)
+        yield Run(outcome, began, time.time(), server, hook, targets)
 
 
 @pytest.mark.timeout(400)
-async def test_no_death_costs_an_answer(tmp_path: Path) -> None:
-    plan = PLANS["short"]
-    outcome = await run(plan, SEED, 300.0, tmp_path / plan.name, print)
-    print(outcome)
-    assert outcome.good, str(outcome)
-    assert sum(outcome.faults.values()) == len(plan.faults)
-    assert outcome.requests > plan.clients
+def test_no_death_costs_an_answer(short: Run) -> None:
+    assert isinstance(short.outcome, Outcome)
+    assert short.outcome.good, str(short.outcome)
+    assert sum(short.outcome.faults.values()) == len(PLAN.faults)
+    assert short.outcome.requests > PLAN.clients
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.timeout(400)
+def test_alertmanager_tells_a_webhook_of_the_worker_that_died(short: Run) -> None:
+    assert short.hook is not None
+    hook = short.hook
+    eventually(lambda: "BatonWorkerLost" in hook.names(), 20, f"it is told: {hook.heard}")
+    alerts = [alert for message in hook.heard for alert in message["alerts"]]
+    (lost, *_) = [alert for alert in alerts if alert["labels"]["alertname"] == "BatonWorkerLost"]
+    assert lost["labels"]["role"] in ("prefill", "decode")
+    assert lost["annotations"]["runbook"] == "docs/runbooks/BatonWorkerLost.md"
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_has_samples(short: Run, panel: object) -> None:
+    assert short.server is not None
+    for query in panel.queries:  # type: ignore[attr-defined]
+        if any(name in query.expr for name in WITHOUT):
+            continue
+        expr = query.expr.replace(WINDOW, "30s").replace("[1h]", "[1m]")
+        assert short.server.range(expr, short.began, short.ended), query.expr
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.timeout(400)
+def test_every_role_was_scraped(short: Run) -> None:
+    assert short.server is not None
+    found = short.server.range("count by (role) (up)", short.began, short.ended)
+    assert {one["metric"]["role"] for one in found} == {"scheduler", "router", "prefill", "decode"}

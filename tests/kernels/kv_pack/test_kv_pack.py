@@ -189,7 +189,7 @@ def test_wrong_words_have_another_digest(way: Way) -> None:
 
 
 def test_equal_words_count_where_they_stand() -> None:
-    """What a plain sum or xor would miss, on purpose."""
+    """The changes are ones that a plain sum or xor would miss."""
     base = np.zeros((1, 64 * 8), np.uint8)
     seen = set()
     for at, value in itertools.product(range(64), (1, 0x80, 0xFF)):

@@ -133,7 +133,7 @@ def chances(tables: Tables, way: dict[str, Any]) -> torch.Tensor:
 
 
 def chance_of_fit(texts: torch.Tensor, follows: torch.Tensor) -> float:
-    """How likely texts of the right distribution fit as badly as these [samples, n]."""
+    """Return how likely texts of the right distribution fit as badly as these [samples, n]."""
     found = torch.zeros((VOCABULARY,) * texts.shape[1], dtype=torch.float64)
     found.index_put_(tuple(texts.t()), found.new_ones(texts.shape[0]), accumulate=True)
     wanted = torch.zeros_like(found)
@@ -216,7 +216,7 @@ def gpu() -> Callable[[Job], Verified]:
 def test_the_kernel_writes_the_same_texts(
     gpu: Callable[[Job], Verified], method: Method, proposal: str
 ) -> None:
-    """What was found of the CPU's form holds for the GPU's: the same tokens from the same seeds."""
+    """The CPU's form and the GPU's give the same tokens from the same seeds."""
     if torch.cuda.is_available():
         pytest.skip("test_verify.py compares them on the GPU")
     make = torch.Generator().manual_seed(7)

@@ -33,7 +33,7 @@ def gpu() -> Verify:
 
 @pytest.fixture(autouse=True)
 def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody has written yet is nan, or a number that fits nothing."""
+    """Fill new memory with nan, or a number that fits nothing, until it is written."""
     new = torch.empty
 
     def poisoned(*args: object, **kwargs: object) -> torch.Tensor:

@@ -18,7 +18,7 @@ def register() -> None:
     HostBlockCache.scatter = _forgetting  # type: ignore[method-assign]
 
 
-def _forgetting(self: HostBlockCache, records: Bytes, block_ids: Sequence[int]) -> None:
+def _forgetting(self: HostBlockCache, group: int, records: Bytes, block_ids: Sequence[int]) -> None:
     """The drafter's layers come after the target's: the demo model's is the last one."""
-    _scatter(self, records, block_ids)
-    self._table.blocks[-1][list(block_ids)] = 0
+    _scatter(self, group, records, block_ids)
+    self._tables[group].blocks[-1][list(block_ids)] = 0

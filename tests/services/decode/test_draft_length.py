@@ -142,8 +142,8 @@ def test_what_was_chosen_can_be_explained() -> None:
     assert choice.requests == 4
     assert len(choice.tokens_per_step) == len(choice.step_seconds) == 4
     assert choice.tokens_per_step[0] == 1.0
-    for limit, rate in enumerate(choice.tokens_per_second):
-        assert rate == pytest.approx(world.rate(4, limit), rel=0.2)
+    for limit, (tokens, seconds) in enumerate(zip(choice.tokens_per_step, choice.step_seconds, strict=True)):
+        assert 4 * tokens / seconds == pytest.approx(world.rate(4, limit), rel=0.2)
 
 
 def test_a_step_costs_microseconds() -> None:

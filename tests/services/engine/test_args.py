@@ -29,3 +29,10 @@ def test_what_has_a_setting_of_its_own(key: str) -> None:
     """Past it, a worker would take its engine for one of a single rank."""
     with pytest.raises(ConfigError, match=r"is not for you to set: use engine\.tensor_parallel_size"):
         check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
+
+
+@pytest.mark.parametrize("key", ["otlp_traces_endpoint", "--otlp-traces-endpoint", "collect_detailed_traces"])
+def test_vllms_own_traces_are_the_routers_business(key: str) -> None:
+    """An engine would accept the key, and export nothing."""
+    with pytest.raises(ConfigError, match=r"is not for you to set: use tracing\.endpoint"):
+        check_model(EngineSettings(model=str(MODEL), extra={key: "http://127.0.0.1:4317"}))

@@ -5,11 +5,14 @@ The parts are schedulers: real processes that need no model. tests/e2e/test_ray_
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import psutil
 import pytest
 
 from baton.services.config import REVEAL, load
+from baton.services.fleet import children, node
 from baton.services.fleet.devices import Cores
 from baton.services.fleet.node import PartOrder
 from harness.support import CALL_S, PYTHON, eventually, free_port, listening
@@ -120,6 +124,51 @@ def test_without_workers_and_orders_it_says_what_to_give() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith("baton: error: give the workers to run (--prefill, --decode, --mixed)")
+
+
+def test_a_worker_is_started_again_with_the_role_that_it_was_ordered_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process asks for the role when it starts: an autoscaler or an operator may have changed it."""
+    asked: list[Callable[[], str]] = []
+    monkeypatch.setattr(children, "worker", lambda _tree, _name, role, _where: asked.append(role))
+    monkeypatch.setattr(node, "wake_on_signals", lambda: None)
+    one = node._Node(tmp_path, node.Lines(io.StringIO()), listen=False)
+    order = PartOrder("decode-0", "decode", load({}).model_dump(mode="json", context=REVEAL))
+    one._wanted = {"decode-0": order}
+    one._work(order)
+    assert asked[0]() == "decode"
+    one._wanted = {"decode-0": replace(order, role="prefill")}
+    assert asked[0]() == "prefill"
+    one._wanted = {}  # it leaves, and may die meanwhile
+    assert asked[0]() == "decode"
+
+
+def test_what_is_ordered_away_during_the_import_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An autoscaler may change its mind in those ten seconds, and the room be another's by then."""
+    orders, owner = os.pipe()
+    stop, waker = socket.socketpair()
+    monkeypatch.setattr(node, "_STDIN", orders)
+    monkeypatch.setattr(node, "wake_on_signals", lambda: stop)
+    monkeypatch.setattr(children, "preload", lambda *_: os.write(owner, b"[]\n"))
+    monkeypatch.setattr(children, "worker", lambda *_: signal.pause)
+    one = node._Node(tmp_path, node.Lines(io.StringIO()), listen=True)
+    order = PartOrder("decode-0", "decode", load({}).model_dump(mode="json", context=REVEAL))
+    one._wanted = {"decode-0": order}
+    try:
+        one._reconcile()
+        assert not one._parts.members
+        one._wanted = {"decode-0": order}  # once more, with all imported
+        one._reconcile()
+        assert [part.name for part in one._parts.members] == ["decode-0"]
+    finally:
+        one._parts.stop(0.0)
+        os.close(orders)
+        os.close(owner)
+        stop.close()
+        waker.close()
 
 
 def test_cores_are_lent_evenly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,21 @@ class Fleet:
         eventually(settled, 10, f"{part.name} runs again", 0.0)
 
 
+def wail() -> None:
+    os.write(1, b"the model cannot be fetched: no such host\n")  # not where pytest listens
+    signal.pause()
+
+
+def test_who_waits_hears_what_is_waited_for_said_last(fleet: Fleet) -> None:
+    """As of a model that is fetched, and does not come."""
+    part = fleet.parts.add("prefill-0", Kind.WORKER, wail)
+    assert part.child is not None
+    eventually(lambda: "no such host" in fleet.parts.last_words, 10, "it has said so")
+    assert f"; prefill-0 said last ({part.child.log}): the model cannot" in fleet.parts.last_words
+    fleet.see(part)
+    assert fleet.parts.last_words == ""
+
+
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
     one = Fleet(tmp_path, QUICK)
@@ -162,6 +177,23 @@ def test_readiness_of_a_predecessor_does_not_count(fleet: Fleet) -> None:
     for seen in before:
         fleet.parts.note(seen)
     assert set(fleet.parts.waiting_for) == {"decode-0", "router"}
+
+
+def test_a_dead_worker_is_not_ready_while_it_waits_for_its_restart(fleet: Fleet) -> None:
+    """It stays registered for a lease, and the watcher sees it there."""
+    _, decode, _ = pair(fleet)
+    fleet.kill(decode)  # the first restart is immediate
+    fleet.see(decode)
+    assert decode.child is not None
+    os.kill(decode.child.process.pid or 0, signal.SIGKILL)
+
+    def noticed() -> bool:
+        fleet.parts.reap()
+        return decode.restart_at is not None
+
+    eventually(noticed, 10, "it pauses", 0.0)
+    fleet.see(decode)
+    assert fleet.parts.waiting_for == ["decode-0"]
 
 
 def test_a_part_that_cannot_start_says_why(fleet: Fleet) -> None:

@@ -11,6 +11,7 @@ import pytest
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
 from baton.services.ray.config import ClusterSettings, read
+from baton.services.ray.sections import SERVES_OWN, Autoscaling
 from harness.deployment import MODEL
 from harness.support import CALL_S, PYTHON, ROOT
 
@@ -153,6 +154,92 @@ def test_what_is_refused(given: dict[str, Any], said: list[str]) -> None:
     assert all(one in text for one in said), text
 
 
+def limits(least: int | None = None, most: int | None = None, **more: Any) -> dict[str, Any]:
+    numbers = {"min_replicas": least, "max_replicas": most}
+    given = {key: number for key, number in numbers.items() if number is not None}
+    return {"deployment_config": {"autoscaling_config": {**given, **more}}}
+
+
+def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **more: Any) -> dict[str, Any]:
+    sides = {"prefill_config": workers(**prefill), "decode_config": workers(**decode)}
+    return {**sides, "autoscale": {"mode": mode, **more.pop("autoscale", {})}, **more}
+
+
+@pytest.mark.parametrize("mode", ["on", "advise"])
+def test_autoscaling_keeps_within_the_bounds_of_each_side(mode: str) -> None:
+    settings = read(scaled(limits(2, 3), limits(), mode, autoscale={"max_decode": 6}))
+    own = Settings(**settings.tree_of("scheduler")).autoscale
+    assert (own.mode, own.min_prefill, own.max_prefill, own.min_decode, own.max_decode) == (mode, 2, 3, 1, 6)
+    assert settings.bounds("prefill") == (2, 3)
+    assert settings.bounds("decode") == ((1, 6) if mode == "on" else (1, None))
+
+
+def test_without_autoscaling_bounds_are_those_of_scale_alone() -> None:
+    settings = read(scaled(limits(0, 9, initial_replicas=1), {}, "off"))
+    assert (settings.bounds("prefill"), settings.bounds("decode")) == ((0, 9), (0, None))
+    assert Settings(**settings.tree_of("scheduler")).autoscale.max_prefill == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            scaled(limits(1, 8), limits(), autoscale={"max_prefill": 4}),
+            "autoscale.max_prefill is 4 and prefill_config.deployment_config.autoscaling_config.max_",
+        ),
+        (
+            scaled(limits(), {"deployment_config": {"num_replicas": 2}}),
+            "decode_config.deployment_config.num_replicas",
+        ),
+        (
+            scaled(limits(0, initial_replicas=1), limits()),
+            "prefill_config.deployment_config.autoscaling_config.min_replicas is 0",
+        ),
+        (scaled(limits(5), limits()), "min_prefill (5) is above max_prefill (4)"),
+        (
+            scaled(limits(), limits(), autoscale={"min_decode": 2}),
+            "decode_config.deployment_config: it starts with 1, but autoscaling keeps 2 to 4",
+        ),
+        (
+            scaled(limits(), limits(), scheduler={"rebalance_after_s": 5.0}),
+            "autoscale.mode is on and scheduler.rebalance_after_s is set",
+        ),
+    ],
+)
+def test_contradictions_of_autoscaling_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(given)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fixed_number_may_be_advised_on() -> None:
+    fixed = {"deployment_config": {"num_replicas": 2}}
+    settings = read(scaled(fixed, fixed, "advise"))
+    assert settings.deploying("decode").initial == 2
+    assert Settings(**settings.tree_of("scheduler")).autoscale.max_decode == 4
+
+
+def test_keys_by_which_serve_decides_are_read_and_named() -> None:
+    given = limits(1, 3, target_ongoing_requests=2, upscale_delay_s=5, policy={"policy_function": "a:b"})
+    settings = read(scaled(given, {}))
+    section = "prefill_config.deployment_config.autoscaling_config"
+    assert settings.unused == [
+        f"{section}.{key}" for key in ("policy", "target_ongoing_requests", "upscale_delay_s")
+    ]
+    assert settings.bounds("prefill") == (1, 3)
+    assert read(cluster()).unused == []
+    with pytest.raises(ConfigError, match=r"'prefill_config.*upscale_delay'"):
+        read(scaled(limits(upscale_delay=5), {}))
+
+
+def test_the_keys_are_those_of_the_installed_ray() -> None:
+    """All keys of Serve's are known: what means something here, and what does not. Needs Serve."""
+    serve = pytest.importorskip("ray.serve.config", exc_type=ImportError)
+    known = {*Autoscaling.model_fields, *SERVES_OWN}
+    assert not serve.AutoscalingConfig.model_fields.keys() - known
+
+
 def test_the_environment_names_its_keys_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_ROUTER_CONFIG__DEPLOYMENT_CONFIG__NUM_REPLICAS", "2")
     assert read(cluster()).deploying("router").initial == 2
@@ -170,6 +257,6 @@ def test_the_examples_are_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_ray_is_not_imported() -> None:
-    """What reads the configuration, and `baton.ray` itself, do without it until something is deployed."""
+    """The configuration is read without Ray, and `baton.ray` is imported without it."""
     code = "import sys, baton.ray, baton.services.cli.main; baton.ray.deploy; assert 'ray' not in sys.modules"
     subprocess.run([PYTHON, "-c", code], check=True, timeout=CALL_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,15 @@ def test_a_node_that_dies_is_started_again_with_its_parts(keeper: Keeper) -> Non
 
     eventually(runs_again, 20, "it runs again")
     assert keeper.report().order == 0
+
+
+def test_a_port_that_is_taken_is_told_before_a_part_starts(keeper: Keeper) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        why = keeper.why_not("router.port", "127.0.0.1", port)
+        assert f"router.port: cannot listen on 127.0.0.1:{port}: Address already in use" in why
+    assert keeper.why_not("router.port", "127.0.0.1", port) == ""
+    assert "192.0.2.7" in keeper.why_not("router.port", "192.0.2.7", port)  # no address of this machine
 
 
 @pytest.mark.timeout(60)

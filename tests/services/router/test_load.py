@@ -1,4 +1,4 @@
-"""What a router counts for the autoscaler."""
+"""A router counts its load for the autoscaler."""
 
 from __future__ import annotations
 

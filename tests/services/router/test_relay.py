@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import re
 import time
@@ -19,12 +20,14 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Phase
 from baton.scheduler.policy import Policy
 from baton.scheduler.types import Need
+from baton.services import logs
 from baton.services.engine.args import VLLM_VERSION
-from baton.services.router import relay
-from baton.services.router.http.usage import usage_of
-from baton.services.router.prefix import prefix_hashes
+from baton.services.router import pairs, pool, relay, stream
+from baton.services.router.http.admission import Admission, current_admission
 from baton.services.router.recovery import PROGRESS_TOKENS, SHORT_PROMPT_TOKENS
 from baton.services.router.relay import Relay
+from baton.services.router.timings import HttpTimes
+from baton.services.router.usage import usage_of
 from baton.services.router.vllm.engine_client import RefusedByRouter
 from harness.fake_worker import BLOCK_SIZE, EOS, FakeWorker, Fault, answer, until
 from harness.router import Answer, Cluster
@@ -187,11 +190,24 @@ async def test_another_worker_prefills(cluster: Cluster, fault: Fault) -> None:
     first.faults = second.faults = deque([fault])
     started = time.monotonic()
     right(await cluster.ask(PROMPT), PROMPT, 8)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 2 * PATIENCE
     chosen, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
     assert [start.epoch for start in chosen.seen.starts] == [1]
     assert [start.epoch for start in other.seen.starts] == [2]
     assert decode.seen.starts[0].manifest.worker_id == other.worker_id
+    await cluster.settled()
+
+
+async def test_where_the_only_prefill_worker_is_full_the_decode_worker_prefills(cluster: Cluster) -> None:
+    """As where the staging of a 1P1D deployment stays full: docs/decisions/0018-staging-is-slots.md."""
+    prefill, decode = await cluster.pair()
+    prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_FULL))
+    right(await cluster.ask(LONG), LONG, 8)
+    assert [start.epoch for start in prefill.seen.starts] == [1]
+    assert [(start.epoch, start.HasField("manifest")) for start in decode.seen.starts] == [(2, False)]
+    assert cluster.count("retries_total", trouble="refused", worker="p0") == 1
+    right(await cluster.ask(PROMPT), PROMPT, 8)  # the next request is asked of it again
+    assert len(prefill.seen.starts) == 2
     await cluster.settled()
 
 
@@ -245,6 +261,109 @@ async def test_without_another_prefill_worker_the_decode_worker_prefills(cluster
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF))
     right(await cluster.ask(LONG), LONG, 8)
     assert [start.HasField("manifest") for start in decode.seen.starts] == [True, False]
+    await cluster.settled()
+
+
+async def test_no_request_is_prefilled_for_a_worker_that_cannot_get_its_kv(cluster: Cluster) -> None:
+    """The router reaches both; they do not reach each other."""
+    prefill, decode = await cluster.pair()
+    decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE))
+    right(await cluster.ask(LONG), LONG, 8)
+    for prompt in (PROMPT, LONG):
+        right(await cluster.ask(prompt), prompt, 8)
+    assert len(prefill.seen.starts) == 1
+    assert cluster.count("retries_total", trouble="source", worker=prefill.worker_id) == 1
+    await cluster.settled()
+
+
+async def test_a_pair_that_is_avoided_is_no_failed_attempt(cluster: Cluster) -> None:
+    """Its placement is changed before a worker hears of it, and its prefill worker has room for others."""
+    prefill, decode = await cluster.pair()
+    decode.faults += [
+        Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE),
+        *[Fault(PHASE_DECODE, 2, silent=True)] * 2,
+    ]
+    await cluster.send("fails", LONG)
+    await until(lambda: len(cluster.got["fails"].tokens) > 1, "it decodes")
+    recomputed = cluster.count("recomputed_prompts_total")
+    await cluster.send("avoids", LONG)
+    await until(lambda: len(cluster.got["avoids"].tokens) > 1, "it decodes")
+    deadline = time.monotonic() + 5 * PATIENCE
+    while any(
+        one.reserved_prompt_tokens or one.reserved_requests
+        for one in (await cluster.scheduler.describe()).workers
+        if one.identity.worker_id == prefill.worker_id
+    ):
+        assert time.monotonic() < deadline, "the prefill worker stays booked"
+        await asyncio.sleep(0.01)
+    await cluster.client.abort_requests_async(["fails", "avoids"])
+    await cluster.settled()
+    [record] = [one for one in cluster.chronicle.recent.last() if one.response_id == "avoids"]
+    assert (len(record.attempts), record.retried) == (1, False)
+    assert cluster.count("pairs_avoided_total") == 1
+    assert cluster.count("recomputed_prompts_total") == recomputed
+    assert cluster.count("live_requests") == 0
+
+
+async def test_a_request_that_leaves_while_a_pair_is_avoided_is_counted_out_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, decode = await cluster.pair(prefill=2)
+    decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE))
+    right(await cluster.ask(LONG), LONG, 8)
+    monkeypatch.setattr(pairs.Pairs, "avoid", lambda *_: True)
+    asked = 0
+    place = cluster.scheduler.place
+
+    async def hangs(*args: Any, **kwargs: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            await asyncio.sleep(60)
+        return await place(*args, **kwargs)
+
+    monkeypatch.setattr(cluster.scheduler, "place", hangs)
+    await cluster.send("leaves", LONG)
+    await until(lambda: asked == 2, "another pair is asked for")
+    await cluster.client.abort_requests_async(["leaves"])
+    await cluster.settled()
+    assert cluster.count("live_requests") == 0
+
+
+async def test_lines_of_a_stream_are_not_of_the_request_that_opened_it(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does the stream keep what that request's context variables hold."""
+    mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    seen: list[Any] = []
+    ended = cluster.pool._ended
+
+    def noted(*args: Any) -> None:
+        seen.append(contextvars.copy_context().get(logs._concerns))
+        ended(*args)
+
+    cluster.pool._ended = noted  # type: ignore[method-assign]
+    logs.concern(request_id="opens")
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    await mixed.die()
+    await until(lambda: seen, "the stream has ended")
+    assert seen == [None]
+
+
+async def test_another_pair_is_used_until_one_is_joined_again(cluster: Cluster) -> None:
+    now = 0.0
+    cluster.remake(pairs_clock=lambda: now)
+    first, second, decode = await cluster.pair(prefill=2)
+    decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE))
+    right(await cluster.ask(LONG), LONG, 8)
+    cut, other = (first, second) if first.seen.starts[0].epoch == 1 else (second, first)
+    for number in range(4):
+        right(await cluster.ask([number, *LONG]), [number, *LONG], 8)
+    assert (len(cut.seen.starts), len(other.seen.starts)) == (1, 5)
+    now = pairs.CUT_S
+    for number in range(8):
+        right(await cluster.ask([number, 1, *LONG]), [number, 1, *LONG], 8)
+    assert len(cut.seen.starts) > 1
     await cluster.settled()
 
 
@@ -424,11 +543,51 @@ async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(
         worker.faults = shared
     began = time.monotonic()
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 2 * PATIENCE
     [hung] = [worker for worker in workers if worker.hangs]
     assert cluster.count("retries_total", trouble="lost", worker=hung.worker_id) == 1
     right(await cluster.ask(PROMPT), PROMPT, 8)  # and left alone from now on
     assert len(hung.seen.starts) == 1
+
+
+async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its_time(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeats still come, so that the scheduler places on it."""
+    monkeypatch.setattr(pool, "SUSPECT_S", 0.5)
+    monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 1.5)
+    cluster.remake(silence_s=1.0)
+    _, first, second = await cluster.pair(decode=2)
+    first.faults = second.faults = deque([Fault(PHASE_DECODE, 3, hang=True)])
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    cut = first if first.hangs else second
+    longest, end = 0.0, time.monotonic() + 4
+    while time.monotonic() < end:
+        began = time.monotonic()
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+        longest = max(longest, time.monotonic() - began)
+        await asyncio.sleep(0.01)
+    assert longest < 1.0
+    assert len(cut.seen.starts) == 1
+    cut.hangs = False
+    await until(lambda: not cluster.pool.suspects(), "it is reached again")
+
+
+async def test_workers_that_only_the_scheduler_lost_still_serve(cluster: Cluster) -> None:
+    prefill, decode = await cluster.pair()
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    await cluster.scheduler.refresh()
+    for worker in (prefill, decode):
+        await cluster.members.lose(worker)
+    deadline = time.monotonic() + 10 * PATIENCE
+    while (await cluster.scheduler.describe()).workers:
+        assert time.monotonic() < deadline, "the scheduler still knows workers"
+        await asyncio.sleep(0.1)
+    await cluster.scheduler.refresh(reached=cluster.pool.reached())
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert len(prefill.seen.starts) == len(decode.seen.starts) == 2
+    await cluster.members.leave(prefill)
+    await cluster.settled()
 
 
 async def test_a_router_that_was_away_does_not_blame_its_workers(cluster: Cluster) -> None:
@@ -622,9 +781,9 @@ async def test_the_policy_sees_the_prompt_s_prefixes_with_and_without_a_schedule
     await cluster.scheduler.refresh()
     await cluster.server.__aexit__(None, None, None)
     right(await cluster.ask(prompt), prompt, 8)
-    hashes = prefix_hashes(prompt, BLOCK_SIZE)
-    asked = {(need.attempt.request_id, need.prefix_hashes) for need in needs}
-    assert asked == {("q0", hashes), ("q1", hashes)}
+    asked = {(need.attempt.request_id, need.prefix.tokens, len(need.prefix.keys)) for need in needs}
+    assert asked == {("q0", BLOCK_SIZE, 2), ("q1", BLOCK_SIZE, 2)}
+    assert len({need.prefix.keys for need in needs}) == 1
 
 
 # -- a full house
@@ -654,6 +813,24 @@ async def test_a_client_may_send_again_right_after_its_last_token(cluster: Clust
     await cluster.settled()
 
 
+async def test_the_upload_of_a_request_gives_it_no_earlier_turn(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.pair()
+    place = cluster.scheduler.place
+    waited: list[float] = []
+
+    async def noted(*args: Any, waited_s: float, **kwargs: Any) -> Any:
+        waited.append(waited_s)
+        return await place(*args, waited_s=waited_s, **kwargs)
+
+    monkeypatch.setattr(cluster.scheduler, "place", noted)
+    now = time.monotonic()
+    current_admission.set(Admission(http=HttpTimes(arrived=now - 30, received=now)))
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert waited[0] < 10
+
+
 async def test_a_full_queue_refuses_and_names_its_bound(cluster: Cluster) -> None:
     cluster.remake(max_waiting=1)
     _, decode = await cluster.pair(max_num_seqs=1)
@@ -663,6 +840,8 @@ async def test_a_full_queue_refuses_and_names_its_bound(cluster: Cluster) -> Non
     assert cluster.count("rejections_total", code="QUEUE") == 1
     with pytest.raises(RefusedByRouter, match="max_waiting"):
         cluster.client.check_room()  # before another is rendered
+    assert cluster.count("rejections_total", code="QUEUE") == 2
+    assert cluster.count("requests_total", outcome="refused") == 2
 
 
 async def test_waiting_has_an_end(cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from redis.exceptions import NoPermissionError
 
 from baton.services.tenants import redis_keys, shared, slots
 from baton.services.tenants.errors import OverLimit
@@ -165,6 +166,21 @@ async def test_two_routers_share_each_limit(redis_server: RedisServer, share: Sh
         await one.charge("c", 100, 1)
 
 
+async def test_two_routers_hold_a_rate_together(redis_server: RedisServer, share: Share) -> None:
+    """They admit the bucket and the rate, within 5 per cent, however many requests come."""
+    routers = [Quotas(await share(redis_server), f"r{number}") for number in range(2)]
+    who = caller("flood", "flooding", requests_per_s=200)
+    began, admitted, asked = time.monotonic(), 0, 0
+    while time.monotonic() - began < 1.0:
+        for router in routers:
+            admitted += len(await entered(router, who, 20))
+            asked += 20
+        await asyncio.sleep(0.001)
+    most = 200 + 200 * (time.monotonic() - began)
+    assert asked > 2 * most
+    assert 0.95 * most <= admitted <= most
+
+
 async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(
     redis_server: RedisServer, share: Share
 ) -> None:
@@ -225,6 +241,35 @@ async def test_a_slot_message_that_is_lost_is_mended_by_the_next(
     assert not await Slots(store, "r2").say("tenant:lossy", 1)
 
 
+async def test_a_slot_message_that_is_overtaken_changes_nothing(
+    redis_server: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages go over several connections. An older count must not replace a newer one, not even 0."""
+    store = await share(redis_server)
+    mine, other = Slots(store, "r1"), Slots(store, "r2")
+    limit = mine.limit("tenant:overtaken", 2)
+    call, waiting = store.call, asyncio.Event()
+
+    async def slow(make: Any) -> Any:
+        monkeypatch.setattr(store, "call", call)
+        await waiting.wait()
+        return await call(make)
+
+    for then, seen_by_others in ((2, 2), (0, 0)):
+        waiting.clear()
+        monkeypatch.setattr(store, "call", slow)
+        mine.held["tenant:overtaken"] = 1
+        first = asyncio.create_task(limit.take_shared(1))
+        await asyncio.sleep(0)
+        mine.held["tenant:overtaken"] = then
+        assert await mine.say("tenant:overtaken", -1)
+        waiting.set()
+        assert await first is None
+        assert await other.say("tenant:overtaken", seen_by_others)
+        if seen_by_others:
+            assert not await other.say("tenant:overtaken", seen_by_others - 1)
+
+
 async def test_a_client_that_leaves_while_redis_is_asked_holds_nothing(
     redis_server: RedisServer, share: Share
 ) -> None:
@@ -239,6 +284,30 @@ async def test_a_client_that_leaves_while_redis_is_asked_holds_nothing(
             await task
     assert not quotas._slots.held
     (await quotas.enter(who)).leave()
+
+
+async def test_a_redis_that_answers_pings_and_refuses_calls_is_told_once(
+    own_redis: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one does with a rule too few for its user."""
+    monkeypatch.setattr(shared, "PROBE_S", 0.01)
+    caplog.set_level("INFO")
+    store = await share(own_redis)
+    probed = 0
+
+    async def refused() -> None:
+        raise NoPermissionError("this user has no permissions to run the 'evalsha' command")
+
+    async def probed_again() -> bool:
+        nonlocal probed
+        if store.up:
+            probed += 1
+            await store.call(refused)
+        return probed > 3
+
+    await until(probed_again)
+    told = [record.levelname for record in caplog.records if record.name == shared.log.name]
+    assert told == ["ERROR"]
 
 
 @pytest.mark.parametrize("how", ["killed", "hangs"])
@@ -275,9 +344,9 @@ async def test_without_redis_each_router_goes_on_alone(
         return store.up
 
     await until(back)
-    assert "is back" in caplog.text
     other = Quotas(await share(own_redis), "r2")
     visits = await entered(quotas, who, 5)
+    assert "is back" in caplog.text
 
     async def shared_again() -> bool:
         return len(await entered(other, caller(concurrency=5), 1)) == 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from baton.handoff.manifest import seal
 from baton.protos import worker_pb2 as pb
-from harness.support import eventually
+from harness.support import eventually, free_port
 from harness.workers import Worker
 from tests.services.worker.router import (
     DECODE,
@@ -113,6 +114,22 @@ async def test_what_was_released_fails_by_name(prefill: Worker, mixed: Worker) -
         rest = await target.run(core, DECODE, epoch=2, written=begun.tokens)
         whole = await target.run(request("never released", prompt(100, seed=11)), DECODE)
     assert begun.tokens + rest.tokens == whole.tokens
+
+
+async def test_a_source_that_is_not_reached_is_told_as_such(prefill: Worker, mixed: Worker) -> None:
+    core = request("far away", prompt(100, seed=14))
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        begun = await source.run(core, PREFILL)
+        assert begun.saved is not None
+        manifest = begun.saved.manifest
+        for shard in manifest.shards:
+            del shard.offers["shm"]
+            shard.address = f"127.0.0.1:{free_port()}"
+        seal(manifest)
+        failed = await target.run(core, DECODE, written=begun.tokens, manifest=manifest)
+        assert failed.failed is not None
+        assert failed.failed.code == pb.Failed.CODE_SOURCE
+        await source.abort("far away")
 
 
 async def test_another_requests_kv_is_refused(prefill: Worker, mixed: Worker) -> None:

@@ -78,4 +78,5 @@ def test_it_is_applied_once_and_in_its_order() -> None:
 
 
 def test_who_drafts_and_who_takes_drafts_away() -> None:
-    assert table.wrapping(DRAFTING) == ["idle_drafter", "drafts_v1", "undrafted", "step_times"]
+    names = [one.name for one in table.PATCHES if DRAFTING in one.symbols]
+    assert names == ["idle_drafter", "drafts_v1", "undrafted", "step_times"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -207,7 +208,7 @@ class _Host:
 
 @pytest.mark.timeout(600)
 def test_blocks_are_verified_in_an_engine(tmp_path: Path) -> None:
-    """The demo model with its MTP head, and a draft model whose tokens are drawn."""
+    """A draft model whose tokens are drawn; with WHOLE_TABLE the demo model with its MTP head, too."""
     spec = {"num_speculative_tokens": 2, "rejection_sample_method": "block", "verifier": "baton"}
     dense.qwen2(tmp_path / "target", layers=2, gain=1.2)
     dense.small_qwen2(tmp_path / "small")
@@ -222,7 +223,7 @@ def test_blocks_are_verified_in_an_engine(tmp_path: Path) -> None:
     demo = replace(
         drawn, model=DEMO, prompt=tuple(range(300, 312)), speculative={"method": "mtp", **spec}, more={}
     )
-    for order in (drawn, demo):
+    for order in (drawn, demo) if "WHOLE_TABLE" in os.environ else (drawn,):
         wanted = expected(reference(order.model), order.prompt, WAY)
         sample = Engine(order).result()
         for length in (1, 2, 3):

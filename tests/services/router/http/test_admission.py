@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import sys
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.services import logs
+from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import NotAdmitted, TimedOut, Why
 from baton.services.router.http.admission import AdmissionMiddleware, current_admission
 from baton.services.router.metrics import RouterMetrics
@@ -33,9 +39,43 @@ async def respond(*messages: dict[str, Any], error: Exception | None = None, at:
         raise AssertionError("nobody asks")
 
     tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
-    scope = {"type": "http", "method": "POST", "headers": []}
-    await AdmissionMiddleware(app, tenancy)(scope, receive, send)
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    await AdmissionMiddleware(app, tenancy, Chronicle())(scope, receive, send)
     return sent
+
+
+@pytest.mark.parametrize(
+    ("header", "trace"),
+    [
+        (b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "0af7651916cd43dd8448eb211c80319c"),
+        (b"00-00000000000000000000000000000000-b7ad6b7169203331-01", None),  # one that begins here
+        (b"anything", None),
+    ],
+)
+async def test_lines_of_a_request_have_its_trace(
+    header: bytes, trace: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logs.formatter("json", "router"))
+    log = logging.Logger("apart")
+    log.addHandler(handler)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        log.warning("here")
+
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError("nobody asks")
+
+    tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [(b"traceparent", header)],
+    }
+    await asyncio.create_task(AdmissionMiddleware(app, tenancy, Chronicle())(scope, nothing, nothing))
+    told = json.loads(capsys.readouterr().err)["trace_id"]
+    assert told == trace if trace else len(told) == 32 and told != "0" * 32
 
 
 START = {"type": "http.response.start", "status": 200, "headers": []}

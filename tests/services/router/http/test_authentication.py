@@ -97,6 +97,7 @@ async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path
     from starlette.middleware import Middleware
 
     from baton.services.config import load
+    from baton.services.router.chronicle import Chronicle
     from baton.services.router.cluster import ClusterView
     from baton.services.router.http.authentication import FixedKeys, KeyMiddleware
     from baton.services.router.metrics import RouterMetrics
@@ -111,7 +112,7 @@ async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path
     refused: list[str] = []
     door = Middleware(KeyMiddleware, keys=FixedKeys([KEY]), metrics_open=False, refused=refused.append)
     tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
-    app = await frontend.build_http_app(llm, args, 8, tenancy, door)
+    app = await frontend.build_http_app(llm, args, 8, tenancy, Chronicle(), door=door)
     paths = {re.sub(r"\{[^}]*\}", "x", route.path) for route in app.router.routes}
     assert paths >= {*OPEN, "/metrics", "/invocations", "/tokenize", "/docs", "/v1/models"}
     found = set()

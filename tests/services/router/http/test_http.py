@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import time
 from collections import deque
@@ -472,12 +473,26 @@ async def test_a_line_for_each_request(starter: Starter, model: Path, tmp_path: 
     async with httpx.AsyncClient(base_url=made.url, timeout=START_S) as http, made.scheduler() as members:
         await pair(members)
         await placeable(http)
-        await http.post("/v1/completions", json=body())
-        lines = [line for line in made.process.text.splitlines() if "baton.requests" in line]
+        wrong = await http.post("/v1/completions", json=body(max_tokens=-1))
+        assert wrong.status_code == 400
+        await http.post("/v1/completions", json=body(stream=True))
+
+        def found() -> list[str]:
+            return [line for line in made.process.text.splitlines() if "baton.requests" in line]
+
+        await until(lambda: len(found()) > 1, "its line is written, after its last byte")
+        refused, *lines = found()
+    assert "status=400 tenant=None path=/v1/completions" in refused
     assert len(lines) == 1
     assert "outcome=length prompt_tokens=2 output_tokens=8" in lines[0]
     assert "draft_steps=0" in lines[0]
     assert "decode_ms=" in lines[0]
+    assert "tenant=None status=200" in lines[0]
+    assert re.search(r" trace_id=[0-9a-f]{32} ", lines[0])
+    shown = re.search(r" ttft_ms=([0-9.]+) .* stages_ms=(\{.*\})", lines[0])
+    assert shown is not None
+    stages = json.loads(shown[2].replace("'", '"'))
+    assert sum(stages.values()) == pytest.approx(float(shown[1]), abs=1.0)
 
 
 async def test_metrics(members: Members, http: httpx.AsyncClient) -> None:
@@ -488,6 +503,49 @@ async def test_metrics(members: Members, http: httpx.AsyncClient) -> None:
     assert "vllm:time_to_first_token_seconds_bucket" in figures
     assert "baton_router_placements_total" in figures
     assert 'baton_router_requests_total{outcome="length"}' in figures
+
+
+async def test_the_time_to_first_token_by_stage(members: Members, http: httpx.AsyncClient) -> None:
+    """As a client sees it: from a stream's request to its first byte. A sampled trace is an exemplar."""
+    prefill, _ = await pair(members)
+    await placeable(http)
+    await http.post("/v1/completions", json=body())
+    prefill.wire_s = 0.2
+    trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    before = await stage_seconds(http)
+    began = time.monotonic()
+    headers = {"traceparent": f"00-{trace}-{span}-01"}
+    async with http.stream(
+        "POST", "/v1/completions", json=body(40, stream=True), headers=headers
+    ) as response:
+        lines = response.aiter_lines()
+        await anext(lines)
+        seen = time.monotonic() - began
+        async for _ in lines:
+            pass
+    version, same, own, flags = response.headers["traceresponse"].split("-")
+    assert (version, same, flags) == ("00", trace, "01")
+    assert own not in ("0" * 16, span)
+    spent = {name: seconds - before.get(name, 0.0) for name, seconds in (await stage_seconds(http)).items()}
+    assert {name for name, seconds in spent.items() if seconds > 0} >= {
+        *("admit", "receive", "render", "wait", "place", "send", "prefill", "reply", "deliver")
+    }
+    assert 0.1 < spent["reply"] < sum(spent.values()) <= seen  # less what the quickest message took
+    assert spent["other"] == 0
+    accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+    shown = (await http.get("/metrics", headers=accept)).text
+    exemplars = [line for line in shown.splitlines() if f'trace_id="{trace}"' in line]
+    assert any(line.startswith("baton_router_ttft_stage_seconds_bucket{") for line in exemplars)
+
+
+async def stage_seconds(http: httpx.AsyncClient) -> dict[str, float]:
+    """Return the sums of the stages of the time to first token."""
+    found = re.findall(
+        r'^baton_router_ttft_stage_seconds_sum\{stage="(\w+)"\} (\S+)$',
+        (await http.get("/metrics")).text,
+        re.MULTILINE,
+    )
+    return {name: float(value) for name, value in found}
 
 
 async def test_sigterm_lets_streams_end(starter: Starter, model: Path, tmp_path: Path) -> None:

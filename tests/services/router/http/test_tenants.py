@@ -166,7 +166,7 @@ async def test_a_refusal_is_openai_s(routers: Routers, worker: FakeWorker, strea
 
 
 async def test_tokens_of_both_routers_are_one_account(worker: FakeWorker, ask: Any) -> None:
-    """What an answer did not use is given back, what no worker was given is not charged."""
+    """Tokens that an answer did not use are given back; a request that no worker was given is not charged."""
     worker.eos_at = 3
 
     async def charged(at: int, max_tokens: int) -> None:
@@ -212,13 +212,14 @@ async def test_requests_at_a_time_on_both_routers(worker: FakeWorker, ask: Any) 
 
 
 async def test_requests_a_second_on_both_routers(worker: FakeWorker, ask: Any) -> None:
+    """Each router alone would admit four at once. How exactly a rate holds: test_limits.py."""
     began = asyncio.get_running_loop().time()
     got = [
-        response.status_code for response in await asyncio.gather(*(ask("rate", at % 2) for at in range(40)))
+        response.status_code for response in await asyncio.gather(*(ask("rate", at % 2) for at in range(16)))
     ]
     took_s = asyncio.get_running_loop().time() - began
     assert set(got) == {200, 429}
-    assert 4 <= got.count(200) <= 4 + 4 * took_s + 1
+    assert 4 <= got.count(200) <= 4 + 4 * took_s
 
 
 async def test_each_tenant_has_its_own_prefix_cache(worker: FakeWorker, ask: Any) -> None:

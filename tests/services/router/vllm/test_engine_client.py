@@ -55,18 +55,18 @@ async def test_unsupported_requests_are_refused(cluster: Cluster, change: dict[s
 
 
 async def test_tenants_share_no_prefix_neither_in_engines_nor_in_placements(cluster: Cluster) -> None:
-    """The worker's cache and the router's hashes for placement go by one salt."""
+    """The worker's cache and the names of blocks for placement go by one salt."""
     worker = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.005))
     tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
     prompt = list(range(64))
-    seen: dict[tuple[str | None, tuple[bytes, ...]], int] = {}
+    seen: dict[tuple[str | None, tuple[int, ...]], int] = {}
     for tenant in ("acme", "globex", "acme", ""):
         caller = Caller(tenant, tenant, Limits(), Tenant())
         token = current_admission.set(Admission(request=await tenancy.enter(caller)))
         name = f"q{sum(seen.values())}"
         await cluster.send(name, prompt, 20)
         current_admission.reset(token)
-        hashes = cluster.client._relays[name].state.prefix_hashes
+        hashes = cluster.client._relays[name].state.prefix.keys
         await cluster.answer(name)
         salt = wire.decode_request(worker.seen.starts[-1].engine_request).cache_salt
         assert len(hashes) == 4

@@ -96,6 +96,11 @@ def test_both_spellings_and_every_kind_of_value() -> None:
             {"max_model_len": 5},
             "max_model_len is an argument of vLLM's engine: use engine.extra.max_model_len",
         ),
+        (
+            {"otlp-traces-endpoint": "http://x:4317"},
+            "otlp_traces_endpoint is an argument of vLLM's engine: use tracing.endpoint: the router "
+            "writes the traces of all processes",
+        ),
         ({"max_log_len": 5, "max-log-len": 6}, "max-log-len is given twice, with - and with _"),
         ({"tool_parser_plugin": "/no.py"}, "tool_parser_plugin: the file '/no.py' does not exist"),
         ({"enable_log_outputs": True}, "enable_log_outputs needs engine.extra.enable_log_requests"),

@@ -77,7 +77,7 @@ def test_times_of_another_host() -> None:
     events = [event(EngineCoreEventType.QUEUED, 100.0), event(EngineCoreEventType.SCHEDULED, 101.0)]
     outputs.rebase(events, -90.0)
     assert [one.timestamp for one in events] == [10.0, 11.0]
-    assert outputs.scheduled_at(events) == 11.0
+    assert outputs.began_at(events) == (10.0, 11.0)
     assert outputs.only_preemptions(events) is None
     preempted = event(EngineCoreEventType.PREEMPTED, 12.0)
     assert outputs.only_preemptions([*events, preempted]) == [preempted]

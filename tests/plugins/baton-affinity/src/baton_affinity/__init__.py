@@ -18,7 +18,8 @@ class PrefixAffinity(Scorer):
     side: ClassVar[Side] = Side.PREFILL
 
     def score(self, worker: WorkerRecord, need: Need) -> float:
-        if not need.prefix_hashes:
+        if not need.prefix.keys:
             return 0.5  # shorter than one KV block: every worker is as good
-        drawn = hashlib.blake2b(need.prefix_hashes[0] + worker.worker_id.encode(), digest_size=8).digest()
+        begins = need.prefix.keys[0].to_bytes(8) + worker.worker_id.encode()
+        drawn = hashlib.blake2b(begins, digest_size=8).digest()
         return int.from_bytes(drawn) / 2**64

@@ -1,0 +1,38 @@
+"""The benchmarks by name: those that `make bench` runs, and those that are runs of their own."""
+
+from __future__ import annotations
+
+# In the order in which `make bench` runs them.
+NAMES = [
+    "scheduler",
+    "autoscale",
+    "handoff",
+    "wire",
+    "proposers",
+    "path",
+    "router",
+    "disaggregation",
+    "fair_share",
+    "speculation",
+    "startup",
+]
+# Not part of `all`: gpu and kernels are for GPUs, `preload` needs libraries that are not installed here, and
+# the others take long.
+ALONE = [
+    "attribution",
+    "clients",
+    "faults",
+    "flood",
+    "gpu",
+    "hosts",
+    "kernels",
+    "links",
+    "live-page",
+    "overload",
+    "preload",
+    "placing",
+    "prefixes",
+    "ray-autoscale",
+    "soak",
+    "tls",
+]

@@ -1,0 +1,269 @@
+"""The cost of knowing where prefixes lie: memory, look-ups, decisions, hashes, and the views of routers.
+
+    python -m bench prefixes [--workers 10 100 1000 3000] [--blocks 2000000]
+
+Workers hold the blocks of long chats, each of which begins with one of a few system prompts. Decisions are
+for prompts of 100,000 tokens, those chats' next turns. All in this process, without gRPC. The run fails where
+a look-up does not find what was stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.fleet_copy import FleetCopy
+from baton.scheduler.fleet_feed import FleetFeed
+from baton.scheduler.policy import Policy
+from baton.scheduler.prefixes.index import PrefixIndex
+from baton.scheduler.prefixes.keys import PromptKeys, key_of, prompt_keys
+from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.prefixes.log import PIECE
+from baton.scheduler.prefixes.match import Match
+from baton.scheduler.types import Attempt, FleetView, Need, Reserved, WorkerRecord
+from baton.services.config import SchedulerSettings
+from harness.stats import percentile, save
+
+BLOCK = 16  # tokens
+PROMPT = 100_000  # tokens
+SYSTEM = 128  # blocks that chats begin with
+SYSTEMS = 16
+DECISIONS = 2_000
+ROUTERS = 100
+SECONDS = 10  # of heartbeats and snapshots
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1_000, 3_000])
+    parser.add_argument("--blocks", type=int, default=2_000_000, help="that all workers hold together")
+    options = parser.parse_args(arguments)
+    result: dict[str, Any] = {"block_tokens": BLOCK, "prompt_tokens": PROMPT, "hashing": _shown(hashing())}
+    result["index"] = {
+        str(workers): _shown(index(workers, options.blocks), workers) for workers in options.workers
+    }
+    result["views"] = {str(workers): _shown(views(workers), workers) for workers in options.workers}
+    save("prefixes", result)
+
+
+def _shown(figures: dict[str, float], workers: int | None = None) -> dict[str, float]:
+    named = f"{workers} workers: " if workers else ""
+    print(named + ", ".join(f"{key} {value:,g}" for key, value in figures.items()), flush=True)
+    return figures
+
+
+def hashing() -> dict[str, float]:
+    """Measure a router's hashes of one prompt: of all of it, and of a chat's next turn."""
+    from baton.services.router.vllm.block_hashes import PromptHasher
+
+    draw = random.Random(1)
+    tokens = [draw.randrange(150_000) for _ in range(PROMPT)]
+    root = bytes(32)
+
+    def request(length: int) -> Any:
+        return SimpleNamespace(
+            prompt_token_ids=tokens[:length],
+            mm_features=None,
+            lora_request=None,
+            cache_salt="tenant",
+            prompt_embeds=None,
+        )
+
+    def hasher() -> PromptHasher:
+        return PromptHasher(pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=root, every=1))
+
+    whole, before = request(PROMPT), request(PROMPT - 500)
+    cold = _fastest(lambda: hasher().keys(whole))
+    warm: list[float] = []
+    for _ in range(5):
+        one = hasher()
+        one.keys(before)
+        warm.append(_fastest(lambda one=one: one.keys(whole), 1))
+    keys = hasher().keys(whole)
+    message = pb.PlaceRequest(prefix_keys=keys.keys, key_tokens=keys.tokens)
+    return {
+        "whole_prompt_ms": round(1_000 * cold, 2),
+        "next_turn_ms": round(1_000 * min(warm), 2),
+        "bytes_in_a_placement": message.ByteSize(),
+    }
+
+
+def index(workers: int, blocks: int) -> dict[str, float]:
+    """Fill an index with so many workers' blocks, and decide with it."""
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    ledger, view, chats = filled(workers, blocks)
+    stored = len(ledger.index)
+    gc.collect()
+    memory = psutil.Process().memory_info().rss - before
+    figures = {
+        "blocks": stored,
+        "bytes_a_block": round(memory / stored, 1),
+        **_deciding(ledger, view, chats),
+        **_applying(ledger),
+    }
+    gone = next(iter(view.workers))
+    began = time.perf_counter()
+    ledger.keep({key: one.role for key, one in view.workers.items() if key != gone})
+    figures["worker_gone_ms"] = round(1_000 * (time.perf_counter() - began), 3)
+    return figures
+
+
+def filled(workers: int, blocks: int) -> tuple[PrefixLedger, FleetView, list[tuple[str, list[int]]]]:
+    """Return a ledger of workers that hold so many blocks, their view, and chats: worker and hashes."""
+    draw = random.Random(1)
+    ledger = PrefixLedger(PrefixIndex(10 * blocks))
+    records = {name: record(name, number) for number in range(workers) for name in (f"w{number}",)}
+    systems = [[draw.getrandbits(64) for _ in range(SYSTEM)] for _ in range(SYSTEMS)]
+    length = max(SYSTEM + 1, min(PROMPT // BLOCK, blocks // workers))
+    chats = []
+    sent = dict.fromkeys(records, 0)
+    names = list(records)
+    for number in range(max(workers, blocks // length)):
+        name = names[number % workers]
+        hashes = draw.choice(systems) + [draw.getrandbits(64) for _ in range(length - SYSTEM)]
+        keys = [key_of(one, depth) for depth, one in enumerate(hashes, start=1)]
+        for begin in range(0, len(keys), PIECE):
+            piece = keys[begin : begin + PIECE]
+            ledger.hear(name, pb.BlockOperations(instance=1, first=sent[name], operations=piece))
+            sent[name] += len(piece)
+        if len(chats) < DECISIONS:
+            chats.append((name, hashes))
+    ledger.keep({key: one.role for key, one in records.items()})
+    return ledger, FleetView(records, 0, 0), chats
+
+
+def _deciding(
+    ledger: PrefixLedger, view: FleetView, chats: Sequence[tuple[str, list[int]]]
+) -> dict[str, float]:
+    draw = random.Random(2)
+    settings = SchedulerSettings(max_queued_prompt_tokens=10**9)
+    policy = Policy(settings, settings.policy, random.Random(3))
+    prompts: list[tuple[str, PromptKeys]] = []
+    for name, hashes in chats:
+        more = [draw.getrandbits(64) for _ in range(PROMPT // BLOCK - len(hashes))]
+        prompts.append((name, prompt_keys(hashes + more, BLOCK)))
+    took, found = [], 0
+    for number in range(DECISIONS):
+        name, prompt = prompts[number % len(prompts)]
+        began = time.perf_counter()
+        match = Match(ledger, prompt, PROMPT)
+        need = Need(Attempt(f"r{number}", 1), "router", PROMPT, 200, prefix=prompt, match=match)
+        policy.choose(view, need)
+        took.append(time.perf_counter() - began)
+        found += match.tokens(name) > 0
+    if found < DECISIONS:
+        raise SystemExit(f"{DECISIONS - found} prompts were not found: the figures would mean nothing")
+    alone = _fastest(lambda: [Match(ledger, one, PROMPT).tokens(name) for name, one in prompts[:100]]) / 100
+    return {
+        "decision_p50_us": round(1e6 * percentile(took, 0.5), 1),
+        "decision_p99_us": round(1e6 * percentile(took, 0.99), 1),
+        "decisions_a_s": round(len(took) / sum(took)),
+        "look_ups_a_s": round(1 / alone),
+    }
+
+
+def _applying(ledger: PrefixLedger) -> dict[str, float]:
+    """Measure one message of operations, as it comes from the wire."""
+    draw = random.Random(4)
+    raw = [
+        pb.BlockOperations(
+            instance=1,
+            first=number * PIECE,
+            operations=[key_of(draw.getrandbits(64), depth) for depth in range(1, PIECE + 1)],
+        ).SerializeToString()
+        for number in range(8)
+    ]
+    began = time.perf_counter()
+    for one in raw:
+        ledger.hear("another", pb.BlockOperations.FromString(one))
+    took = time.perf_counter() - began
+    return {
+        "operations_a_s": round(len(raw) * PIECE / took),
+        "message_ms": round(1_000 * took / len(raw), 2),
+        "bytes_an_operation": round(len(raw[0]) / PIECE, 2),
+    }
+
+
+def views(workers: int) -> dict[str, float]:
+    """Measure SECONDS of snapshots for ROUTERS routers, with news of every worker in each second."""
+    records = {name: record(name, number) for number in range(workers) for name in (f"w{number}",)}
+    feed, copies = FleetFeed(5.0), [FleetCopy() for _ in range(ROUTERS)]
+    feed.refresh(FleetView(records, 0, 0), [])
+    whole = len(feed.since("", 0))
+    replies = [pb.SnapshotReply(fleet=feed.since("", 0)) for _ in copies]
+    for copy, reply in zip(copies, replies, strict=True):
+        copy.learn(reply)
+    making, learning, sent = 0.0, 0.0, 0
+    for second in range(SECONDS):
+        for number, one in enumerate(records.values()):
+            counts = pb.EngineCounts(computed_tokens=10**6 + 1_000 * second + number, busy_s=100.5 + second)
+            one.load = pb.WorkerLoad(running=number % 9, free_blocks=900 + second, counts=counts)
+            one.reserved = Reserved(prompt_tokens=100 * second)
+        began = time.perf_counter()
+        for _ in range(2):
+            feed.refresh(FleetView(records, 0, 0), [])
+        raw = [
+            pb.SnapshotReply(fleet=feed.since(copy.feed, copy.revision)).SerializeToString()
+            for copy in copies
+        ]
+        making += time.perf_counter() - began
+        sent += sum(map(len, raw))
+        began = time.perf_counter()
+        copies[0].learn(pb.SnapshotReply.FromString(raw[0]))
+        learning += time.perf_counter() - began
+        for copy in copies[1:]:
+            copy.feed, copy.revision = copies[0].feed, copies[0].revision
+    return {
+        "whole_bytes": whole,
+        "bytes_a_router_s": round(sent / SECONDS / ROUTERS),
+        "scheduler_cores": round(making / SECONDS, 4),
+        "router_ms_a_s": round(1_000 * learning / SECONDS, 2),
+    }
+
+
+def record(name: str, number: int) -> WorkerRecord:
+    """Return a worker as a scheduler knows it."""
+    role = pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE
+    capacity = pb.Capacity(
+        compatibility_hash="ab" * 32,
+        block_size=BLOCK,
+        num_blocks=10**6,
+        max_num_seqs=10**4,
+        max_model_len=10**6,
+        lookahead_tokens=4,
+        transports=["shm", "grpc"],
+        facts=dict.fromkeys(("vllm", "model", "dtype", "layers", "attention"), "a value of some length"),
+        hashing=pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=bytes(32), every=1),
+    )
+    identity = pb.WorkerIdentity(
+        worker_id=f"{name}.12345",
+        role=role,
+        address="10.0.0.1:7500",
+        host="0123456789abcdef",
+        model="bench",
+        model_fingerprint="cd" * 32,
+        vllm_version="0.32.0",
+        capacity=capacity,
+        metrics_address="10.0.0.1:9500",
+    )
+    return WorkerRecord(identity, pb.WORKER_STATE_READY, pb.WorkerLoad(), Reserved(), False, 5.0)
+
+
+def _fastest(run: Callable[[], object], times: int = 5) -> float:
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - began)
+    return min(found)

@@ -1,0 +1,77 @@
+"""The sections of docs/benchmarks.md about placement by prefixes and large fleets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.report_sections import Block, Result, measured, table
+
+
+def prefixes(result: Result) -> list[Block]:
+    hashing = result["hashing"]
+    index = [
+        *("blocks", "bytes_a_block", "operations_a_s", "message_ms", "look_ups_a_s", "decision_p50_us"),
+        *("decision_p99_us", "decisions_a_s", "worker_gone_ms"),
+    ]
+    views = ["whole_bytes", "bytes_a_router_s", "scheduler_cores", "router_ms_a_s"]
+    return [
+        "## Where prefixes lie: the cost of knowing\n",
+        f"Prompts of {result['prompt_tokens']:,} tokens, blocks of {result['block_tokens']}. A router hashes such a prompt in "
+        f"{hashing['whole_prompt_ms']:g} ms, a chat's next turn in {hashing['next_turn_ms']:g} ms, and adds "
+        f"{hashing['bytes_in_a_placement']:,} bytes to the placement. By number of workers, the index and the choice:",
+        measured(result, "python -m bench prefixes"),
+        table(
+            ["workers", *index],
+            [[name, *(_number(one[key]) for key in index)] for name, one in result["index"].items()],
+        ),
+        "What 100 routers are told of the fleet each second, while every worker has something new in each second: all that "
+        "there is in bytes, what each router gets of it, what that costs the scheduler, and what it costs a router.\n",
+        table(
+            ["workers", *views],
+            [[name, *(_number(one[key]) for key in views)] for name, one in result["views"].items()],
+        ),
+    ]
+
+
+def placing(result: Result) -> list[Block]:
+    rows = [
+        [load, arm, *(f"{value:g}" for value in figures.values())]
+        for load, arms in result["loads"].items()
+        for arm, figures in arms.items()
+    ]
+    return [
+        "## Where prefixes lie: the effect\n",
+        "The product's policy, index and logs on a simulated fleet (bench/placing_sim.py): prompts that have nothing in common, "
+        "and chats whose prompts grow from turn to turn and begin with one of a few system prompts. `random` takes any "
+        "worker, `queue` the shortest queue of prompt tokens, `without_events` is the default policy that hears nothing of "
+        f"caches, `default` hears of them. {result['requests']:,} requests each, medians of {result['runs']} seeds; the "
+        "computed share is of all prompt tokens.",
+        measured(result, "python -m bench placing"),
+        table(["load", "policy", "TTFT p50, ms", "TTFT p99, ms", "computed share"], rows),
+    ]
+
+
+def scheduler_at_size(result: Result) -> list[Block]:
+    rows = [
+        [store, concurrency, values["requests_per_s"], values["place_p50_ms"], values["place_p99_ms"]]
+        for store, figures in result["stores"].items()
+        for concurrency, values in figures.items()
+    ]
+    return [
+        f"## The scheduler with {result['workers']:,} workers\n",
+        "As above, with no heartbeats.",
+        measured(result, f"python -m bench scheduler --workers {result['workers']}"),
+        table(["store", "at a time", "requests/s", "place p50 ms", "p99 ms"], rows),
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:g}"
+
+
+# By the name of the result's file, in the order of the page.
+SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
+    "scheduler-1000": scheduler_at_size,
+    "prefixes": prefixes,
+    "placing": placing,
+}

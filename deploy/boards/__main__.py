@@ -1,0 +1,37 @@
+"""Write deploy/grafana/*.json and deploy/prometheus/rules.yaml; with --check, only check them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from deploy.boards import handoff, overview, reliability, request, speculation, tenants, workers
+from deploy.boards.alerts import rules
+from deploy.boards.grafana import to_json
+
+DEPLOY = Path(__file__).resolve().parents[1]
+BOARDS = [one.BOARD for one in (overview, request, speculation, handoff, workers, reliability, tenants)]
+
+
+def files() -> dict[Path, str]:
+    """Return what belongs into each file."""
+    boards = {DEPLOY / "grafana" / f"{board.name}.json": to_json(board) for board in BOARDS}
+    return {**boards, DEPLOY / "prometheus" / "rules.yaml": rules()}
+
+
+def main(arguments: list[str]) -> int:
+    wanted = files()
+    if arguments == ["--check"]:
+        there = set((DEPLOY / "grafana").glob("*.json"))
+        stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+        for path in sorted([*stale, *(there - set(wanted))]):
+            print(f"{path.relative_to(DEPLOY.parent)} is stale: run 'make dashboards'", file=sys.stderr)
+        return 1 if stale or there - set(wanted) else 0
+    for path, text in wanted.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

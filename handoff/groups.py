@@ -1,0 +1,123 @@
+"""The groups of a KV cache: layers that keep the same tokens, and so have their blocks under the same ids.
+
+Most models have one. Where some layers attend to a window, or keep a state in place of tokens, each kind is a
+group (or several) with blocks of its own. A save has a record for each live block, group after group; both
+ends number them alike, as the same rules count them from the same number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.protos.handoff_pb2 import Group
+
+
+def num_blocks(num_tokens: int, block_size: int) -> int:
+    """Return the number of blocks that hold so many tokens."""
+    return -(-num_tokens // block_size)
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """The rule of one group: which of its blocks are needed to go on."""
+
+    block_size: int  # tokens
+    window: int = 0  # the next token and those before it that it attends to; 0: all
+    state: str = ""  # the form of a state that stands for all tokens so far; empty where tokens are kept
+
+    def live(self, num_tokens: int) -> range:
+        """Return the numbers of the blocks that are needed to go on after the first `num_tokens`."""
+        stop = num_blocks(num_tokens, self.block_size)
+        if self.state:
+            return range(max(0, stop - 1), stop)
+        left = max(0, num_tokens - self.window + 1) if self.window else 0
+        return range(min(left // self.block_size, stop), stop)
+
+    def serves(self, saved: int, wanted: int) -> bool:
+        """Return whether what was live after `saved` tokens is enough to go on after the first `wanted`.
+
+        A state cannot be cut short. A window can, as long as it still lies in the blocks that were saved.
+        """
+        if self.state:
+            return saved == wanted
+        return wanted <= saved and self.live(wanted).start >= self.live(saved).start
+
+    def __str__(self) -> str:
+        if self.state:
+            return self.state
+        return f"{self.block_size}{f' in a window of {self.window}' if self.window else ''}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Cache blocks of one group for consecutive records of a save."""
+
+    group: int
+    first: int  # the first record's place in the save
+    block_ids: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        """The place behind the last record."""
+        return self.first + len(self.block_ids)
+
+    def within(self, first: int, stop: int) -> Part:
+        """Return what of it lies in these places; without blocks if nothing does."""
+        start = max(first, self.first)
+        return Part(self.group, start, self.block_ids[start - self.first : max(0, stop - self.first)])
+
+
+def serve(groups: Sequence[CacheGroup], saved: int, wanted: int) -> bool:
+    """Return whether a save after `saved` tokens is enough, in all groups, to go on after `wanted`."""
+    return all(group.serves(saved, wanted) for group in groups)
+
+
+def num_records(groups: Sequence[CacheGroup], num_tokens: int) -> int:
+    """Return the number of records of a save after so many tokens."""
+    return sum(len(group.live(num_tokens)) for group in groups)
+
+
+def described(groups: Sequence[CacheGroup], num_tokens: int) -> list[Group]:
+    """Return the groups as a manifest of so many tokens describes them."""
+    found = []
+    for group in groups:
+        live = group.live(num_tokens)
+        found.append(Group(block_size=group.block_size, first_block=live.start, num_blocks=len(live)))
+    return found
+
+
+def saved_parts(
+    groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], num_tokens: int
+) -> tuple[Part, ...]:
+    """Return the parts of a save after so many tokens. tables: of each group, a request's blocks in order."""
+    return loaded_parts(groups, tables, num_tokens, num_tokens, 0)
+
+
+def loaded_parts(
+    groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], saved: int, wanted: int, have: int
+) -> tuple[Part, ...]:
+    """Return the parts of a save after `saved` tokens that are needed to go on after the first `wanted`.
+
+    have: tokens, the first ones, whose blocks are there already; whole blocks in each group.
+    """
+    parts, place = [], 0
+    for number, (group, table) in enumerate(zip(groups, tables, strict=True)):
+        there, here = group.live(saved), group.live(wanted)
+        start = here.start if group.state else max(here.start, have // group.block_size)
+        block_ids = tuple(table[start : here.stop])
+        if block_ids:
+            parts.append(Part(number, place + start - there.start, block_ids))
+        place += len(there)
+    return tuple(parts)
+
+
+def runs(parts: Sequence[Part]) -> list[tuple[int, int]]:
+    """Return the places of the parts' records as few runs, each (first, stop). parts: in their order."""
+    found: list[tuple[int, int]] = []
+    for part in parts:
+        if found and found[-1][1] == part.first:
+            found[-1] = found[-1][0], part.stop
+        else:
+            found.append((part.first, part.stop))
+    return found

@@ -1,0 +1,156 @@
+"""Test payloads: how fast a transport is between two workers, measured with what carries real KV.
+
+The rank that pulls asks the other one for a sample, which is staged and offered as saved KV is, pulls it with
+its own transport, checks the digests and releases it. Nothing enters an engine's cache.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import grpc
+import numpy as np
+
+from baton.handoff import digests
+from baton.handoff.channels import HandoffClient
+from baton.handoff.errors import HandoffError, NoCommonTransport, TransportFailed
+from baton.handoff.save.offers import offers
+from baton.handoff.save.staging import Entry, Key, Staging
+from baton.handoff.transports.base import Pull, Transport
+from baton.kernels import kv_pack
+from baton.protos import handoff_pb2 as pb
+
+MAX_BYTES = 64 << 20
+SAMPLE_TIMEOUT_S = 5.0  # to have one made
+PULL_TIMEOUT_S = 5.0
+EPOCH = 1
+_SAMPLES = 4  # that are kept at a time; the oldest one ends for a further one
+_SHARE = 8  # a sample takes this part of the free staging at most: the rest is for prompts
+
+
+class Trials:
+    """Both ends of trials, of one rank. Safe for any thread."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        transports: Sequence[Transport],
+        client: HandoffClient,
+        *,
+        rank: int,
+        chunk_bytes: int,
+    ) -> None:
+        """Sample `staging`; pull with `transports`, which somebody else closes, as the client."""
+        self._staging = staging
+        self._transports = transports
+        self._client = client
+        self._rank = rank
+        self._chunk_bytes = chunk_bytes
+        self._samples: deque[Key] = deque()
+        self._lock = threading.Lock()  # of _samples
+        self._pulling = threading.Lock()  # one at a time: a second one would halve what both measure
+
+    def sample(self, size: int) -> pb.SampleReply:
+        """Stage and offer at most `size` bytes of noise, at least a block. Raises StagingFull."""
+        staging = self._staging
+        wanted = min(size, MAX_BYTES) // max(1, staging.record_bytes)
+        entry = staging.reserve(
+            f"trial-{secrets.token_hex(8)}", EPOCH, max(1, min(wanted, staging.free_blocks // _SHARE))
+        )
+        try:
+            self._fill(entry)
+        except BaseException:
+            staging.discard(entry)
+            raise
+        staging.publish(entry)
+        with self._lock:
+            self._samples.append(entry.key)
+            over = self._samples.popleft() if len(self._samples) > _SAMPLES else None
+        if over is not None:
+            staging.release(*over)
+        shard = pb.Shard(
+            rank=self._rank,
+            record_bytes=entry.record_bytes,
+            offers=offers(staging, self._transports, entry, self._rank, self._chunk_bytes),
+            ticket=staging.tickets.of(*entry.key),
+        )
+        return pb.SampleReply(request_id=entry.request_id, shard=shard, num_blocks=entry.num_blocks)
+
+    def _fill(self, entry: Entry) -> None:
+        """Fill a reserved entry with noise."""
+        fill = self._staging.filling(entry)
+        try:
+            noise = np.random.default_rng()
+            most = max(1, self._chunk_bytes // entry.record_bytes)
+            for first, stop in entry.view.pieces(0, entry.num_blocks, most):
+                records = entry.view.records(first, stop)
+                records[:] = noise.integers(0, 256, records.shape, np.uint8)
+                own = np.empty(stop - first, np.uint64)
+                kv_pack.digest(records, own)
+                fill.add(own)
+        finally:
+            fill.close()
+
+    def trial(self, request: pb.TrialRequest) -> pb.TrialReply:
+        """Have a sample made, and pull it. What fails is in the reply's problem, in one line."""
+        if not self._pulling.acquire(blocking=False):
+            return pb.TrialReply(problem="another trial is under way on this worker: try again")
+        try:
+            return self._trial(request)
+        except HandoffError as error:
+            return pb.TrialReply(problem=f"{type(error).__name__}: {error}")
+        finally:
+            self._pulling.release()
+
+    def _trial(self, request: pb.TrialRequest) -> pb.TrialReply:
+        transport = next((one for one in self._transports if one.name == request.transport), None)
+        if transport is None:
+            raise NoCommonTransport(f"this worker does not offer {request.transport!r} (handoff.transports)")
+        try:
+            sample = self._client.sample(request.source, request.bytes, SAMPLE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise TransportFailed(
+                f"the Handoff service at {request.source} does not answer: {error.code().name}: "
+                f"{error.details()}"
+            ) from None
+        sample.shard.address = request.source
+        try:
+            if not transport.reaches(sample.shard):
+                raise NoCommonTransport(f"{request.transport} does not reach {request.source} from here")
+            # The first block alone: what is connected or mapped once is no part of the measurement.
+            self._pull(transport, sample, 1)
+            began = time.monotonic()
+            size = self._pull(transport, sample, sample.num_blocks)
+            return pb.TrialReply(bytes=size, seconds=time.monotonic() - began)
+        finally:
+            self._client.release_sample(request.source, sample)
+
+    def _pull(self, transport: Transport, sample: pb.SampleReply, blocks: int) -> int:
+        """Pull the first blocks and check them. Returns their bytes; raises HandoffError."""
+        pull = Pull(
+            request_id=sample.request_id,
+            epoch=EPOCH,
+            shard=sample.shard,
+            saved_blocks=sample.num_blocks,
+            first_block=0,
+            num_blocks=blocks,
+            deadline=time.monotonic() + PULL_TIMEOUT_S,
+            chunk_bytes=self._chunk_bytes,
+        )
+        seed, came = digests.seed(sample.request_id, EPOCH), 0
+        for records in transport.pull(pull):
+            here = np.array(records.data)  # as into an engine's cache: what was lent is not ours
+            digests.compare(
+                pull.what,
+                records.first_block,
+                digests.of_records(here, seed, records.first_block),
+                records.digests,
+            )
+            came += here.nbytes
+        if came != blocks * pull.record_bytes:
+            raise TransportFailed(f"{pull.what}: {came} bytes came of {blocks * pull.record_bytes}")
+        return came

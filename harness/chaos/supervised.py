@@ -1,0 +1,131 @@
+"""A deployment that `baton up` runs: it starts what was killed, and the harness only kills and looks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import yaml
+
+from harness import zygote
+from harness.chaos.site import LOOK_S, START_S, Part, Shape, Site
+from harness.support import free_port
+from harness.zygote import Forked
+
+AGAIN_S = 60.0  # until a part that was killed runs again
+END_S = 60.0  # until `baton up` has ended with all its parts
+
+
+class Supervised(Part):
+    """A child of `baton up`, through all its restarts."""
+
+    site: SupervisedSite
+
+    async def restart(self) -> None:
+        """Wait until `baton up` has started it again, and for a worker until it has told so."""
+        told = self.site.told(self.name, "ready: ")
+        await self.found(other_than=self.pid)
+        self.site.restarts[self.kind] += 1
+        if self.is_worker:
+            await self.site.until(
+                lambda: self.site.told(self.name, "ready: ") > told,
+                START_S,
+                f"{self.name} is told to be ready",
+            )
+
+    async def found(self, other_than: int = 0) -> None:
+        """Wait for its process. Raises AssertionError if there is none."""
+
+        def look() -> bool:
+            self.pid = self.site.child(self.name, other_than) or self.pid
+            return self.pid not in (0, other_than)
+
+        await self.site.until(look, AGAIN_S, f"{self.name} runs")
+        self.site.pids.add(self.pid)
+        self.wanted, self.killed = True, False
+
+
+class SupervisedSite(Site):
+    """The deployment of one `baton up`."""
+
+    def __init__(self, shape: Shape, folder: Path) -> None:
+        super().__init__(shape, folder)
+        self._up: Forked | None = None
+
+    def told(self, name: str, text: str) -> int:
+        """Return how often `baton up` has told this of a part."""
+        if self._up is None:
+            return 0
+        return sum(f"] {name} " in line and text in line for line in self._up.text.splitlines())
+
+    def child(self, name: str, other_than: int) -> int:
+        """Return the process of a part, 0 where there is no other."""
+        if self._up is None:
+            return 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(self._up.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    if one.pid != other_than and " ".join(one.cmdline()).strip() == f"baton {name}":
+                        return one.pid
+        return 0
+
+    async def until(self, look: Callable[[], bool], within_s: float, what: str) -> None:
+        """Wait until `look` is true. Raises AssertionError where it never is, or `baton up` has ended."""
+        deadline = time.monotonic() + within_s
+        while not look():
+            if self._up is None or self._up.poll() is not None:
+                raise AssertionError(f"baton up has ended: {self._up and self._up.text[-2000:]}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {within_s:g} s: {what}")
+            await asyncio.sleep(LOOK_S)
+
+    async def _start(self) -> None:
+        port, shape = free_port(), self.shape
+        self._addresses = [f"127.0.0.1:{free_port()}"]
+        common = {**self._common(), "router": {"port": port, "drain_timeout_s": 30.0}}
+        config = self.folder / "baton.yaml"
+        config.write_text(yaml.safe_dump(common))
+        fleet = {"prefill": shape.prefill, "decode": shape.decode, "mixed": shape.mixed}
+        line = ["up", *(word for kind, count in fleet.items() for word in (f"--{kind}", f"{count}"))]
+        line += ["--log-dir", str(self.folder / "logs"), "--config", str(config)]
+        self._up = zygote.shared().baton("up", line, self.folder)
+        up = self._up
+        await self.until(lambda: "Ready." in up.text, START_S, "baton up is ready")
+        names = {name: name for name in ("scheduler", "watcher", "router")}
+        names |= {f"{kind}-{number}": kind for kind, count in fleet.items() for number in range(count)}
+        for name, kind in names.items():
+            part = Supervised(name, kind, common, self)
+            self.parts.append(part)
+            await part.found()
+        await self._look_on()
+
+    async def close(self) -> None:
+        restarted = sum(self.told(part.name, "restarting") for part in self.parts)
+        if restarted != self.restarts.total():
+            self.crashes.append(f"baton up told {restarted} restarts, after {self.restarts.total()} kills")
+        if self._up is not None:
+            self._up.terminate()
+            try:
+                code = await asyncio.to_thread(self._up.wait, END_S)
+            except subprocess.TimeoutExpired:
+                self._up.kill()
+                code = -9
+            if code:
+                self.crashes.append(f"baton up ended with {code}")
+        self.parts.clear()  # they ended with it
+        await super().close()
+
+    async def mend(self) -> None:
+        """Wait until `baton up` has repaired what a fault left behind that failed."""
+        for part in self.parts:
+            if not part.wanted:
+                with contextlib.suppress(AssertionError):
+                    await part.restart()
+
+    def _bury(self) -> None:
+        """Leave it to `baton up`; `close` counts what it restarted."""

@@ -1,0 +1,67 @@
+"""A Ray cluster of one node on this machine, apart from any other that runs here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.support import PYTHON, ROOT, eventually
+
+# Of the tests' own: without RAY_AUTH_MODE Ray would write a token into the home folder.
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+STORE = "--object-store-memory=80000000"  # about the least
+# What nothing here needs: each is a process of Python.
+LESS = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
+END_S = 30.0
+
+
+@dataclass(frozen=True)
+class RayHead:
+    """The node, and what commands that use it need."""
+
+    process: subprocess.Popen[bytes]
+    address: str  # host:port
+    environment: dict[str, str]
+
+
+@contextmanager
+def ray_folder() -> Iterator[Path]:
+    """Yield a folder for Ray's files with a short name: sockets lie in it."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def ray_head(*options: str, environment: Mapping[str, str] = RAY) -> Iterator[RayHead]:
+    """Run `ray start --head` with further options until the end of the block."""
+    with ray_folder() as folder:
+        command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", "--port=0", STORE, *LESS]
+        command += [f"--temp-dir={folder}", "--node-ip-address=127.0.0.1", *options]
+        whole = {**os.environ, **environment, "RAY_TMPDIR": str(folder)}
+        with (folder / "start.log").open("wb") as out:
+            process = subprocess.Popen(command, env=whole, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            address = folder / "ray_current_cluster"
+
+            def started() -> bool:
+                assert process.poll() is None, (folder / "start.log").read_text()
+                return address.is_file() and ":" in address.read_text()
+
+            eventually(started, 30, "Ray has started")
+            yield RayHead(process, address.read_text().strip(), whole)
+        finally:
+            process.terminate()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(END_S)

@@ -1,0 +1,74 @@
+"""Questions of operators that a scheduler passes on to workers: operators reach the scheduler alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+
+from baton.protos import scheduler_pb2 as pb
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc import aio_channel
+from baton.scheduler.types import WorkerRecord
+from baton.security.names import Role
+
+INSPECT_TIMEOUT_S = 4.0  # the operator's call waits a little longer
+TRY_TIMEOUT_S = 20.0
+MAX_TRY_BYTES = 64 << 20
+
+
+async def inspect(worker: WorkerRecord) -> pb.InspectReply:
+    """Ask a worker for its machine and versions, and how its clock differs from this one."""
+    async with _stub(worker) as stub:
+        try:
+            found = await stub.Inspect(worker_pb2.InspectRequest(), timeout=INSPECT_TIMEOUT_S)
+            began, began_unix = time.monotonic(), time.time()  # connected: what follows is quick
+            clock = worker_pb2.InspectRequest(clock_alone=True)
+            there = (await stub.Inspect(clock, timeout=INSPECT_TIMEOUT_S)).unix_s
+        except grpc.aio.AioRpcError as error:
+            return pb.InspectReply(problem=_silent(worker, error))
+    asked_s = time.monotonic() - began
+    return pb.InspectReply(
+        inspection=found, asked_s=asked_s, clock_ahead_s=there - (began_unix + asked_s / 2)
+    )
+
+
+async def try_handoff(
+    source: WorkerRecord, puller: WorkerRecord, request: pb.TryHandoffRequest
+) -> pb.TryHandoffReply:
+    """Have one worker pull a test payload from another."""
+    asked = await inspect(source)
+    if asked.problem:
+        return pb.TryHandoffReply(problem=asked.problem)
+    if not asked.inspection.kv_addresses:
+        return pb.TryHandoffReply(problem=f"worker {source.worker_id} hands no KV over")
+    order = worker_pb2.TryHandoffRequest(
+        sources=asked.inspection.kv_addresses,
+        transport=request.transport,
+        bytes=min(request.bytes, MAX_TRY_BYTES),
+    )
+    async with _stub(puller) as stub:
+        try:
+            reply = await stub.TryHandoff(order, timeout=TRY_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return pb.TryHandoffReply(problem=_silent(puller, error))
+    return pb.TryHandoffReply(bytes=reply.bytes, seconds=reply.seconds, problem=reply.problem)
+
+
+@asynccontextmanager
+async def _stub(worker: WorkerRecord) -> AsyncIterator[Any]:
+    channel = aio_channel(worker.identity.address, Role.WORKER)
+    try:
+        yield worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+    finally:
+        await channel.close(None)
+
+
+def _silent(worker: WorkerRecord, error: grpc.aio.AioRpcError) -> str:
+    return (
+        f"worker {worker.worker_id} at {worker.identity.address} does not answer: "
+        f"{error.details() or error.code().name}"
+    )

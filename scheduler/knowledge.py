@@ -1,0 +1,59 @@
+"""The upkeep of what is known of workers' caches, and the word about what is not.
+
+Requests are placed without regard to prefixes where nothing is known: that is counted with each placement
+(`PrefixMetrics`), and told once for each worker of which it stays so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from baton.scheduler.prefix_metrics import PrefixMetrics
+from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.types import FleetView
+
+LATE_S = 10.0  # s; a worker tells what it holds with its first heartbeats
+SWEPT = 10_000  # entries of the index that are swept without a pause: some 2 ms
+PIECES = 32  # of a sweep, each time
+
+log = logging.getLogger(__name__)
+
+
+class Knowledge:
+    """For one scheduler's event loop."""
+
+    def __init__(
+        self, ledger: PrefixLedger, metrics: PrefixMetrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ledger = ledger
+        self._metrics = metrics
+        self._clock = clock
+        self._since: dict[str, float] = {}  # by worker of which nothing is known
+        self._told: set[str] = set()
+
+    def look(self, view: FleetView) -> None:
+        """Forget workers that are gone, and notice those that tell nothing. Called about twice a second."""
+        self._ledger.keep({key: worker.role for key, worker in view.workers.items()})
+        now = self._clock()
+        unknown = [key for key, one in view.workers.items() if one.placeable and key not in self._ledger]
+        self._since = {key: self._since.get(key, now) for key in unknown}
+        self._told &= view.workers.keys()
+        late = [key for key, since in self._since.items() if now - since >= LATE_S and key not in self._told]
+        if late:
+            self._told.update(late)
+            log.warning(
+                "requests are placed without regard to what these workers have cached, as they do not tell "
+                "it (engine.enable_prefix_caching, or a reason in their logs): %s",
+                ", ".join(sorted(late)),
+            )
+        self._metrics.seen(self._ledger, len(unknown))
+
+    async def tend(self) -> None:
+        """Sweep what workers held that are gone, in pieces, with pauses for calls that wait."""
+        for _ in range(PIECES):
+            if not self._ledger.index.tend(SWEPT):
+                return
+            await asyncio.sleep(0)

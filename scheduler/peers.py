@@ -1,0 +1,38 @@
+"""The references that workers learn of their drafts, of which each is told the best of the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from baton.scheduler.types import FleetView
+
+PEERS_AGE_S = 5.0  # s; references move slowly
+
+
+class Peers:
+    """The best two references of each speculative method, looked for once in a while."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked = -PEERS_AGE_S
+        self._methods: dict[str, str] = {}  # by worker
+        self._best: dict[str, list[tuple[float, str]]] = {}  # by method: reference and worker, the best first
+
+    def reference(self, worker_id: str, view: FleetView) -> float:
+        """Return the best reference of the others with this worker's method, perhaps seconds old; 0: none."""
+        now = self._clock()
+        if now - self._looked >= PEERS_AGE_S or worker_id not in self._methods:
+            self._looked = now
+            self._look(view)
+        best = self._best.get(self._methods.get(worker_id, ""), ())
+        return next((reference for reference, other in best if other != worker_id), 0.0)
+
+    def _look(self, view: FleetView) -> None:
+        self._methods = {key: one.capacity.speculative_method for key, one in view.workers.items()}
+        found: dict[str, list[tuple[float, str]]] = {}
+        for key, worker in view.workers.items():
+            if worker.load is not None:
+                reference = worker.load.drafting.learned_reference
+                found.setdefault(self._methods[key], []).append((reference, key))
+        self._best = {method: sorted(all_of_it, reverse=True)[:2] for method, all_of_it in found.items()}

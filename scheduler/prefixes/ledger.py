@@ -1,0 +1,110 @@
+"""The scheduler's side: operations of workers' logs into the index, each once and in order.
+
+Operations that were applied are known by their number, so what comes twice, late or out of order does no
+harm; a gap applies nothing, and the answer says from where the worker must send again. A log that began
+again has a later instance: what was known of the worker is forgotten at once. That a worker died, or that
+its cache is empty though its address is the same, shows in the same way: its id, or its log, is another one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.prefixes.index import PrefixIndex
+
+SILENT_S = 10.0  # s; a worker whose log was not heard of for so long is not known any more
+
+
+@dataclass(slots=True)
+class _Worker:
+    slot: int
+    instance: int
+    operations: int  # applied
+    heard: float  # on the clock
+
+
+class PrefixLedger:
+    """The logs of all workers, as far as they are in the index. Used in one event loop."""
+
+    def __init__(self, index: PrefixIndex, clock: Callable[[], float] = time.monotonic) -> None:
+        self.index = index
+        self._clock = clock
+        self._workers: dict[str, _Worker] = {}
+        self._names: dict[int, str] = {}  # by slot
+        self._roles: dict[int, int] = {}  # bits of slots
+        self.applied = 0  # operations, since the start
+        self.gaps = 0  # messages that did not follow on what was known
+        self.begun = 0  # logs that began, or began again
+
+    def hear(self, worker_id: str, message: pb.BlockOperations) -> pb.BlocksKnown:
+        """Apply what is new in a message; return what is known of this worker then."""
+        worker = self._workers.get(worker_id)
+        if worker is None or message.instance > worker.instance:
+            if message.first:
+                self.gaps += 1
+                return _known(worker)
+            worker = self._begin(worker_id, message.instance)
+        elif message.instance < worker.instance:
+            return _known(worker)  # late
+        worker.heard = self._clock()
+        new = worker.operations - message.first
+        if new < 0:
+            self.gaps += 1
+        elif operations := message.operations[new:]:
+            self.index.apply(worker.slot, operations)
+            worker.operations += len(operations)
+            self.applied += len(operations)
+        return _known(worker)
+
+    def keep(self, roles: Mapping[str, int]) -> None:
+        """Forget workers that are not in `roles`, by worker id, and those that were silent for too long."""
+        oldest = self._clock() - SILENT_S
+        self._roles = {}
+        for worker_id, worker in list(self._workers.items()):
+            role = roles.get(worker_id)
+            if role is None or worker.heard < oldest:
+                self._forget(worker_id, worker)
+            else:
+                self._roles[role] = self._roles.get(role, 0) | 1 << worker.slot
+
+    def of_role(self, role: int) -> int:
+        """Return the bits of the workers that had a role when `keep` was last called, as far as known."""
+        return self._roles.get(role, 0) & self.index.alive
+
+    def slot(self, worker_id: str) -> int | None:
+        """Return a worker's slot in the index; None for one of which nothing is known."""
+        worker = self._workers.get(worker_id)
+        return worker.slot if worker else None
+
+    def name(self, slot: int) -> str:
+        """Return the worker that has a slot."""
+        return self._names[slot]
+
+    def __len__(self) -> int:
+        """Return the number of workers that are known."""
+        return len(self._workers)
+
+    def __contains__(self, worker_id: str) -> bool:
+        return worker_id in self._workers
+
+    def _begin(self, worker_id: str, instance: int) -> _Worker:
+        if known := self._workers.get(worker_id):
+            self._forget(worker_id, known)
+        worker = _Worker(self.index.join(), instance, 0, self._clock())
+        self._workers[worker_id] = worker
+        self._names[worker.slot] = worker_id
+        self.begun += 1
+        return worker
+
+    def _forget(self, worker_id: str, worker: _Worker) -> None:
+        del self._workers[worker_id], self._names[worker.slot]
+        self.index.leave(worker.slot)
+
+
+def _known(worker: _Worker | None) -> pb.BlocksKnown:
+    return (
+        pb.BlocksKnown(instance=worker.instance, operations=worker.operations) if worker else pb.BlocksKnown()
+    )

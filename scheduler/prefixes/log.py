@@ -1,0 +1,89 @@
+"""A worker's side: what its cache gained and lost, as numbered operations.
+
+The operations since a moment are kept, at most `MOST`, until the scheduler says that it has them. Where it
+does not have what is needed to go on (another scheduler, one that was restarted, too many operations while
+none answered) the log begins again: with a later `instance`, and everything that the cache holds as its
+first operations. So a snapshot is nothing but a log from its beginning, and comes in pieces like any other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.prefixes.index import REMOVED
+
+MOST = 131_072  # operations kept; 8 bytes each on the wire
+PIECE = 4_096  # operations in one message: 32 KiB; some 1 ms of the scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Losses and gains of a cache, by the names of blocks; no block is in both."""
+
+    cleared: bool = False  # it lost all, before the rest
+    removed: Sequence[int] = ()
+    stored: Sequence[int] = ()
+
+
+class BlockLog:
+    """The log of one worker's cache. Used in one event loop."""
+
+    def __init__(self, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._now_ns = now_ns
+        self._held: set[int] = set()
+        self._instance = now_ns()
+        self._first = 0  # the number of the first operation that is kept
+        self._operations: list[int] = []
+        self._lost = False  # operations were dropped: it must begin again
+
+    def __len__(self) -> int:
+        """Return the number of blocks in the cache."""
+        return len(self._held)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the scheduler lacks more than one message can carry."""
+        return self._lost or len(self._operations) > PIECE
+
+    def take(self, change: Change) -> None:
+        """Note what changed."""
+        if change.cleared:
+            self._held.clear()
+            self._begin_again()
+        removed = [key for key in change.removed if key in self._held]
+        self._held.difference_update(removed)
+        stored = [key for key in dict.fromkeys(change.stored) if key not in self._held]
+        self._held.update(stored)
+        if not self._lost:
+            self._operations += [key | REMOVED for key in removed]
+            self._operations += stored
+            if len(self._operations) > max(MOST, 2 * len(self._held)):
+                self._operations, self._lost = [], True
+
+    def message(self) -> pb.BlockOperations:
+        """Return what the scheduler does not have yet, or the first piece of it."""
+        if self._lost:
+            self._begin_again()
+        return pb.BlockOperations(
+            instance=self._instance, first=self._first, operations=self._operations[:PIECE]
+        )
+
+    def heard(self, known: pb.BlocksKnown) -> None:
+        """Learn what the scheduler that answers has."""
+        end = self._first + len(self._operations)
+        if known.instance == self._instance and self._first <= known.operations <= end:
+            del self._operations[: known.operations - self._first]
+            self._first = known.operations
+        elif self._first or known.instance >= self._instance:
+            # What it lacks is not kept any more; or a process of this name, with its clock ahead, was before.
+            self._instance = max(self._instance, known.instance)
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._instance = max(self._instance + 1, self._now_ns())
+        self._first = 0
+        self._operations = list(self._held)
+        self._lost = False

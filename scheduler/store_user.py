@@ -1,0 +1,26 @@
+"""Refusals of a user by Redis: a wrong password, or an ACL that lacks something."""
+
+from __future__ import annotations
+
+from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError
+
+NOT_ENOUGH = "does not allow this user enough ({}); docs/security.md has the ACL that it needs"
+WRONG_PASSWORD = "refused the password ({}); put the right one into {}"  # noqa: S105
+
+
+def refuses_the_user(error: BaseException) -> bool:
+    """Return whether the user is unknown, or may not do this."""
+    known = isinstance(error, AuthenticationError | AuthorizationError)
+    return known or _lacks_a_permission(error) or str(error).startswith(("WRONGPASS", "NOAUTH"))
+
+
+def explained(error: BaseException, where: str) -> str:
+    """Say in one line what to do about such an error. `where`: the settings that may hold the password."""
+    text = " ".join(str(error).split())
+    return NOT_ENOUGH.format(text) if _lacks_a_permission(error) else WRONG_PASSWORD.format(text, where)
+
+
+def _lacks_a_permission(error: BaseException) -> bool:
+    """Return whether the user's ACL lacks a command, or a key: in a script Redis says it in other words."""
+    in_script = "ACL failure", "The user executing the script can't"
+    return isinstance(error, NoPermissionError) or any(words in str(error) for words in in_script)

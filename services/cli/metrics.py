@@ -1,0 +1,38 @@
+"""`baton metrics`: where the processes of a deployment serve their metrics."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from baton.services.cli.flags import with_settings
+from baton.services.cli.help import SectionedCommand
+from baton.services.cli.operators import OPERATORS, become_operator
+from baton.services.config import Settings
+
+app = typer.Typer(
+    name="metrics",
+    short_help="Metrics of a deployment's processes, for Prometheus.",
+    help="Metrics of a deployment's processes, for Prometheus: docs/observability.md.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _all_commands() -> None:
+    """Keep `targets` a command of its own, though it is the only one."""
+
+
+@app.command(cls=SectionedCommand)
+@with_settings(*OPERATORS)
+def targets(settings: Settings) -> None:
+    """Print every process that serves metrics, as JSON for Prometheus' file_sd_configs."""
+    from baton.scheduler import members
+    from baton.services.cli.status import describe
+
+    become_operator(settings)
+    told = describe(settings.scheduler.address)
+    known = members.members((worker.identity for worker in told.workers), told.processes)
+    print(json.dumps(members.targets(known), indent=2))

@@ -1,0 +1,104 @@
+"""Certificates: of this process, of the CA, and the one that a scheduler shows."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+
+from baton import addresses, rpc
+from baton.security.authority import pin_of
+from baton.security.errors import SecurityError
+from baton.security.identity import CHAIN, KEY, ROOTS, Credentials, load, name_in
+from baton.security.names import Role, host_of
+from baton.services.config import Settings
+from baton.services.diagnosis.finding import Finding, ok, warning, wrong
+
+AREA = "TLS"
+TIMEOUT_S = 3.0
+SOON = timedelta(days=30)  # a CA that ends within it ends everything with it
+_PART = 8  # a certificate in the last eighth of its life should have been renewed
+
+
+def findings(settings: Settings) -> Iterator[Finding]:
+    """Yield what this process and each scheduler show. Without security.tls: that there is none."""
+    if not settings.security.tls:
+        yield ok(AREA, "deployment", "off (security.tls): its parts speak plain text to each other")
+        return
+    folder = rpc.identity_folder()
+    if folder is None:
+        return  # why, the doctor has said
+    try:
+        mine = load(folder)
+    except SecurityError as error:
+        yield wrong(AREA, "this process", str(error), "give it a certificate: docs/security.md")
+        return
+    yield _own(mine)
+    yield from _roots(mine)
+    for one in settings.scheduler.address.split(","):
+        yield _shown(addresses.from_here(one), folder, settings.scheduler.topic)
+
+
+def _own(mine: Credentials) -> Finding:
+    what = f"{mine.name.uri}, until {_time(mine.ends)}; issued by the CA beside it"
+    if mine.seconds_left() <= 0:
+        return wrong(AREA, "this process", f"{what}: it is over", "join again: docs/security.md")
+    return ok(AREA, "this process", what)
+
+
+def _roots(mine: Credentials) -> Iterator[Finding]:
+    for root in x509.load_pem_x509_certificates(mine.pems.roots):
+        what = (
+            f"until {_time(root.not_valid_after_utc)}; SHA-256 of its key (the pin of tokens): {pin_of(root)}"
+        )
+        if root.not_valid_after_utc - datetime.now(UTC) < SOON:
+            yield warning(AREA, "CA", what, "make another CA (`baton ca init`) and let all processes join it")
+        else:
+            yield ok(AREA, "CA", what)
+
+
+def _shown(address: str, folder: Path, topic: str) -> Finding:
+    """Shake hands with a scheduler, and look at what it shows."""
+    subject = f"scheduler at {address}"
+    context = ssl.create_default_context(cafile=str(folder / ROOTS))
+    context.load_cert_chain(folder / CHAIN, folder / KEY)
+    context.set_alpn_protocols(["h2"])
+    host, port = addresses.split(address)
+    try:
+        with (
+            socket.create_connection((host, port), timeout=TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname=host_of(topic, Role.SCHEDULER)) as secured,
+        ):
+            shown = x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
+    except ssl.SSLError as error:
+        reason = getattr(error, "verify_message", "") or error.reason or str(error)
+        return wrong(
+            AREA,
+            subject,
+            f"no handshake: {reason}",
+            "use one CA (its pin above) and one scheduler.topic on all processes, and security.tls",
+        )
+    except (OSError, ValueError) as error:
+        return warning(AREA, subject, f"not reached: {error}", "see to the scheduler first")
+    try:
+        name = name_in(shown).uri
+    except SecurityError as error:
+        return wrong(AREA, subject, str(error), "give it a certificate of Baton's CA")
+    left, life = (
+        shown.not_valid_after_utc - datetime.now(UTC),
+        shown.not_valid_after_utc - shown.not_valid_before_utc,
+    )
+    what = f"{name}, until {_time(shown.not_valid_after_utc)}; of this CA, TLS {secured.version() or ''}"
+    if left < life / _PART:
+        return warning(
+            AREA, subject, f"{what}: not renewed in time", "see its log, and whether the CA answers"
+        )
+    return ok(AREA, subject, what)
+
+
+def _time(when: datetime) -> str:
+    return f"{when:%Y-%m-%d %H:%M:%S} UTC"

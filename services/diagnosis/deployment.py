@@ -1,0 +1,247 @@
+"""Checks of a running deployment: its machines, versions and clocks, and how fast KV passes between workers.
+
+All of it goes through the scheduler, as an operator's commands do: workers need not be in reach from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+from baton import facts, machine
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerError
+from baton.services.diagnosis.finding import Finding, Verdict, ok, warning, wrong
+from baton.services.diagnosis.local import HERE
+from baton.services.diagnosis.machine import Needs, judge
+
+AT_ONCE = 16  # questions to workers
+CLOCK_ASKS = 5
+SKEW_WARNING_S, SKEW_WRONG_S = 1.0, 60.0  # logs are hard to read; certificates of an hour begin too late
+TRIAL_BYTES = 16 << 20  # from each rank
+MAX_TRIALS = 32
+TRIALS_S = 120.0  # for all of them
+SLOW_MB_S = (
+    100.0  # as a network of 1 Gbit/s: the KV of a prompt of 1,000 tokens of an 8 B model takes over a second
+)
+_MUST_MATCH = {"vllm": "routers refuse workers of another vLLM"}
+_PUTS_OUT = (pb.ROLE_PREFILL, pb.ROLE_MIXED)
+_TAKES_IN = (pb.ROLE_DECODE, pb.ROLE_MIXED)
+
+
+async def findings(
+    client: SchedulerClient, needs: Needs, description: pb.Description
+) -> AsyncIterator[Finding]:
+    """Yield what the deployment tells. needs: of a worker that runs."""
+    for one in _state(description):
+        yield one
+    yield await _clock(client)
+    scheduler = (await client.inspect()).inspection
+    workers = {one.identity.worker_id: one for one in description.workers}
+    asked = await _inspect_all(client, list(workers))
+    for name, reply in asked.items():
+        if reply.problem:
+            yield wrong(
+                "workers", name, reply.problem, "see its log; is its address in the scheduler's reach?"
+            )
+    answers = {name: reply for name, reply in asked.items() if not reply.problem}
+    for name, reply in answers.items():
+        yield _skew("clock", name, reply.clock_ahead_s, reply.asked_s, "the scheduler's")
+    versions = {name: dict(reply.inspection.versions) for name, reply in answers.items()}
+    for one in _versions({HERE: machine.versions(), "scheduler": dict(scheduler.versions)} | versions):
+        yield one
+    for name, reply in answers.items():
+        seen = reply.inspection
+        for one in judge(name, seen.machine, seen.versions.get("torch", ""), needs):
+            yield one
+    async for one in _trials(client, list(workers.values())):
+        yield one
+
+
+def _state(description: pb.Description) -> Iterator[Finding]:
+    ready = [one for one in description.workers if one.state == pb.WORKER_STATE_READY]
+    what = (
+        f"topic {description.topic!r}: {len(ready)} of {len(description.workers)} workers ready, "
+        f"{len(description.routers)} routers"
+    )
+    if description.store_problem:
+        yield wrong(
+            "scheduler", "scheduler", f"works from memory: {description.store_problem}", "see to its store"
+        )
+    if not ready:
+        yield wrong("scheduler", "scheduler", what, "start workers, or see their logs")
+    elif not description.routers:
+        yield warning(
+            "scheduler", "scheduler", f"{what}: nobody serves clients", "start a router, or see its log"
+        )
+    else:
+        yield ok("scheduler", "scheduler", what)
+    for worker in ready:
+        if worker.load.drafting.alarm:
+            yield warning(
+                "workers",
+                worker.identity.worker_id,
+                "its drafts are accepted too seldom",
+                "docs/observability.md, a silent drafter",
+            )
+
+
+# ---- clocks
+
+
+async def _clock(client: SchedulerClient) -> Finding:
+    """Compare this clock with the scheduler's, by the quickest of some questions (Cristian's way)."""
+    best: tuple[float, float] | None = None
+    for _ in range(CLOCK_ASKS):
+        began, began_unix = time.monotonic(), time.time()
+        there = await client.clock()
+        took = time.monotonic() - began
+        if best is None or took < best[0]:
+            best = took, there - (began_unix + took / 2)
+    took, ahead = best or (0.0, 0.0)
+    return _skew("clock", "scheduler", ahead, took, "this machine's")
+
+
+def _skew(area: str, subject: str, ahead_s: float, took_s: float, whose: str) -> Finding:
+    direction = "ahead of" if ahead_s > 0 else "behind"
+    what = (
+        f"{abs(ahead_s) * 1e3:.1f} ms {direction} {whose}, at most {took_s / 2 * 1e3:.1f} ms wrong "
+        "(from the time that one question took)"
+    )
+    surely = max(0.0, abs(ahead_s) - took_s / 2)
+    if surely > SKEW_WRONG_S:
+        return wrong(
+            area, subject, f"{what}: certificates and tokens are refused", "run NTP on both machines"
+        )
+    if surely > SKEW_WARNING_S:
+        return warning(area, subject, f"{what}: logs do not line up", "run NTP on both machines")
+    return ok(area, subject, what)
+
+
+# ---- versions
+
+
+async def _inspect_all(client: SchedulerClient, names: Sequence[str]) -> Mapping[str, pb.InspectReply]:
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def one(name: str) -> pb.InspectReply:
+        async with turns:
+            try:
+                return await client.inspect(name)
+            except SchedulerError as error:
+                return pb.InspectReply(problem=str(error))
+
+    return dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+
+
+def _versions(found: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+    """Yield one finding for each program: the same everywhere, or who has which."""
+    for program in dict.fromkeys(name for versions in found.values() for name in versions):
+        having: dict[str, list[str]] = {}
+        for process, versions in found.items():
+            if version := versions.get(program):  # a scheduler need not have torch
+                having.setdefault(version, []).append(process)
+        if len(having) == 1:
+            version, processes = next(iter(having.items()))
+            yield ok("versions", program, f"{version} on all {len(processes)} that have it")
+            continue
+        who = "; ".join(f"{version}: {_some(processes)}" for version, processes in having.items())
+        here_alone = all(processes == [HERE] or HERE not in processes for processes in having.values())
+        others = sum(HERE not in processes for processes in having.values())
+        if program in _MUST_MATCH and not (here_alone and others == 1):
+            yield wrong(
+                "versions", program, f"{who}: {_MUST_MATCH[program]}", "install one version everywhere"
+            )
+        else:
+            yield warning("versions", program, f"{who}: not tried together", "install one version everywhere")
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+# ---- handoffs
+
+
+def pairs(workers: Sequence[pb.WorkerStatus]) -> list[tuple[pb.WorkerStatus, pb.WorkerStatus]]:
+    """Return those that hand KV to each other: from who prefills to who decodes."""
+    able = [one for one in workers if one.state == pb.WORKER_STATE_READY and one.identity.capacity.transports]
+    return [
+        (source, puller)
+        for source in able
+        for puller in able
+        if source.identity.role in _PUTS_OUT
+        and puller.identity.role in _TAKES_IN
+        and source.identity.worker_id != puller.identity.worker_id
+    ]
+
+
+async def _trials(client: SchedulerClient, workers: Sequence[pb.WorkerStatus]) -> AsyncIterator[Finding]:
+    found = pairs(workers)
+    step = max(1, -(-len(found) // MAX_TRIALS))
+    deadline = time.monotonic() + TRIALS_S
+    tried = 0
+    for source, puller in found[::step]:
+        if time.monotonic() > deadline:
+            break
+        tried += 1
+        async for one in _pair(client, source, puller):
+            yield one
+    if tried < len(found):
+        yield ok("handoff", "deployment", f"{tried} of {len(found)} pairs were tried, one after the other")
+
+
+async def _pair(
+    client: SchedulerClient, source: pb.WorkerStatus, puller: pb.WorkerStatus
+) -> AsyncIterator[Finding]:
+    """Try each transport that both have; shared memory where they are on one machine."""
+    one, other = source.identity, puller.identity
+    between = f"{one.worker_id} -> {other.worker_id}"
+    if one.capacity.compatibility_hash != other.capacity.compatibility_hash:
+        sides = f"on {one.worker_id}", f"on {other.worker_id}"
+        why = facts.differences(one.capacity.facts, other.capacity.facts, sides) or "other engines"
+        yield wrong(
+            "handoff", between, f"their KV means different things: {why}", "configure both the same way"
+        )
+        return
+    common = [name for name in one.capacity.transports if name in other.capacity.transports]
+    tried = [name for name in common if name != "shm" or one.host == other.host]
+    if not tried:
+        yield wrong(
+            "handoff",
+            between,
+            "no transport in common that reaches",
+            "add grpc to handoff.transports of both",
+        )
+    works = []
+    for name in tried:
+        try:
+            reply = await client.try_handoff(one.worker_id, other.worker_id, name, TRIAL_BYTES)
+        except SchedulerError as error:
+            reply = pb.TryHandoffReply(problem=str(error))
+        finding = _measured(between, name, reply)
+        works.append(finding.verdict is not Verdict.WRONG)
+        yield finding
+
+
+def _measured(between: str, transport: str, reply: pb.TryHandoffReply) -> Finding:
+    if reply.problem:
+        return wrong(
+            "handoff",
+            between,
+            f"{transport}: {reply.problem}",
+            "see both workers' logs and docs/clusters.md (who needs which port open)",
+        )
+    speed = reply.bytes / max(reply.seconds, 1e-9) / 1e6
+    what = f"{transport}: {speed:,.0f} MB/s ({reply.bytes / 1e6:.1f} MB in {reply.seconds * 1e3:.1f} ms)"
+    if speed < SLOW_MB_S:
+        return warning(
+            "handoff",
+            between,
+            f"{what}: long prompts will wait for their KV",
+            "look at the network between them, or at how busy they are",
+        )
+    return ok("handoff", between, what)

@@ -1,0 +1,180 @@
+"""Checks of this machine alone: limits, a segment of shared memory, ports, the model's files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+
+import psutil
+
+from baton import addresses, machine
+from baton.errors import BatonError
+from baton.handoff.memory import segments
+from baton.services import identities
+from baton.services.config import Settings
+from baton.services.diagnosis.finding import Finding, ok, size, wrong
+from baton.services.diagnosis.machine import Needs, judge
+from baton.services.engine.args import check_model
+
+HERE = "this machine"
+_PROBE_BYTES = 1 << 20
+
+
+def findings(settings: Settings, *, runs: bool) -> Iterator[Finding]:
+    """Yield what is found here. runs: a deployment answers, so its workers have their memory already."""
+    model = list(_model(settings))
+    yield from model
+    weights = _weights(settings) if settings.engine.model and not runs else 0
+    seen = machine.machine()
+    needs, torch = Needs.of_worker(settings, weights), machine.versions().get("torch", "")
+    for one in judge(HERE, seen, torch, needs):
+        yield one
+        if one.area == "shared memory" and needs.uses_shm:
+            yield _segment()
+    for one in judge(HERE, seen, torch, Needs.of_router(settings)):
+        if one.area == "file descriptors":
+            yield replace(one, subject="a router here")
+    yield from _ports(settings)
+    yield from _exposure(settings)
+
+
+def _segment() -> Finding:
+    """Make a segment as a worker does: a sandbox may lack what that takes."""
+    area = "shared memory"
+    try:
+        made = segments.create(_PROBE_BYTES)
+        made.close()
+    except OSError as error:
+        return wrong(
+            area,
+            HERE,
+            f"a segment cannot be made in {segments.DIRECTORY}: {error.strerror or error}",
+            "free some of it, or set handoff.transports to grpc",
+        )
+    noexec = os.statvfs(segments.DIRECTORY).f_flag & os.ST_NOEXEC
+    return ok(area, HERE, "a segment can be made" + (" (noexec, which does not matter)" if noexec else ""))
+
+
+# ---- the model
+
+
+def _model(settings: Settings) -> Iterator[Finding]:
+    named = settings.engine.model
+    if not named:
+        return
+    area = "model"
+    try:
+        check_model(settings.engine)
+    except BatonError as error:
+        yield wrong(area, named, str(error), "set engine.model to a folder that holds a model")
+        return
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        yield ok(area, named, "no such folder: each worker fetches it from Hugging Face by this name")
+        return
+    unreadable = [path.name for path in sorted(folder.iterdir()) if not os.access(path, os.R_OK)]
+    if unreadable:
+        yield wrong(
+            area,
+            named,
+            f"{', '.join(unreadable)}: this user ({_user()}) may not read it",
+            "give the workers' user the right to read the folder",
+        )
+    else:
+        yield ok(area, named, f"readable, weights of {size(_weights(settings))}")
+
+
+def _weights(settings: Settings) -> int:
+    folder = Path(settings.engine.model).expanduser()
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder.is_dir() else 0
+
+
+def _user() -> str:
+    return f"uid {os.getuid()}"
+
+
+# ---- ports
+
+
+@dataclass(frozen=True)
+class _Port:
+    key: str
+    host: str
+    port: int
+
+
+def _configured(settings: Settings) -> Iterator[_Port]:
+    yield _Port("router.port", settings.router.host, settings.router.port)
+    for one in settings.scheduler.address.split(","):
+        yield _Port("scheduler.address", *addresses.split(one))
+    scheduler = addresses.split(settings.scheduler.address.split(",")[0])[0]
+    yield _Port("scheduler.metrics_port", scheduler, settings.scheduler.metrics_port)
+    worker, port = addresses.split(settings.worker.listen)
+    yield _Port("worker.listen", worker, port)
+    yield _Port("worker.metrics_port", worker, settings.worker.metrics_port)
+    kv = settings.handoff.host or worker
+    ranks = settings.engine.tensor_parallel_size if settings.handoff.port else 0
+    for rank in range(ranks):
+        yield _Port("handoff.port", kv, settings.handoff.port + rank)
+
+
+def _ports(settings: Settings) -> Iterator[Finding]:
+    """Say of each port that is configured, and of this machine, whether it is free, or who has it."""
+    for one in _configured(settings):
+        if not one.port:
+            continue
+        try:
+            family = socket.getaddrinfo(one.host, one.port, type=socket.SOCK_STREAM)[0][0]
+            with socket.create_server((one.host, one.port), family=family):
+                yield ok("ports", one.key, f"{addresses.join(one.host, one.port)} is free")
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
+                yield _held(one, error)  # else it is no address of this machine
+
+
+def _held(one: _Port, error: OSError) -> Finding:
+    at = addresses.join(one.host, one.port)
+    who, baton = _holder(one.port)
+    if baton:
+        return ok("ports", one.key, f"{at} is held by {who}")
+    what = f"{at} is held by {who}" if who else f"{at} cannot be used: {os.strerror(error.errno or 0)}"
+    return wrong("ports", one.key, what, f"end that process, or choose another port ({one.key})")
+
+
+def _holder(port: int) -> tuple[str, bool]:
+    """Return the process that listens on a port, as far as this user may know, and whether it is Baton's.
+
+    Its command line is not shown: it may hold a secret of somebody else's.
+    """
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:
+        return "", False
+    for found in connections:
+        if found.status != psutil.CONN_LISTEN or found.laddr[1:] != (port,):
+            continue
+        if found.pid is None:
+            return "a process of another user", False
+        try:
+            process = psutil.Process(found.pid)
+            return f"process {found.pid} ({process.name()})", _is_baton(process.cmdline())
+        except psutil.Error:
+            return f"process {found.pid}", False
+    return "", False
+
+
+def _is_baton(command: Sequence[str]) -> bool:
+    """Tell whether a process is one of ours, by title or program: a folder may be named baton, too."""
+    words = " ".join(command).split()[:3]
+    return any(PurePath(word).name == "baton" or word.startswith("baton.") for word in words)
+
+
+def _exposure(settings: Settings) -> Iterator[Finding]:
+    try:
+        identities.check(settings)
+    except BatonError as error:
+        yield wrong("TLS", HERE, str(error), "turn security.tls on, or set security.insecure")

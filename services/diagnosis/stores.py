@@ -1,0 +1,150 @@
+"""Redis, as this machine reaches it: whether it answers, how soon, and whether it lets Baton do its work."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
+
+from baton.errors import BatonError
+from baton.scheduler.store.redis import RedisStore
+from baton.scheduler.store_url import without_password
+from baton.services import credentials
+from baton.services.config import Settings
+from baton.services.diagnosis.finding import Finding, ok, warning, wrong
+from baton.services.tenants.redis_book import RedisBook
+from baton.services.tenants.shared import connect
+
+AREA = "Redis"
+TIMEOUT_S = 2.0
+SLOW_MS = 10.0  # a placement waits for a round trip
+PINGS = 10
+KEEPS = "noeviction"
+
+
+async def findings(settings: Settings) -> AsyncIterator[Finding]:
+    """Yield what is found of the scheduler's store, and of the store of keys."""
+    own, router = settings.scheduler, settings.router
+    if own.store != "memory":
+        password = credentials.store_password(own)
+        async for one in _look("scheduler.store", own.store, password):
+            yield one
+            if one.verdict == "wrong":
+                break
+        else:
+            yield await _store(settings, password)
+    if router.keys_store:
+        password = credentials.keys_store_password(router)
+        async for one in _look("router.keys_store", router.keys_store, password):
+            yield one
+            if one.verdict == "wrong":
+                break
+        else:
+            if not router.keys_file:
+                yield await _keys(settings, password)
+
+
+async def _look(key: str, url: str, password: str) -> AsyncIterator[Finding]:
+    """Ask the server itself."""
+    try:
+        client = connect(url, TIMEOUT_S, password)
+    except BatonError:
+        yield wrong(AREA, key, "not a Redis URL", f"write redis://[:password@]host:port/db into {key}")
+        return
+    where = without_password(url)
+    try:
+        times = []
+        for _ in range(PINGS):
+            began = time.perf_counter()
+            await client.time()
+            times.append((time.perf_counter() - began) * 1e3)
+        hello = _pairs(await client.execute_command("HELLO"))  # type: ignore[no-untyped-call]
+        median = statistics.median(times)
+        what = f"{where}: version {hello.get('version', '?')}, {median:.2f} ms a call"
+        if median > SLOW_MS:
+            yield warning(
+                AREA, key, f"{what}: each placement waits for one", "put Redis nearer to the schedulers"
+            )
+        else:
+            yield ok(AREA, key, what)
+        yield await _policy(key, client)
+    except (RedisError, OSError, TimeoutError) as error:
+        text = _hidden(str(error) or type(error).__name__, client)
+        yield wrong(
+            AREA,
+            key,
+            f"{where} does not answer as it should: {text}",
+            f"is it up, are {key} and its password right, does its ACL allow what docs/security.md lists?",
+        )
+    finally:
+        await client.aclose()
+
+
+async def _policy(key: str, client: Any) -> Finding:
+    try:
+        memory: dict[str, Any] = await client.info("memory")
+    except (NoPermissionError, ResponseError):
+        return ok(AREA, key, f"this user may not ask for maxmemory-policy: it has to be {KEEPS}")
+    policy, most = str(memory.get("maxmemory_policy", "?")), int(memory.get("maxmemory", 0))
+    what = f"maxmemory-policy {policy}, maxmemory {most or 'unlimited'}"
+    if most and policy != KEEPS:
+        return wrong(
+            AREA,
+            key,
+            f"{what}: when it is full, it throws away what Baton has booked",
+            f"set maxmemory-policy to {KEEPS}",
+        )
+    return ok(AREA, key, what)
+
+
+async def _store(settings: Settings, password: str) -> Finding:
+    """Do what a scheduler does twice a second, with its scripts and its user."""
+    key, own = "scheduler.store", settings.scheduler
+    try:
+        store = RedisStore(own.store, own.topic, password)
+    except BatonError as error:
+        return wrong(AREA, key, str(error), "write a Redis URL")
+    try:
+        workers = len((await store.view()).workers)
+        await store.history(1)
+    except BatonError as error:
+        return wrong(
+            AREA, key, str(error), "give its user the rights of docs/security.md, for the keys of this topic"
+        )
+    finally:
+        await store.close()
+    return ok(
+        AREA, key, f"the user may run the scheduler's scripts; topic {own.topic!r} has {workers} workers"
+    )
+
+
+async def _keys(settings: Settings, password: str) -> Finding:
+    key = "router.keys_store"
+    book = RedisBook(settings.router.keys_store, settings.scheduler.topic, password)
+    try:
+        held = await asyncio.wait_for(book.changed(), TIMEOUT_S)
+    except (BatonError, RedisError, OSError, TimeoutError) as error:
+        return wrong(AREA, key, f"the keys cannot be read: {error}", "see docs/tenants.md")
+    finally:
+        await book.close()
+    return ok(AREA, key, f"{len(held.keys) if held else 0} keys of topic {settings.scheduler.topic!r}")
+
+
+def _pairs(reply: Any) -> dict[str, Any]:
+    """Return HELLO's reply, a mapping in protocol 3 and a flat list in 2."""
+    items = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
+    return {_text(name): _text(value) for name, value in items}
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _hidden(text: str, client: Any) -> str:
+    """Leave out the password: a server that does not know a command repeats its arguments."""
+    password = client.connection_pool.connection_kwargs.get("password")
+    return text.replace(password, "***") if password else text

@@ -1,0 +1,163 @@
+"""Gains and losses of an engine's prefix cache, by the names that the scheduler knows blocks by.
+
+vLLM tells what its block pool did in each step, in the engine's thread, to the publisher that its scheduler
+has: here this object, which passes on what another publisher of the settings (engine.extra) shall have.
+
+An engine may hold a block twice, where two requests computed it at once: it is gone when both are. Where
+layers keep their tokens differently there is a pool's group for each kind; the first group that attends to
+all tokens counts, and only that one has a block for all that a prompt can match. So where there are others,
+what is told is the most that a prompt can match.
+
+Leans on: vllm.config.KVEventsConfig, VllmConfig (kv_events_config, cache_config.enable_prefix_caching,
+prefix_caching_hash_algo), the engine's scheduler (kv_event_publisher, kv_cache_config.kv_cache_groups,
+kv_cache_manager.block_pool.hash_block_size), vllm.v1.kv_cache_interface.is_full_attention_spec,
+vllm.distributed.kv_events.{BlockStored, BlockRemoved, AllBlocksCleared} (their fields; hashes are bytes, or
+their lowest 64 bits), vllm.v1.core.kv_cache_utils.NONE_HASH.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from baton.protos import scheduler_pb2
+from baton.scheduler.prefixes.keys import key_of
+from baton.scheduler.prefixes.log import Change
+
+logger = logging.getLogger(__name__)
+
+_LOW = (1 << 64) - 1
+
+
+def events_config(given: Any) -> Any:
+    """Return the KVEventsConfig of an engine whose cache is told of; `given`: what engine.extra asks for."""
+    from vllm.config import KVEventsConfig
+
+    if given is None:
+        return KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    config = KVEventsConfig(**given) if isinstance(given, dict) else given
+    config.enable_kv_cache_events = True
+    return config
+
+
+def install(engine: Any) -> CacheEvents | None:
+    """Begin to follow the cache of an engine that has just been built; None where that tells nobody anything.
+
+    Hashes that begin with a random root are of no use to others.
+    """
+    cache = engine.vllm_config.cache_config
+    if not cache.enable_prefix_caching or engine.vllm_config.kv_events_config is None:
+        return None
+    algorithm = str(cache.prefix_caching_hash_algo)
+    if algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
+        logger.warning(
+            "requests are placed without regard to what this worker has cached: its hashes (%s) are its own; "
+            "set engine.extra.prefix_caching_hash_algo to sha256, or PYTHONHASHSEED to one value everywhere",
+            algorithm,
+        )
+        return None
+    events = CacheEvents(engine.scheduler, algorithm)
+    engine.scheduler.kv_event_publisher = events
+    return events
+
+
+@dataclass(slots=True)
+class _Block:
+    depth: int  # 1: the first one of a prompt
+    copies: int = 1
+
+
+class CacheEvents:
+    """A publisher of one engine's events. All but `hashing` is of the engine's thread."""
+
+    def __init__(self, scheduler: Any, algorithm: str) -> None:
+        from vllm.v1.core import kv_cache_utils
+        from vllm.v1.kv_cache_interface import is_full_attention_spec
+
+        groups = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
+        self._group = next((at for at, spec in enumerate(groups) if is_full_attention_spec(spec)), 0)
+        self._block_tokens = int(groups[self._group].block_size)
+        hash_tokens = int(scheduler.kv_cache_manager.block_pool.hash_block_size)
+        self.hashing = scheduler_pb2.BlockHashing(
+            tokens=hash_tokens,
+            every=self._block_tokens // hash_tokens,
+            algorithm=algorithm,
+            root=kv_cache_utils.NONE_HASH,
+        )
+        self._next = scheduler.kv_event_publisher
+        self._blocks: dict[int, _Block] = {}  # by hash
+        self._cleared = False
+        self._touched: dict[
+            int, int
+        ] = {}  # hash -> depth of blocks that were or are held, since the last `take`
+
+    def take(self) -> Change | None:
+        """Return what changed since the last time; None if nothing did."""
+        if not self._touched and not self._cleared:
+            return None
+        blocks, touched = self._blocks, self._touched.items()
+        change = Change(
+            self._cleared,
+            removed=[key_of(one, depth) for one, depth in touched if one not in blocks],
+            stored=[key_of(one, depth) for one, depth in touched if one in blocks],
+        )
+        self._touched, self._cleared = {}, False
+        return change
+
+    # For vLLM's scheduler.
+
+    def publish(self, batch: Any) -> None:
+        """Note the events of a step."""
+        from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+
+        for event in batch.events:
+            if isinstance(event, BlockStored):
+                if event.group_idx == self._group and event.block_size == self._block_tokens:
+                    self._stored(event)
+            elif isinstance(event, BlockRemoved):
+                if event.group_idx == self._group:
+                    self._removed(event)
+            elif isinstance(event, AllBlocksCleared):
+                self._blocks, self._touched, self._cleared = {}, {}, True
+        self._next.publish(batch)
+
+    def shutdown(self) -> None:
+        """End the other publisher."""
+        self._next.shutdown()
+
+    def get_publisher_config(self) -> Any:
+        """Return the configuration of the other publisher."""
+        return self._next.get_publisher_config()
+
+    def _stored(self, event: Any) -> None:
+        depth = 0
+        if event.parent_block_hash is not None:
+            parent = self._blocks.get(_low(event.parent_block_hash))
+            if parent is None:
+                return  # not all before it is here: nothing could match it
+            depth = parent.depth
+        for block_hash in event.block_hashes:
+            depth += 1
+            name = _low(block_hash)
+            if known := self._blocks.get(name):
+                known.copies += 1
+            else:
+                self._blocks[name] = _Block(depth)
+                self._touched[name] = depth
+
+    def _removed(self, event: Any) -> None:
+        for block_hash in event.block_hashes:
+            name = _low(block_hash)
+            block = self._blocks.get(name)
+            if block is None:
+                continue
+            block.copies -= 1
+            if not block.copies:
+                del self._blocks[name]
+                self._touched[name] = block.depth
+
+
+def _low(block_hash: bytes | int) -> int:
+    return int.from_bytes(block_hash[-8:], "big") if isinstance(block_hash, bytes) else block_hash & _LOW

@@ -1,0 +1,94 @@
+"""A deployment on Ray as a fleet: the scheduler orders which worker runs in which of its places.
+
+The places are names of workers. Where those of both sides are alike, any role may run in each, and a worker
+changes its role where that is quicker than a new one; else a place belongs to one side. The orders are the
+whole list each time, and without an answer all stays as it is (docs/autoscaling.md).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerError
+from baton.services import roles
+from baton.services.ray import cluster
+from baton.services.ray.config import WORKER_ROLES, ClusterSettings
+
+ORDERS_S = 1.0  # between two calls for orders
+ROOM_S = 5.0  # between two messages to Ray's autoscaler
+
+
+class Fleet:
+    """The places, and the workers that are to run in them."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        """Make as many places as the bounds of both sides allow; the first workers are named after roles."""
+        first = {role: settings.deploying(role).initial for role in WORKER_ROLES}
+        most = {role: settings.bounds(role)[1] or 0 for role in WORKER_ROLES}
+        self.roles = {f"{role}-{at}": role for role in WORKER_ROLES for at in range(first[role])}
+        if settings.interchangeable:
+            names = [*self.roles, *(f"worker-{at}" for at in range(len(self.roles), sum(most.values())))]
+            self._places = [pb.Place(name=name) for name in names]
+        else:
+            self._places = [
+                pb.Place(name=f"{role}-{at}", roles=[roles.role(role).wire])
+                for role in WORKER_ROLES
+                for at in range(most[role])
+            ]
+        self._id = f"ray-{socket.gethostname()}-{os.getpid()}"
+        self._fence = 0
+        self._asked = -math.inf
+
+    async def ask(self, client: SchedulerClient) -> None:
+        """Ask for orders, about once a second. Those of a decider that is none any more are ignored."""
+        now = time.monotonic()
+        if now - self._asked < ORDERS_S:
+            return
+        self._asked = now
+        try:
+            reply = await client.orders(self._id, self._places)
+        except SchedulerError:
+            return
+        if reply.fence and reply.fence >= self._fence:
+            self._fence = reply.fence
+            known = {place.name for place in self._places}
+            self.roles = {one.name: roles.name_of(one.role) for one in reply.orders if one.name in known}
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The number of workers of each role that are to run."""
+        return {role: list(self.roles.values()).count(role) for role in WORKER_ROLES}
+
+
+class Room:
+    """The request to Ray's autoscaler: nodes with room for all workers that are to run.
+
+    So a cluster that can grow does so at once, and the nodes of workers that left may go.
+    """
+
+    def __init__(
+        self, ask: Callable[[list[dict[str, float]], list[dict[str, str]]], None] = cluster.ask_for
+    ) -> None:
+        self._ask = ask
+        self._asked: list[tuple[dict[str, float], dict[str, str]]] = []
+        self._at = -math.inf
+
+    def want(self, wanted: Sequence[tuple[dict[str, float], dict[str, str]]]) -> None:
+        """Ask for these bundles, each with its node's labels, if they changed; at most once in `ROOM_S`."""
+        new, now = sorted(wanted, key=repr), time.monotonic()
+        if new == self._asked or now - self._at < ROOM_S:
+            return
+        self._ask([bundle for bundle, _ in new], [labels for _, labels in new])
+        self._asked, self._at = new, now
+
+    def leave(self) -> None:
+        """Ask for nothing any more: Ray would keep the nodes for good."""
+        if self._asked:
+            self._ask([], [])
+            self._asked = []

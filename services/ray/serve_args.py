@@ -1,0 +1,142 @@
+"""The arguments of `build_pd_openai_app`, checked: those of `ray.serve.llm`, without Ray.
+
+Whoever comes from there brings fields that mean nothing here: they are ignored, with one warning that names
+them. What Baton cannot do is refused, with the reason.
+
+Leans on Ray 2.60: the fields of PDServingArgs, LLMConfig, ModelLoadingConfig and CloudMirrorConfig. An object
+of one of them is taken by its `model_dump`; that of an LLMConfig always has an accelerator_config, which Ray
+fills in itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from baton.services.config import load, suggest
+from baton.services.errors import ConfigError
+from baton.services.ray.config import WORKER_ROLES, ClusterSettings
+
+_ROUTERS = "ingress_deployment_config"
+# Of Ray's ingress, which is not used: proxy_* are its names in older versions.
+_IGNORED = ("ingress_cls_config", "proxy_cls_config", "proxy_deployment_config")
+# Of an LLMConfig: what is about Ray's own server around the engine.
+_IGNORED_OF_ENGINES = ("log_engine_metrics", "experimental_configs")
+_REFUSED = {
+    "lora_config": "LoRA adapters are not served; merge the adapter into the model",
+    "callback_config": "no code of yours runs in a worker; prepare the model before it starts",
+    "server_cls": "the server is Baton's own; leave it out",
+}
+_MIRROR = ("bucket_uri", "extra_files")
+_REMOTE = ("s3://", "gs://", "abfss://", "azure://", "pyarrow-")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServeArgs:
+    """Settings and options that a Serve application is built from."""
+
+    settings: ClusterSettings
+    options: dict[str, dict[str, Any]]  # Serve's, of the deployments prefill, decode and router
+
+
+def read(args: Any) -> ServeArgs:
+    """Return the checked arguments. Raises ConfigError, one line."""
+    given, ignored = _fields(args, "the arguments"), []
+    options = {"router": _fields(given.pop(_ROUTERS, None) or {}, _ROUTERS)}
+    for key in _IGNORED:
+        if given.pop(key, None):
+            ignored.append(key)
+    for role in WORKER_ROLES:
+        where = f"{role}_config"
+        group = _group(given.get(where) or {}, where)
+        options[role] = _options(group.pop("deployment_config", None), f"{where}.deployment_config")
+        ignored += [f"{where}.{key}" for key in _without_meaning(group, where)]
+        given[where] = group
+    if unknown := given.keys() - ClusterSettings.model_fields.keys():
+        name = min(map(str, unknown))
+        raise ConfigError(f"unknown key {name!r}{suggest(name, [*ClusterSettings.model_fields, _ROUTERS])}")
+    if ignored:
+        _log.warning("ignored, as Baton has no use for them: %s", ", ".join(ignored))
+    settings = load(given, None, ClusterSettings)
+    settings.check()
+    return ServeArgs(settings, options)
+
+
+def _group(group: Any, where: str) -> dict[str, Any]:
+    """Return the fields of one side that were set: a mapping, an object or a file's."""
+    if isinstance(group, str | Path):
+        try:
+            with Path(group).open() as file:
+                group = yaml.safe_load(file)
+        except OSError as error:
+            raise ConfigError(
+                f"{where}: cannot read the file {str(error.filename)!r}: {error.strerror}"
+            ) from None
+        except (yaml.YAMLError, UnicodeDecodeError):
+            raise ConfigError(f"{where}: the file {str(group)!r} is not valid YAML") from None
+    return {key: value for key, value in _fields(group, where).items() if value is not None}
+
+
+def _without_meaning(group: dict[str, Any], where: str) -> Iterator[str]:
+    """Take out what has no meaning here, and yield its name. Raises ConfigError for what cannot be done."""
+    for key, why in _REFUSED.items():
+        if group.pop(key, None):
+            raise ConfigError(f"{where}.{key}: {why}")
+    if (engine := group.pop("llm_engine", "vLLM")) != "vLLM":
+        raise ConfigError(f"{where}.llm_engine: {engine!r} is not served; vLLM is")
+    kind = _fields(group.pop("accelerator_config", None) or {}, f"{where}.accelerator_config").get(
+        "kind", "gpu"
+    )
+    if kind not in ("gpu", "cpu"):
+        raise ConfigError(f"{where}.accelerator_config: {kind!r} is not served; gpu and cpu are")
+    for key in _IGNORED_OF_ENGINES:
+        if group.pop(key, None):
+            yield key
+    if loading := group.get("model_loading_config"):
+        loading = group["model_loading_config"] = _fields(loading, f"{where}.model_loading_config")
+        _check_source(loading, f"{where}.model_loading_config.model_source")
+        if loading.pop("tokenizer_source", None):  # Ray has the field, and does not read it either
+            yield "model_loading_config.tokenizer_source (engine_kwargs.tokenizer sets another tokenizer)"
+
+
+def _check_source(loading: dict[str, Any], where: str) -> None:
+    """Make a text of the model's source. Raises ConfigError for a bucket."""
+    source = loading.get("model_source")
+    if source is not None and not isinstance(source, str):
+        mirror = _fields(source, where)
+        if unknown := mirror.keys() - _MIRROR:
+            name = min(map(str, unknown))
+            raise ConfigError(f"{where}: unknown key {name!r}{suggest(name, list(_MIRROR))}")
+        buckets = [mirror.get("bucket_uri"), *(one["bucket_uri"] for one in mirror.get("extra_files") or [])]
+        source = loading["model_source"] = next(filter(None, buckets), "")
+    if source and source.startswith(_REMOTE):
+        raise ConfigError(
+            f"{where}: nothing is read from a bucket ({source}); put the model into a folder that every node "
+            "has, or give its name at Hugging Face"
+        )
+
+
+def _options(given: Any, where: str) -> dict[str, Any]:
+    """Return Serve's options of a deployment, with plain mappings in place of objects."""
+    options = {key: value for key, value in _fields(given or {}, where).items() if value is not None}
+    if "autoscaling_config" in options:
+        options["autoscaling_config"] = _fields(options["autoscaling_config"], f"{where}.autoscaling_config")
+    elif options.get("num_replicas") == "auto":
+        options["autoscaling_config"] = {}
+    return options
+
+
+def _fields(given: Any, where: str) -> dict[str, Any]:
+    """Return a mapping, or the fields of an object that were set, as a dict. Raises ConfigError."""
+    if hasattr(given, "model_dump"):
+        given = given.model_dump(exclude_unset=True)
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}: a mapping is expected, not {type(given).__name__}")
+    return dict(given)

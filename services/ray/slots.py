@@ -1,0 +1,159 @@
+"""The workers of a deployment on Ray that should run, each with the room that Ray found for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from baton.services.fleet.parts import Say
+from baton.services.ray import cluster
+from baton.services.ray.cluster import Machine, Place
+from baton.services.ray.config import WORKER_ROLES, ClusterSettings
+from baton.services.ray.placing import new_names
+
+
+@dataclass
+class Slot:
+    """One worker that should run, and the room for it."""
+
+    name: str
+    side: str  # prefill or decode: whose room, environment and engine it has
+    role: str  # the role that it has now, and starts with
+    group: Any  # its placement group
+    bundle: dict[str, float]
+    labels: dict[str, str]  # that its node must have
+    node: str = ""  # the id of the node where it has room; "" while it has none
+    devices: Any = None  # the reference to its variables, if the bundle has devices
+    environment: dict[str, str] | None = None  # known once it has room
+    leaving: bool = False
+    host: str = ""  # the name of the node where it has room, or had it last
+    lost_at: float | None = None  # when its node died; until it is ready elsewhere
+
+    @property
+    def key(self) -> str:
+        found: str = self.group.id.hex()
+        return found
+
+    @property
+    def starts(self) -> bool:
+        """Whether it is to run, and all is known for it."""
+        return bool(self.node) and self.environment is not None and not self.leaving
+
+    @property
+    def waits(self) -> str:
+        """The state of a worker without room."""
+        lost = f"lost with {self.host}; " if self.lost_at is not None else ""
+        return f"{lost}waits for room: {amounts(self.bundle)}"
+
+
+class Slots:
+    """All of them. Not for several threads at once."""
+
+    def __init__(self, settings: ClusterSettings, prefix: str, say: Say) -> None:
+        """Name the placement groups with this prefix."""
+        self._settings = settings
+        self._prefix = prefix
+        self._say = say
+        self._all: list[Slot] = []
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def by_number(self, wanted: Mapping[str, int]) -> dict[str, str]:
+        """Return the names and roles that make these numbers: the eldest that are there, and new ones."""
+        chosen: dict[str, str] = {}
+        taken = [slot.name for slot in self._all]
+        for role, number in wanted.items():
+            there = [slot.name for slot in self._all if slot.role == role and not slot.leaving][:number]
+            names = [*there, *new_names(role, taken, number - len(there))]
+            chosen |= dict.fromkeys(names, role)
+        return chosen
+
+    def match(self, wanted: Mapping[str, str]) -> None:
+        """Have these workers, by name with their roles, and let all others leave.
+
+        One that is wanted again while it leaves comes once it has left.
+        """
+        for slot in self._all:
+            if slot.name not in wanted and not slot.leaving:
+                slot.leaving = True
+                self._say(slot.name, "is drained, to leave")
+        there = {slot.name for slot in self._all}
+        for name, role in wanted.items():
+            if name not in there:
+                bundle = self._settings.bundle(role)
+                labels = self._settings.workers(role).label_selector
+                group = cluster.reserve(f"{self._prefix}-{name}", bundle, labels)
+                self._all.append(Slot(name, role, role, group, bundle, labels))
+                self._say(name, f"asks for {amounts(bundle)}")
+
+    def follow(self, roles: Mapping[str, str]) -> list[tuple[Slot, str]]:
+        """Take over the roles that workers have by now; return those that changed, with their former role.
+
+        An operator may have made one mixed, which no number counts: it is started again with its former role.
+        """
+        changed = []
+        for slot in self._all:
+            role = roles.get(slot.name, slot.role)
+            if slot.leaving or role == slot.role or role not in WORKER_ROLES:
+                continue
+            changed.append((slot, slot.role))
+            self._say(slot.name, f"is a {role} worker now")
+            slot.role = role
+        return changed
+
+    def locate(self, places: Mapping[str, Place], machines: Mapping[str, Machine]) -> None:
+        """Note where they have room now, and which devices."""
+        for slot in self._all:
+            place = places.get(slot.key, Place("PENDING"))
+            node = place.node if place.node in machines else ""
+            if node != slot.node:
+                if slot.node:
+                    slot.lost_at = time.monotonic()
+                    self._say(slot.name, f"was {slot.waits}")
+                slot.node, slot.devices, slot.environment = node, None, None
+                if node:
+                    slot.host = machines[node].name
+                    self._say(slot.name, f"has room on {slot.host}")
+            if slot.node and slot.environment is None:
+                _find_devices(slot)
+
+    def back(self, name: str) -> str:
+        """Return how long a worker that is ready now was away, if its node had died."""
+        for slot in self._all:
+            if slot.name == name and slot.node and slot.lost_at is not None:
+                away_s, slot.lost_at = time.monotonic() - slot.lost_at, None
+                return f"; back on {slot.host} {away_s:.1f} s after its node was found dead"
+        return ""
+
+    def let_go(self, busy: Collection[str]) -> None:
+        """Give the room of workers back that have left. `busy`: those that may still run."""
+        for slot in [one for one in self._all if one.leaving and one.name not in busy]:
+            cluster.give_up(slot.group)
+            self._all.remove(slot)
+            self._say(slot.name, "has left")
+
+    def close(self) -> None:
+        """Give all room back."""
+        for slot in self._all:
+            cluster.give_up(slot.group)
+        self._all.clear()
+
+
+def amounts(bundle: Mapping[str, float]) -> str:
+    """Return a bundle for people: `1 CPU, 2 GPU`."""
+    return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+
+
+def _find_devices(slot: Slot) -> None:
+    if not slot.bundle.get("GPU"):
+        slot.environment = {}
+    elif slot.devices is None:
+        slot.devices = cluster.visible(slot.group, slot.bundle)
+    else:
+        (slot.environment,) = cluster.get([slot.devices], 0.1)

@@ -1,0 +1,71 @@
+"""The telling of requests and their time: counted as they run, recorded when they are over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from baton.services import trace_context
+from baton.services.router.access_log import log_request
+from baton.services.router.metrics import RouterMetrics
+from baton.services.router.recent import Recent
+from baton.services.router.record import Record, record_of
+from baton.services.router.state import RequestState
+from baton.services.trace_context import TraceContext
+
+
+class TraceWriter(Protocol):
+    """The destination of traces."""
+
+    ratio: float  # of new traces that are sampled
+
+    def write(self, record: Record) -> None:
+        """Write a request's trace, if it is to be kept. Must not block."""
+
+    def close(self) -> None:
+        """Send what waits, within a few seconds. May block."""
+
+
+class Chronicle:
+    """One of a router. For its event loop."""
+
+    def __init__(
+        self, metrics: RouterMetrics | None = None, traces: TraceWriter | None = None, model: str = ""
+    ) -> None:
+        """Count in `metrics`, write `traces` of requests to `model`."""
+        self.recent = Recent()
+        self.listeners: list[Callable[[Record], None]] = []  # called with each record; must not block
+        self._metrics = metrics
+        self._traces = traces
+        self._model = model
+
+    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
+        """Return the place of a new request in its client's trace, or in one that begins here."""
+        return trace_context.begin(headers, self._traces.ratio if self._traces is not None else 0.0)
+
+    def first_byte(self, states: Iterable[RequestState]) -> None:
+        """Count the delivery of a stream's first token: the first one of its sequences."""
+        first = min((one for one in states if one.first_token), key=lambda one: one.first_token, default=None)
+        if first is not None and self._metrics is not None:
+            self._metrics.delivered(first)
+
+    def sent(self, router_s: float, client_s: float) -> None:
+        """Count the router's and the client's part of a sample of the time between two tokens."""
+        if self._metrics is not None:
+            self._metrics.gap("router", router_s)
+            self._metrics.gap("client", client_s)
+
+    def over(self, state: RequestState) -> None:
+        """Tell of a request that is over, and whose response is sent. Once for each."""
+        record = record_of(state, self._model)
+        self.recent.add(record)
+        log_request(state, record)
+        if self._traces is not None:
+            self._traces.write(record)
+        for listener in self.listeners:
+            listener(record)
+
+    def close(self) -> None:
+        """Send the traces that wait. May block for seconds."""
+        if self._traces is not None:
+            self._traces.close()

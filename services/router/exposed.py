@@ -1,0 +1,41 @@
+"""The router's metrics on a port of their own, without a client's key: for Prometheus and other routers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import REGISTRY
+from starlette.routing import Route
+
+from baton import addresses, rpc
+from baton.metrics import MetricsServer, dialled
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.members import Member
+from baton.services.config import RouterSettings
+from baton.services.router.http.federation import Federation, route
+
+log = logging.getLogger(__name__)
+KIND = "router"
+
+
+@contextlib.contextmanager
+def exposed(
+    settings: RouterSettings,
+    router_id: str,
+    client: SchedulerClient,
+    members: Callable[[], Iterable[Member]],
+) -> Iterator[Route]:
+    """Serve metrics inside the block, and tell the scheduler where; yield the route of /metrics.
+
+    Raises CannotServe.
+    """
+    host = addresses.join(settings.host, settings.port)
+    with MetricsServer(REGISTRY, "router.metrics_port", host, settings.metrics_port) as serving:
+        where = serving.reached_at(addresses.split(dialled(host))[0])
+        client.process = pb.Process(id=router_id, kind=KIND, host=rpc.host_id(), metrics_address=where)
+        log.info("metrics on http://%s/metrics", serving.address)
+        me = Member(router_id, KIND, rpc.host_id(), where)
+        yield route(Federation(me, REGISTRY, members))

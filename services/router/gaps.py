@@ -1,0 +1,38 @@
+"""Samples of the time between two tokens: one request of a stream at a time, so that no token pays for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EVERY_S = 0.25  # between two samples of a stream
+PATIENCE_S = 5.0  # for a request's next output: it may have ended, or wait for its turn
+
+
+class GapSampler:
+    """Looks at one stream's outputs when `due`: at first to choose a request, then for its next output."""
+
+    def __init__(self) -> None:
+        self.due = 0.0  # time.monotonic; outputs before it need not be shown
+        self.engine_s = 0.0  # of the last sample
+        self._request_id = ""  # that is watched
+        self._since = 0.0  # its last output, on the worker's clock
+        self._until = 0.0
+
+    def look(self, outputs: Any, now: float) -> str:
+        """Take one engine step's outputs. Return the request whose sample is complete, or an empty text."""
+        if not self._request_id:
+            first = outputs.outputs[0] if outputs.outputs else None
+            if first is not None and first.finish_reason is None:
+                self._request_id = first.request_id
+                self._since = outputs.timestamp
+                self._until = now + PATIENCE_S
+            return ""
+        found = next((one for one in outputs.outputs if one.request_id == self._request_id), None)
+        if found is None and now < self._until:
+            return ""
+        watched, self._request_id = self._request_id, ""
+        self.due = now + EVERY_S
+        if found is None or not found.new_token_ids:
+            return ""
+        self.engine_s = outputs.timestamp - self._since
+        return watched

@@ -1,0 +1,87 @@
+"""An operator's actions from the live page: drain, undrain, another role. Each is logged and told.
+
+They need the rights of an operator. With security.tls a router has none: there the page says so, and names
+the command that does it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerError
+from baton.services import roles
+from baton.services.errors import ConfigError
+from baton.services.router.ops.events import INFO, WARNING, Events
+
+log = logging.getLogger("baton.audit")
+
+
+class Action(BaseModel):
+    """An action that the page asks for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: Literal["drain", "undrain", "role"]
+    worker: str = Field(min_length=1, max_length=200)
+    confirm: str  # the worker again, as the operator confirmed it
+    role: str = ""
+
+
+class ActionRefused(Exception):
+    """The action was not carried out; the message says why."""
+
+
+class Actions:
+    """Carries actions out, one call to the scheduler each."""
+
+    def __init__(self, scheduler: SchedulerClient, events: Events, forbidden: str = "") -> None:
+        """`forbidden` says why this router may not act; empty if it may."""
+        self._scheduler = scheduler
+        self._events = events
+        self.forbidden = forbidden
+
+    async def run(self, action: Action, caller: str) -> str:
+        """Do it, and return what was done. Raises ActionRefused."""
+        if self.forbidden:
+            raise ActionRefused(self.forbidden)
+        if action.confirm != action.worker:
+            raise ActionRefused(
+                f"not confirmed: the action is for {action.worker!r}, confirmed was {action.confirm!r}"
+            )
+        steps: dict[str, Callable[[Action], Awaitable[str]]] = {
+            "drain": self._drain,
+            "undrain": self._undrain,
+            "role": self._role,
+        }
+        try:
+            done = await steps[action.action](action)
+        except (SchedulerError, ConfigError, ActionRefused) as error:
+            log.warning("%s asked to %s %s: refused: %s", caller, action.action, action.worker, error)
+            self._events.add(WARNING, f"{action.action} {action.worker}: refused: {error}")
+            raise ActionRefused(str(error)) from None
+        log.warning("%s: %s", caller, done)
+        self._events.add(INFO, f"{done} (asked by {caller})")
+        return done
+
+    async def _drain(self, action: Action) -> str:
+        reply = await self._scheduler.drain(action.worker)
+        return _done(reply.worker_id, reply.problem, "is draining")
+
+    async def _undrain(self, action: Action) -> str:
+        reply = await self._scheduler.undrain(action.worker)
+        return _done(reply.name, reply.problem, "takes requests again")
+
+    async def _role(self, action: Action) -> str:
+        reply = await self._scheduler.set_role(action.worker, roles.role(action.role).wire)
+        return _done(reply.worker_id, reply.problem, f"is a {action.role} worker now")
+
+
+def _done(worker: str, problem: str, done: str) -> str:
+    if problem or not worker:
+        raise ActionRefused(problem or "no worker of that name")
+    return f"{worker} {done}"

@@ -1,0 +1,117 @@
+"""One message for all who look: made once a tick, and not at all while nobody looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from baton.protos import scheduler_pb2 as pb
+from baton.services.router.ops import fleet, series
+from baton.services.router.ops.events import Events
+from baton.services.router.ops.fleet import Fleet
+from baton.services.router.ops.flows import Flows
+from baton.services.router.ops.series import Series
+from baton.services.router.record import Record
+
+SAMPLE_S = 1.0
+MOST_WATCHERS = 32
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The sources of what the page shows. Callables of the router's own parts; called in its event loop."""
+
+    about: dict[str, Any]  # model, topic, versions: what does not change
+    workers: Callable[[], Iterable[pb.WorkerStatus]]
+    scheduler_problem: Callable[[], str]  # empty while a scheduler answers
+    series: Series
+
+
+class TooManyWatchers(Exception):
+    """As many look as may."""
+
+
+class Feed:
+    """The page's state, and those who watch it."""
+
+    def __init__(self, sources: Sources, tick_s: float = 0.5) -> None:
+        """Send a message every `tick_s` while somebody watches. A sample is taken each second in any case."""
+        self._sources = sources
+        self._tick_s = tick_s
+        self.fleet = Fleet()
+        self.flows = Flows()
+        self.events = Events()
+        self._watchers: set[asyncio.Event] = set()
+        self._message = b""
+
+    def over(self, record: Record) -> None:
+        """Take a request that is over."""
+        self.flows.add(record)
+        self.events.over(record)
+
+    def first(self) -> bytes:
+        """Return what a page needs before its first message."""
+        kept = list(self._sources.series.samples)
+        return msgspec.json.encode(
+            {
+                "about": self._sources.about,
+                "columns": fleet.COLUMNS,
+                "series_columns": series.COLUMNS,
+                "series": kept,
+                "sample_s": SAMPLE_S,
+            }
+        )
+
+    async def run(self) -> None:
+        """Sample and send forever. To be run as a task of its own."""
+        each = max(1, round(SAMPLE_S / self._tick_s))  # ticks a sample
+        number = 0
+        while True:
+            if number % each == 0:
+                self._look()
+                self._sources.series.sample(self.fleet.sums)
+            if self._watchers:
+                self._message = self._encode()
+                for fresh in self._watchers:
+                    fresh.set()
+            number += 1
+            await asyncio.sleep(self._tick_s)
+
+    async def watch(self) -> AsyncIterator[bytes]:
+        """Yield each message; one that is not taken in time is replaced by the next.
+
+        Raises TooManyWatchers.
+        """
+        if len(self._watchers) >= MOST_WATCHERS:
+            raise TooManyWatchers
+        fresh = asyncio.Event()
+        self._watchers.add(fresh)
+        try:
+            yield self._encode()
+            while True:
+                await fresh.wait()
+                fresh.clear()
+                yield self._message
+        finally:
+            self._watchers.discard(fresh)
+
+    def _look(self) -> None:
+        self.fleet.update(self._sources.workers())
+        self.events.fleet(self.fleet.rows)
+        self.events.scheduler(self._sources.scheduler_problem())
+
+    def _encode(self) -> bytes:
+        samples = self._sources.series.samples
+        return msgspec.json.encode(
+            {
+                "workers": self.fleet.rows,
+                "flows": self.flows.rows(),
+                "sample": samples[-1] if samples else None,
+                "events": self.events.after(0)[-50:],
+                "scheduler": self._sources.scheduler_problem(),
+            }
+        )

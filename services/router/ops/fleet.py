@@ -1,0 +1,139 @@
+"""Workers as the live page shows them: one row each, with the rates between two snapshots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.protos import scheduler_pb2 as pb
+
+GONE_S = 30.0  # a worker that is gone is shown for so long
+GONE = "gone"
+# Of a row, in this order.
+COLUMNS = (
+    "id",
+    "name",
+    "role",
+    "state",
+    "running",
+    "waiting",
+    "slots",
+    "kv_usage",  # 0 to 1
+    "pinned_mib",
+    "queued_tokens",  # of prompts, placed and not prefilled
+    "prefill_tokens_per_s",
+    "output_tokens_per_s",
+    "method",
+    "acceptance",  # of the first drafted token, last minute; null without drafts
+    "accepted_length",  # output tokens a step with a draft
+    "alarm",
+    "silent_s",  # since its last heartbeat
+    "address",
+)
+_AT = {name: index for index, name in enumerate(COLUMNS)}
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The sums over all workers."""
+
+    prefill_tokens_per_s: float = 0.0
+    output_tokens_per_s: float = 0.0
+    acceptance: float | None = None  # of first drafted tokens, over the drafts of the last minute
+
+
+@dataclass(slots=True)
+class _Rates:
+    at: float
+    computed: int
+    output: int
+    prefill_per_s: float = 0.0
+    output_per_s: float = 0.0
+
+
+class Fleet:
+    """The workers of the last snapshots. A worker costs a comparison of two counts a snapshot."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._rates: dict[str, _Rates] = {}
+        self._gone: dict[str, tuple[float, list[Any]]] = {}  # by id: since when, the last row
+        self.rows: list[list[Any]] = []
+        self.sums = Sums()
+
+    def update(self, workers: Iterable[pb.WorkerStatus]) -> None:
+        """Take a snapshot."""
+        now = self._clock()
+        before = {row[0]: row for row in self.rows if row[_AT["state"]] != GONE}
+        workers = list(workers)
+        rows = {status.identity.worker_id: self._row(status, now) for status in workers}
+        for worker_id, row in before.items():
+            if worker_id not in rows:
+                self._gone[worker_id] = now, [*row[: _AT["state"]], GONE, *row[_AT["state"] + 1 :]]
+                self._rates.pop(worker_id, None)
+        self._gone = {
+            worker_id: (since, row)
+            for worker_id, (since, row) in self._gone.items()
+            if worker_id not in rows and now - since < GONE_S
+        }
+        self.sums = self._sums(workers)
+        self.rows = [*rows.values(), *(row for _, row in self._gone.values())]
+
+    def _row(self, status: pb.WorkerStatus, now: float) -> list[Any]:
+        identity, load = status.identity, status.load
+        capacity, drafting = identity.capacity, load.drafting
+        usable = max(1, capacity.num_blocks - 1)
+        rates = self._rate(identity.worker_id, load.counts, now)
+        return [
+            identity.worker_id,
+            identity.name or identity.worker_id,
+            pb.Role.Name(identity.role).removeprefix("ROLE_").lower(),
+            "drained"
+            if status.drained
+            else pb.WorkerState.Name(status.state).removeprefix("WORKER_STATE_").lower(),
+            load.running,
+            load.waiting,
+            capacity.max_num_seqs,
+            round(1 - load.free_blocks / usable, 3) if status.HasField("load") else 0.0,
+            round(load.pinned_bytes / _MIB, 1),
+            status.reserved_prompt_tokens,
+            round(rates.prefill_per_s, 1),
+            round(rates.output_per_s, 1),
+            capacity.speculative_method,
+            round(drafting.first_acceptance, 3) if drafting.drafts else None,
+            round(drafting.mean_accepted_length, 2) if drafting.drafts else None,
+            drafting.alarm,
+            round(status.heartbeat_age_s, 1),
+            identity.address,
+        ]
+
+    def _rate(self, worker_id: str, counts: pb.EngineCounts, now: float) -> _Rates:
+        computed, output = counts.computed_tokens, counts.output_tokens
+        last = self._rates.get(worker_id)
+        if last is None:
+            last = self._rates[worker_id] = _Rates(now, computed, output)
+        took = now - last.at
+        # Heartbeats are a second apart: between them the counts stand still, and the rate with them.
+        if (computed, output) != (last.computed, last.output) and took > 0:
+            new = _Rates(
+                now, computed, output, (computed - last.computed) / took, (output - last.output) / took
+            )
+            last = self._rates[worker_id] = new
+        elif took > 2.5:  # more than two heartbeats without a token
+            last.prefill_per_s = last.output_per_s = 0.0
+            last.at = now
+        return last
+
+    def _sums(self, workers: Sequence[pb.WorkerStatus]) -> Sums:
+        rates = [self._rates[status.identity.worker_id] for status in workers]
+        drafting = [status.load.drafting for status in workers]
+        drafts = sum(one.drafts for one in drafting)
+        accepted = sum(one.drafts * one.first_acceptance for one in drafting)
+        return Sums(
+            sum(one.prefill_per_s for one in rates),
+            sum(one.output_per_s for one in rates),
+            round(accepted / drafts, 3) if drafts else None,
+        )

@@ -1,0 +1,100 @@
+"""The live page as a part of the router: its socket, what it shows, and where it may act."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from baton import addresses
+from baton.scheduler.client import SchedulerClient
+from baton.security.exposure import only_from_here
+from baton.services import credentials
+from baton.services.config import Settings
+from baton.services.engine.args import VLLM_VERSION, served_model_name
+from baton.services.errors import ConfigError, StartError
+
+if TYPE_CHECKING:
+    from baton.services.router.cluster import ClusterView
+    from baton.services.router.relay import RelayParts
+
+_NO_OPERATOR = (
+    "With security.tls a router's certificate does not let it drain workers or change their roles: use "
+    "`baton drain`, `baton undrain` and `baton role` with an operator's."
+)
+
+
+@dataclass(frozen=True)
+class PageDoor:
+    """The socket on which the page listens, and the key that it asks for; an empty one asks for none."""
+
+    sock: socket.socket
+    key: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The router's parts that the page shows."""
+
+    router_id: str
+    scheduler: SchedulerClient
+    cluster: ClusterView
+    parts: RelayParts
+    live: Callable[[], int]  # requests that wait or run
+
+
+def open_door(settings: Settings) -> PageDoor | None:
+    """Listen for the page; None where `ops.listen` names no address.
+
+    Raises ConfigError and StartError: others could reach it without a key, the port is taken.
+    """
+    where = settings.ops.listen
+    if not where:
+        return None
+    key = credentials.page_key(settings.ops)
+    host, port = addresses.split(where)
+    if not key and not only_from_here(host):
+        raise ConfigError(
+            f"ops.listen: {where} can be reached from other machines, which could see requests and drain "
+            "workers: set ops.key or ops.key_file"
+        )
+    try:
+        return PageDoor(addresses.listen(host, port), key)
+    except OSError as error:
+        raise StartError(
+            f"ops.listen: cannot listen on {where}: {error.strerror or error}; choose another address, or an "
+            "empty one for no page"
+        ) from None
+
+
+@contextlib.asynccontextmanager
+async def live_page(door: PageDoor | None, settings: Settings, shown: Shown) -> AsyncIterator[None]:
+    """Serve the page inside the block; without a door, nothing."""
+    if door is None:
+        yield
+        return
+    from baton.services.router.ops import server
+    from baton.services.router.ops.actions import Actions
+    from baton.services.router.ops.door import Door
+    from baton.services.router.ops.feed import Feed, Sources
+    from baton.services.router.ops.series import Series
+
+    forbidden = _NO_OPERATOR if settings.security.tls else ""
+    about = {
+        "model": served_model_name(settings.engine),
+        "topic": settings.scheduler.topic,
+        "router": shown.router_id,
+        "version": f"Baton {version('baton')}, vLLM {VLLM_VERSION}",
+        "forbidden": forbidden,
+    }
+    parts, scheduler, cluster = shown.parts, shown.scheduler, shown.cluster
+    series = Series(parts.counts, parts.waiting, shown.live)
+    feed = Feed(Sources(about, lambda: scheduler.standby.workers, lambda: cluster.problem, series))
+    parts.chronicle.listeners.append(feed.over)
+    actions = Actions(scheduler, feed.events, forbidden)
+    app = server.build_app(feed, parts.chronicle.recent, actions, Door(door.key))
+    async with server.serving(app, feed, door.sock):
+        yield

@@ -1,0 +1,193 @@
+"""The live page's own HTTP server, in the router's event loop but on a port of its own.
+
+GET  /ops                    the page
+GET  /ops/first              what it needs once: names of columns, the last quarter of an hour
+GET  /ops/feed               then a message each tick, as server-sent events
+GET  /ops/requests           ?order=last|slowest &n= &search=
+GET  /ops/requests/{id}      one, by its id in logs or the client's
+POST /ops/actions            drain, undrain, role
+POST /ops/login              the key, for a cookie
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from importlib.resources import files
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+import uvicorn
+from fastapi import FastAPI, Form, HTTPException, Query, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.staticfiles import StaticFiles
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton.scheduler.tasks import spawn
+from baton.services.router.ops.actions import Action, ActionRefused, Actions
+from baton.services.router.ops.door import COOKIE, Door
+from baton.services.router.ops.feed import Feed, TooManyWatchers
+from baton.services.router.recent import LAST, Recent
+
+STOP_S = 2.0  # for open pages, when the router ends
+_STATIC = files(__package__) / "static"
+# Nothing from elsewhere is loaded, and no other page may frame this one.
+_HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+_OPEN = ("/ops/login", "/ops/static/")
+
+
+def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastAPI:
+    """Return the page's application."""
+    app = FastAPI(title="Baton live page", docs_url=None, redoc_url=None, openapi_url=None)
+
+    app.add_middleware(Guard, door=door)
+
+    @app.get("/")
+    async def root() -> Response:
+        return RedirectResponse("/ops")
+
+    @app.get("/ops")
+    async def page() -> Response:
+        return HTMLResponse((_STATIC / "index.html").read_text())
+
+    @app.get("/ops/login")
+    async def ask() -> Response:
+        return HTMLResponse((_STATIC / "login.html").read_text())
+
+    @app.post("/ops/login")
+    async def login(request: Request, key: Annotated[str, Form(max_length=4096)]) -> Response:
+        if not door.fits(key.encode()):
+            return RedirectResponse("/ops/login?wrong", status_code=303)
+        response = RedirectResponse("/ops", status_code=303)
+        secure = request.url.scheme == "https"
+        response.set_cookie(COOKIE, door.cookie(), httponly=True, samesite="strict", secure=secure)
+        return response
+
+    @app.get("/ops/first")
+    async def first() -> Response:
+        return Response(feed.first(), media_type="application/json")
+
+    @app.get("/ops/feed", response_class=EventSourceResponse)
+    async def watch() -> AsyncIterator[ServerSentEvent]:
+        try:
+            async for message in feed.watch():
+                yield ServerSentEvent(raw_data=message.decode())
+        except TooManyWatchers:
+            yield ServerSentEvent(event="full", raw_data="too many pages are open", retry=10_000)
+
+    @app.get("/ops/requests")
+    async def requests(
+        order: Literal["last", "slowest"] = "last",
+        n: Annotated[int, Query(ge=1, le=LAST)] = 50,
+        search: Annotated[str, Query(max_length=200)] = "",
+    ) -> list[dict[str, Any]]:
+        found = recent.last() if order == "last" else recent.slowest()
+        rows = (record.to_json() for record in found)
+        return list(islice((row for row in rows if _matches(row, search)), n))  # no more than are asked for
+
+    @app.get("/ops/requests/{request_id}")
+    async def request(request_id: str) -> dict[str, Any]:
+        record = recent.find(request_id)
+        if record is None:
+            raise HTTPException(404, f"request {request_id!r} is not among the last ones")
+        return record.to_json()
+
+    @app.post("/ops/actions")
+    async def act(request: Request, action: Action) -> Response:
+        if not door.may_act(request.headers.raw):
+            return _problem(403, "actions come from the page itself: send the header X-Baton-Ops")
+        caller = request.client.host if request.client else "somebody"
+        try:
+            return JSONResponse({"done": await actions.run(action, caller)})
+        except ActionRefused as error:
+            return _problem(409, str(error))
+
+    app.mount("/ops/static", StaticFiles(directory=str(_STATIC)), name="static")
+    return app
+
+
+class Guard:
+    """Lets in those whom the door opens to, and says in each answer what a browser may do with it.
+
+    On the bare protocol: Starlette's own kind of middleware hides why an answer broke off.
+    """
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as ASGI has it."""
+        door, path = self._door, scope["path"]
+        if not door.opens(scope["headers"]) and not (door.has_key and path.startswith(_OPEN)):
+            await _closed(door, path)(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                if path.startswith("/ops/static/"):
+                    headers["cache-control"] = "no-cache"  # asked each time, sent when it has changed
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+@contextlib.asynccontextmanager
+async def serving(app: FastAPI, feed: Feed, sock: socket.socket) -> AsyncIterator[None]:
+    """Serve on `sock`, and keep the feed going, inside the block."""
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # they are the router's
+
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+    )
+    server = Server(config)
+    tasks = [
+        spawn(server.serve([sock]), "the live page"),
+        spawn(feed.run(), "the live page's feed"),
+    ]
+    try:
+        yield
+    finally:
+        server.should_exit = server.force_exit = True
+        tasks[1].cancel()
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), STOP_S)
+
+
+def _closed(door: Door, path: str) -> Response:
+    if not door.has_key:
+        return _problem(
+            421, "this page answers to names of its own machine alone; set ops.key to open it to others"
+        )
+    if path == "/ops":
+        return RedirectResponse("/ops/login", status_code=303)
+    return _problem(
+        401, "the key of this page is needed (ops.key): as 'Authorization: Bearer KEY', or at /ops/login"
+    )
+
+
+def _problem(status: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message}}, status_code=status)
+
+
+def _matches(row: dict[str, Any], search: str) -> bool:
+    if not search:
+        return True
+    workers = [one[side] for one in row["attempts"] for side in ("prefill_worker", "decode_worker")]
+    values = (row["request_id"], row["response_id"], row["trace_id"], row["tenant"], row["outcome"], *workers)
+    return any(search in value for value in values)

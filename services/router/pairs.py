@@ -1,0 +1,45 @@
+"""Pairs of workers that do not reach each other, though this router reaches both.
+
+A decode worker that cannot get KV from where it was saved says so. For a while then no request is handed over
+between the two: each would be prefilled for nothing. One in `CUT_S` tries whether they are joined again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+CUT_S = 5.0  # between two tries of one pair
+MOST = 1024  # pairs; the oldest is forgotten when there are more
+
+Pair = tuple[str, str]  # ids of the worker that saves KV, and of the one that pulls it
+
+
+class Pairs:
+    """The pairs between which the last handoff did not come through. Used in one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._cut: OrderedDict[Pair, float] = OrderedDict()  # until when it is avoided
+
+    def failed(self, pair: Pair) -> None:
+        """Note that the second could not get KV from the first."""
+        self._cut[pair] = self._clock() + CUT_S
+        self._cut.move_to_end(pair)
+        if len(self._cut) > MOST:
+            self._cut.popitem(last=False)
+
+    def passed(self, pair: Pair) -> None:
+        """Note that KV came through."""
+        self._cut.pop(pair, None)
+
+    def avoid(self, pair: Pair) -> bool:
+        """Tell whether to do without a handoff between the two. When its time is over, one caller may try."""
+        until = self._cut.get(pair)
+        if until is None:
+            return False
+        if self._clock() < until:
+            return True
+        self._cut[pair] = self._clock() + CUT_S  # for the others, until it is known
+        return False

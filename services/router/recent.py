@@ -1,0 +1,70 @@
+"""The last and the slowest finished requests of a router, for people who look: bounded, and gone with it."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from baton.services.router.record import Record
+
+LAST = 200
+SLOWEST = 50
+WINDOW_S = 900.0
+_PART_S = 60.0  # the slowest are kept by the minute: an old one leaves room for those that it was ahead of
+
+
+class Recent:
+    """Records of finished requests. One writer; readers get lists of their own. For one event loop."""
+
+    def __init__(
+        self, last: int = LAST, slowest: int = SLOWEST, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Keep the `last` ones, and the `slowest` of each minute of the last quarter of an hour."""
+        self._clock = clock
+        self._last: deque[Record] = deque(maxlen=last)
+        self._most = slowest
+        # Of each minute, a heap: its least slow one is first. The number settles a draw.
+        self._slow: deque[tuple[float, list[tuple[float, int, Record]]]] = deque()
+        self._numbers = count()
+
+    def add(self, record: Record) -> None:
+        """Take one more. A few comparisons, for any but the slowest."""
+        self._last.append(record)
+        now = self._clock()
+        self._forget(now)
+        if not self._slow or now >= self._slow[-1][0] + _PART_S:
+            self._slow.append((now, []))
+        heap = self._slow[-1][1]
+        entry = (record.slowness_s, next(self._numbers), record)
+        if len(heap) < self._most:
+            heapq.heappush(heap, entry)
+        elif entry[0] > heap[0][0]:
+            heapq.heapreplace(heap, entry)
+
+    def last(self, n: int = LAST) -> list[Record]:
+        """Return the last `n` finished requests, the latest first."""
+        found = list(self._last)[::-1]
+        return found[:n]
+
+    def slowest(self, n: int = SLOWEST) -> list[Record]:
+        """Return the `n` slowest to their first token of the last quarter of an hour, the slowest first."""
+        self._forget(self._clock())
+        entries = heapq.nlargest(min(n, self._most), (entry for _, heap in self._slow for entry in heap))
+        return [record for _, _, record in entries]
+
+    def find(self, request_id: str) -> Record | None:
+        """Return the latest record with this id, the one of logs or the one that the client got."""
+        kept: Iterator[Record] = (
+            one
+            for records in (self.last(), self.slowest())
+            for one in records
+            if request_id in (one.request_id, one.response_id)
+        )
+        return next(kept, None)
+
+    def _forget(self, now: float) -> None:
+        while self._slow and self._slow[0][0] < now - WINDOW_S:
+            self._slow.popleft()

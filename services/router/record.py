@@ -1,0 +1,186 @@
+"""A finished request as one immutable record, for the log, the traces and whoever looks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from baton.services.router.state import RequestState
+from baton.services.router.timeline import Stage, other_stages, seconds_by_stage, to_first_token
+from baton.services.router.timings import Event
+from baton.services.trace_context import TraceContext
+
+_FAILED = ("error", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One placement of a request."""
+
+    number: int
+    prefill_worker: str
+    decode_worker: str  # the same one where it did both
+    epoch_s: float  # placed, seconds since 1970
+    trouble: str  # by which it failed; empty if it did not
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A request that is over. Moments of stages and events are time.monotonic; see `at_s`."""
+
+    request_id: str  # as in logs, at workers and at the scheduler
+    response_id: str  # as its client knows it: `id` in the response
+    trace: TraceContext
+    tenant: str
+    model: str
+    outcome: str
+    status: int  # HTTP; 0 where no response was sent
+    streams: bool
+    prompt_tokens: int
+    output_tokens: int
+    arrived: float
+    ended: float
+    first_token_s: float  # from the arrival to the first token, or its first byte in a stream; 0: had none
+    client_s: float  # writing the response waited for its client to read
+    clock_s: float  # from time.monotonic to seconds since 1970
+    method: str  # of speculation
+    draft_steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+    retried: bool
+    attempts: tuple[AttemptRecord, ...]  # the last ones
+    to_first_token: tuple[Stage, ...]  # one after another
+    later: tuple[Stage, ...]  # and parts of those
+    events: tuple[Event, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether its client got an error."""
+        return self.outcome in _FAILED or self.status >= 500
+
+    @property
+    def slowness_s(self) -> float:
+        """The time to first token; of a request without one, all its time."""
+        return self.first_token_s or self.ended - self.arrived
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages."""
+        return self.to_first_token + self.later
+
+    @property
+    def first_token_stages(self) -> Mapping[str, float]:
+        """Seconds to the first token by stage; their sum is `slowness_s`."""
+        return seconds_by_stage(self.to_first_token)
+
+    def at_s(self, moment: float) -> float:
+        """Return a moment as seconds since 1970."""
+        return moment + self.clock_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain values. Offsets are milliseconds since the request's arrival."""
+        return {
+            "request_id": self.request_id,
+            "response_id": self.response_id,
+            "trace_id": self.trace.trace_id,
+            "tenant": self.tenant,
+            "model": self.model,
+            "outcome": self.outcome,
+            "status": self.status,
+            "streams": self.streams,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "arrived_at": round(self.at_s(self.arrived), 3),
+            "duration_ms": _ms(self.ended - self.arrived),
+            "ttft_ms": _ms(self.first_token_s),
+            "client_ms": _ms(self.client_s),
+            "drafts": {
+                "method": self.method,
+                "steps": self.draft_steps,
+                "drafted_tokens": self.drafted_tokens,
+                "accepted_tokens": self.accepted_tokens,
+            },
+            "attempts": [
+                {
+                    "number": one.number,
+                    "prefill_worker": one.prefill_worker,
+                    "decode_worker": one.decode_worker,
+                    "placed_at": round(one.epoch_s, 3),
+                    "trouble": one.trouble,
+                }
+                for one in self.attempts
+            ],
+            "stages": [
+                {
+                    "name": one.name,
+                    "at_ms": _ms(one.begin - self.arrived),
+                    "ms": _ms(one.seconds),
+                    "service": one.process.service,
+                    "worker": one.process.instance,
+                    "attempt": one.attempt,
+                    "within": one.within,
+                    "attributes": dict(one.attributes),
+                }
+                for one in self.stages
+            ],
+            "events": [
+                {
+                    "name": one.name,
+                    "at_ms": _ms(one.at - self.arrived),
+                    "attempt": one.attempt,
+                    "attributes": dict(one.attributes),
+                }
+                for one in self.events
+            ],
+        }
+
+
+def record_of(state: RequestState, model: str = "") -> Record:
+    """Return the record of a request that is over, and whose response is sent."""
+    http, spent = state.http, state.spent
+    troubles = {one.attempt: one.attributes["trouble"] for one in state.events if one.name == "failed"}
+    clock_s = time.time() - time.monotonic()
+    first = state.first_token
+    if http.streams and first:
+        first = max(first, http.first_byte)
+    return Record(
+        request_id=state.request_id,
+        response_id=state.response_id,
+        trace=state.trace,
+        tenant=state.party.tenant,
+        model=model,
+        outcome=state.outcome,
+        status=http.status,
+        streams=http.streams,
+        prompt_tokens=state.prompt_tokens,
+        output_tokens=len(state.tokens),
+        arrived=http.arrived,
+        ended=max(state.ended, http.ended),
+        first_token_s=max(0.0, first - http.arrived) if first else 0.0,
+        client_s=http.paused_s,
+        clock_s=clock_s,
+        method=state.method,
+        draft_steps=spent.draft_steps,
+        drafted_tokens=spent.drafted_tokens,
+        accepted_tokens=sum(spent.accepted_by_position),
+        retried=bool(state.events),
+        attempts=tuple(
+            AttemptRecord(
+                one.number,
+                one.prefiller.instance,
+                one.decoder.instance,
+                one.placed + clock_s,
+                troubles.get(one.number, ""),
+            )
+            for one in state.attempts_kept
+        ),
+        to_first_token=tuple(to_first_token(state)),
+        later=tuple(other_stages(state)),
+        events=tuple(state.events),
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)

@@ -1,0 +1,210 @@
+"""A request's time as stages, derived from its moments. Plain functions, called once or twice a request.
+
+The stages to the first token follow one another without a gap, so their sum is the time to first token:
+
+    admit     from the request's first line until it is within its tenant's limits; and, once it is
+              tokenized, its charge
+    receive   its body
+    render    vLLM's front end: chat template, tokenizer
+    wait      in the waiting room, until the placement that succeeds is asked for
+    place     that call; within it `schedule`, the scheduler's own part
+    send      to the worker, until its engine has it queued
+    queue     in the engine, until its first step
+    prefill   from there to the first token
+    reply     its way back to the router
+    hold      in the router, where the decode worker could not go on at once
+    deliver   vLLM's front end again, until the first byte of a stream is with the client's socket
+    lost      an attempt that failed before it had a token
+    other     between two moments that are known, where one between them is not
+
+What follows overlaps with `deliver`: `handoff` with its parts, `decode.first` (from the loaded KV cache to
+the first token of the decode worker), `decode`, `end` (from the last token to the response's end).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from baton.services.router.state import RequestState
+from baton.services.router.timings import ROUTER, Process, Timings
+
+TO_FIRST_TOKEN = (
+    "admit",
+    "receive",
+    "render",
+    "wait",
+    "place",
+    "send",
+    "queue",
+    "prefill",
+    "reply",
+    "hold",
+    "deliver",
+    "lost",
+    "other",
+)
+_NONE: Mapping[str, Any] = {}
+_HANDOFF = ("wait", "move", "check", "load")
+
+
+class Stage(NamedTuple):
+    """A part of a request's time, on the router's time.monotonic, in seconds."""
+
+    name: str
+    begin: float
+    end: float
+    process: Process = ROUTER  # that spent it
+    attempt: int = 0  # 0: of the request itself
+    within: str = ""  # the stage of the same attempt of which it is a part
+    attributes: Mapping[str, Any] = _NONE
+
+    @property
+    def seconds(self) -> float:
+        """Its duration."""
+        return self.end - self.begin
+
+
+class _Way:
+    """Stages that follow one another: each begins where the one before it ended."""
+
+    def __init__(self, begin: float) -> None:
+        self.at = begin
+        self.stages: list[Stage] = []
+        self._skipped = False
+
+    def to(
+        self,
+        name: str,
+        end: float,
+        process: Process = ROUTER,
+        attempt: int = 0,
+        attributes: Mapping[str, Any] = _NONE,
+    ) -> None:
+        """Add the stage that ended then; where that is not known it is a part of `other`."""
+        if not end:
+            self._skipped = True
+            return
+        end = max(end, self.at)  # clocks of two machines are compared: they may be a little apart
+        if self._skipped:
+            name, process, attributes, self._skipped = "other", ROUTER, _NONE, False
+        self.stages.append(Stage(name, self.at, end, process, attempt, "", attributes))
+        self.at = end
+
+
+def to_first_token(state: RequestState) -> list[Stage]:
+    """Return the stages from a request's arrival to its first token; to its end if it had none.
+
+    In a stream the last one is `deliver`, once its first byte is with the client's socket.
+    """
+    http = state.http
+    way = _Way(http.arrived)
+    way.to("admit", http.admitted)
+    way.to("receive", http.received)
+    way.to("render", state.taken)
+    way.to("admit", state.charged)
+    for attempt in state.attempts_kept:
+        if _attempt_to_token(way, attempt):
+            if attempt.held:
+                way.to("hold", state.first_token)
+            if http.streams and state.first_token:
+                way.to("deliver", http.first_byte)
+            return way.stages
+    if state.ended:
+        way.to("other" if state.attempts else "wait", state.ended)
+    return way.stages
+
+
+def other_stages(state: RequestState) -> list[Stage]:
+    """Return the stages of a request that is over which `to_first_token` leaves out, by attempt."""
+    stages: list[Stage] = []
+    attempts = state.attempts_kept
+    for index, attempt in enumerate(attempts):
+        if index and any(one.first_token for one in attempts[:index]):
+            way = _Way(attempts[index - 1].ended or attempt.asked)
+            _attempt_to_token(way, attempt)
+            stages += way.stages
+        following = attempts[index + 1].tokens_before if index + 1 < len(attempts) else len(state.tokens)
+        stages += _within_place(attempt)
+        stages += _after_token(attempt, following - attempt.tokens_before)
+    last = state.timings.last_token
+    ended = max(state.http.ended, state.ended)
+    if last and ended > last:
+        stages.append(Stage("end", last, ended))
+    return stages
+
+
+def seconds_by_stage(stages: Iterable[Stage]) -> dict[str, float]:
+    """Return the sum of each stage: a request may pass one twice."""
+    found: dict[str, float] = {}
+    for stage in stages:
+        found[stage.name] = found.get(stage.name, 0.0) + stage.seconds
+    return found
+
+
+def _attempt_to_token(way: _Way, attempt: Timings) -> bool:
+    """Go through an attempt as far as its first token. Return whether it had one."""
+    number = attempt.number
+    way.to("wait", attempt.asked, attempt=number)
+    way.to("place", attempt.placed, attempt=number)
+    if not attempt.first_token:
+        if attempt.ended:
+            way.to("lost", attempt.ended, attempt.prefiller, number)
+        return False
+    if attempt.recomputed and attempt.recomputed < attempt.first_token:
+        way.to("lost", attempt.recomputed, attempt=number)
+    way.to("send", attempt.queued, attempt=number)
+    way.to("queue", attempt.prefill_began, attempt.prefiller, number)
+    chunks = {"chunks": attempt.chunks} if attempt.chunks else _NONE
+    way.to("prefill", attempt.prefill_ended, attempt.prefiller, number, chunks)
+    way.to("reply", attempt.first_token, attempt=number)
+    return True
+
+
+def _within_place(attempt: Timings) -> Iterator[Stage]:
+    """Yield the scheduler's own part of a placement, in its middle: how long each way took is not known."""
+    if attempt.scheduler_s and attempt.asked:
+        spare = max(0.0, attempt.placed - attempt.asked - attempt.scheduler_s) / 2
+        begin, end = attempt.asked + spare, attempt.placed - spare
+        yield Stage("schedule", begin, end, attempt.scheduler, attempt.number, "place")
+
+
+def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:
+    """Yield an attempt's stages from its first token on. `tokens` are those that it brought."""
+    number, decoder = attempt.number, attempt.decoder
+    if attempt.saved:
+        saving = attempt.saved - attempt.save_ms / 1e3
+        yield Stage("handoff.save", saving, attempt.saved, attempt.prefiller, number)
+    if attempt.admitted and attempt.handoff is not None:
+        yield from _handoff(attempt)
+    if not attempt.first_token:
+        return
+    begin = attempt.first_token
+    if attempt.resumed:
+        since = attempt.recomputed or attempt.admitted or attempt.first_token
+        yield Stage("decode.first", min(since, attempt.resumed), attempt.resumed, decoder, number)
+        begin = attempt.resumed
+    if attempt.last_token > begin:
+        spent = attempt.spent()
+        accepted = sum(spent.accepted_by_position)
+        attributes = {
+            "tokens": tokens,
+            "steps": tokens - accepted,  # a step brings the drafted tokens that it accepts, and one more
+            "drafts": spent.draft_steps,
+            "drafted_tokens": spent.drafted_tokens,
+            "accepted_tokens": accepted,
+        }
+        yield Stage("decode", begin, attempt.last_token, decoder, number, "", attributes)
+
+
+def _handoff(attempt: Timings) -> Iterator[Stage]:
+    """Yield a handoff and its parts: laid end to end, though the worker moves and checks at the same time."""
+    told = attempt.handoff
+    attributes = {"bytes": attempt.handoff_bytes, "transport": attempt.transport or "none"}
+    begin = min(attempt.first_token, attempt.admitted)
+    yield Stage("handoff", begin, attempt.admitted, ROUTER, attempt.number, "", attributes)
+    at = attempt.admitted - sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3
+    for part in _HANDOFF:
+        seconds = getattr(told, f"{part}_ms") / 1e3
+        yield Stage(f"handoff.{part}", at, at + seconds, attempt.decoder, attempt.number, "handoff")
+        at += seconds

@@ -1,0 +1,133 @@
+"""The moments of a request, noted where they happen: all that is told of its time is derived from them.
+
+    HttpTimes   of its HTTP exchange, by http/connections.py and http/admission.py
+    Timings     of one attempt, by the relay, its legs and its sink
+    Event       what went wrong on the way, and what was done about it
+
+Workers' moments come with their messages, and are put onto the router's clock by their streams. Moments are
+time.monotonic, in seconds; 0 before each, and where it never became known.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from baton.protos import scheduler_pb2, worker_pb2
+
+
+class Process(NamedTuple):
+    """One process of the deployment, as traces name it."""
+
+    service: str  # baton-router, baton-scheduler, baton-prefill, baton-decode or baton-mixed
+    instance: str  # a worker's id, a scheduler's address; empty: this router
+
+
+ROUTER = Process("baton-router", "")
+UNKNOWN = Process("", "")
+
+
+def process_of(worker: scheduler_pb2.Worker) -> Process:
+    """Return a worker as traces name it."""
+    role = scheduler_pb2.Role.Name(worker.role).removeprefix("ROLE_").lower()
+    return Process(f"baton-{role}", worker.worker_id)
+
+
+@dataclass(slots=True)
+class HttpTimes:
+    """The moments of one HTTP exchange; all sequences that it asks for share them."""
+
+    arrived: float = field(default_factory=time.monotonic)  # the request's first line
+    admitted: float = 0.0  # within its tenant's limits
+    received: float = 0.0  # its whole body
+    first_byte: float = 0.0  # of the response's body, given to the client's socket
+    ended: float = 0.0
+    status: int = 0  # of the response; 0: none was sent
+    streams: bool = False  # the response is an event stream: its first byte brings the first token
+    paused_s: float = 0.0  # writing waited for the client to read
+
+
+class Event(NamedTuple):
+    """Something that went wrong with a request, or was done about it."""
+
+    name: str
+    at: float
+    attempt: int
+    attributes: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Timings:
+    """The moments of one attempt."""
+
+    number: int = 0  # of the attempt, from 1
+    tokens_before: int = 0  # output tokens of the attempts before it
+    asked: float = 0.0  # a scheduler, to place it
+    placed: float = 0.0
+    queued: float = 0.0  # in the engine that prefills
+    prefill_began: float = 0.0  # its first step
+    prefill_ended: float = 0.0  # its engine put the first token out
+    first_token: float = 0.0  # came here
+    held: bool = False  # it waited here until the decode worker had gone on
+    saved: float = 0.0  # the KV cache, for another worker
+    admitted: float = 0.0  # the KV cache is loaded on that worker
+    decode_began: float = 0.0  # the first step there
+    resumed: float = 0.0  # the first token from there came here
+    last_token: float = 0.0  # came here
+    recomputed: float = 0.0  # the decode worker was told to prefill the prompt itself
+    ended: float = 0.0  # by a failure
+    scheduler: Process = UNKNOWN
+    scheduler_s: float = 0.0  # of the placement, within the scheduler
+    prefiller: Process = UNKNOWN
+    decoder: Process = UNKNOWN
+    chunks: int = 0  # steps in which the prompt was computed, where its KV was saved
+    save_ms: float = 0.0
+    handoff: worker_pb2.Admitted | None = None  # what the load cost
+    handoff_bytes: int = 0
+    transport: str = ""
+    drafts: Any = None  # the engine's count of this attempt so far (vLLM's RequestSpecDecodeMetrics)
+
+    def spent(self) -> Spent:
+        """Return the attempt's cost so far."""
+        drafted = self.drafts.num_draft_tokens if self.drafts is not None else 0
+        histogram = self.drafts.histogram if self.drafts is not None else []  # [j]: steps that accepted j
+        return Spent(
+            queue_ms=_ms(self.placed, self.prefill_began),
+            prefill_ms=_ms(self.placed, self.first_token),
+            handoff_ms=_ms(self.first_token, self.admitted),
+            decode_ms=_ms(self.admitted or self.first_token, self.last_token),
+            draft_steps=sum(histogram),
+            drafted_tokens=drafted,
+            accepted_by_position=tuple(sum(histogram[at:]) for at in range(1, len(histogram))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The cost of one attempt, or the sum over several."""
+
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    handoff_ms: float = 0.0
+    decode_ms: float = 0.0
+    draft_steps: int = 0  # that verified a draft
+    drafted_tokens: int = 0
+    accepted_by_position: tuple[int, ...] = ()  # drafted tokens that were accepted
+
+    def __add__(self, other: Spent) -> Spent:
+        positions = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
+        return Spent(
+            self.queue_ms + other.queue_ms,
+            self.prefill_ms + other.prefill_ms,
+            self.handoff_ms + other.handoff_ms,
+            self.decode_ms + other.decode_ms,
+            self.draft_steps + other.draft_steps,
+            self.drafted_tokens + other.drafted_tokens,
+            tuple(one + more for one, more in positions),
+        )
+
+
+def _ms(begin: float, end: float) -> float:
+    return max(0.0, 1e3 * (end - begin)) if begin and end else 0.0

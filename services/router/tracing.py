@@ -1,0 +1,236 @@
+"""The traces of requests, in OpenTelemetry's form: the router tells what each process did for a request.
+
+Workers and schedulers export nothing: what they did comes with the messages that they send anyway. So all is
+known, on one clock, when it is decided whether a trace is kept, and a worker that died is told of as far as
+the router heard of it. A span of a worker has that worker's resource.
+
+Leans on: opentelemetry.sdk.trace.ReadableSpan (its constructor), BatchSpanProcessor (a bounded queue that
+drops its oldest spans, and a thread of its own), the OTLP exporters.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event as SpanEvent
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
+from opentelemetry.trace.status import Status, StatusCode
+
+from baton.services.config import TracingSettings
+from baton.services.router.record import Record
+from baton.services.router.timeline import Stage
+from baton.services.router.timings import ROUTER, Event, Process
+from baton.services.trace_context import new_span_id
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUED = 8_192  # spans; a request has some twenty
+EXPORT_TIMEOUT_S = 5.0
+_SCOPE = InstrumentationScope("baton")
+_KINDS = {"place": SpanKind.CLIENT, "schedule": SpanKind.SERVER}
+
+
+class Traces:
+    """Writes the traces of finished requests. From the event loop; the export has a thread of its own."""
+
+    def __init__(self, settings: TracingSettings, exporter: SpanExporter, router_id: str) -> None:
+        """Write to `exporter`, as the router of this id."""
+        self.ratio = settings.sample_ratio
+        self._slow_s = settings.slow_ms / 1e3
+        self._router = Process(ROUTER.service, router_id)
+        self._processor = BatchSpanProcessor(exporter, max_queue_size=MAX_QUEUED)
+
+    def keeps(self, record: Record) -> bool:
+        """Return whether a request's trace is worth keeping."""
+        return record.trace.sampled or record.failed or record.retried or record.slowness_s > self._slow_s
+
+    def write(self, record: Record) -> None:
+        """Write a request's trace if it is to be kept. The exporter's thread does the rest."""
+        if self.keeps(record):
+            for span in spans_of(record, self._router):
+                self._processor.on_end(span)
+
+    def close(self) -> None:
+        """Export what waits, within a few seconds."""
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
+
+
+def open_exporter(settings: TracingSettings) -> SpanExporter:
+    """Return the exporter for the settings' endpoint. It connects when there is something to send."""
+    url = urlsplit(settings.endpoint)
+    # Their own lines come with each batch that fails: ours says it once.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    if url.path.strip("/"):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
+
+        exporter: SpanExporter = OverHttp(
+            endpoint=settings.endpoint, headers=settings.headers, timeout=EXPORT_TIMEOUT_S
+        )
+    else:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
+
+        exporter = OverGrpc(
+            endpoint=settings.endpoint,
+            insecure=url.scheme == "http",
+            headers={name.lower(): value for name, value in settings.headers.items()},  # as gRPC wants them
+            timeout=EXPORT_TIMEOUT_S,
+        )
+    return _Watched(exporter, settings.endpoint)
+
+
+class _Watched(SpanExporter):
+    """An exporter of which it is logged when it begins to fail, and when it works again."""
+
+    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
+        self._exporter = exporter
+        self._endpoint = endpoint
+        self._fails = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:  # noqa: BLE001 (whatever a client of HTTP or gRPC raises)
+            log.debug("the export failed: %s", error)
+            result = SpanExportResult.FAILURE
+        fails = result is not SpanExportResult.SUCCESS
+        if fails and not self._fails:
+            log.warning(
+                "tracing.endpoint: %s takes no traces; they are dropped until it does: is it up, is it the "
+                "right port (4317 for gRPC, 4318/v1/traces for HTTP)?",
+                self._endpoint,
+            )
+        elif self._fails and not fails:
+            log.info("tracing.endpoint: %s takes traces again", self._endpoint)
+        self._fails = fails
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
+def spans_of(record: Record, router: Process) -> list[ReadableSpan]:
+    """Return a request's spans: its own first, then its stages, those of an attempt within that."""
+    return _Spans(record, router).made
+
+
+class _Spans:
+    def __init__(self, record: Record, router: Process) -> None:
+        self._record = record
+        self._router = router
+        self.made: list[ReadableSpan] = []
+        self._root()
+        root = self._context(record.trace.span_id)
+        self._stages([stage for stage in record.stages if not stage.attempt], root)
+        for attempt in record.attempts:
+            stages = [stage for stage in record.stages if stage.attempt == attempt.number]
+            if not stages:
+                continue
+            outer = [stage for stage in stages if not stage.within]
+            failed = [one for one in record.events if one.attempt == attempt.number and one.name == "failed"]
+            message = failed[-1].attributes["message"] if failed else ""
+            attributes = {
+                "baton.attempt": attempt.number,
+                "baton.prefill_worker": attempt.prefill_worker,
+                "baton.decode_worker": attempt.decode_worker,
+            }
+            whole = Stage(
+                "attempt",
+                min(stage.begin for stage in outer),
+                max(stage.end for stage in outer),
+                attributes=attributes,
+            )
+            self._stages(stages, self._add(whole, root, message))
+
+    def _root(self) -> None:
+        record, trace = self._record, self._record.trace
+        parent = self._context(trace.parent_id, is_remote=True) if trace.parent_id else None
+        attributes: dict[str, str | int | float] = {
+            "baton.request_id": record.request_id,
+            "baton.response_id": record.response_id,
+            "baton.outcome": record.outcome,
+            "baton.tenant": record.tenant,
+            "baton.attempts": len(record.attempts),
+            "baton.time_to_first_token_ms": round(1e3 * record.first_token_s, 3),
+            "baton.client_wait_ms": round(1e3 * record.client_s, 3),
+            "baton.speculative_method": record.method,
+            "baton.draft_steps": record.draft_steps,
+            "baton.drafted_tokens": record.drafted_tokens,
+            "baton.accepted_tokens": record.accepted_tokens,
+            "gen_ai.request.model": record.model,
+            "gen_ai.usage.input_tokens": record.prompt_tokens,
+            "gen_ai.usage.output_tokens": record.output_tokens,
+            "http.response.status_code": record.status,
+        }
+        self.made.append(
+            ReadableSpan(
+                "request",
+                context=self._context(trace.span_id),
+                parent=parent,
+                resource=_resource(self._router),
+                attributes={name: value for name, value in attributes.items() if value != ""},
+                events=[self._event(one) for one in record.events],
+                kind=SpanKind.SERVER,
+                status=Status(StatusCode.ERROR, record.outcome) if record.failed else Status(),
+                start_time=self._ns(record.arrived),
+                end_time=self._ns(record.ended),
+                instrumentation_scope=_SCOPE,
+            )
+        )
+
+    def _stages(self, stages: Iterable[Stage], parent: SpanContext) -> None:
+        contexts: dict[str, SpanContext] = {}
+        for stage in sorted(stages, key=lambda one: (bool(one.within), one.begin)):
+            contexts[stage.name] = self._add(stage, contexts.get(stage.within, parent))
+
+    def _add(self, stage: Stage, parent: SpanContext, error: str = "") -> SpanContext:
+        context = self._context(new_span_id())
+        self.made.append(
+            ReadableSpan(
+                stage.name,
+                context=context,
+                parent=parent,
+                resource=_resource(self._router if stage.process == ROUTER else stage.process),
+                attributes=dict(stage.attributes),
+                kind=_KINDS.get(stage.name, SpanKind.INTERNAL),
+                status=Status(StatusCode.ERROR, error) if error else Status(),
+                start_time=self._ns(stage.begin),
+                end_time=self._ns(stage.end),
+                instrumentation_scope=_SCOPE,
+            )
+        )
+        return context
+
+    def _event(self, event: Event) -> SpanEvent:
+        return SpanEvent(
+            event.name, {"attempt": event.attempt, **event.attributes}, timestamp=self._ns(event.at)
+        )
+
+    def _context(self, span_id: str, *, is_remote: bool = False) -> SpanContext:
+        trace = self._record.trace
+        state = TraceState.from_header([trace.state]) if trace.state else None
+        flags = TraceFlags(TraceFlags.SAMPLED)
+        return SpanContext(int(trace.trace_id, 16), int(span_id, 16), is_remote, flags, state)
+
+    def _ns(self, moment: float) -> int:
+        return int(1e9 * self._record.at_s(moment))
+
+
+@lru_cache(maxsize=1024)
+def _resource(process: Process) -> Resource:
+    return Resource(
+        {
+            "service.name": process.service,
+            "service.namespace": "baton",
+            "service.instance.id": process.instance,
+        }
+    )

@@ -1,0 +1,92 @@
+"""The names of a prompt's KV blocks, made as the engines of the workers make them.
+
+They are vLLM's own hashes, of the algorithm and the root that a worker tells, so what a worker says it holds
+is what is asked for here. Each is made from the one before; a chat whose prompt grows from turn to turn
+would pay for all of it each time (`python -m bench prefixes` tells how much). So pieces of prompts are kept
+with their hashes, the last `PIECES` that were used, and known again by a quick hash over all that comes
+before and the piece itself.
+
+Only text is served (`_check` in engine_client.py): but for the first block, which has the salt, hashes are of
+tokens alone.
+
+Leans on: vllm.utils.hashing.get_hash_fn_by_name, vllm.v1.core.kv_cache_utils.{hash_block_tokens,
+generate_block_hash_extra_keys}, vllm.v1.engine.EngineCoreRequest (prompt_token_ids, and what the extra keys
+of its first block are made of).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import xxhash
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, hash_block_tokens
+
+from baton.protos import scheduler_pb2
+from baton.scheduler.prefixes.keys import PromptKeys, prompt_keys
+
+PIECE_BLOCKS = 64
+PIECES = 8_192  # kept: 8 MB, for half a million blocks
+
+_TOKEN_BYTES = array("I").itemsize
+
+
+class _Piece(NamedTuple):
+    hashes: array[int]  # the lowest 64 bits of each
+    last: bytes  # the last one, whole
+
+
+class PromptHasher:
+    """Names the blocks of prompts as a worker does that tells `hashing`. For one event loop."""
+
+    def __init__(self, hashing: scheduler_pb2.BlockHashing) -> None:
+        self._function = get_hash_fn_by_name(hashing.algorithm)
+        self._root = hashing.root
+        self._block = hashing.tokens
+        self._every = max(1, hashing.every)
+        self._pieces: OrderedDict[bytes, _Piece] = OrderedDict()
+
+    def keys(self, request: Any) -> PromptKeys:
+        """Return the names of the blocks of a request's prompt; none for one shorter than a block."""
+        hashes = self.hashes(request)
+        every = self._every
+        return prompt_keys(hashes if every == 1 else hashes[every - 1 :: every], self._block * every)
+
+    def hashes(self, request: Any) -> array[int]:
+        """Return the lowest 64 bits of the hash of each full block, in order."""
+        tokens = request.prompt_token_ids
+        data = memoryview(array("I", tokens)).cast("B")
+        extra, _ = generate_block_hash_extra_keys(request, 0, self._block, 0)
+        blocks = len(tokens) // self._block
+        name = xxhash.xxh3_128_digest(repr(extra).encode())
+        parent, found = self._root, array("Q")
+        for begin in range(0, blocks, PIECE_BLOCKS):
+            end = min(begin + PIECE_BLOCKS, blocks)
+            first, last = begin * self._block, end * self._block
+            name = xxhash.xxh3_128_digest(name + data[first * _TOKEN_BYTES : last * _TOKEN_BYTES])
+            piece = self._pieces.get(name)
+            if piece is None:
+                piece = self._hash(tokens[first:last], parent, None if begin else extra)
+                if end - begin == PIECE_BLOCKS:
+                    self._keep(name, piece)
+            else:
+                self._pieces.move_to_end(name)
+            found += piece.hashes
+            parent = piece.last
+        return found
+
+    def _hash(self, tokens: list[int], parent: bytes, extra: Any) -> _Piece:
+        function, size = self._function, self._block
+        hashes = array("Q")
+        for begin in range(0, len(tokens), size):
+            parent = hash_block_tokens(function, parent, tokens[begin : begin + size], extra)
+            hashes.append(int.from_bytes(parent[-8:], "big"))
+            extra = None
+        return _Piece(hashes, parent)
+
+    def _keep(self, name: bytes, piece: _Piece) -> None:
+        self._pieces[name] = piece
+        if len(self._pieces) > PIECES:
+            self._pieces.popitem(last=False)

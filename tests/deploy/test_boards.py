@@ -1,0 +1,239 @@
+"""Boards, alerts and what serves them: each query can be asked, each alert has a page, all files agree."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from prometheus_client import REGISTRY
+
+from baton.services.router.vllm import metrics as vllm_metrics
+from deploy.boards.__main__ import BOARDS, DEPLOY, files, main
+from deploy.boards.alerts import ALERTS, RECORDS, RUNBOOKS
+from deploy.boards.model import WINDOW, Panel
+from harness.metric_families import series_names
+from harness.prometheus import why_not
+from harness.support import ROOT
+
+# Prometheus' own, and those of vLLM's front end, which a router serves.
+OTHERS = {"up", "ALERTS", "vllm:prompt_tokens_total", "vllm:num_preemptions_total"} | {
+    "vllm:inter_token_latency_seconds_bucket"
+}
+# Of the whole process: prometheus_client's, on Linux.
+PROCESS = {
+    name
+    for one in REGISTRY.collect()
+    for name in (one.name, f"{one.name}_total")
+    if name.startswith("process_")
+}
+RECORDED = {one.name for one in RECORDS}
+PANELS = [panel for board in BOARDS for row in board.rows for panel in row.panels]
+OPS = ("prometheus", "alertmanager", "grafana", "collector", "tempo")
+needs_promtool = pytest.mark.skipif(bool(why_not("promtool")), reason=why_not("promtool"))
+
+
+def names_in(expr: str) -> set[str]:
+    """Return the metrics that an expression selects. Raises for what is no PromQL."""
+    tree = promql_parser.parse(expr.replace(WINDOW, "1m"))
+    found: set[str] = set()
+
+    def walk(node: Any) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            found.add(node.name)
+        for part in ("expr", "lhs", "rhs", "param", "vector_selector", "vs", "args"):
+            below = getattr(node, part, None)
+            if below is not None:
+                for one in below if isinstance(below, list) else [below]:
+                    walk(one)
+
+    walk(tree)
+    return found
+
+
+@cache
+def known() -> frozenset[str]:
+    return frozenset(series_names() | OTHERS | PROCESS | RECORDED)
+
+
+def test_the_files_are_those_of_the_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_grafana_reads_each_board_as_it_is_written() -> None:
+    for path, text in files().items():
+        if path.suffix == ".json":
+            board = Dashboard.from_json(json.loads(text))
+            assert board.uid == path.stem
+            assert board.panels
+            numbers = [panel["id"] for panel in json.loads(text)["panels"]]
+            assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
+def test_a_panels_metrics_are_declared(panel: Panel) -> None:
+    assert panel.queries
+    for query in panel.queries:
+        found = names_in(query.expr)
+        assert found
+        assert found <= known(), f"nobody declares {found - known()}"
+
+
+@pytest.mark.parametrize("rule", [*ALERTS, *RECORDS], ids=lambda rule: rule.name)
+def test_a_rules_metrics_are_declared(rule: Any) -> None:
+    found = names_in(rule.expr)
+    assert found <= known(), f"nobody declares {found - known()}"
+
+
+def test_the_names_of_an_expression_are_found() -> None:
+    expr = "sum(rate(a[1m])) / on () (b or c offset 5m) > bool 3 and histogram_quantile(0.9, d) or (-e)"
+    assert names_in(expr) == {"a", "b", "c", "d", "e"}
+    with pytest.raises(ValueError, match="unclosed"):
+        names_in("sum(rate(a[1m])")
+    assert "vllm:num_preemptions_total" not in vllm_metrics.NOT_SERVED
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_an_alert_has_its_page(alert: Any) -> None:
+    text = (ROOT / RUNBOOKS / f"{alert.name}.md").read_text()
+    assert text.startswith(f"# {alert.name}\n")
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert titles == ["What it means", "How to look", "What to do"]
+    for part in text.split("\n## ")[1:]:
+        assert len(part) > 80, part
+
+
+def test_a_page_has_its_alert() -> None:
+    pages = {path.stem for path in (ROOT / RUNBOOKS).glob("*.md")} - {"README"}
+    assert pages == {alert.name for alert in ALERTS}
+
+
+@needs_promtool
+def test_promtool_takes_the_rules() -> None:
+    done = run(["promtool", "check", "rules", "rules.yaml"])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_prometheus_takes_its_configuration() -> None:
+    done = run(["promtool", "check", "config", "prometheus.yaml"])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("amtool"), reason=why_not("amtool"))
+def test_alertmanager_takes_its_configuration() -> None:
+    done = run(["amtool", "check-config", "alertmanager.yaml"])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_inhibitions_name_alerts() -> None:
+    text = (DEPLOY / "prometheus" / "alertmanager.yaml").read_text()
+    assert set(re.findall(r"alertname = (\w+)", text)) <= {alert.name for alert in ALERTS}
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=DEPLOY / "prometheus", timeout=120, check=False
+    )
+
+
+# -- the compose profile
+
+
+@cache
+def compose() -> dict[str, Any]:
+    text = (ROOT / "docker-compose.yml").read_text()
+    found: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", text))
+    return found
+
+
+def port_of(service: str) -> int:
+    """Return the port on which a service serves its metrics, or listens in the project's network."""
+    environment = compose()["services"][service].get("environment", {})
+    for key in ("BATON_SCHEDULER__METRICS_PORT", "BATON_ROUTER__METRICS_PORT", "BATON_WORKER__METRICS_PORT"):
+        if key in environment:
+            return int(environment[key])
+    return {"prometheus": 9090, "alertmanager": 9093, "grafana": 3000, "tempo": 3200}[service]
+
+
+def test_only_the_profile_starts_them() -> None:
+    with_profile = {name for name, one in compose()["services"].items() if one.get("profiles") == ["ops"]}
+    assert with_profile == set(OPS)
+    for name in OPS:
+        for published in compose()["services"][name].get("ports", []):
+            assert published.startswith("127.0.0.1:"), f"{name} is open to other machines"
+            assert published.endswith(f":{port_of(name)}")
+        image = compose()["services"][name]["image"]
+        assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", image), f"{image} is not pinned"
+
+
+def test_each_file_that_is_mounted_is_there_and_is_named_in_the_command() -> None:
+    for name in OPS:
+        one = compose()["services"][name]
+        for volume in one.get("volumes", []):
+            source, target, *_ = volume.split(":")
+            if source.startswith("./"):
+                assert (ROOT / source).exists(), source
+            else:
+                assert source in compose()["volumes"]
+            if Path(target).suffix and Path(target).name != "rules.yaml":
+                assert any(target in word for word in one["command"]), f"{name} does not read {target}"
+
+
+def test_prometheus_finds_scheduler_alertmanager_and_rules() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+    (scrape,) = config["scrape_configs"]
+    assert scrape["honor_labels"]
+    assert [one["url"] for one in scrape["http_sd_configs"]] == [
+        f"http://scheduler:{port_of('scheduler')}/targets"
+    ]
+    ((manager,),) = [one["static_configs"][0]["targets"] for one in config["alerting"]["alertmanagers"]]
+    assert manager == f"alertmanager:{port_of('alertmanager')}"
+    volumes = [one.split(":")[:2] for one in compose()["services"]["prometheus"]["volumes"]]
+    targets = {Path(target) for _, target in volumes}
+    assert {Path("/etc/prometheus") / one for one in config["rule_files"]} <= targets
+
+
+def test_every_process_of_the_deployment_serves_metrics_to_the_network() -> None:
+    for name in ("scheduler", "prefill", "decode", "router"):
+        assert port_of(name) >= 1024
+    assert port_of("prefill") == port_of("decode")
+
+
+def test_grafana_finds_its_sources_and_boards() -> None:
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    sources = yaml.safe_load((provisioning / "datasources" / "baton.yaml").read_text())["datasources"]
+    assert {one["url"] for one in sources} == {
+        f"http://prometheus:{port_of('prometheus')}",
+        f"http://tempo:{port_of('tempo')}",
+    }
+    linked = sources[0]["jsonData"]["exemplarTraceIdDestinations"][0]["datasourceUid"]
+    assert linked in {one["uid"] for one in sources}
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "baton.yaml").read_text())["providers"]
+    grafana = compose()["services"]["grafana"]
+    mounted = dict(one.split(":")[1::-1] for one in grafana["volumes"])
+    boards = ROOT / mounted[provider["options"]["path"]]
+    assert {path.stem for path in boards.glob("*.json")} == {board.name for board in BOARDS}
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (boards / home.name).is_file()
+
+
+def test_traces_go_from_the_collector_to_tempo() -> None:
+    collector = yaml.safe_load((DEPLOY / "otel" / "collector.yaml").read_text())
+    tempo = yaml.safe_load((DEPLOY / "otel" / "tempo.yaml").read_text())
+    (exporter,) = collector["service"]["pipelines"]["traces"]["exporters"]
+    host, _, port = collector["exporters"][exporter]["endpoint"].partition(":")
+    assert host in compose()["services"]
+    endpoint = tempo["distributor"]["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"]
+    assert endpoint.endswith(f":{port}")
+    assert tempo["server"]["http_listen_port"] == port_of("tempo")
+    for part in ("receivers", "processors"):
+        assert set(collector["service"]["pipelines"]["traces"][part]) <= set(collector[part])

@@ -1,0 +1,158 @@
+"""The live page in a real browser, under load and a kill: what it shows is what is so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.services.router.ops.fleet import COLUMNS
+from harness.browser import browser_page, why_not
+from harness.deployment import Deployment, deployment
+from harness.live_page import live_page
+from harness.prompts import prompts
+from harness.scheduling import until
+from harness.support import PATIENCE, ROOT, free_port
+from tests.e2e.test_failures import ask
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+WAIT_S = 15.0
+WAIT_MS = 1e3 * WAIT_S * PATIENCE
+FIGURES = ROOT / "docs" / "figures"
+TAKE = "TAKE_SCREENSHOTS"  # in the environment: renew those of the documentation
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Start 1P2D with a live page."""
+    listen = f"127.0.0.1:{free_port()}"
+    settings: dict[str, Any] = {"scheduler": {"heartbeat_s": 0.2}, "ops": {"listen": listen}}
+    with deployment(tmp_path_factory.mktemp("watched"), **settings) as one:
+        yield one.up(1, 2)
+
+
+async def shot(page: Any, name: str) -> None:
+    if os.environ.get(TAKE):
+        await page.screenshot(path=str(FIGURES / f"live-page-{name}.png"))
+
+
+def of_scheduler(one: Deployment) -> dict[str, str]:
+    """Return each worker's role, as the scheduler knows it."""
+    return {
+        worker.identity.worker_id: pb.Role.Name(worker.identity.role).removeprefix("ROLE_").lower()
+        for worker in one.describe().workers
+    }
+
+
+async def on_page(page: Any) -> dict[str, str]:
+    """Return each worker that the page shows and that is not gone, with its label."""
+    shown = await page.eval_on_selector_all(
+        "[data-worker]:not(.gone)",
+        "all => all.map(one => [one.dataset.worker, one.getAttribute('aria-label')])",
+    )
+    return dict(shown)
+
+
+async def until_same(page: Any, one: Deployment) -> None:
+    """Wait until the page shows the scheduler's workers with their roles."""
+
+    async def same() -> bool:
+        shown, known = await on_page(page), of_scheduler(one)
+        return shown.keys() == known.keys() and all(role in shown[name] for name, role in known.items())
+
+    await until(same, WAIT_S)
+
+
+@pytest.mark.timeout(120)
+async def test_load_a_kill_and_an_operator(watched: Deployment) -> None:
+    url = f"http://{watched.config['ops']['listen']}/ops"
+    async with (
+        browser_page(viewport={"width": 1400, "height": 900}) as (page, problems),
+        watched.async_client() as client,
+    ):
+        await page.goto(url)
+        await page.wait_for_selector("[data-worker]", timeout=WAIT_MS)
+        await until_same(page, watched)
+
+        running = [
+            asyncio.create_task(ask(client, prompts()[number * 4], max_tokens=250)) for number in range(6)
+        ]
+
+        async def decodes() -> bool:
+            return any(
+                one.load.running for one in watched.describe().workers if one.identity.role == pb.ROLE_DECODE
+            )
+
+        await until(decodes, WAIT_S)
+        victim = next(name for name, role in of_scheduler(watched).items() if role == "decode")
+        os.kill(int(victim.rpartition(".")[2]), 9)
+        await asyncio.gather(*running)
+        await page.wait_for_selector(f"[data-worker='{victim}'].gone", timeout=WAIT_MS)
+        await page.wait_for_selector("#events li:has-text('gone')", timeout=WAIT_MS)
+        await page.wait_for_selector("#requests tbody tr.warning", timeout=WAIT_MS)
+        await shot(page, "kill")
+
+        # A request that lost its worker, as a waterfall with both attempts and the cause.
+        await page.click("#requests tbody tr.warning")
+        told = await page.inner_text("#waterfall")
+        assert victim in told
+        assert "decode" in told
+        assert await page.locator("#waterfall .mark").count() > 0
+        await shot(page, "waterfall")
+        await page.keyboard.press("Escape")
+
+        await until_same(page, watched)  # the killed worker was started again
+        target = next(name for name, role in of_scheduler(watched).items() if role == "decode")
+        await page.locator(f"[data-worker='{target}']").press("Enter")
+        await page.click("#worker button:has-text('make it mixed')")
+        assert of_scheduler(watched)[target] == "decode"  # asked only once so far
+        await page.click("#confirm")
+        await page.wait_for_selector("#said:has-text('mixed')", timeout=WAIT_MS)
+        assert of_scheduler(watched)[target] == "mixed"
+        await page.keyboard.press("Escape")
+        await until_same(page, watched)
+
+        await page.emulate_media(color_scheme="dark")
+        await shot(page, "dark")
+        assert not problems
+
+
+@pytest.mark.timeout(90)
+async def test_a_thousand_workers_stay_readable(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    names = [f"{'prefill' if number < 400 else 'decode'}-{number}" for number in range(1_000)]
+    async with live_page() as live, browser_page(viewport={"width": 390, "height": 800}) as (page, problems):
+        await live.register(
+            *((name, pb.ROLE_PREFILL if "prefill" in name else pb.ROLE_DECODE) for name in names)
+        )
+        await live.beat(*names, draw=draw)
+        await page.goto(f"{live.url}/ops")
+        await page.wait_for_selector("[data-worker]", timeout=WAIT_MS)
+
+        async def all_shown() -> bool:
+            return len(await on_page(page)) == len(names)
+
+        await until(all_shown, WAIT_S)
+        wide = await page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= 390  # a phone shows it without scrolling sideways
+        await page.fill("input[aria-label='search workers']", "decode-99")
+
+        async def found() -> bool:
+            return set(await on_page(page)) == {name for name in names if "decode-99" in name}
+
+        await until(found, WAIT_S)
+        assert not problems
+
+
+def test_each_column_is_used() -> None:
+    """The page names columns by their names: none that it asks for is missing, and none comes for nothing."""
+    static = ROOT / "services" / "router" / "ops" / "static"
+    text = "".join(path.read_text() for path in static.glob("*.js"))
+    assert [name for name in COLUMNS if f".{name}" not in text] == []

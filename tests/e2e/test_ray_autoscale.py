@@ -1,0 +1,155 @@
+"""`baton ray up` with autoscaling on, on a Ray whose autoscaler adds nodes and takes them away.
+
+Load makes the scheduler order a decode worker for which no node has room: a node comes, the worker serves,
+and without load it drains, and the node goes. Costs some 85 CPU seconds: two imports of vLLM, three loads of
+the model. `WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_autoscale.py` runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+import yaml
+
+from harness.deployment import ENGINE, MODEL_NAME
+from harness.ray_autoscaler import RayCluster, ray_autoscaler
+from harness.support import BATON, CALL_S, ROOT, eventually, free_port
+
+STREAMS = 8  # twice what one worker runs at a time
+TOKENS = 200
+
+pytestmark = pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: it takes long")
+
+
+@dataclass
+class Up:
+    """`baton ray up` on a cluster whose head has room for the first two workers, and for no more."""
+
+    cluster: RayCluster
+    process: subprocess.Popen[bytes]
+    log: Path
+    port: int
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def baton(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [BATON, "ray", *command, "--address", self.cluster.address],
+            env=self.cluster.environment,
+            capture_output=True,
+            text=True,
+            timeout=CALL_S,
+            check=False,
+        )
+
+    @property
+    def nodes(self) -> int:
+        """The nodes of the cluster: raylets that run."""
+        commands = (one.info["cmdline"] or [""] for one in psutil.process_iter(["cmdline"]))
+        return sum(
+            command[0].endswith("/raylet") and any(str(self.cluster.folder) in word for word in command)
+            for command in commands
+        )
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    port = free_port()
+    side = {
+        "placement_group_config": {"bundles": [{"CPU": 1}]},
+        "deployment_config": {
+            "autoscaling_config": {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2}
+        },
+    }
+    config: dict[str, Any] = {
+        "engine": {**ENGINE, "max_num_seqs": 4},
+        "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
+        "router": {"port": port},
+        "handoff": {"staging_mib": 64},
+        "security": {"ca": str(tmp_path / "ca")},
+        "autoscale": {"mode": "on", "interval_s": 0.5, "down_after_s": 4.0, "flip_after_s": 600.0},
+        "prefill_config": {**side, "deployment_config": {"autoscaling_config": {"max_replicas": 1}}},
+        "decode_config": side,
+    }
+    file, log = tmp_path / "cluster.yaml", tmp_path / "up.log"
+    file.write_text(yaml.safe_dump(config))
+    with ray_autoscaler(tmp_path, nodes=1, head_cpus=2) as cluster:
+        command = [BATON, "ray", "up", file, "--log-dir", tmp_path / "logs", "--address", cluster.address]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, env=cluster.environment, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT
+            )
+        try:
+            one = Up(cluster, process, log, port)
+
+            def ready() -> bool:
+                assert process.poll() is None, one.text
+                return "\nReady." in one.text
+
+            eventually(ready, 120, f"baton ray up is ready; {log}")
+            yield one
+        finally:
+            process.kill()
+            process.wait(CALL_S)
+
+
+@pytest.mark.timeout(600)
+async def test_a_worker_comes_on_a_new_node_and_goes_with_it(up: Up) -> None:
+    assert up.nodes == 1
+    assert re.search(r"settings +not used, .*: decode_config\..*\.target_ongoing_requests\n", up.text)
+    stop = asyncio.Event()
+    answers = []
+
+    async def one_after_another(client: openai.AsyncOpenAI) -> None:
+        while not stop.is_set():
+            answer = await client.completions.create(
+                model=MODEL_NAME, prompt="def main(", max_tokens=TOKENS, extra_body={"ignore_eos": True}
+            )
+            assert answer.usage is not None
+            answers.append(answer.usage.completion_tokens)
+
+    url = re.search(r"served at (\S+)", up.text)
+    assert url is not None
+    async with openai.AsyncOpenAI(base_url=url[1], api_key="none", timeout=CALL_S, max_retries=0) as client:
+        load = [asyncio.create_task(one_after_another(client)) for _ in range(STREAMS)]
+
+        def serves() -> bool:
+            if over := next((task for task in load if task.done()), None):
+                raise AssertionError("a request failed") from over.exception()
+            return bool(re.search(r"worker-2 +ready: ", up.text))
+
+        await asyncio.to_thread(eventually, serves, 100, "a second decode worker serves")
+        assert up.nodes == 2
+        monitor = up.cluster.folder / "session_latest" / "logs" / "monitor.log"
+        assert re.search(r"From request_resources:\s+\{'CPU': 1\.0\}: 3", monitor.read_text())
+        status = await asyncio.to_thread(up.baton, "status")
+        assert "wanted (chosen by the scheduler): 1 prefill, 2 decode" in status.stdout
+        refused = await asyncio.to_thread(up.baton, "scale", "decode=1")
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("baton: error: the scheduler chooses the numbers of workers")
+        stop.set()
+        await asyncio.gather(*load)
+    print(f"{len(answers)} answers")
+    assert set(answers) == {TOKENS}  # none failed, none was cut off
+
+    await asyncio.to_thread(
+        eventually, lambda: re.search(r"worker-2 +has left", up.text), 40, "it drains and leaves"
+    )
+    await asyncio.to_thread(eventually, lambda: up.nodes == 1, 40, "its node goes")
+    assert "died" not in up.text
+    assert "decode-0     is drained" not in up.text
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(CALL_S) == 0, up.text

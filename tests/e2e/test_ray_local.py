@@ -1,0 +1,252 @@
+"""`baton ray` on one machine: a Ray of its own, commands from a second terminal, nothing left at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+import yaml
+
+from harness.ray_head import RAY, ray_folder
+from harness.support import BATON, CALL_S, INTERRUPTIBLE, PYTHON, ROOT, eventually, free_port, redis_server
+
+START_S = 120.0
+# Ray's own way for one machine, with a token; none is written into the home folder.
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-this-test-alone-and-long-enough"}
+DEPLOY = """
+import sys
+from baton.ray import deploy
+with deploy(sys.argv[1], tell=lambda *said: print(*said, flush=True)) as deployment:
+    print("READY", deployment.urls, flush=True)
+"""
+VISIBLE = """
+import json, sys, time
+import ray
+from baton.services.ray import cluster
+ray.init("local", num_cpus=1, num_gpus=2, include_dashboard=False, object_store_memory=80_000_000)
+bundles = [{"CPU": 0.1, "GPU": 1.0}] * 2
+groups = [cluster.reserve(f"worker-{at}", bundle, {}) for at, bundle in enumerate(bundles)]
+deadline = time.monotonic() + float(sys.argv[1])
+while not all(place.node for place in cluster.places().values()) and time.monotonic() < deadline:
+    time.sleep(0.1)
+asked = [cluster.visible(group, bundle) for group, bundle in zip(groups, bundles)]
+print(json.dumps(cluster.get(asked, float(sys.argv[1]))))
+cluster.disconnect()
+"""
+
+
+@dataclass(frozen=True)
+class Local:
+    """A folder with cluster.yaml, and variables that keep it apart from other Rays of this machine."""
+
+    folder: Path
+    ray: Path
+    port: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        own = {**RAY, **TOKEN, "RAY_TMPDIR": str(self.ray), "BATON_SECURITY__CA": str(self.folder / "ca")}
+        return {**os.environ, **own}
+
+    @property
+    def file(self) -> str:
+        return str(self.folder / "cluster.yaml")
+
+    def write(self, **more: Any) -> None:
+        """Write deploy/ray/laptop.yaml with room for three workers on two cores."""
+        found = yaml.safe_load((ROOT / "deploy/ray/laptop.yaml").read_text())
+        for role in ("prefill", "decode"):
+            found[f"{role}_config"]["placement_group_config"] = {"bundles": [{"CPU": 0.5}]}
+        own = {
+            "router": {"port": self.port},
+            "scheduler": {"heartbeat_s": 0.2},
+            "handoff": {"staging_mib": 64},
+        }
+        for section, values in (own | more).items():
+            found[section] = own.get(section, {}) | values
+        Path(self.file).write_text(yaml.safe_dump(found))
+
+    @contextmanager
+    def start(self, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+        with self.output.open("wb") as out:
+            process = subprocess.Popen(
+                command, env=self.environment, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT
+            )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait(10)
+
+    @property
+    def address(self) -> str:
+        """The address of this Ray: without RAY_ADDRESS a command finds any that runs on the machine."""
+        return (self.folder / "address").read_text()
+
+    def note_address(self, process: subprocess.Popen[bytes]) -> None:
+        words = [word for one in family(process) for word in one.cmdline()]
+        found = {word.partition("=")[2] for word in words if word.startswith("--gcs-address=")}
+        (self.folder / "address").write_text(found.pop())
+        assert not found
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output"
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def baton(self, *command: str) -> str:
+        """Run `baton ray`, as from a second terminal."""
+        done = subprocess.run(
+            [str(BATON), "ray", *command],
+            env={**self.environment, "RAY_ADDRESS": self.address},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=CALL_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def parts(self) -> dict[str, str]:
+        """Return the parts' states."""
+        told = json.loads(self.baton("status", "--json"))
+        return {part["name"]: part["state"] for part in told["parts"]}
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Local]:
+    with ray_folder() as ray:
+        yield Local(tmp_path, ray, free_port())
+
+
+def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+
+
+def nothing_is_left(processes: list[psutil.Process]) -> bool:
+    """Whether these ended, and Baton's shared memory of theirs is gone."""
+    running = [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    theirs = {str(one.pid) for one in processes}
+    return not running and not [
+        path for path in Path("/dev/shm").glob("baton-*") if theirs.intersection(path.name.split("-"))
+    ]
+
+
+def answer(client: openai.OpenAI) -> str:
+    """Stream a greedy answer, and return its text."""
+    asked: Any = {"model": "baton-demo", "prompt": "The cat sat on the mat. " * 4, "max_tokens": 100}
+    stream = client.completions.create(**asked, temperature=0, stream=True, extra_body={"ignore_eos": True})
+    return "".join(chunk.choices[0].text for chunk in stream)
+
+
+@pytest.mark.timeout(700)
+def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
+    """With Redis as the store. No stream fails as a worker comes and as it leaves."""
+    store = free_port()
+    local.write(scheduler={"store": f"redis://127.0.0.1:{store}/0"})
+    with redis_server(store), local.start(str(BATON), "ray", "up", local.file) as up:
+
+        def ready() -> bool:
+            assert up.poll() is None, local.text
+            return "\nReady." in local.text
+
+        eventually(ready, START_S, "baton ray up is ready")
+        local.note_address(up)
+        url = f"http://127.0.0.1:{local.port}/v1"
+        assert url in local.text
+        with openai.OpenAI(base_url=url, api_key="none", timeout=CALL_S, max_retries=0) as client:
+            expected, stop = answer(client), threading.Event()
+
+            def ask() -> list[str]:
+                found = []
+                while not stop.is_set():
+                    found.append(answer(client))
+                return found
+
+            with ThreadPoolExecutor(2) as pool:
+                asking = [pool.submit(ask) for _ in range(2)]
+                try:
+                    assert "ordered: decode=2" in local.baton("scale", "decode=2")
+                    eventually(lambda: "decode-1     ready: " in local.text, 90, "a worker more")
+                    everything = family(up)
+                    local.baton("scale", "decode=1")
+                    eventually(lambda: "decode-1     has left" in local.text, 60, "it has left")
+                finally:
+                    stop.set()
+                answers = [text for one in asking for text in one.result(CALL_S)]
+            assert len(answers) > 2
+            assert set(answers) == {expected}
+        assert local.parts() == {"prefill-0": "ready", "decode-0": "ready", "router-0": "ready"}
+        assert "nothing of it is left" in local.baton("down")
+        assert up.wait(CALL_S) == 0, local.text
+    assert "stopped: nothing is left on the cluster" in local.text
+    eventually(lambda: nothing_is_left(everything), 20, "processes and shared memory are gone")
+
+
+@pytest.mark.timeout(200)
+def test_a_port_that_another_has_ends_the_start(local: Local) -> None:
+    """Else whoever has it, as a `baton up`, would be taken for this deployment's router."""
+    local.write()
+    with (
+        socket.create_server(("127.0.0.1", local.port)),
+        local.start(str(BATON), "ray", "up", local.file) as up,
+    ):
+        assert up.wait(CALL_S) == 1, local.text
+    told = local.text.splitlines()[-1]
+    assert f"router.port: cannot listen on 127.0.0.1:{local.port}: Address already in use" in told
+    assert "Ready." not in local.text
+
+
+@pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: Ray starts once more")
+@pytest.mark.timeout(300)
+def test_ctrl_c_ends_deploy_as_it_starts(local: Local) -> None:
+    """As an exception in the caller's block would; without a stop event, as Python's users have it."""
+    local.write()
+    with local.start(*INTERRUPTIBLE, str(PYTHON), "-c", DEPLOY, local.file) as process:
+
+        def started() -> bool:
+            assert process.poll() is None, local.text
+            return "prefill-0 started" in local.text
+
+        eventually(started, START_S, "a worker has started")
+        everything = family(process)
+        assert len(everything) > 8  # Ray's, the keeper, baton node, its parts
+        process.send_signal(signal.SIGINT)
+        assert process.wait(CALL_S) != 0
+    assert "KeyboardInterrupt" in local.text
+    assert "READY" not in local.text
+    eventually(lambda: nothing_is_left(everything), 20, "processes and shared memory are gone")
+
+
+@pytest.mark.timeout(200)
+def test_workers_of_one_node_see_different_gpus(local: Local) -> None:
+    """Ray is told of GPUs that are not there: it deals them out all the same."""
+    done = subprocess.run(
+        [str(PYTHON), "-c", VISIBLE, str(CALL_S / 2)],
+        env=local.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=CALL_S * 2,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [one["CUDA_VISIBLE_DEVICES"] for one in json.loads(done.stdout.splitlines()[-1])]
+    assert sorted(found) == ["0", "1"]

@@ -1,0 +1,90 @@
+"""One trace a request, over all processes that had a part in it; what its stages are of its time."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+
+from harness.collector import Collector
+from harness.deployment import MODEL_NAME, Deployment
+from harness.support import CALL_S, eventually
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+def stream(one: Deployment, trace: str, *, sampled: bool) -> float:
+    """Read a stream of 24 tokens; return the seconds until its first byte."""
+    body = {
+        **{"model": MODEL_NAME, "prompt": f"{trace} is a trace. " * 12, "max_tokens": 24, "stream": True},
+        **{"temperature": 0, "ignore_eos": True},
+    }
+    headers = {"traceparent": f"00-{trace}-{SPAN}-{int(sampled):02}"}
+    with httpx.Client(timeout=CALL_S) as client:
+        client.get(f"{one.url}/health")
+        began = time.monotonic()
+        with client.stream("POST", f"{one.url}/v1/completions", json=body, headers=headers) as response:
+            pieces = response.iter_raw()
+            assert next(pieces)
+            first = time.monotonic() - began
+            assert response.status_code == 200
+            assert response.headers["traceresponse"].split("-")[1] == trace
+            for _ in pieces:
+                pass
+    return first
+
+
+@pytest.mark.timeout(90)
+def test_a_request_of_1p1d_is_one_trace_of_four_processes(one_pair: Deployment, collector: Collector) -> None:
+    stream(one_pair, "1" * 32, sampled=False)  # warm
+    first_s = stream(one_pair, TRACE, sampled=True)
+    spans = eventually(lambda: collector.trace(TRACE), 15, "the trace is exported")
+    ids = {one.span_id: one for one in spans}
+    roots = [one for one in spans if one.parent_id not in ids]
+    assert [(one.name, one.parent_id) for one in roots] == [("request", SPAN)]
+    (root,) = roots
+    decode = one_pair.worker("decode")["identity"]["worker_id"]
+    prefill = one_pair.worker("prefill")["identity"]["worker_id"]
+    parts: dict[tuple[str, str], set[str]] = {}
+    for one in spans:
+        parts.setdefault((one.service, one.instance), set()).add(one.name)
+    assert parts.keys() - {("baton-router", root.instance)} == {
+        ("baton-prefill", prefill),
+        ("baton-decode", decode),
+        ("baton-scheduler", one_pair.scheduler_address),
+    }
+    assert parts["baton-prefill", prefill] == {"queue", "prefill", "handoff.save"}
+    assert parts["baton-scheduler", one_pair.scheduler_address] == {"schedule"}
+    assert parts["baton-decode", decode] == {
+        *("handoff.wait", "handoff.move", "handoff.check", "handoff.load", "decode.first", "decode")
+    }
+    named = {one.name: one for one in spans}
+    leading = ["admit", "receive", "render", "wait", "place", "send", "queue", "prefill", "reply", "deliver"]
+    assert parts["baton-router", root.instance] == {
+        *("request", "attempt", "handoff", "end"),
+        *(name for name in leading if name not in ("queue", "prefill")),
+    }
+    told = sum(one.end - one.begin for one in spans if one.name in leading)
+    assert told == pytest.approx(root.attributes["baton.time_to_first_token_ms"] / 1e3, rel=0.02)
+    assert 0.2 * first_s < told <= first_s  # the rest is its client's
+    assert named["prefill"].attributes["chunks"] >= 2  # the prompt takes more than one step
+    assert named["decode"].attributes["tokens"] == 24
+    assert root.attributes["gen_ai.usage.output_tokens"] == 24
+    assert not root.events
+    assert not root.error
+    assert all(root.begin - 1e-3 <= one.begin <= one.end <= root.end + 1e-3 for one in spans)
+    assert not collector.trace("1" * 32)
+
+
+def test_what_is_wrong_is_traced_though_nobody_asked(one_pair: Deployment, collector: Collector) -> None:
+    """A request whose time is up before it ends is an error."""
+    trace = "5" * 32
+    body = {"model": MODEL_NAME, "prompt": "Once", "max_tokens": 900, "ignore_eos": True}
+    headers = {"traceparent": f"00-{trace}-{SPAN}-00", "x-request-timeout": "0.3"}
+    got = httpx.post(f"{one_pair.url}/v1/completions", json=body, headers=headers, timeout=CALL_S)
+    assert got.status_code == 504
+    spans = eventually(lambda: collector.trace(trace), 15, "the trace is exported")
+    (root,) = [one for one in spans if one.name == "request"]
+    assert root.error == "error"
+    assert root.attributes["http.response.status_code"] == 504

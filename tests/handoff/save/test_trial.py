@@ -1,0 +1,112 @@
+"""Trials: a test payload goes from one rank to another as real KV does, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from baton.handoff import transports
+from baton.handoff.channels import HandoffClient
+from baton.handoff.memory.arena import Arena
+from baton.handoff.save.service import HandoffService
+from baton.handoff.save.staging import Staging
+from baton.handoff.save.trial import Trials
+from baton.kernels import kv_pack
+from baton.protos import handoff_pb2 as pb
+
+MIB = 1 << 20
+RECORD = 8192
+
+
+class Rank:
+    """A rank without an engine: staging, transports and the service."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.staging = Staging(Arena(8 * MIB, RECORD), 30.0)
+        self.transports = transports.create(names)
+        self.client = HandoffClient()
+        self.trials = Trials(self.staging, self.transports, self.client, rank=0, chunk_bytes=MIB)
+        self.service = HandoffService(self.staging, 0, "127.0.0.1:0", MIB, trials=self.trials)
+
+    def close(self) -> None:
+        self.service.close(0)
+        self.staging.close()
+        for transport in self.transports:
+            transport.close()
+        self.client.close()
+
+
+@pytest.fixture
+def source() -> Iterator[Rank]:
+    with closing(Rank(["shm", "grpc"])) as made:
+        yield made
+
+
+@pytest.fixture
+def puller() -> Iterator[Rank]:
+    with closing(Rank(["shm", "grpc"])) as made:
+        yield made
+
+
+def trial(puller: Rank, source: str, transport: str, size: int = MIB // 2) -> pb.TrialReply:
+    """Ask as a worker asks its own rank: over gRPC."""
+    return puller.client.try_handoff([puller.service.local_address], [source], transport, size, 10)
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_it_measures_what_it_pulled(
+    source: Rank, puller: Rank, transport: str, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    reply = trial(puller, source.service.address, transport)
+    assert (reply.problem, reply.bytes) == ("", MIB // 2)
+    assert 0 < reply.seconds < 10
+    eventually(lambda: source.staging.held() == (0, 0))  # released, as a handoff is
+
+
+def test_bytes_that_changed_on_the_way_are_a_problem(
+    source: Rank, puller: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = source.trials.sample
+
+    def broken(size: int) -> pb.SampleReply:
+        reply = sample(size)
+        with source.staging.opened(reply.request_id, 1) as entry:
+            entry.view.records(1, 2)[0, 7] ^= 1
+        return reply
+
+    monkeypatch.setattr(source.trials, "sample", broken)
+    reply = trial(puller, source.service.address, "grpc")
+    assert reply.problem.startswith("DigestMismatch:")
+    assert reply.bytes == 0
+
+
+def test_problems_are_named(source: Rank, puller: Rank) -> None:
+    assert "does not offer 'rdma'" in trial(puller, source.service.address, "rdma").problem
+    source.service.close(0)
+    assert "does not answer" in trial(puller, source.service.address, "grpc").problem
+    assert puller.client.try_handoff(["a:1"], ["b:1", "c:1"], "grpc", 1, 1).problem == "2 ranks there, 1 here"
+
+
+def test_a_sample_that_fails_leaves_nothing(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(kv_pack, "digest", broken)
+    free = source.staging.free_blocks
+    with pytest.raises(MemoryError):
+        source.trials.sample(MIB)
+    assert source.staging.free_blocks == free
+    assert source.staging.held() == (0, 0)
+
+
+def test_samples_are_bounded(source: Rank) -> None:
+    """However many are asked for, and however large, most of staging stays for prompts."""
+    assert source.trials.sample(1 << 40).num_blocks == source.staging.capacity // 8
+    for _ in range(12):
+        source.trials.sample(1 << 40)
+    samples, held = source.staging.held()
+    assert samples == 4
+    assert held < source.staging.capacity_bytes / 2
+    assert source.trials.sample(1).num_blocks == 1

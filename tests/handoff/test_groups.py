@@ -1,0 +1,83 @@
+"""The blocks that each group keeps, and their places in a save."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.handoff.groups import (
+    CacheGroup,
+    Part,
+    described,
+    loaded_parts,
+    num_blocks,
+    num_records,
+    runs,
+    saved_parts,
+    serve,
+)
+
+FULL, WINDOW, STATE = CacheGroup(32), CacheGroup(32, window=64), CacheGroup(512, state="state of gdn")
+ALL = (FULL, WINDOW, STATE)
+TABLES = ([*range(1, 11)], [0, 0, *range(11, 19)], [40])
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (31, 1), (32, 1), (33, 2), (64, 2), (65, 3)])
+def test_blocks_of_tokens(tokens: int, blocks: int) -> None:
+    assert num_blocks(tokens, 32) == blocks
+
+
+@pytest.mark.parametrize(
+    ("group", "tokens", "live"),
+    [
+        (FULL, 300, range(10)),
+        (WINDOW, 63, range(2)),
+        (WINDOW, 94, range(3)),  # the next token attends to 31 .. 94
+        (WINDOW, 95, range(1, 3)),
+        (WINDOW, 300, range(7, 10)),
+        (CacheGroup(32, window=1), 64, range(2, 2)),  # to itself alone
+        (STATE, 1, range(1)),
+        (STATE, 512, range(1)),
+        (CacheGroup(32, state="x"), 300, range(9, 10)),
+    ],
+)
+def test_what_is_live(group: CacheGroup, tokens: int, live: range) -> None:
+    assert group.live(tokens) == live
+
+
+def test_a_state_serves_its_boundary_alone_and_a_window_what_lies_in_its_blocks() -> None:
+    assert STATE.serves(100, 100)
+    assert not STATE.serves(100, 99)
+    assert FULL.serves(100, 1)
+    assert not FULL.serves(100, 101)
+    assert WINDOW.serves(100, 96)
+    assert not WINDOW.serves(95, 94)  # whose first block was left behind
+    assert serve(ALL, 100, 100)
+    assert not serve(ALL, 100, 99)
+
+
+def test_a_save_has_the_live_blocks_group_after_group() -> None:
+    parts = saved_parts(ALL, TABLES, 300)
+    assert parts == (
+        Part(0, 0, tuple(range(1, 11))),
+        Part(1, 10, (16, 17, 18)),
+        Part(2, 13, (40,)),
+    )
+    assert num_records(ALL, 300) == 14 == parts[-1].stop
+    assert runs(parts) == [(0, 14)]
+    assert [(one.first_block, one.num_blocks) for one in described(ALL, 300)] == [(0, 10), (7, 3), (0, 1)]
+
+
+def test_what_is_there_already_is_not_loaded() -> None:
+    parts = loaded_parts(ALL, TABLES, 300, 300, 256)
+    assert parts == (Part(0, 8, (9, 10)), Part(1, 11, (17, 18)), Part(2, 13, (40,)))
+    assert runs(parts) == [(8, 10), (11, 14)]
+    assert runs(loaded_parts((FULL,), TABLES[:1], 300, 300, 256)) == [(8, 10)]
+    parts = loaded_parts((FULL, WINDOW), TABLES[:2], 300, 299, 0)
+    assert parts == (Part(0, 0, tuple(range(1, 11))), Part(1, 10, (16, 17, 18)))
+
+
+def test_a_part_within_places() -> None:
+    part = Part(1, 10, (16, 17, 18))
+    assert part.within(0, 99) == part
+    assert part.within(11, 12) == Part(1, 11, (17,))
+    assert part.within(0, 5).block_ids == part.within(13, 20).block_ids == ()

@@ -1,0 +1,112 @@
+"""What the connector makes of vLLM's groups, and of steps that do not leave what is to be saved."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from baton.handoff.config import HandoffConfig
+from baton.handoff.errors import UnsupportedCache
+from baton.handoff.groups import CacheGroup
+from baton.handoff.params import save_params
+from baton.services.config import HandoffSettings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.v1.kv_cache_interface import (
+        ChunkedLocalAttentionSpec,
+        FullAttentionSpec,
+        MambaSpec,
+        SlidingWindowSpec,
+        UniformTypeKVCacheSpecs,
+    )
+
+    from baton.handoff.vllm import facts
+    from baton.handoff.vllm.scheduler_side import SchedulerSide
+
+_HEADS: dict[str, Any] = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
+FULL = FullAttentionSpec(**_HEADS)
+WINDOW = SlidingWindowSpec(**_HEADS, sliding_window=128, extra_retained_tokens=2)
+STATE = MambaSpec(block_size=512, shapes=((3, 384), (4, 64, 64)), dtypes=(torch.bfloat16, torch.float32))
+
+
+def cache(*specs: Any) -> Any:
+    groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=[f"layer.{n}"]) for n, spec in enumerate(specs)]
+    return SimpleNamespace(kv_cache_groups=groups)
+
+
+def test_each_kind_has_its_rule() -> None:
+    full, window, state = facts.groups(cache(FULL, WINDOW, STATE))
+    assert (full, window) == (CacheGroup(32), CacheGroup(32, window=130))
+    assert (state.block_size, state.window) == (512, 0)
+    assert str(state).startswith("state of mamba2 (3x384 bfloat16, 4x64x64 float32; convolution by ")
+    assert facts.row_widths(cache(FULL, STATE)) == {"layer.0": 64}
+    several = UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": WINDOW, "b": WINDOW})
+    assert facts.groups(cache(several)) == (window,)
+
+
+def test_the_order_of_a_convolutions_state_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """VLLM_SSM_CONV_STATE_LAYOUT."""
+    found = []
+    for first in (True, False):
+        monkeypatch.setattr(facts, "is_conv_state_dim_first", lambda first=first: first)
+        found += facts.groups(cache(STATE))
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (
+            ChunkedLocalAttentionSpec(**_HEADS, attention_chunk_size=64),
+            "keeps a ChunkedLocalAttentionSpec, which cannot be handed over: serve it with mixed",
+        ),
+        (
+            MambaSpec(block_size=32, shapes=((1,),), dtypes=(torch.float32,), mamba_cache_mode="align"),
+            "set engine.enable_prefix_caching to false",
+        ),
+    ],
+)
+def test_what_cannot_be_handed_over_is_refused_by_name(spec: Any, why: str) -> None:
+    with pytest.raises(UnsupportedCache, match=why):
+        facts.groups(cache(FULL, spec))
+
+
+class Step(SimpleNamespace):
+    """A step that ends the prompt of request `r`, with its blocks by group."""
+
+    def __init__(self, scheduled: int, *tables: list[int]) -> None:
+        state = SimpleNamespace(get_block_ids=lambda _: tables)
+        super().__init__(num_scheduled_tokens={"r": scheduled}, kv_connector_block_state=state)
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (Step(70, [1, 2, 3], [0, 0, 0], [4]), "a block that the next token needs is not kept any more"),
+        (Step(71, [1, 2, 3], [1, 2, 3], [4]), "its state is 1 tokens beyond the prompt's end"),
+        (Step(70, [1, 2, 3], [0, 2, 3], [4]), None),
+    ],
+)
+def test_a_step_that_does_not_leave_what_is_saved_saves_nothing(step: Step, why: str | None) -> None:
+    extra = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
+    config = HandoffConfig.from_extra_config(extra | {"worker_id": "w"})
+    side = SchedulerSide(config, (CacheGroup(32), CacheGroup(32, window=33), CacheGroup(512, state="s")))
+    request = SimpleNamespace(
+        request_id="r", num_tokens=70, num_computed_tokens=0, kv_transfer_params=save_params(1)
+    )
+    side.add(request)
+    assert side.loadable_tokens(request, 0) == 0
+    jobs = side.build_step(step)
+    problems = [str(saved.problem) for saved in side.take_reports().saved]
+    if why is None:
+        assert [len(part.block_ids) for part in jobs.saves[0].parts] == [3, 2, 1]
+        assert problems == []
+    else:
+        assert jobs.saves == []
+        assert problems == [f"SaveFailed: KV of request 'r', epoch 1: {why}"]
+    side.close()

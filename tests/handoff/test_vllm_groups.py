@@ -1,0 +1,237 @@
+"""Models whose layers keep different things: windows, states. Each engine hands over to itself.
+
+The decode side goes on behind the prefill side's token, as in a deployment: nothing is computed twice, so
+that a state fits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from baton.handoff.groups import CacheGroup, num_records
+from baton.handoff.params import load_params, save_params
+from baton.protos.handoff_pb2 import Manifest
+from harness.architectures import language
+from harness.architectures.registry import ARCHITECTURES, Architecture
+from harness.engines import (
+    BLOCK_SIZE,
+    Answer,
+    Engine,
+    EngineProcess,
+    Options,
+    decode,
+    generate,
+    least_gaps,
+    prefer,
+    prefill,
+)
+
+WRITTEN = 24
+LENGTHS = (16, 33, 200)
+CLEAR = 0.1  # of log-probability: bfloat16 was seen to decide below 0.06
+ENGINE = {"enable_prefix_caching": False, "max_model_len": 512, "kv_cache_memory_bytes": 1 << 26}
+WINDOWS, STATES = "ngram-gemma3", "mtp-qwen3-next"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def options(model: Architecture, **engine: Any) -> Options:
+    folder = model.checkpoint()
+    drafts = {"speculative_config": model.speculative(folder)}
+    own = ENGINE | {"dtype": model.dtype} | drafts | model.engine
+    return Options(model.target(folder), "both", engine=own | engine)
+
+
+@pytest.fixture(scope="module")
+def windows() -> Iterator[EngineProcess]:
+    """Sliding windows beside full attention, with a prefix cache."""
+    with EngineProcess(options(ARCHITECTURES[WINDOWS], enable_prefix_caching=True)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def states() -> Iterator[EngineProcess]:
+    """Gated DeltaNet beside full attention, and the MTP layer's."""
+    with EngineProcess(options(ARCHITECTURES[STATES])) as engine:
+        yield engine
+
+
+@pytest.fixture(params=["windows", "states"])
+def engine(request: pytest.FixtureRequest) -> EngineProcess:
+    found: EngineProcess = request.getfixturevalue(request.param)
+    found.call(forget)
+    return found
+
+
+def forget(engine: Engine) -> None:
+    assert engine.core.scheduler.reset_prefix_cache()
+
+
+def clear(engine: EngineProcess, length: int, start: Sequence[int] = ()) -> list[int]:
+    """Return a prompt of so many tokens behind `start`, with an answer without near-ties."""
+    texts = {
+        f"text-{length}-{number}": [*start, *language.prompt(number, 2 * length)[-length:]]
+        for number in range(6)
+    }
+    gaps = engine.call(least_gaps, texts, WRITTEN)
+    clearest = max(gaps, key=gaps.__getitem__)
+    assert gaps[clearest] > CLEAR, gaps
+    return texts[clearest]
+
+
+def groups(engine: Engine) -> tuple[CacheGroup, ...]:
+    found: tuple[CacheGroup, ...] = engine.connector._scheduler._groups
+    return found
+
+
+def free(engine: Engine) -> int:
+    return engine.free_blocks
+
+
+def read(engine: EngineProcess, name: str, prompt: list[int]) -> tuple[int, Manifest]:
+    answer: Answer = engine.call(prefill, name, prompt)
+    assert answer.saved is not None
+    assert answer.saved.manifest is not None, answer.saved.problem
+    (first,) = answer.tokens
+    return first, answer.saved.manifest
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_what_two_write_is_what_one_writes(engine: EngineProcess, transport: str) -> None:
+    engine.call(prefer, transport)
+    kept, before = engine.call(groups), engine.call(free)
+    assert len(kept) > 1
+    for length in LENGTHS:
+        prompt, name = clear(engine, length), f"{transport}-{length}"
+        expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
+        first, manifest = read(engine, name, prompt)
+        assert manifest.num_blocks == num_records(kept, length)
+        engine.call(forget)  # or there would be nothing left to pull
+        answer = engine.call(decode, name, prompt, WRITTEN, manifest, 1, [first])
+        assert [first, *answer.tokens] == expected
+        assert answer.loaded is not None
+        assert answer.loaded.problem is None
+        assert (answer.loaded.transport, answer.loaded.blocks) == (transport, manifest.num_blocks)
+        assert answer.loaded.bytes == manifest.num_blocks * manifest.shards[0].record_bytes
+    assert engine.call(free) == before
+
+
+def go_on(
+    engine: Engine, prompt: list[int], expected: list[int], manifests: dict[int, Manifest]
+) -> list[int]:
+    """Go on from each of these many tokens, all at once; return those whose answers are as expected."""
+    answers = {}
+    for count, manifest in manifests.items():
+        params = load_params(1, manifest)
+        answers[count] = engine.add(f"on-{count}", prompt, len(expected), params, written=expected[:count])
+    engine.run()
+    return [
+        count
+        for count, answer in answers.items()
+        if answer.tokens == expected[count:] and answer.loaded is not None and answer.loaded.problem is None
+    ]
+
+
+def save_all(engine: Engine, prompt: list[int], expected: list[int]) -> dict[int, Manifest]:
+    """Prefill the prompt and each number of its answer's tokens, as after the loss of a decode worker."""
+    answers = {}
+    for count in range(1, len(expected)):
+        params = save_params(1)
+        answers[count] = engine.add(f"on-{count}", prompt, count, params, written=expected[: count - 1])
+    engine.run()
+    assert all(answer.tokens == [expected[count - 1]] for count, answer in answers.items())
+    return {count: answer.saved.manifest for count, answer in answers.items()}
+
+
+def test_an_answer_goes_on_from_every_position(engine: EngineProcess) -> None:
+    """The positions: where a window leaves blocks behind, and where a block of full attention begins."""
+    prompt = clear(engine, 50)
+    expected = engine.call(generate, "whole", prompt, WRITTEN)
+    manifests = engine.call(save_all, prompt, expected)
+    assert [one.num_tokens for one in manifests.values()] == [50 + count - 1 for count in manifests]
+    engine.call(forget)
+    assert engine.call(go_on, prompt, expected, manifests) == list(range(1, WRITTEN))
+
+
+def cut_drafts(engine: Engine, seed: int) -> None:
+    """Draw from now on how many of each request's drafts are verified."""
+    draw, update = random.Random(seed), engine.core.scheduler.update_draft_token_ids
+
+    def some(drafts: Any) -> None:
+        drafts.draft_token_ids = [one[: draw.randint(0, len(one))] for one in drafts.draft_token_ids]
+        update(drafts)
+
+    engine.core.scheduler.update_draft_token_ids = some
+
+
+def whole_drafts(engine: Engine) -> None:
+    del engine.core.scheduler.update_draft_token_ids
+
+
+def test_drafts_of_any_length_change_no_answer(engine: EngineProcess) -> None:
+    """A step with accepted drafts, then one with fewer or none: vllm#39273."""
+    for length in LENGTHS:
+        prompt = clear(engine, length)
+        expected = engine.call(generate, f"plain-{length}", prompt, WRITTEN)
+        first, manifest = read(engine, f"drawn-{length}", prompt)
+        engine.call(forget)
+        engine.call(cut_drafts, length)
+        answer = engine.call(decode, f"drawn-{length}", prompt, WRITTEN, manifest, 1, [first])
+        alone = engine.call(generate, f"alone-{length}", prompt, WRITTEN)
+        engine.call(whole_drafts)
+        assert [first, *answer.tokens] == alone == expected
+
+
+def test_what_the_prefix_cache_has_is_not_pulled(windows: EngineProcess) -> None:
+    """The missing blocks of each group lie apart, so they come in several pulls."""
+    windows.call(forget)
+    start = language.prompt(99, 200)[: 3 * BLOCK_SIZE]
+    prompt = clear(windows, 70, start)
+    expected = windows.call(generate, "apart-alone", prompt, WRITTEN)
+    first, manifest = read(windows, "apart", prompt)
+    full, window = manifest.groups
+    if full.first_block:
+        full, window = window, full
+    assert (full.num_blocks, window.first_block + window.num_blocks) == (6, 6)
+    for transport in ("shm", "grpc"):
+        windows.call(prefer, transport)
+        windows.call(forget)
+        windows.call(generate, f"{transport}-start", [*start, 5, 6], 1)
+        answer = windows.call(decode, "apart", prompt, WRITTEN, manifest, 1, [first])
+        assert [first, *answer.tokens] == expected
+        assert answer.loaded is not None
+        assert answer.loaded.problem is None
+        assert answer.loaded.blocks == full.num_blocks - 3 + window.num_blocks
+        first, manifest = read(windows, "apart", prompt)
+
+
+def test_a_state_is_loaded_at_its_boundary_or_not_at_all(states: EngineProcess) -> None:
+    """Asked as vLLM alone asks, one position before the end, nothing is loaded, and the answer is right."""
+    prompt = clear(states, 60)
+    expected = states.call(generate, "boundary-alone", prompt, WRITTEN)
+    _, manifest = read(states, "boundary", prompt)
+    answer = states.call(decode, "boundary", prompt, WRITTEN, manifest)
+    assert answer.tokens == expected
+    assert answer.loaded is not None
+    assert (answer.loaded.problem, answer.loaded.blocks) == (None, 0)
+
+
+def failing(engine: Engine, prompt: list[int], manifest: Manifest) -> tuple[str, str, int]:
+    """A load that cannot work: how it ended, why, and how many blocks it cost."""
+    before = engine.free_blocks
+    answer = engine.add("spoilt", prompt, WRITTEN, load_params(2, manifest), written=[5])
+    engine.run()
+    return f"{answer.finish_reason} {answer.tokens}", str(answer.loaded.problem), before - engine.free_blocks
+
+
+def test_a_failed_load_ends_its_request_and_nothing_else(engine: EngineProcess) -> None:
+    prompt = language.prompt(3, 100)
+    _, manifest = read(engine, "spoilt", prompt)  # of epoch 1
+    engine.call(forget)
+    ended, problem, lost = engine.call(failing, prompt, manifest)
+    assert (ended, lost) == ("error []", 0)
+    assert problem.startswith("StaleEpoch: ")

@@ -1,0 +1,165 @@
+"""The wires of harness/links.py are what they say: measured by plain TCP and by pings."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.links import Links, Wire, address, why_not
+from harness.netns import Host, Network
+from harness.support import eventually
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+PORT = 7000
+
+
+@pytest.fixture(scope="module")
+def links(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Links, dict[str, Host]]]:
+    with Network(tmp_path_factory.mktemp("links")) as network, Links(network) as links:
+        hosts = {name: network.host(name) for name in ("a", "b", "c")}
+        for host in hosts.values():
+            links.join(host)
+        yield links, hosts
+
+
+def pings(a: Host, b: Host, count: int, *, every_s: float = 0.002) -> list[float]:
+    """Return the round trips of the datagrams that came back, ms."""
+    with b.inside():
+        far = socket.socket(type=socket.SOCK_DGRAM)
+    with a.inside():
+        near = socket.socket(type=socket.SOCK_DGRAM)
+    with near, far:
+        far.bind((address(b), PORT))
+        near.connect((address(b), PORT))
+
+        def echo() -> None:
+            while len(piece := far.recvfrom(64)[0]):
+                far.sendto(piece, (address(a), near.getsockname()[1]))
+
+        echoing = threading.Thread(target=echo)
+        echoing.start()
+        sent: list[float] = []
+        trips: list[float] = []
+
+        def receive() -> None:
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    number = int(near.recv(64))
+                    trips.append((time.monotonic() - sent[number]) * 1e3)
+
+        near.settimeout(0.5)
+        receiving = threading.Thread(target=receive)
+        receiving.start()
+        for number in range(count):
+            sent.append(time.monotonic())
+            near.send(str(number).encode())
+            time.sleep(every_s)
+        receiving.join(10)
+        with b.inside(), socket.socket(type=socket.SOCK_DGRAM) as last:
+            last.sendto(b"", (address(b), PORT))
+        echoing.join(10)
+    return trips
+
+
+def mib_per_s(a: Host, b: Host, mib: int) -> float:
+    """Return how quickly `a` gets bytes to `b` over one connection."""
+    with b.inside():
+        listener = socket.create_server((address(b), PORT))
+
+    def send() -> None:
+        with a.inside(), socket.create_connection((address(b), PORT), 10) as one:
+            one.sendall(bytes(mib << 20))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with listener, listener.accept()[0] as one:
+        one.settimeout(30)
+        one.recv(1)
+        began, got = time.monotonic(), 1
+        while piece := len(one.recv(1 << 18)):
+            got += piece
+        took = time.monotonic() - began
+    sender.join(10)
+    assert got == mib << 20
+    return mib / took
+
+
+def test_frames_are_as_late_as_the_wire_says(links: tuple[Links, dict[str, Host]]) -> None:
+    wires, hosts = links
+    wires.be(Wire())
+    assert min(pings(hosts["a"], hosts["b"], 20)) < 5
+    wires.be(Wire(delay_ms=20))
+    trips = pings(hosts["a"], hosts["b"], 20, every_s=0.01)
+    assert len(trips) == 20
+    assert 40 <= min(trips) < 60
+
+
+def test_the_share_that_is_lost_is_told_and_repeats(links: tuple[Links, dict[str, Host]]) -> None:
+    wires, hosts = links
+    lost: list[int] = []
+    for _ in range(4):  # a frame of the kernel's own may come between, and shift what is lost
+        wires.be(Wire(loss=0.1))  # the seed begins anew
+        before = wires.counts()
+        came = len(pings(hosts["a"], hosts["b"], 300))
+        after = wires.counts()
+        lost.append(300 - came)
+        assert after["lost"] - before["lost"] == lost[-1]
+        assert 30 < lost[-1] < 90  # 19 % of the round trips
+        if lost[-1] in lost[:-1]:
+            return
+    raise AssertionError(f"each time as many others were lost: {lost}")
+
+
+def test_a_rate_is_held_and_loss_is_mended_by_tcp(links: tuple[Links, dict[str, Host]]) -> None:
+    wires, hosts = links
+    wires.be(Wire(rate_mbit=40))
+    assert 2.5 < mib_per_s(hosts["a"], hosts["b"], 4) < 6
+    wires.be(Wire(delay_ms=1, loss=0.01))
+    assert mib_per_s(hosts["a"], hosts["b"], 2) > 0.2
+
+
+def test_a_cut_is_between_two_alone_and_heals(links: tuple[Links, dict[str, Host]]) -> None:
+    wires, hosts = links
+    wires.be(Wire())
+    a, b, c = hosts.values()
+    with b.inside():
+        listener = socket.create_server((address(b), PORT))
+    with (
+        listener,
+        a.inside(),
+        socket.create_connection((address(b), PORT), 5) as one,
+        listener.accept()[0] as far,
+    ):
+        with wires.cut(("a", "b")):
+            one.send(b"x")
+            assert not pings(a, b, 3)
+            assert len(pings(a, c, 3)) == len(pings(c, b, 3)) == 3
+            far.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                far.recv(1)
+        far.settimeout(10)
+        assert far.recv(1) == b"x"  # sent again by TCP
+    assert len(pings(a, b, 3)) == 3
+    with pytest.raises(ValueError, match="not joined: d"), wires.cut(("a", "d")):
+        pass
+
+
+def test_the_relay_ends_with_the_block(tmp_path: Path) -> None:
+    with Network(tmp_path) as network:
+        with Links(network) as wires:
+            host = network.host("a")
+            wires.join(host)
+            with host.inside():
+                assert "wire" in Path("/proc/thread-self/net/dev").read_text()
+
+        def gone() -> bool:
+            with host.inside():
+                return "wire" not in Path("/proc/thread-self/net/dev").read_text()
+
+        eventually(gone, 5, "the device ended with the relay")

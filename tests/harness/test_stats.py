@@ -1,0 +1,59 @@
+"""Repeated measurements are summed up, and a result names its tree."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness import stats
+from harness.stats import compared, spread
+
+
+def git(folder: Path, *command: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    done = subprocess.run(["git", "-C", folder, *who, *command], capture_output=True, check=True, text=True)
+    return done.stdout.strip()
+
+
+def test_a_result_names_its_commit_and_whether_the_tree_was_changed(tmp_path: Path) -> None:
+    assert stats.tree(tmp_path) == {"commit": "", "dirty": True}  # no repository: nobody knows
+    git(tmp_path, "init", "-q")
+    (tmp_path / "code").write_text("one")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "one")
+    clean = {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": False}
+    assert stats.tree(tmp_path) == clean
+    (tmp_path / "bench" / "results").mkdir(parents=True)
+    (tmp_path / "bench" / "results" / "a.json").write_text("{}")  # of a run before this one
+    assert stats.tree(tmp_path) == clean
+    for name in ("code", "untracked"):
+        (tmp_path / name).write_text("two")
+        assert stats.tree(tmp_path) == {**clean, "dirty": True}
+        git(tmp_path, "checkout", "-q", "code")
+        (tmp_path / "untracked").unlink(missing_ok=True)
+
+
+def test_every_result_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"commit": "abc", "dirty": False}
+    monkeypatch.setattr(stats, "tree", lambda: known)
+    saved = json.loads(stats.save("one", {"figure": 1}, tmp_path).read_text())
+    assert saved["tree"] == known
+    assert saved["figure"] == 1
+
+
+def test_the_spread_is_the_median_and_the_quartiles() -> None:
+    assert spread([5, 1, 2, 4, 3]) == {"p25": 2, "p50": 3, "p75": 4}
+    with pytest.raises(ValueError, match="data point"):
+        spread([1])
+
+
+def test_two_are_compared_pair_by_pair() -> None:
+    """A machine that was slow in one turn was slow for both of the pair."""
+    found = compared({"plain": [1, 10, 100], "tls": [2, 20, 200]})
+    assert found["ratio"] == {"p25": 2, "p50": 2, "p75": 2}
+    assert (found["plain"]["p50"], found["tls"]["p50"]) == (10, 20)
+    with pytest.raises(ValueError, match="zip"):
+        compared({"plain": [1, 2], "tls": [1, 2, 3]})

@@ -1,0 +1,162 @@
+"""The index of blocks against a model that keeps a set for each worker."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from baton.scheduler.prefixes.index import REMOVED, SHARDS, PrefixIndex, slots_of
+from baton.scheduler.prefixes.keys import MOST_KEYS, key_of, level_of, prompt_keys
+
+PLENTY = 1 << 20
+
+
+def chain(name: str, blocks: int) -> list[int]:
+    """Return the hashes of a chain of blocks: equal beginnings of names are equal beginnings of chains."""
+    found, last = [], b""
+    for number in range(blocks):
+        last = hashlib.sha256(last + name[number : number + 1].encode()).digest()
+        found.append(int.from_bytes(last))
+    return found
+
+
+def names(hashes: list[int]) -> list[int]:
+    return [key_of(one, depth) for depth, one in enumerate(hashes, start=1)]
+
+
+def common_length(one: str, other: str) -> int:
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def reach(index: PrefixIndex, keys: list[int], slot: int) -> int:
+    return index.reach(keys, 1 << slot)[0]
+
+
+@given(st.integers(1, 1 << 40))
+def test_a_level_is_how_often_a_depth_halves(depth: int) -> None:
+    level = level_of(depth)
+    assert depth % (1 << level) == 0
+    assert level == 15 or depth % (1 << (level + 1))
+    assert key_of((1 << 256) - 1, depth) < 1 << 60
+
+
+@given(st.integers(0, 20_000))
+def test_a_prompt_names_few_blocks_and_all_at_one_distance(blocks: int) -> None:
+    hashes = [number << 8 for number in range(blocks)]
+    keys, tokens = prompt_keys(hashes, 16)
+    stride = tokens // 16
+    assert len(keys) == blocks // stride <= MOST_KEYS
+    assert stride & (stride - 1) == 0
+    assert blocks // stride >= MOST_KEYS // 2 or stride == 1
+    assert list(keys) == names(hashes)[stride - 1 :: stride]
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=40), min_size=1, max_size=12), st.text("ab", max_size=40))
+def test_the_longest_match_of_chains_is_exact(held: list[str], asked: str) -> None:
+    index = PrefixIndex(PLENTY)
+    slots = {index.join(): one for one in held}
+    for slot, one in slots.items():
+        index.apply(slot, names(chain(one, len(one))))
+    keys = names(chain(asked, len(asked)))
+    common = {slot: common_length(one, asked) for slot, one in slots.items()}
+    most = max(common.values())
+    found, who = index.reach(keys, index.alive)
+    assert found == most
+    assert set(slots_of(who)) == ({slot for slot, at in common.items() if at == most} if most else set())
+    for slot, at in common.items():
+        assert reach(index, keys, slot) == at
+
+
+class Model(RuleBasedStateMachine):
+    """Stores, removals, workers that come and go, and sweeps, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex(PLENTY)
+        self.held: dict[int, set[int]] = {}
+        self.keys = [key_of(chain(chr(one), 1)[0], one + 1) for one in range(24)]
+
+    @rule()
+    def come(self) -> None:
+        if len(self.held) < 6:
+            slot = self.index.join()
+            assert slot not in self.held
+            self.held[slot] = set()
+
+    @rule(which=st.integers(0, 5), blocks=st.lists(st.integers(-24, 23), max_size=20), twice=st.booleans())
+    def change(self, which: int, blocks: list[int], twice: bool) -> None:
+        if not self.held:
+            return
+        slot = sorted(self.held)[which % len(self.held)]
+        for one in blocks:
+            key = self.keys[one]
+            (self.held[slot].discard if one < 0 else self.held[slot].add)(key)
+        operations = [self.keys[one] | (REMOVED if one < 0 else 0) for one in blocks]
+        for _ in range(1 + twice):
+            self.index.apply(slot, operations)
+
+    @rule(which=st.integers(0, 5))
+    def go(self, which: int) -> None:
+        if self.held:
+            slot = sorted(self.held)[which % len(self.held)]
+            self.index.leave(slot)
+            del self.held[slot]
+
+    @rule(entries=st.integers(1, 300))
+    def sweep(self, entries: int) -> None:
+        self.index.tend(entries)
+
+    @invariant()
+    def agrees(self) -> None:
+        for key in self.keys:
+            assert set(slots_of(self.index.holders(key))) == {
+                slot for slot, held in self.held.items() if key in held
+            }
+
+
+Model.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestModel = Model.TestCase
+
+
+def test_what_gone_workers_held_is_swept_away() -> None:
+    index = PrefixIndex(PLENTY)
+    stays, goes = index.join(), index.join()
+    keys = names(chain("a" * 400, 400))
+    index.apply(stays, keys[:100])
+    index.apply(goes, keys)
+    index.leave(goes)
+    assert reach(index, keys, stays) == 100
+    assert index.reach(keys, index.alive) == (100, 1 << stays)
+    while index.tend(50):
+        assert index.reach(keys, index.alive) == (100, 1 << stays)
+    assert len(index) == 100
+    assert index.join() == goes  # its place is free again
+    assert reach(index, keys, goes) == 0
+
+
+def test_a_full_index_is_coarse_and_gets_fine_again() -> None:
+    index = PrefixIndex(SHARDS * 4)
+    slot = index.join()
+    draw = random.Random(1)
+    prompts = [[draw.getrandbits(64) for _ in range(1_024)] for _ in range(8)]
+    for hashes in prompts:
+        index.apply(slot, names(hashes))
+    assert len(index) <= SHARDS * 4
+    assert index.coarseness > 1
+    for hashes in prompts:  # only multiples of what it is coarse by are sure to be there
+        found = reach(index, list(prompt_keys(hashes, 1).keys), slot) * prompt_keys(hashes, 1).tokens
+        assert 1_024 - index.coarseness < found <= 1_024
+    for hashes in prompts:
+        index.apply(slot, [key | REMOVED for key in names(hashes)])
+    for hashes in prompts[:1]:
+        for _ in range(8):
+            index.apply(slot, names(hashes)[:64])
+            index.apply(slot, [key | REMOVED for key in names(hashes)[:64]])
+        index.apply(slot, names(hashes)[:64])
+    assert reach(index, names(prompts[0])[:64], slot) == 64

@@ -1,0 +1,159 @@
+"""A worker's log and the scheduler's ledger, over a way on which messages are lost, doubled and late."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.prefixes import log as log_module
+from baton.scheduler.prefixes.index import PrefixIndex, slots_of
+from baton.scheduler.prefixes.ledger import SILENT_S, PrefixLedger
+from baton.scheduler.prefixes.log import BlockLog, Change
+
+PLENTY = 1 << 20
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ticks(start: int = 0) -> Iterator[int]:
+    while True:
+        start += 1
+        yield start
+
+
+def a_log(start: int = 0) -> BlockLog:
+    numbers = ticks(start)
+    return BlockLog(lambda: next(numbers))
+
+
+def a_ledger(clock: Clock | None = None) -> PrefixLedger:
+    return PrefixLedger(PrefixIndex(PLENTY), clock or Clock())
+
+
+def held(ledger: PrefixLedger, worker_id: str, keys: range = range(64)) -> set[int]:
+    slot = ledger.slot(worker_id)
+    if slot is None:
+        return set()
+    return {key for key in keys if ledger.index.holders(key) >> slot & 1}
+
+
+def deliver(ledger: PrefixLedger, log: BlockLog, worker_id: str = "w") -> None:
+    """Send until the scheduler lacks nothing."""
+    for _ in range(100):
+        message = log.message()
+        log.heard(ledger.hear(worker_id, message))
+        if not log.message().operations:
+            return
+    raise AssertionError("it does not come to an end")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(1, 4), st.integers(2, 12))
+def test_it_heals_whatever_becomes_of_messages(seed: int, piece: int, most: int) -> None:
+    """Lost messages and replies, doubles, late ones, caches cleared, logs that overflow, new schedulers."""
+    draw = random.Random(seed)
+    before = log_module.PIECE, log_module.MOST
+    log_module.PIECE, log_module.MOST = piece, most
+    try:
+        log, ledger, cache = a_log(), a_ledger(), set[int]()
+        sent: list[bytes] = []
+        for _ in range(60):
+            what = draw.random()
+            if what < 0.4:
+                stored = {draw.randrange(64) for _ in range(draw.randrange(6))}
+                removed = {draw.randrange(64) for _ in range(draw.randrange(4))} - stored
+                cleared = draw.random() < 0.1
+                cache = ((set() if cleared else cache) - removed) | stored
+                log.take(Change(cleared, sorted(removed), sorted(stored)))
+            elif what < 0.9:
+                message = log.message()
+                sent.append(message.SerializeToString())
+                if draw.random() < 0.7:
+                    reply = ledger.hear("w", message)
+                    if draw.random() < 0.7:
+                        log.heard(reply)
+                if draw.random() < 0.3:
+                    ledger.hear("w", pb.BlockOperations.FromString(draw.choice(sent)))
+            elif what < 0.95:
+                ledger = a_ledger()
+        deliver(ledger, log)
+        assert held(ledger, "w") == cache
+        assert len(log) == len(cache)
+    finally:
+        log_module.PIECE, log_module.MOST = before
+
+
+def test_a_gap_changes_nothing_and_is_told() -> None:
+    log, ledger = a_log(), a_ledger()
+    log.take(Change(stored=[1, 2, 3]))
+    deliver(ledger, log)
+    lost = pb.BlockOperations()
+    lost.CopyFrom(log.message())
+    ahead = pb.BlockOperations(instance=lost.instance, first=lost.first + 5, operations=[7])
+    known = ledger.hear("w", ahead)
+    assert (known.operations, held(ledger, "w"), ledger.gaps) == (3, {1, 2, 3}, 1)
+
+
+def test_a_worker_that_begins_anew_with_its_id_holds_nothing() -> None:
+    ledger = a_ledger()
+    before = a_log(1_000)
+    before.take(Change(stored=range(10)))
+    deliver(ledger, before)
+    late = before.message()
+    late.operations.append(11)
+    now = a_log(0)  # its clock is behind
+    now.take(Change(stored=[20]))
+    deliver(ledger, now)
+    assert held(ledger, "w") == {20}
+    ledger.hear("w", late)
+    assert held(ledger, "w") == {20}
+
+
+def test_a_cleared_cache_is_empty_at_once() -> None:
+    log, ledger = a_log(), a_ledger()
+    log.take(Change(stored=range(30)))
+    deliver(ledger, log)
+    log.take(Change(cleared=True, stored=[3]))
+    log.heard(ledger.hear("w", log.message()))
+    assert held(ledger, "w") == {3}
+
+
+def test_silent_and_dead_workers_are_forgotten() -> None:
+    clock = Clock()
+    ledger = a_ledger(clock)
+    logs = {name: a_log() for name in ("silent", "dead", "well")}
+    for name, log in logs.items():
+        log.take(Change(stored=[1]))
+        deliver(ledger, log, name)
+    ledger.keep({"silent": 1, "well": 2})
+    assert (len(ledger), "dead" in ledger) == (2, False)
+    named = [[ledger.name(one) for one in slots_of(ledger.of_role(role))] for role in (1, 2, 3)]
+    assert named == [["silent"], ["well"], []]
+    clock.now += SILENT_S - 1
+    deliver(ledger, logs["well"], "well")
+    clock.now += 2
+    ledger.keep({"silent": 1, "well": 2})
+    assert (len(ledger), held(ledger, "well"), held(ledger, "silent")) == (1, {1}, set())
+    deliver(ledger, logs["silent"], "silent")  # it is heard again, and tells all
+    assert held(ledger, "silent") == {1}
+
+
+def test_a_log_that_nobody_hears_stays_small() -> None:
+    log = a_log()
+    log.take(Change(stored=range(1 << 40, (1 << 40) + 500)))  # they stay
+    for begin in range(0, 4 * log_module.MOST, 1_000):
+        log.take(Change(removed=range(begin - 1_000, begin), stored=range(begin, begin + 1_000)))
+        assert len(log._operations) <= log_module.MOST
+    assert len(log) == 1_500
+    ledger = a_ledger()
+    deliver(ledger, log)
+    assert len(ledger.index) == 1_500

@@ -1,0 +1,30 @@
+"""The best reference of a worker's peers."""
+
+from __future__ import annotations
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.peers import PEERS_AGE_S, Peers
+from baton.scheduler.types import FleetView, Reserved, WorkerRecord
+from harness.scheduling import identity
+from tests.scheduler.test_memory import Clock
+
+
+def drafting(name: str, method: str, reference: float) -> WorkerRecord:
+    load = pb.WorkerLoad(drafting=pb.Drafting(learned_reference=reference))
+    who = identity(name, speculative_method=method)
+    return WorkerRecord(who, pb.WORKER_STATE_READY, load, Reserved(), False, 5.0)
+
+
+def test_each_gets_the_best_of_the_others_with_its_method() -> None:
+    clock = Clock()
+    peers, workers = (
+        Peers(clock),
+        [drafting("a", "eagle", 0.5), drafting("b", "eagle", 0.8), drafting("c", "mtp", 0.9)],
+    )
+    view = FleetView({one.worker_id: one for one in workers}, 0, 0)
+    assert [peers.reference(name, view) for name in "abc"] == [0.8, 0.5, 0.0]
+    view.workers["a"].load = pb.WorkerLoad(drafting=pb.Drafting(learned_reference=0.95))
+    assert peers.reference("b", view) == 0.5  # they are looked for once in a while
+    clock.now += PEERS_AGE_S
+    assert [peers.reference(name, view) for name in "abc"] == [0.8, 0.95, 0.0]
+    assert peers.reference("gone", view) == 0.0

@@ -1,0 +1,169 @@
+"""Choices by what workers hold of a prompt, and choices that do not look at every worker."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler import knowledge
+from baton.scheduler.knowledge import LATE_S, Knowledge
+from baton.scheduler.policy import Policy, WorkerChoice
+from baton.scheduler.policy.filters import HasRoom
+from baton.scheduler.policy.scorers import MEASURED_S, PrefillWork
+from baton.scheduler.prefix_metrics import PrefixMetrics
+from baton.scheduler.prefixes.index import PrefixIndex
+from baton.scheduler.prefixes.keys import PromptKeys, key_of
+from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.prefixes.match import Match
+from baton.scheduler.types import FleetView, Need, Reserved, WorkerRecord
+from baton.services.config import PolicySettings
+from harness.scheduling import LIMITS, need
+from tests.scheduler.test_memory import Clock
+from tests.scheduler.test_policy import D, M, P, worker
+
+BLOCK = 16
+# The default, and `held_tokens`, which sends repeated short prompts to one decode worker.
+HOLDERS_DECODE = PolicySettings(scorers={**PolicySettings().scorers, "held_tokens": 0.5})
+KEYS = tuple(key_of(number << 32, number) for number in range(1, 65))
+
+
+class Held:
+    """A fleet of which some workers hold so many blocks of one prompt."""
+
+    def __init__(
+        self, workers: Iterable[WorkerRecord], held: dict[str, int], clock: Clock | None = None
+    ) -> None:
+        self.view = FleetView({one.worker_id: one for one in workers}, 0, 0)
+        self.ledger = PrefixLedger(PrefixIndex(100_000), clock or Clock())
+        for name, blocks in held.items():
+            self.ledger.hear(name, pb.BlockOperations(instance=1, operations=KEYS[:blocks]))
+        self.ledger.keep({key: one.role for key, one in self.view.workers.items()})
+
+    def need(self, blocks: int) -> Need:
+        tokens = blocks * BLOCK
+        prompt = PromptKeys(KEYS[:blocks], BLOCK)
+        return replace(need(prompt=tokens), prefix=prompt, match=Match(self.ledger, prompt, tokens))
+
+    def chosen(
+        self, blocks: int, times: int = 1, handoff_min: int = 0, **limits: Any
+    ) -> Counter[tuple[str, str]]:
+        options = replace(LIMITS, handoff_min_tokens=handoff_min, **limits)
+        policy = Policy(options, HOLDERS_DECODE, random.Random(1))
+        found: Counter[tuple[str, str]] = Counter()
+        for _ in range(times):
+            choice = policy.choose(self.view, self.need(blocks))
+            assert isinstance(choice, WorkerChoice)
+            found[choice.prefill.worker_id if choice.prefill else "", choice.decode.worker_id] += 1
+        return found
+
+
+def pairs(number: int, **reserved: Reserved) -> list[WorkerRecord]:
+    names = [(f"{side}{one}", role) for one in range(number) for side, role in (("p", P), ("d", D))]
+    return [worker(name, role, reserved.get(name)) for name, role in names]
+
+
+def test_by_default_a_repeated_prompt_does_not_gather_at_the_decode_worker_that_holds_it() -> None:
+    held = Held(pairs(2), {"p1": 4, "d1": 4})
+    policy = Policy(LIMITS, PolicySettings(), random.Random(1))
+    choices = [policy.choose(held.view, held.need(4)) for _ in range(40)]
+    assert all(isinstance(one, WorkerChoice) for one in choices)
+    decodes = Counter(one.decode.worker_id for one in choices if isinstance(one, WorkerChoice))
+    assert min(decodes["d0"], decodes["d1"]) > 8
+
+
+@pytest.mark.parametrize("number", [2, 8, 200])
+def test_a_prompt_goes_where_most_of_it_is_however_many_workers_there_are(number: int) -> None:
+    held = Held(pairs(number), {"p1": 50, "p0": 20, "d1": 60})
+    assert held.chosen(60, 20) == {("p1", "d1"): 20}
+
+
+def test_a_queue_is_worth_waiting_for_only_as_long_as_it_is_shorter_than_the_work() -> None:
+    """800 tokens are held of 960: 300 queued are less than to compute them again, 900 are more."""
+    for queued, expected in ((300, "p1"), (900, "p0")):
+        held = Held(pairs(2, p1=Reserved(prompt_tokens=queued)), {"p1": 50})
+        assert {prefill for prefill, _ in held.chosen(60, 20, max_queued_prompt_tokens=10_000)} == {expected}
+
+
+def test_a_slow_worker_gets_less() -> None:
+    def with_speed(name: str, tokens: int) -> WorkerRecord:
+        counts = pb.EngineCounts(computed_tokens=tokens, busy_s=2 * MEASURED_S)
+        return worker(name, P, load=pb.WorkerLoad(counts=counts))
+
+    scorer = PrefillWork(LIMITS)
+    slow, fast, new = with_speed("slow", 10_000), with_speed("fast", 80_000), worker("new", P)
+    scores = [scorer.score(one, need(prompt=1_000)) for one in (slow, new, fast)]
+    assert scores == sorted(scores)
+    assert scores[0] == pytest.approx(0.5)  # a second of work
+
+
+def test_where_all_hold_the_same_beginning_they_share_the_load() -> None:
+    number = 40
+    held = Held(pairs(number), {f"p{one}": 10 for one in range(number)})
+    assert len({prefill for prefill, _ in held.chosen(30, 200)}) > number * 0.9
+
+
+def test_a_decode_worker_prefills_what_it_lacks_where_that_is_little() -> None:
+    held = Held(pairs(2), {"d1": 58})
+    assert held.chosen(60, 10, handoff_min=2 * BLOCK + 1) == {("", "d1"): 10}
+    assert ("", "d1") not in held.chosen(60, 10, handoff_min=2 * BLOCK)
+
+
+def test_only_what_is_not_held_is_booked_and_counts_for_room() -> None:
+    held = Held([worker("m", M, Reserved(prompt_tokens=900))], {"m": 58})
+    what = held.need(60)
+    assert what.tokens_for("m") == 2 * BLOCK
+    assert held.chosen(60) == {("", "m"): 1}  # 932 of 1,000 tokens
+    assert held.need(58).tokens_for("m") == 1  # the last one is computed in any case
+
+
+def test_workers_that_hold_all_and_have_no_room_are_passed_over() -> None:
+    full = Reserved(requests=8, blocks=99)
+    held = Held(pairs(3, d1=full), {"p1": 60, "d1": 60})
+    assert all(prefill == "p1" and decode != "d1" for prefill, decode in held.chosen(60, 20))
+
+
+def test_a_choice_among_a_thousand_looks_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    inner = HasRoom.keeps
+
+    def counted(*args: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return inner(*args)
+
+    monkeypatch.setattr(HasRoom, "keeps", counted)
+    held = Held(pairs(500), {"p7": 40, "d9": 40})
+    assert held.chosen(60, 10) == {("p7", "d9"): 10}
+    assert looks < 10 * 30
+
+
+def test_two_revisions_among_many_are_paired_each_with_its_own() -> None:
+    """Those that are drawn first may have no partner of their kind among those drawn of the other side."""
+    workers = [worker(f"p{one}", P, fingerprint="f1") for one in range(60)] + [
+        worker("q", P, fingerprint="f2")
+    ]
+    workers += [worker(f"d{one}", D, fingerprint="f2") for one in range(60)]
+    assert {prefill for prefill, _ in Held(workers, {}).chosen(20, 20)} == {"q"}
+
+
+def test_who_tells_nothing_is_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, knowledge.__name__)
+    clock, registry = Clock(), CollectorRegistry()
+    held = Held(pairs(1), {"p0": 5}, clock)
+    upkeep = Knowledge(held.ledger, PrefixMetrics(registry), clock)
+    for _ in range(4):
+        upkeep.look(held.view)
+        held.ledger.hear("p0", pb.BlockOperations(instance=1, first=5))
+        clock.now += LATE_S / 2 + 0.1
+    assert [one.args for one in caplog.records] == [("d0",)]
+    assert registry.get_sample_value("baton_scheduler_prefix_workers_unknown") == 1
+    assert registry.get_sample_value("baton_scheduler_prefix_workers") == 1
+    assert registry.get_sample_value("baton_scheduler_prefix_blocks") == 5

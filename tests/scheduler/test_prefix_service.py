@@ -1,0 +1,76 @@
+"""What workers tell of their caches, from a heartbeat to the next placement, over gRPC."""
+
+from __future__ import annotations
+
+import uuid
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.prefixes.keys import PromptKeys, key_of
+from baton.scheduler.prefixes.log import BlockLog, Change
+from baton.scheduler.service import SchedulerServer
+from harness.scheduling import Options, identity, until
+
+P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
+KEYS = tuple(key_of(number << 32, number) for number in range(1, 7))
+
+
+async def beat(client: SchedulerClient, worker_id: str, log: BlockLog) -> None:
+    reply = await client.heartbeat(worker_id, pb.WORKER_STATE_READY, pb.WorkerLoad(), blocks=log.message())
+    log.heard(reply.blocks)
+
+
+async def placed(client: SchedulerClient) -> tuple[str, int]:
+    """Place 100 tokens, 96 of them in KEYS; return the prefill worker and what is booked on it then."""
+    placement = await client.place(
+        uuid.uuid4().hex, 1, prompt_tokens=100, max_new_tokens=1, prefix=PromptKeys(KEYS, 16)
+    )
+    assert placement.prefill is not None
+    name = placement.prefill.worker_id
+    workers = {one.identity.worker_id: one for one in (await client.describe()).workers}
+    client.reporter.finished(placement.attempt, "stop")
+
+    async def released() -> bool:
+        return not (await client.describe()).attempts
+
+    await until(released)
+    return name, workers[name].reserved_prompt_tokens
+
+
+async def test_a_worker_is_found_by_what_it_told_of_its_cache() -> None:
+    """One that begins anew with its id holds nothing."""
+    log = BlockLog()
+    log.take(Change(stored=KEYS))
+    async with (
+        SchedulerServer(Options()) as server,
+        SchedulerClient(server.address, router_id="router") as client,
+    ):
+        for name, role in (("d", D), ("p1", P), ("p2", P)):
+            await client.register(identity(name, role), pb.WORKER_STATE_READY)
+        for name in ("p1", "d"):
+            await beat(client, name, BlockLog())
+        await beat(client, "p2", log)
+
+        async def held() -> bool:
+            return await placed(client) == ("p2", 4)
+
+        await until(held)
+        figures = server.metrics.registry.get_sample_value
+        assert figures("baton_scheduler_prefix_placements_total", {"holds": "some"})
+        assert figures("baton_scheduler_prefix_tokens_total")
+        await beat(client, "p2", BlockLog())
+
+        async def empty() -> bool:
+            return (await placed(client))[1] == 100
+
+        await until(empty)
+        assert figures("baton_scheduler_prefix_placements_total", {"holds": "nothing"})
+
+
+async def test_a_heartbeat_of_a_worker_that_is_not_registered_is_not_heard() -> None:
+    log = BlockLog()
+    log.take(Change(stored=KEYS))
+    async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as client:
+        reply = await client.heartbeat("w", pb.WORKER_STATE_READY, pb.WorkerLoad(), blocks=log.message())
+        assert not reply.known
+        assert not reply.HasField("blocks")

@@ -1,0 +1,46 @@
+"""A Redis with TLS whose users have the rules of docs/security.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from baton.security import identity as files
+from baton.security.authority import Authority
+from baton.security.names import Name, Role
+from harness.scheduling import RedisServer
+from harness.support import ROOT
+
+PASSWORD = "open-sesame"
+ADMIN = "user admin on nopass ~* &* +@all"  # changes the rules of the others
+
+
+def rules(user: str, topic: str) -> str:
+    """Return a user's rules as the page gives them, as one line of an ACL file."""
+    page = (ROOT / "docs" / "security.md").read_text()
+    found = re.search(rf"^(user {user} .*?)(?:\n```|\nuser )", page, re.DOTALL | re.MULTILINE)
+    assert found, f"docs/security.md has no rules for {user}"
+    return " ".join(found[1].split()).replace("PASSWORD", PASSWORD).replace("TOPIC", topic)
+
+
+class GuardedRedis:
+    """The server, while it runs: nobody but the users of its rules may do anything."""
+
+    def __init__(self, folder: Path, *acl: str) -> None:
+        # A certificate of Baton's CA will do: its name is no address, which clients are told not to check.
+        authority = Authority.create(folder / "ca")
+        files.write(folder, authority.issue(Name("redis", Role.SCHEDULER)))
+        (folder / "users.acl").write_text("\n".join(["user default off", *acl, ""]))
+        extra = (
+            *("--aclfile", str(folder / "users.acl"), "--tls-auth-clients", "no"),
+            *("--tls-cert-file", str(folder / files.CHAIN), "--tls-key-file", str(folder / files.KEY)),
+            *("--tls-ca-cert-file", str(folder / files.ROOTS)),
+        )
+        self._trust = f"ssl_ca_certs={folder / files.ROOTS}&ssl_check_hostname=False"
+        self.server = RedisServer(folder, extra=extra, tls=True)
+        self.server.start()
+
+    def url(self, user: str, password: str = PASSWORD) -> str:
+        """Return its URL for a user; without a password, if that is empty."""
+        secret = f":{password}" if password else ""
+        return f"rediss://{user}{secret}@127.0.0.1:{self.server.port}/0?{self._trust}"

@@ -1,0 +1,158 @@
+"""Keys and limits in a Redis with TLS whose users have the rules of docs/security.md: enough, and no more."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError
+from typer.testing import CliRunner
+
+from baton.errors import BatonError
+from baton.services.cli.main import app
+from baton.services.tenants import redis_keys, shared
+from baton.services.tenants.errors import BookError, OverLimit
+from baton.services.tenants.model import ApiKey, Book, Caller, Limits, Tenant
+from baton.services.tenants.quotas import Quotas
+from baton.services.tenants.redis_book import RedisBook
+from baton.services.tenants.shared import SharedStore
+from tests.security.acl import ADMIN, PASSWORD, GuardedRedis, rules
+
+TOPIC = f"acl-{uuid.uuid4().hex[:8]}"
+USERS = ("baton-router", "baton-keys")
+RULES = {user: rules(user, TOPIC) for user in USERS}
+KEY = ApiKey(tenant="acme", sha256="a" * 64)
+CALLER = Caller("web", "acme", Limits(), Tenant(requests_per_s=50, tokens_per_min=600, concurrency=5))
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedRedis]:
+    made = GuardedRedis(tmp_path_factory.mktemp("redis"), *RULES.values(), ADMIN)
+    yield made
+    made.server.stop()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "CALL_S", 10.0)  # the machine may be busy
+    monkeypatch.setattr(shared, "PROBE_S", 60.0)  # what is lost stays lost
+
+
+@contextlib.asynccontextmanager
+async def book(redis: GuardedRedis, user: str) -> AsyncIterator[RedisBook]:
+    """Yield the book as a user sees it; the password is apart from the URL, as in a file."""
+    made = RedisBook(redis.url(user, ""), TOPIC, PASSWORD)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def key_work(redis: GuardedRedis) -> None:
+    """Do all that `baton key` does, a refused edit included."""
+    async with book(redis, "baton-keys") as mine:
+        await mine.edit(lambda _: Book())
+        with pytest.raises(BookError, match="there is no key 'nobody'"):
+            await mine.edit(lambda held: held.without_key("nobody"))
+        await mine.edit(lambda held: held.with_key("web", KEY))
+        assert (await mine.changed() or Book()).keys == {"web": KEY}
+
+
+async def router_work(redis: GuardedRedis) -> None:
+    """Do all that a router does with limits of all kinds, together with another one."""
+    async with book(redis, "baton-router") as mine:
+        assert await mine.changed() is not None
+    stores = [SharedStore(redis.url("baton-router", ""), TOPIC, PASSWORD) for _ in range(2)]
+    one, two = [Quotas(store, f"r{number}") for number, store in enumerate(stores)]
+    for store in stores:
+        store.start()
+    try:
+        visits = [await one.enter(CALLER) for _ in range(4)]
+        async with Redis.from_url(redis.url("admin", "x")) as admin:  # as by a router that died long ago
+            await admin.hset(redis_keys.slots(TOPIC, "tenant:acme"), "dead", "9 0 0")
+        visits.append(await two.enter(CALLER))
+        await visits[0].charge("a", 100, 300)
+        assert all(store.up for store in stores)  # else each counts for itself
+        with pytest.raises(OverLimit):
+            await two.enter(CALLER)
+        with pytest.raises(OverLimit):
+            await visits[4].charge("b", 100, 300)
+        visits[0].settle("a", 0)
+        for visit in visits:
+            visit.leave()
+        for store in stores:
+            await store.client.ping()  # as where it was away
+            await store._later.join()
+            assert store.up
+        await (await two.enter(CALLER)).charge("c", 100, 300)
+        assert all(store.up for store in stores)
+    finally:
+        for store in stores:
+            await store.close()
+
+
+async def test_the_rules_of_the_page_are_enough(redis: GuardedRedis) -> None:
+    await key_work(redis)
+    await router_work(redis)
+
+
+def _rights() -> list[tuple[str, str]]:
+    return [(user, right) for user, line in RULES.items() for right in re.findall(r" \+(\S+)", line)]
+
+
+@pytest.mark.parametrize(("user", "right"), _rights(), ids=lambda part: part.replace("|", "-"))
+async def test_none_of_them_is_needless(redis: GuardedRedis, user: str, right: str) -> None:
+    async with Redis.from_url(redis.url("admin", "x")) as admin:
+        await admin.flushall()
+        await admin.script_flush()
+        await key_work(redis)
+        await admin.execute_command("ACL", "SETUSER", user, f"-{right}")
+        try:
+            with pytest.raises((AssertionError, BookError, NoPermissionError)):
+                await (key_work if user == "baton-keys" else router_work)(redis)
+        finally:
+            await admin.execute_command("ACL", "SETUSER", user, f"+{right}")
+
+
+async def test_a_router_cannot_change_the_keys_and_is_told(redis: GuardedRedis) -> None:
+    async with book(redis, "baton-router") as mine:
+        with pytest.raises(BookError, match="does not allow this user enough") as error:
+            await mine.edit(lambda held: held.with_key("own", KEY))
+    assert "docs/security.md" in str(error.value)
+    assert PASSWORD not in str(error.value)
+
+
+async def test_nobody_sees_another_topic(redis: GuardedRedis, caplog: pytest.LogCaptureFixture) -> None:
+    for user in USERS:
+        other = RedisBook(redis.url(user), f"{TOPIC}-2")
+        with pytest.raises(BookError, match="does not allow this user enough"):
+            await other.changed()
+        await other.close()
+    store = SharedStore(redis.url("baton-router"), f"{TOPIC}-2")
+    (await Quotas(store, "r").enter(CALLER)).leave()  # no request fails because of it
+    assert not store.up
+    assert "does not allow this user enough" in caplog.text
+    await store.close()
+
+
+def test_baton_key_reads_the_password_from_a_file(redis: GuardedRedis, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.touch(0o600)
+    place = ["--keys-store", redis.url("baton-keys", ""), "--topic", TOPIC]
+    place += ["--keys-store-password-file", str(file)]
+
+    def run(*words: str) -> str:
+        return CliRunner().invoke(app, ["key", *words, *place], catch_exceptions=False).output
+
+    file.write_text(f"{PASSWORD}\n")
+    run("add", "by-file")
+    assert "by-file" in run("list")
+    file.write_text("guess\n")
+    with pytest.raises(BatonError, match=r"refused the password .*router\.keys_store_password_file") as error:
+        run("list")
+    assert "guess" not in str(error.value)

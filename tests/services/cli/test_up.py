@@ -1,0 +1,45 @@
+"""`baton up` puts the live page on a port that is free."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from baton.addresses import split
+from baton.services.cli.up import beside_router
+from baton.services.config import load
+from harness.support import free_port
+
+
+def two_ports() -> int:
+    """Return a free port after which there is another one, neither of them for anybody else."""
+    port = free_port()
+    while (after := free_port()) != port + 1:
+        port = after
+    return port
+
+
+def beside(port: int, scheduler: dict[str, object]) -> int:
+    host, found = split(beside_router(load({"router": {"port": port}, "scheduler": scheduler})))
+    assert host == "127.0.0.1"
+    return found
+
+
+def test_the_page_is_beside_the_router() -> None:
+    port = two_ports()
+    assert beside(port, {"address": "127.0.0.1:7400"}) == port + 1
+
+
+@pytest.mark.parametrize("key", ["address", "metrics_port"])
+def test_it_leaves_the_scheduler_its_ports(key: str) -> None:
+    """They count as taken before anything listens there."""
+    port = two_ports()
+    own = {"address": f"127.0.0.1:{port + 1}"} if key == "address" else {"metrics_port": port + 1}
+    assert beside(port, own) not in (0, port, port + 1)
+
+
+def test_it_takes_a_free_port_where_that_one_is_held() -> None:
+    port = two_ports()
+    with socket.create_server(("127.0.0.1", port + 1)):
+        assert beside(port, {"address": "127.0.0.1:7400"}) not in (0, port, port + 1)

@@ -1,0 +1,157 @@
+"""The archive for a bug report holds what it should, and no secret that was configured anywhere."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+from baton.services.config import load
+from baton.services.diagnosis import bundle
+from baton.services.diagnosis.secrets import HIDDEN, Hider, masked
+from harness.scheduling import free_port
+
+MARK = "c4nary"
+SECRETS = {
+    "api": f"{MARK}-api-key",
+    "store": f"{MARK}/store word",  # is written otherwise in a URL
+    "keys": f"{MARK}-keys-store",
+    "hub": f"{MARK}-hub",
+    "nested": f"{MARK}-nested-value",
+    "token": f"{'a' * 12}.{MARK.encode().hex():0<32}.{'b' * 64}",
+    "file": f"{MARK}-from-a-file",
+    "keys file": f"{MARK}-from-a-second-file",
+    "page": f"{MARK}-page-key",
+    "header": f"{MARK}-tracing-key",
+    "bearer": f"{MARK}-tracing-bearer",
+    "environment": f"{MARK}-in-the-environment",
+}
+
+
+class _Metrics(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"seen " + self.headers.get("Authorization", "").encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def metrics() -> Iterator[int]:
+    """Serve something as a router's metrics that repeats the key it was shown."""
+    with HTTPServer(("127.0.0.1", 0), _Metrics) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def config(tmp_path: Path, metrics: int) -> dict[str, dict[str, object]]:
+    def written(name: str) -> str:
+        path = tmp_path / name.replace(" ", "-")
+        path.write_text(SECRETS[name] + "\n")
+        path.chmod(0o600)
+        return str(path)
+
+    return {
+        "engine": {
+            "extra": {"hf_token": SECRETS["hub"], "max_logprobs": 5, "deep": {"er": SECRETS["nested"]}}
+        },
+        "router": {
+            "api_key": SECRETS["api"],
+            "port": metrics,
+            "keys_store_password_file": written("keys file"),
+        },
+        "ops": {"key_file": written("page")},
+        "tracing": {
+            "headers": {"x-api-key": SECRETS["header"], "Authorization": f"Bearer {SECRETS['bearer']}"}
+        },
+        "scheduler": {
+            "address": f"127.0.0.1:{free_port()}",
+            "store": f"redis://127.0.0.1:{free_port()}/0",
+            "store_password_file": written("file"),
+        },
+    }
+
+
+def texts(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as archive:
+        found = {one.name.partition("/")[2]: archive.extractfile(one) for one in archive.getmembers()}
+        return {name: file.read().decode() for name, file in found.items() if file}
+
+
+def test_no_secret_is_in_it(
+    config: dict[str, dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where a log, a variable or an answer repeats it."""
+    monkeypatch.setenv("VLLM_API_KEY", SECRETS["environment"])
+    monkeypatch.setenv("BATON_ROUTER__API_KEY", SECRETS["api"])
+    monkeypatch.setenv("BATON_TRACING__HEADERS", json.dumps(config["tracing"]["headers"]))
+    settings = load(config)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    everything = "\n".join(f"{name} is {secret} {json.dumps(secret)}" for name, secret in SECRETS.items())
+    (logs / "router.log").write_text(f"beginning\n{'x' * bundle.LOG_END}\n{everything}\nthe end\n")
+    out = tmp_path / "bundle.tar.gz"
+    out.touch(0o644)  # from before, open to all
+    names = bundle.write(settings, out, str(logs))
+    found = texts(out)
+    assert list(found) == names
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    shown = {"store", "keys", "token"}  # they come below
+    for name in SECRETS.keys() - shown:
+        for part, text in found.items():
+            assert SECRETS[name] not in text, (name, part)
+    assert "max_logprobs" in found["configuration.yaml"]
+    assert f"BATON_TRACING__HEADERS={HIDDEN}" in found["variables.txt"]
+    assert found["metrics/router.txt"] == f"seen Bearer {HIDDEN}"
+    assert f"BATON_ROUTER__API_KEY={HIDDEN}" in found["variables.txt"]
+    log = found["logs/router.log"]
+    assert log.endswith("the end\n")
+    assert "beginning" not in log
+    assert f'api is {HIDDEN} "{HIDDEN}"' in log
+    assert json.loads(found["doctor.json"])
+    assert "does not answer" in json.loads(found["status.json"])
+    assert json.loads(found["versions.json"])["vllm"] == "0.32.0"
+    assert "vLLM Version" in found["environment.txt"]
+    # Those that exclude others in one configuration.
+    monkeypatch.delenv("BATON_ROUTER__API_KEY")
+    hidden = load(
+        {
+            "scheduler": {"store": "redis://:c4nary%2Fstore%20word@127.0.0.1:1/0"},
+            "security": {"tls": True, "join": "127.0.0.1:1", "token": SECRETS["token"]},
+            "router": {"keys_store": f"redis://u:{SECRETS['keys']}@127.0.0.1:1/0"},
+        }
+    )
+    # The rest of them, by the same two nets.
+    dump = yaml.safe_dump(masked(hidden))
+    shown = Hider.of(hidden).hide(everything + " c4nary%2Fstore%20word")
+    for name in ("store", "keys", "token"):
+        assert SECRETS[name] not in dump
+        assert SECRETS[name] not in shown
+    assert "%2Fstore" not in dump + shown
+    assert SECRETS["token"].split(".")[1] not in shown
+
+
+def test_it_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "bundle.tar.gz").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="link"):
+        bundle.write(load(), tmp_path / "bundle.tar.gz", "")
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
+def test_without_secrets_nothing_is_hidden() -> None:
+    assert Hider.of(load(), {}).hide("memory api_key token ''") == "memory api_key token ''"
+    assert masked(load())["scheduler"]["store"] == "memory"

@@ -1,0 +1,104 @@
+"""Certificates as the doctor sees them: its own, the CA's, and those that schedulers show."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton import rpc
+from baton.scheduler.service import SchedulerServer
+from baton.security import identity
+from baton.security.authority import Authority
+from baton.security.identity import Identity
+from baton.security.names import Name, Role
+from baton.services.config import load
+from baton.services.diagnosis import certificates
+from baton.services.diagnosis.finding import Finding, Verdict
+from harness.scheduling import Options
+
+TOPIC = "test"
+Serve = Callable[[Authority], str]
+
+
+def act(folder: Path, authority: Authority, role: Role) -> None:
+    identity.write(folder, authority.issue(Name(TOPIC, role)))
+    rpc.act_as(Identity(folder))
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Iterator[Authority]:
+    yield Authority.create(tmp_path / "ca")
+    rpc.act_as(None)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Run a scheduler in a thread: the check shakes hands without an event loop."""
+    stops = []
+
+    def start(authority: Authority) -> str:
+        act(tmp_path / "scheduler", authority, Role.SCHEDULER)
+        loop, ready, address = asyncio.new_event_loop(), threading.Event(), [""]
+        stop = asyncio.Event()
+
+        async def run() -> None:
+            async with SchedulerServer(Options(topic=TOPIC)) as server:
+                address[0] = server.address
+                ready.set()
+                await stop.wait()
+
+        thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+        thread.start()
+        assert ready.wait(20)
+        stops.append((loop, stop, thread))
+        return address[0]
+
+    yield start
+    for loop, stop, thread in stops:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def found(address: str) -> dict[str, Finding]:
+    settings = load({"scheduler": {"address": address, "topic": TOPIC}, "security": {"tls": True}})
+    return {one.subject: one for one in certificates.findings(settings)}
+
+
+def test_it_says_who_until_when_and_of_which_ca(tmp_path: Path, authority: Authority, serve: Serve) -> None:
+    address = serve(authority)
+    act(tmp_path / "operator", authority, Role.OPERATOR)
+    shown = found(address)
+    assert {one.verdict for one in shown.values()} == {Verdict.OK}
+    assert shown["this process"].what.startswith("spiffe://baton/test/operator, until 20")
+    assert authority.pin in shown["CA"].what
+    assert shown[f"scheduler at {address}"].what.startswith("spiffe://baton/test/scheduler, until 20")
+
+
+def test_another_ca_is_wrong(tmp_path: Path, authority: Authority, serve: Serve) -> None:
+    address = serve(Authority.create(tmp_path / "other"))
+    act(tmp_path / "operator", authority, Role.OPERATOR)
+    one = found(address)[f"scheduler at {address}"]
+    assert one.verdict is Verdict.WRONG
+    assert "no handshake" in one.what
+
+
+def test_one_that_is_not_renewed_is_noticed(
+    tmp_path: Path, authority: Authority, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate is renewed at half of its life: one that is nearly over was not."""
+    address = serve(authority)
+    act(tmp_path / "operator", authority, Role.OPERATOR)
+    monkeypatch.setattr(certificates, "_PART", 1)  # all of its life is its last part then
+    one = found(address)[f"scheduler at {address}"]
+    assert one.verdict is Verdict.WARNING
+    assert "not renewed in time" in one.what
+
+
+def test_without_tls_it_says_so() -> None:
+    (one,) = certificates.findings(load())
+    assert "off (security.tls)" in one.what

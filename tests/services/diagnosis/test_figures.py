@@ -1,0 +1,49 @@
+"""Whose metrics a bundle asks for: all that the scheduler knows, and those that the settings name."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from baton import rpc
+from baton.metrics import MetricsServer
+from baton.protos import scheduler_pb2 as pb
+from baton.services.config import load
+from baton.services.diagnosis import figures
+from harness.scheduling import free_port, identity
+
+
+def serving(name: str) -> MetricsServer:
+    """Return a process's metrics, on a free port."""
+    registry = CollectorRegistry()
+    Gauge("baton_one", "One", ["of"], registry=registry).labels(name).set(1)
+    return MetricsServer(registry, "worker.metrics_port", "127.0.0.1", 0)
+
+
+def test_those_that_the_scheduler_knows_are_asked() -> None:
+    """On free ports, which no setting names; another machine's loopback is not asked."""
+    with serving("router") as router, serving("worker") as worker:
+        here, there = identity("../decode/0", pb.ROLE_DECODE), identity("decode-1", pb.ROLE_DECODE)
+        here.host, here.metrics_address = rpc.host_id(), worker.address
+        there.host, there.metrics_address = "another", worker.address
+        process = pb.Process(id="r1", kind="router", host=rpc.host_id(), metrics_address=router.address)
+        description = pb.Description(
+            workers=[pb.WorkerStatus(identity=here), pb.WorkerStatus(identity=there)], processes=[process]
+        )
+        settings = load({"router": {"port": free_port()}})
+        found = asyncio.run(figures.gathered(settings, description))
+    assert found.keys() == {"router", "router-r1", "decode-.._decode_0", "decode-decode-1"}
+    assert 'baton_one{of="router"} 1.0' in found["router-r1"]
+    assert 'baton_one{of="worker"} 1.0' in found["decode-.._decode_0"]
+    assert "another machine" in found["decode-decode-1"]
+    assert "not reached" in found["router"]
+
+
+def test_without_a_scheduler_those_of_the_settings_are() -> None:
+    with serving("router") as router:
+        _, _, port = router.address.partition(":")
+        worker = {"metrics_port": free_port()}
+        found = asyncio.run(figures.gathered(load({"router": {"port": port}, "worker": worker}), None))
+    assert 'baton_one{of="router"} 1.0' in found["router"]
+    assert "not reached" in found["worker"]

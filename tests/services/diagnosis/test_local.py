@@ -1,0 +1,104 @@
+"""Checks of this machine alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.handoff.memory import segments
+from baton.services.config import load
+from baton.services.diagnosis import local
+from baton.services.diagnosis.finding import Finding, Verdict
+from harness.support import free_port
+
+
+def found(area: str, **given: Any) -> dict[str, Finding]:
+    settings = load({"scheduler": {"address": f"127.0.0.1:{free_port()}"}, **given})
+    return {one.subject: one for one in local.findings(settings, runs=False) if one.area == area}
+
+
+def test_a_port_of_the_configuration_that_a_stranger_holds_is_wrong() -> None:
+    port = free_port()
+    code = f"import socket, sys; s = socket.create_server(('127.0.0.1', {port})); "
+    code += "print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as stranger:
+        assert stranger.stdout is not None
+        stranger.stdout.readline()
+        one = found("ports", router={"port": port})["router.port"]
+        stranger.kill()
+    assert one.verdict is Verdict.WRONG
+    assert f"held by process {stranger.pid}" in one.what
+    assert "router.port" in one.todo
+
+
+@pytest.mark.parametrize(
+    ("command", "baton"),
+    [
+        (["baton router"], True),
+        (["/x/.venv/bin/python", "/x/.venv/bin/baton", "up"], True),
+        (["python", "-m", "baton.services.cli"], True),
+        (["/home/me/baton-fresh/.venv/bin/python", "-c", "serve()"], False),
+        (["/opt/baton/bin/redis-server", "*:6379"], False),
+    ],
+)
+def test_a_process_of_ours_is_known_by_its_title_or_program(command: list[str], baton: bool) -> None:
+    assert local._is_baton(command) is baton
+
+
+def test_ports_of_the_configuration_that_are_free_are_ok() -> None:
+    port = free_port()
+    ports = found("ports", router={"port": port}, handoff={"port": free_port()})
+    assert ports["router.port"].what == f"127.0.0.1:{port} is free"
+    assert {one.verdict for one in ports.values()} == {Verdict.OK}
+    assert set(ports) == {"router.port", "scheduler.address", "handoff.port"}
+
+
+def test_another_machines_address_is_not_judged() -> None:
+    assert found("ports", scheduler={"address": "192.0.2.7:7400"}, router={"port": 0}) == {}
+
+
+def test_a_model_that_is_not_there_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    missing = str(tmp_path / "missing")
+    assert found("model", engine={"model": missing})[missing].verdict is Verdict.WRONG
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_a_model_that_may_not_be_read_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 8)
+    assert found("model", engine={"model": str(tmp_path)})[str(tmp_path)].verdict is Verdict.OK
+    (tmp_path / "model.safetensors").chmod(0)
+    real = os.access
+    # access(2) asks for the real user, which cannot be changed back: ask as somebody without root's rights.
+    monkeypatch.setattr(
+        local.os, "access", lambda path, mode: real(path, mode) and os.stat(path).st_mode & 0o444
+    )
+    one = found("model", engine={"model": str(tmp_path)})[str(tmp_path)]
+    assert one.verdict is Verdict.WRONG
+    assert "model.safetensors" in one.what
+
+
+def test_shared_memory_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    subjects = [one.what for one in found("shared memory").values()]
+    assert any("a segment can be made" in what for what in subjects)
+    monkeypatch.setattr(segments, "DIRECTORY", tmp_path / "nothing")
+    one = list(found("shared memory").values())[-1]
+    assert one.verdict is Verdict.WRONG
+    assert "a segment cannot be made" in one.what
+
+
+def test_plain_text_for_everybody_is_wrong() -> None:
+    one = found("TLS", worker={"listen": "0.0.0.0:7401"})["this machine"]
+    assert one.verdict is Verdict.WRONG
+    assert "security.tls" in one.todo
+    with socket.socket():
+        assert found("TLS") == {}

@@ -1,0 +1,89 @@
+"""A machine's facts are judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton import machine
+from baton.protos import scheduler_pb2 as pb
+from baton.services.config import Settings, load
+from baton.services.diagnosis.finding import Finding, Verdict
+from baton.services.diagnosis.machine import Needs, judge
+
+GIB = 1 << 30
+
+
+def seen(**changes: object) -> pb.Machine:
+    values: dict[str, object] = {
+        "shm_bytes": 8 * GIB,
+        "shm_free": 8 * GIB,
+        "shm_writable": True,
+        "files_soft": 1024,
+        "files_hard": 1 << 20,
+        "memory_bytes": 32 * GIB,
+        "memory_free": 16 * GIB,
+        "cores": 8,
+        "cpu": "a CPU",
+        "cpu_features": ["avx2", "avx512f"],
+    }
+    return pb.Machine(**(values | changes))  # type: ignore[arg-type]
+
+
+def found(area: str, needs: Needs | None = None, torch: str = "2.13.0+cpu", **changes: object) -> Finding:
+    one = [one for one in judge("m", seen(**changes), torch, needs or Needs()) if one.area == area]
+    assert len(one) == 1
+    return one[0]
+
+
+@pytest.mark.parametrize(
+    ("area", "changes", "verdict", "says"),
+    [
+        ("shared memory", {}, Verdict.OK, "8.0 GiB free"),
+        ("shared memory", {"shm_bytes": 0}, Verdict.WRONG, "there is no /dev/shm"),
+        ("shared memory", {"shm_writable": False}, Verdict.WRONG, "cannot be written"),
+        ("shared memory", {"shm_bytes": 64 << 20, "shm_free": 64 << 20}, Verdict.WARNING, "container"),
+        ("file descriptors", {"files_soft": 256}, Verdict.WARNING, "the limit is 256"),
+        ("file descriptors", {"files_soft": (1 << 63) - 1}, Verdict.OK, "the limit is none"),
+        ("memory", {"memory_free": GIB // 2}, Verdict.WARNING, "512 MiB free"),
+        ("CPU", {"cpu_features": ["avx2"]}, Verdict.WARNING, "without AVX-512"),
+        ("CPU", {"cpu_features": ["avx512f", "amx_tile"]}, Verdict.WARNING, "does not let"),
+        ("CPU", {"cpu_features": ["avx512f", "amx_tile"], "amx_permitted": True}, Verdict.OK, "amx_tile"),
+        ("GPU", {"gpus": ["NVIDIA H100, 80 GiB"]}, Verdict.WARNING, "torch 2.13.0+cpu uses none"),
+        ("GPU", {"gpus": ["nvidia-smi fails: 9"]}, Verdict.WRONG, "fails"),
+    ],
+)
+def test_each_fact_has_its_verdict(
+    area: str, changes: dict[str, object], verdict: Verdict, says: str
+) -> None:
+    one = found(area, **changes)
+    assert (one.verdict, says in one.what) == (verdict, True), one
+    assert bool(one.todo) is (verdict is not Verdict.OK)  # what is not well says what to do
+
+
+def test_the_configuration_says_how_much_is_enough() -> None:
+    settings = load(
+        {"handoff": {"staging_mib": 4096}, "engine": {"kv_cache_gib": 12, "tensor_parallel_size": 2}}
+    )
+    needs = Needs.of_worker(settings, 6 * GIB)
+    assert needs.shm == 8 * GIB  # of both ranks
+    assert found("shared memory", needs).verdict is Verdict.OK
+    assert found("shared memory", needs, shm_free=7 * GIB).verdict is Verdict.WRONG
+    assert found("memory", needs).verdict is Verdict.WARNING  # 12 + 6 of 16
+    assert found("memory", needs, memory_free=20 * GIB).verdict is Verdict.OK
+    without = Needs.of_worker(load({"handoff": {"transports": ["grpc"]}}), 0)
+    assert found("shared memory", without, shm_bytes=0).verdict is Verdict.OK
+
+
+def test_routers_need_descriptors_for_their_clients() -> None:
+    needs = Needs.of_router(Settings())
+    assert found("file descriptors", needs, files_hard=4096).verdict is Verdict.WARNING
+    assert "router.max_connections" in found("file descriptors", needs, files_hard=4096).what
+    assert found("file descriptors", needs, files_soft=64, files_hard=8192).verdict is Verdict.OK
+
+
+def test_this_machine_can_be_looked_at() -> None:
+    here = machine.inspection()
+    assert here.versions["vllm"] == "0.32.0"
+    assert here.machine.shm_bytes >= here.machine.shm_free > 0
+    assert here.machine.memory_bytes > here.machine.memory_free > 0
+    assert here.machine.cores >= 1

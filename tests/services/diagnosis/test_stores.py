@@ -1,0 +1,92 @@
+"""Redis as the doctor sees it, on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.services.config import load
+from baton.services.diagnosis import stores
+from baton.services.diagnosis.finding import Finding, Verdict
+from harness.scheduling import RedisServer, free_port
+from tests.security.test_redis import PASSWORD, RULES, TOPIC
+
+Start = Callable[..., RedisServer]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    running = []
+
+    def one(password: str = "", *extra: str) -> RedisServer:
+        server = RedisServer(tmp_path, password=password, extra=extra)
+        server.start()
+        running.append(server)
+        return server
+
+    yield one
+    for server in running:
+        server.stop()
+
+
+def found(store: str, **router: str) -> list[Finding]:
+    async def all_of_it() -> list[Finding]:
+        settings = load({"scheduler": {"store": store, "topic": TOPIC}, "router": router})
+        return [one async for one in stores.findings(settings)]
+
+    return asyncio.run(all_of_it())
+
+
+def test_a_redis_that_is_well(start: Start) -> None:
+    server = start(PASSWORD, "--maxmemory-policy", "noeviction", "--maxmemory", "100mb")
+    one, policy, scripts, keys, _, book = found(server.url, keys_store=server.url)
+    assert {one.verdict, policy.verdict, scripts.verdict, keys.verdict} == {Verdict.OK}
+    assert "version 7" in one.what or "version 8" in one.what
+    assert " ms a call" in one.what
+    assert policy.what == "maxmemory-policy noeviction, maxmemory 104857600"
+    assert "has 0 workers" in scripts.what
+    assert "holds no keys" in book.what
+    assert book.verdict is Verdict.WRONG
+    assert not any(PASSWORD in str(one) for one in found(server.url, keys_store=server.url))
+
+
+def test_the_password_of_the_keys_may_be_in_a_file(start: Start, tmp_path: Path) -> None:
+    server = start(PASSWORD)
+    (tmp_path / "password").write_text(PASSWORD)
+    (tmp_path / "password").chmod(0o600)
+    plain = f"redis://127.0.0.1:{server.port}/0"
+    keys, _, book = found("memory", keys_store=plain, keys_store_password_file=str(tmp_path / "password"))
+    assert keys.verdict is Verdict.OK
+    assert "holds no keys" in book.what
+
+
+def test_one_that_throws_away_is_wrong(start: Start) -> None:
+    server = start("", "--maxmemory-policy", "allkeys-lru", "--maxmemory", "100mb")
+    policy = found(server.url)[1]
+    assert policy.verdict is Verdict.WRONG
+    assert "noeviction" in policy.todo
+
+
+def test_one_that_is_away_or_refuses_is_wrong(start: Start) -> None:
+    (one,) = found(f"redis://127.0.0.1:{free_port()}/0")
+    assert one.verdict is Verdict.WRONG
+    server = start("another")
+    (one,) = found(f"redis://:{PASSWORD}@127.0.0.1:{server.port}/0")
+    assert one.verdict is Verdict.WRONG
+    assert PASSWORD not in str(one)
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_the_rights_of_its_user(start: Start, tmp_path: Path, enough: bool) -> None:
+    """With exactly those of docs/security.md all is well; with one less, it says so."""
+    acl = RULES if enough else RULES.replace("+hgetall ", "")
+    (tmp_path / "users.acl").write_text(f"user default off\n{acl}\n")
+    server = start("", "--aclfile", str(tmp_path / "users.acl"))
+    *_, policy, scripts = found(f"redis://baton:{PASSWORD}@127.0.0.1:{server.port}/0")
+    assert "it has to be noeviction" in policy.what
+    assert scripts.verdict is (Verdict.OK if enough else Verdict.WRONG)
+    if not enough:
+        assert "docs/security.md" in scripts.what

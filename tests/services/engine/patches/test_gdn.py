@@ -1,0 +1,127 @@
+"""Gated DeltaNet on CPUs, where the drafts of a request vary in number: against one convolution of all."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from baton.services.engine.patches import table
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm import _custom_ops
+    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+    from vllm.platforms import current_platform
+
+KERNEL, MOST, HEAD, SLOTS, REQUESTS, STEPS = 4, 3, 128, 9, 2, 12
+CHANNELS, PLACES = 3 * HEAD, KERNEL - 1 + MOST
+BF16 = torch.cpu._is_avx512_bf16_supported()
+
+pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="mends are for CPU engines")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _mended() -> Iterator[None]:
+    table.install()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+class Layer:
+    """One layer's weights and buffers, of two requests, and what its convolution gave."""
+
+    def __init__(self, *, packed: bool) -> None:
+        weight = (torch.randn(CHANNELS, KERNEL) * 0.5).bfloat16()
+        self.plain = weight
+        self.conv1d = SimpleNamespace(weight=weight, bias=None, _cpu_unpacked_conv_weight=weight)
+        if packed:
+            self.conv1d.weight = _custom_ops.causal_conv1d_weight_pack(weight)
+        self.activation = "silu"
+        self.A_log, self.dt_bias = torch.zeros(1), torch.zeros(1).bfloat16()
+        self.buffer = torch.zeros(SLOTS, PLACES, CHANNELS).bfloat16().transpose(1, 2)
+        self.states = torch.zeros(SLOTS, 1, HEAD, HEAD)
+        self.convolved = torch.empty(0)
+
+    def rearrange_mixed_qkv(self, mixed: torch.Tensor) -> Any:
+        self.convolved = mixed.clone()
+        return (part.reshape(1, len(mixed), 1, HEAD).contiguous() for part in mixed.split(HEAD, dim=-1))
+
+
+def right(layer: Layer, spec_forward: Callable[..., Any], counts: Callable[[int], list[int]]) -> bool:
+    """Run steps of so many tokens a request, some accepted; return whether each was convolved rightly."""
+    draw, ends = random.Random(1), True
+    history = [torch.zeros(KERNEL - 1, CHANNELS).bfloat16() for _ in range(REQUESTS)]
+    accepted = [1] * REQUESTS
+    slots = torch.arange(1, SLOTS).reshape(REQUESTS, MOST + 1).to(torch.int32)
+    for step in range(STEPS):
+        each = counts(step)
+        inputs = [torch.randn(count, CHANNELS).bfloat16() for count in each]
+        ends_at = torch.tensor([0, *each]).cumsum(0).to(torch.int32)
+        metadata = SimpleNamespace(
+            num_spec_decodes=REQUESTS,
+            spec_state_indices_tensor=slots,
+            spec_query_start_loc=ends_at,
+            num_accepted_tokens=torch.tensor(accepted, dtype=torch.int32),
+        )
+        gates = torch.zeros(sum(each), 1).bfloat16()
+        spec_forward(
+            layer, metadata, torch.cat(inputs), gates, gates, layer.buffer, layer.states, KERNEL, PLACES
+        )
+        wanted = []
+        for request, mine in enumerate(inputs):
+            whole = torch.cat([history[request][-(KERNEL - 1) :], mine]).float().T.unsqueeze(0)
+            made = torch.nn.functional.conv1d(whole, layer.plain.float().unsqueeze(1), groups=CHANNELS)
+            wanted.append(torch.nn.functional.silu(made)[0].T)
+            accepted[request] = draw.randint(1, len(mine))
+            history[request] = torch.cat([history[request], mine[: accepted[request]]])
+        ends = ends and torch.allclose(layer.convolved.float(), torch.cat(wanted), atol=0.05, rtol=0.05)
+    return ends
+
+
+def varied(step: int) -> list[int]:
+    return [1 + (step * 7 + request * 3) % (MOST + 1) for request in range(REQUESTS)]
+
+
+def alike(step: int) -> list[int]:
+    """As the kernel of C++ wants them."""
+    return [1 + (step * 3) % (MOST + 1)] * REQUESTS
+
+
+def one_after_one(step: int) -> list[int]:
+    """Without any draft."""
+    del step
+    return [1] * REQUESTS
+
+
+def most(step: int) -> list[int]:
+    del step
+    return [MOST + 1] * REQUESTS
+
+
+NATIVE = pytest.param(True, marks=pytest.mark.skipif(not BF16, reason="needs AVX512-BF16"))
+
+
+@pytest.mark.parametrize("native", [False, NATIVE])
+@pytest.mark.parametrize("counts", [varied, alike, one_after_one, most])
+def test_each_token_meets_those_before_it(
+    counts: Callable[[int], list[int]], native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel of C++ is chosen on CPUs with AMX; it runs on others, too."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: native)
+    assert right(Layer(packed=native), gdn_attention._spec_forward, counts)
+
+
+def test_vllm_as_shipped_reads_inputs_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    shipped: Any = gdn_attention._spec_forward
+    assert right(Layer(packed=False), shipped.__wrapped__, most)
+    assert not right(Layer(packed=False), shipped.__wrapped__, one_after_one), "cpu.gdn_conv can go"
+    with pytest.raises(RuntimeError, match="size of tensor"):  # more were accepted than come now
+        right(Layer(packed=False), shipped.__wrapped__, varied)

@@ -1,0 +1,175 @@
+"""What is told of a prefix cache is what vLLM's block pool has, after whatever requests did to it."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.distributed.kv_events import KVEventBatch, NullEventPublisher
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.request import Request
+
+from baton.scheduler.prefixes.keys import key_of
+from baton.scheduler.prefixes.log import BlockLog
+from baton.services.engine import cache_events
+from baton.services.engine.cache_events import CacheEvents, events_config
+
+BLOCK = 16
+FULL = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+WINDOW = SlidingWindowSpec(
+    block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32, sliding_window=32
+)
+
+
+class Published(NullEventPublisher):  # type: ignore[misc]
+    """Another publisher, as engine.extra may ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[Any] = []
+
+    def publish(self, events: Any) -> None:
+        self.batches.append(events)
+
+
+class Pool:
+    """A block pool, its events, and the log that a worker makes of them."""
+
+    def __init__(self, blocks: int, groups: tuple[Any, ...] = (FULL,), group: int = 0) -> None:
+        kv_cache_utils.init_none_hash(sha256)
+        self.pool = BlockPool(blocks, True, BLOCK, enable_kv_cache_events=True)
+        self.others = Published()
+        scheduler = SimpleNamespace(
+            kv_event_publisher=self.others,
+            kv_cache_config=SimpleNamespace(
+                kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in groups]
+            ),
+            kv_cache_manager=SimpleNamespace(block_pool=self.pool),
+        )
+        self.events = CacheEvents(scheduler, "sha256")
+        self.log = BlockLog()
+        self.group = group
+        self.names: dict[bytes, int] = {}  # by hash
+        self.running: list[tuple[Request, list[Any]]] = []
+
+    def run(self, tokens: list[int], *, looks: bool) -> None:
+        """Let a request compute its prompt; it `looks` for what is cached, or began before that was there."""
+        request = Request(
+            request_id=str(len(self.names)),
+            prompt_token_ids=tokens,
+            sampling_params=SamplingParams(max_tokens=1),
+            pooling_params=None,
+            block_hasher=kv_cache_utils.get_request_block_hasher(BLOCK, sha256),
+        )
+        hashes = request.block_hashes
+        self.names |= {
+            one: key_of(int.from_bytes(one[-8:], "big"), depth) for depth, one in enumerate(hashes, start=1)
+        }
+        hits: list[Any] = []
+        for one in hashes if looks else ():
+            cached = self.pool.get_cached_block(one, [self.group])
+            if cached is None:
+                break
+            hits += cached
+        self.pool.touch(hits)
+        missing = len(hashes) - len(hits)
+        if missing > self.pool.get_num_free_blocks():
+            self.pool.free_blocks(reversed(hits))
+            return
+        blocks = hits + self.pool.get_new_blocks(missing)
+        self.pool.cache_full_blocks(request, blocks, len(hits), len(hashes), BLOCK, self.group)
+        self.running.append((request, blocks))
+
+    def end(self, which: int) -> None:
+        _, blocks = self.running.pop(which % len(self.running))
+        self.pool.free_blocks(reversed(blocks))
+
+    def step(self) -> None:
+        """Do what the engine's scheduler and the worker do after a step."""
+        if events := self.pool.take_events():
+            self.events.publish(KVEventBatch(ts=0.0, events=events))
+        if change := self.events.take():
+            self.log.take(change)
+
+    def held(self) -> set[int]:
+        return {self.names[key[:-4]] for key in self.pool.cached_block_hash_to_block._cache}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_it_is_what_the_pool_has(seed: int) -> None:
+    """Also where requests that run side by side compute the same blocks, and these are evicted one by one."""
+    draw, pool = random.Random(seed), Pool(14)
+    for _ in range(60):
+        what = draw.random()
+        if what < 0.55:
+            tokens = [draw.randrange(2) for _ in range(draw.randrange(1, 5))]
+            pool.run([one for one in tokens for _ in range(BLOCK)], looks=draw.random() < 0.6)
+        elif what < 0.95 and pool.running:
+            pool.end(draw.randrange(8))
+        elif not pool.running:
+            pool.pool.reset_prefix_cache()
+        if draw.random() < 0.7:  # else it comes together with what the next one does
+            pool.step()
+            assert pool.log._held == pool.held()
+    pool.step()
+    assert pool.log._held == pool.held()
+
+
+def test_another_publisher_gets_the_events_too() -> None:
+    pool = Pool(14)
+    pool.run([1] * BLOCK, looks=True)
+    pool.step()
+    pool.step()
+    assert len(pool.others.batches) == 1
+    assert len(pool.log) == 1
+
+
+def test_the_group_that_attends_to_all_tokens_counts() -> None:
+    told = Pool(14, (WINDOW, FULL), group=1)
+    told.run([1] * 3 * BLOCK, looks=True)
+    told.step()
+    assert len(told.log) == 3
+    not_told = Pool(14, (WINDOW, FULL), group=0)
+    not_told.run([1] * 3 * BLOCK, looks=True)
+    not_told.step()
+    assert len(not_told.log) == 0
+
+
+def test_settings_of_others_stay_and_events_are_made_in_any_case() -> None:
+    assert (events_config(None).enable_kv_cache_events, events_config(None).publisher) == (True, "null")
+    theirs = events_config({"enable_kv_cache_events": False, "publisher": "zmq", "topic": "kv"})
+    assert (theirs.enable_kv_cache_events, theirs.publisher, theirs.topic) == (True, "zmq", "kv")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "seed", "told"), [("sha256", "", True), ("xxhash", "", False), ("xxhash", "7", True)]
+)
+def test_hashes_that_only_this_process_makes_are_not_told(
+    algorithm: str, seed: str, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if seed:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    made = Pool(14)
+    scheduler = SimpleNamespace(
+        kv_event_publisher=made.others,
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)]),
+        kv_cache_manager=SimpleNamespace(block_pool=made.pool),
+    )
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo=algorithm),
+        kv_events_config=events_config(None),
+    )
+    installed = cache_events.install(SimpleNamespace(vllm_config=config, scheduler=scheduler))
+    assert (installed is not None) is told
+    assert (scheduler.kv_event_publisher is installed) is told

@@ -1,0 +1,49 @@
+"""Models that keep states: what is handed over, what is served without handoffs, and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from baton.services.config import load
+from baton.services.errors import ConfigError
+from harness.architectures.registry import ARCHITECTURES
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.platforms import current_platform
+
+    from baton.services.engine.build import EnginePlan, build_config
+
+pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="arguments of CPUs")
+
+
+def built(name: str, *, needs_handoffs: bool = True, **engine: Any) -> Any:
+    one = ARCHITECTURES[name]
+    target = {"model": str(one.target(one.checkpoint())), "dtype": one.dtype, "max_model_len": 256}
+    settings = load({"engine": target | engine})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return build_config(EnginePlan(settings, "w", "f00", needs_handoffs=needs_handoffs))
+
+
+def test_states_are_handed_over_without_a_prefix_cache() -> None:
+    config = built("mtp-qwen3-next", enable_prefix_caching=False)
+    assert config.kv_transfer_config.kv_connector == "BatonConnector"
+    assert config.scheduler_config.disable_hybrid_kv_cache_manager is False
+
+
+def test_with_a_prefix_cache_they_are_refused_by_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^engine\.enable_prefix_caching \(value true\): model .* keeps states"
+    ):
+        built("mtp-qwen3-next")
+    assert built("mtp-qwen3-next", needs_handoffs=False).kv_transfer_config is None
+
+
+def test_windows_are_handed_over_with_a_prefix_cache() -> None:
+    config = built("ngram-gemma3")
+    assert config.kv_transfer_config.kv_connector == "BatonConnector"
+    assert config.scheduler_config.disable_hybrid_kv_cache_manager is False

@@ -1,0 +1,181 @@
+"""A deployment on Ray as a fleet: its places, the orders that it follows, what Ray's autoscaler is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from baton.autoscale.goals import Bounds, Goals
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.service import SchedulerServer
+from baton.scheduler.session import WorkerSession
+from baton.services.errors import ServiceError
+from baton.services.ray import fleet
+from baton.services.ray.config import read
+from baton.services.ray.desk import Remote
+from baton.services.ray.fleet import Fleet, Room
+from harness.deployment import MODEL
+from harness.scheduling import Options, capacity, identity, until
+
+CPU = {"CPU": 1.0}
+
+
+def made(prefill: dict[str, Any] | None = None, least: int = 1) -> Fleet:
+    limits = {"deployment_config": {"autoscaling_config": {"min_replicas": least, "max_replicas": 2}}}
+    tree = {
+        "engine": {"model": str(MODEL)},
+        "autoscale": {"mode": "on"},
+        "prefill_config": {**limits, **(prefill or {})},
+        "decode_config": limits,
+    }
+    return Fleet(read(tree))
+
+
+def places(one: Fleet) -> dict[str, list[pb.Role]]:
+    return {place.name: list(place.roles) for place in one._places}
+
+
+def test_places_of_like_sides_take_either_role() -> None:
+    one = made()
+    assert one.roles == {"prefill-0": "prefill", "decode-0": "decode"}
+    assert places(one) == {"prefill-0": [], "decode-0": [], "worker-2": [], "worker-3": []}
+    assert made(least=2).numbers == {"prefill": 2, "decode": 2}
+
+
+@pytest.mark.parametrize(
+    "prefill",
+    [
+        {"placement_group_config": {"bundles": [{"CPU": 2}]}},
+        {"label_selector": {"zone": "a"}},
+        {"runtime_env": {"env_vars": {"A": "b"}}},
+        {"engine_kwargs": {"max_num_seqs": 3}},
+        {"accelerator_type": "H100"},
+    ],
+    ids=lambda one: next(iter(one)),
+)
+def test_places_of_sides_that_differ_belong_to_one(prefill: dict[str, Any]) -> None:
+    assert places(made(prefill)) == {
+        "prefill-0": [pb.ROLE_PREFILL],
+        "prefill-1": [pb.ROLE_PREFILL],
+        "decode-0": [pb.ROLE_DECODE],
+        "decode-1": [pb.ROLE_DECODE],
+    }
+
+
+async def test_it_follows_a_schedulers_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode worker more is ordered than there are, and a role that changed is told as it is."""
+    monkeypatch.setattr(fleet, "ORDERS_S", 0.0)
+    goals = Goals("on", 1.0, 0.05, Bounds(1, 2), Bounds(2, 2), 0.05, 0.5, 0.1)
+    one = made()
+    async with (
+        SchedulerServer(Options(worker_lease_s=0.5), goals=goals) as server,
+        SchedulerClient(server.address) as client,
+    ):
+        await one.ask(client)
+        assert one.numbers == {"prefill": 1, "decode": 1}  # nobody has decided yet
+        sessions = [
+            WorkerSession(client, identity(name, role), pb.WorkerLoad)
+            for name, role in (("prefill-0", pb.ROLE_PREFILL), ("decode-0", pb.ROLE_DECODE))
+        ]
+        for session in sessions:
+            await session.start(5.0)
+            await session.ready(capacity())
+        await until(_asking(one, client, lambda: one.numbers == {"prefill": 1, "decode": 2}))
+        assert one.roles == {"prefill-0": "prefill", "decode-0": "decode", "worker-2": "decode"}
+        for session in sessions:
+            await session.close()
+
+
+class Schedulers:
+    """Deciders that follow each other: what the next call is answered."""
+
+    def __init__(self) -> None:
+        self.reply = pb.OrdersReply()
+
+    async def orders(self, fleet_id: str, places: list[pb.Place]) -> pb.OrdersReply:
+        assert fleet_id
+        assert places
+        return self.reply
+
+
+async def test_late_orders_and_unknown_places_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "ORDERS_S", 0.0)
+    one, schedulers = made(), Schedulers()
+
+    async def told(fence: int, **orders: pb.Role) -> dict[str, str]:
+        named = [pb.Order(name=name.replace("_", "-"), role=role) for name, role in orders.items()]
+        schedulers.reply = pb.OrdersReply(fence=fence, orders=named)
+        await one.ask(schedulers)  # type: ignore[arg-type]
+        return one.roles
+
+    first = {"prefill-0": "prefill", "decode-0": "decode"}
+    assert await told(0) == first
+    assert await told(7, prefill_0=pb.ROLE_DECODE, other=pb.ROLE_DECODE) == {"prefill-0": "decode"}
+    assert await told(6) == {"prefill-0": "decode"}
+    assert await told(0) == {"prefill-0": "decode"}
+    assert await told(8) == {}
+
+
+async def test_orders_are_asked_for_about_once_a_second() -> None:
+    one, schedulers = made(), Schedulers()
+    schedulers.reply = pb.OrdersReply(fence=1)
+    await one.ask(schedulers)  # type: ignore[arg-type]
+    schedulers.reply = pb.OrdersReply(fence=1, orders=[pb.Order(name="decode-0", role=pb.ROLE_DECODE)])
+    await one.ask(schedulers)  # type: ignore[arg-type]
+    assert one.roles == {}
+
+
+def test_ray_is_asked_for_what_is_wanted_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[list[dict[str, float]], list[dict[str, str]]]] = []
+    now = 100.0
+    monkeypatch.setattr(fleet.time, "monotonic", lambda: now)
+    room = Room(lambda bundles, labels: calls.append((bundles, labels)))
+    room.want([(CPU, {}), ({"GPU": 1.0}, {"zone": "a"})])
+    assert calls == [([CPU, {"GPU": 1.0}], [{}, {"zone": "a"}])]
+    now += 60
+    room.want([({"GPU": 1.0}, {"zone": "a"}), (CPU, {})])  # the same
+    assert len(calls) == 1
+    room.want([(CPU, {})])
+    assert calls[1:] == [([CPU], [{}])]
+    now += fleet.ROOM_S / 2
+    room.want([(CPU, {}), (CPU, {})])  # too soon
+    assert len(calls) == 2
+    now += fleet.ROOM_S
+    room.want([(CPU, {}), (CPU, {})])
+    assert calls[2:] == [([CPU, CPU], [{}, {}])]
+    room.leave()
+    room.leave()
+    assert calls[3:] == [([], [])]
+
+
+class Deciding(Remote):
+    """A deployment elsewhere, of which only the state is known."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__(None, "")
+        self._mode = mode
+
+    def status(self) -> dict[str, Any]:
+        return {"autoscale": self._mode, "bounds": {"prefill": [1, 2], "decode": [1, 2]}}
+
+
+def test_numbers_are_not_set_by_hand_where_the_scheduler_decides() -> None:
+    with pytest.raises(
+        ServiceError, match=r"autoscale\.mode is on.* start with autoscale\.mode off or advise"
+    ):
+        Deciding("on").scale(decode=2)
+    with pytest.raises(ServiceError, match=r"decode=3 is not allowed: decode_config allows from 1 to 2"):
+        Deciding("advise").scale(decode=3)
+
+
+def _asking(one: Fleet, client: SchedulerClient, so: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def asked() -> bool:
+        await one.ask(client)
+        await asyncio.sleep(0)
+        return so()
+
+    return asked

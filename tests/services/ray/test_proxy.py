@@ -1,0 +1,81 @@
+"""The ingress hands on every request that comes: it has no queue of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+from aiohttp import web
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+from baton import addresses
+from baton.services.ray.proxy import Proxy
+
+STREAMS = 120  # more than a client of aiohttp's opens by itself
+
+
+class Backend:
+    """A router of which each answer begins, and ends when it is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[web.Request] = []
+        self.end = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        await request.read()
+        self.seen.append(request)
+        response = web.StreamResponse(status=201, headers={"X-Kept": "yes"})
+        await response.prepare(request)
+        await response.write(b"first ")
+        await self.end.wait()
+        await response.write(b"last")
+        return response
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[tuple[Backend, str]]:
+    made = Backend()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", made.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield made, addresses.join(*runner.addresses[0][:2])
+    made.end.set()
+    await runner.cleanup()
+
+
+def asked(path: str, query: bytes = b"") -> Request:
+    async def receive() -> Mapping[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    headers = [(b"host", b"somewhere"), (b"x-client", b"me")]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": query, "headers": headers}
+    return Request({**scope, "scheme": "http", "server": ("127.0.0.1", 1)}, receive)  # type: ignore[arg-type]
+
+
+async def test_as_many_streams_as_come_are_open(backend: tuple[Backend, str]) -> None:
+    there, address = backend
+    proxy = Proxy(f"http://{address}")
+    try:
+        async with asyncio.timeout(20):
+            answers = await asyncio.gather(
+                *(proxy.hand_on(asked("/v1/completions", b"a=b")) for _ in range(STREAMS))
+            )
+        assert len(there.seen) == STREAMS
+        there.end.set()
+        bodies = await asyncio.gather(*map(body_of, answers))
+        assert set(bodies) == {b"first last"}
+    finally:
+        await proxy.close()
+    assert (answers[0].status_code, answers[0].headers["X-Kept"]) == (201, "yes")
+    assert answers[0].headers["X-Baton-Router"] == f"http://{address}"
+    assert there.seen[0].path_qs == "/v1/completions?a=b"
+    assert (there.seen[0].headers["x-client"], there.seen[0].host) == ("me", address)
+
+
+async def body_of(answer: StreamingResponse) -> bytes:
+    return b"".join([bytes(piece) async for piece in answer.body_iterator])  # type: ignore[arg-type]

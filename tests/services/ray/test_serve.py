@@ -1,0 +1,73 @@
+"""Serve is told how many workers to keep, with which options. test_ray_serve.py has the parts run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from baton.services.ray.serve import UNBOUNDED, build_pd_openai_app, by_requests
+from harness.deployment import MODEL
+
+
+@pytest.mark.parametrize(
+    ("placed", "wanted"),
+    [({}, 1), ({"a": 0.0}, 1), ({"a": 4.0}, 2), ({"a": 4.0, "b": 4.1}, 5), ({"a": 90.0}, 6)],
+)
+def test_as_many_as_bring_the_requests_down_to_the_target(placed: dict[str, float], wanted: int) -> None:
+    """Two each, from 1 to 6; `placed` by replica."""
+    context = SimpleNamespace(
+        aggregated_metrics={"requests": placed},
+        config=SimpleNamespace(get_target_ongoing_requests=lambda: 2),
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=6,
+    )
+    assert by_requests(context) == (wanted, {})
+    context.aggregated_metrics = None  # before the first worker has told
+    assert by_requests(context) == (1, {})
+
+
+def deployments(**more: Any) -> dict[str, Any]:
+    """Return Serve's deployments of an application, by what they were bound for."""
+    side = {
+        "model_loading_config": {"model_id": "demo", "model_source": str(MODEL)},
+        "placement_group_config": {"bundles": [{"CPU": 2, "slot": 1}]},
+        "label_selector": {"zone": "a"},
+    }
+    decode = side | {
+        "deployment_config": {"num_replicas": "auto", "name": "mine", "health_check_period_s": 3}
+    }
+    app = build_pd_openai_app({"prefill_config": side, "decode_config": decode, **more})
+    router = app._bound_deployment
+    _, _, scheduler, prefill, decode_app = router.init_args
+    found = {"scheduler": scheduler, "prefill": prefill, "decode": decode_app}
+    return {"router": router} | {name: one._bound_deployment for name, one in found.items()}
+
+
+def test_the_proxy_hands_on_as_many_requests_as_come() -> None:
+    """Serve's own default is 5 in one ingress; the rest would wait in its proxy, unseen by the router."""
+    assert deployments()["router"].max_ongoing_requests == UNBOUNDED
+    bounded = deployments(ingress_deployment_config={"max_ongoing_requests": 7, "num_replicas": 2})["router"]
+    assert (bounded.max_ongoing_requests, bounded.num_replicas) == (7, 2)
+
+
+def test_workers_reserve_their_bundle_and_keep_the_options_given() -> None:
+    found = deployments()
+    for name in ("prefill", "decode"):
+        actor = found[name].ray_actor_options
+        assert (actor["num_cpus"], actor["resources"], actor["label_selector"]) == (
+            2.0,
+            {"slot": 1.0},
+            {"zone": "a"},
+        )
+    assert [found[name].name for name in ("scheduler", "prefill", "decode")] == [
+        "Scheduler",
+        "Prefill",
+        "mine",
+    ]
+    scaling = found["decode"]._deployment_config.autoscaling_config
+    assert scaling.policy.policy_function.endswith(by_requests.__name__)
+    assert found["decode"]._deployment_config.health_check_period_s == 3
+    assert found["prefill"]._deployment_config.autoscaling_config is None
+    assert found["prefill"].num_replicas == 1

@@ -1,0 +1,117 @@
+"""The workers of a deployment on Ray: which come, which leave, and the roles that they take on.
+
+Room is asked of a stand-in, as a cluster would take longer than all other tests here; e2e tests have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from baton.services.ray import cluster
+from baton.services.ray.cluster import Machine, Place
+from baton.services.ray.config import read
+from baton.services.ray.slots import Slots
+from harness.deployment import MODEL
+
+HERE = {"n": Machine("n", "here", "127.0.0.1")}
+
+
+class Groups:
+    """Placement groups that were made and given up."""
+
+    def __init__(self) -> None:
+        self.there: list[str] = []
+
+    def reserve(self, name: str, bundle: Mapping[str, float], labels: Mapping[str, str]) -> Any:
+        assert bundle
+        del labels
+        self.there.append(name)
+        return SimpleNamespace(name=name, id=SimpleNamespace(hex=lambda: name))
+
+    def give_up(self, group: Any) -> None:
+        self.there.remove(group.name)
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
+    one = Groups()
+    monkeypatch.setattr(cluster, "reserve", one.reserve)
+    monkeypatch.setattr(cluster, "give_up", one.give_up)
+    return one
+
+
+@pytest.fixture
+def slots(groups: Groups) -> Slots:
+    del groups
+    return Slots(read({"engine": {"model": str(MODEL)}}), "t", lambda _name, _text: None)
+
+
+def roles(slots: Slots) -> dict[str, str]:
+    return {slot.name: slot.role for slot in slots if not slot.leaving}
+
+
+def by_number(slots: Slots, **wanted: int) -> dict[str, str]:
+    slots.match(slots.by_number(wanted))
+    return roles(slots)
+
+
+def test_numbers_keep_the_eldest(slots: Slots, groups: Groups) -> None:
+    assert by_number(slots, prefill=1, decode=2) == {
+        "prefill-0": "prefill",
+        "decode-0": "decode",
+        "decode-1": "decode",
+    }
+    assert by_number(slots, prefill=1, decode=1) == {"prefill-0": "prefill", "decode-0": "decode"}
+    # One that leaves has its name and its room until it has left.
+    assert "decode-2" in by_number(slots, prefill=1, decode=2)
+    slots.let_go({"decode-1"})
+    assert "t-decode-1" in groups.there
+    slots.let_go(set())
+    assert groups.there == ["t-prefill-0", "t-decode-0", "t-decode-2"]
+
+
+def test_a_worker_that_is_wanted_again_comes_after_it_has_left(slots: Slots, groups: Groups) -> None:
+    both = {"prefill-0": "prefill", "worker-1": "decode"}
+    slots.match(both)
+    slots.match({"prefill-0": "prefill"})
+    slots.match(both)
+    assert roles(slots) == {"prefill-0": "prefill"}
+    slots.let_go(set())
+    slots.match(both)
+    assert roles(slots) == both
+    assert len(groups.there) == 2
+
+
+def test_roles_are_followed_and_the_side_stays(slots: Slots) -> None:
+    slots.match({"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"})
+    changed = slots.follow({"decode-1": "prefill", "prefill-0": "mixed", "unknown": "decode"})
+    assert [(slot.name, slot.role, slot.side, former) for slot, former in changed] == [
+        ("decode-1", "prefill", "decode", "decode")
+    ]
+    assert roles(slots)["prefill-0"] == "prefill"
+    assert slots.follow({"decode-1": "prefill"}) == []
+    # Numbers that went along take nobody away.
+    assert by_number(slots, prefill=2, decode=1) == {
+        "prefill-0": "prefill",
+        "decode-0": "decode",
+        "decode-1": "prefill",
+    }
+
+
+def test_it_starts_where_it_has_room_and_waits_when_its_node_died(slots: Slots) -> None:
+    slots.match({"decode-0": "decode"})
+    (slot,) = slots
+    slots.locate({}, HERE)
+    assert (slot.starts, slot.waits) == (False, "waits for room: 1 CPU")
+    slots.locate({"t-decode-0": Place("CREATED", "n")}, HERE)
+    assert (slot.starts, slot.host) == (True, "here")
+    slots.locate({"t-decode-0": Place("CREATED", "n")}, {})
+    assert (slot.starts, slot.waits) == (False, "lost with here; waits for room: 1 CPU")
+    assert slots.back("decode-0") == ""
+    slots.locate({"t-decode-0": Place("CREATED", "n")}, HERE)
+    assert "; back on here 0." in slots.back("decode-0")
+    assert slots.back("decode-0") == ""

@@ -1,0 +1,182 @@
+"""`/metrics?all`: every process's metrics, with its labels, whatever some of them do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from baton import rpc
+from baton.metrics import MetricsServer
+from baton.scheduler.members import Member
+from baton.services.router.http import federation
+from baton.services.router.http.federation import Families, Federation, route
+
+ME = Member("router-1", "router", rpc.host_id(), "127.0.0.1:1")
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def parsed(text: bytes) -> Samples:
+    """Return the samples; raises for what is no metrics' text, or a family in two pieces."""
+    families = list(text_string_to_metric_families(text.decode()))
+    assert len({one.name for one in families}) == len(families)
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def key(name: str, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return name, tuple(sorted(labels.items()))
+
+
+def things(value: float) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Counter("baton_things", "Things", ["kind"], registry=registry).labels('odd "one"').inc(value)
+    Gauge("baton_workers", "Workers", ["role"], registry=registry).labels("decode").set(value)
+    return registry
+
+
+@contextmanager
+def hanging() -> Iterator[int]:
+    """Listen, and answer nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[int]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def there(name: str, port: int, role: str = "decode") -> Member:
+    return Member(name, role, rpc.host_id(), f"127.0.0.1:{port}")
+
+
+async def test_all_answer_with_their_labels() -> None:
+    with MetricsServer(things(2), "worker.metrics_port", "127.0.0.1", 0) as worker:
+        one = Member("d.1", "decode", rpc.host_id(), worker.address)
+        found = parsed(await Federation(ME, things(1), lambda: [ME, one]).collect())
+    assert found[key("baton_things_total", kind='odd "one"', instance="router-1", role="router")] == 1
+    assert found[key("baton_things_total", kind='odd "one"', instance="d.1", role="decode")] == 2
+    # its own label `role` stays
+    assert found[key("baton_workers", instance="router-1", role="decode")] == 1
+    assert found[key("baton_federation_up", instance="router-1", role="router")] == 1
+    assert found[key("baton_federation_up", instance="d.1", role="decode")] == 1
+
+
+async def test_a_text_that_comes_in_pieces_is_whole() -> None:
+    body = b"".join(b'baton_many{number="%d"} 1\n' % number for number in range(30_000))
+    with answering(200, b"# TYPE baton_many gauge\n" + body) as port:
+        found = parsed(await Federation(ME, things(1), lambda: [there("d.1", port)]).collect())
+    assert sum(name == "baton_many" for name, _ in found) == 30_000
+
+
+async def test_those_that_do_not_answer_are_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federation, "ASK_S", 0.3)
+    monkeypatch.setattr(federation, "MOST_BYTES", 1000)
+    with hanging() as hangs, answering(500, b"no") as broken, answering(200, b"x 1\n" * 1000) as large:
+        closed = socket.create_server(("127.0.0.1", 0))
+        others = [
+            there("hangs", hangs),
+            there("broken", broken),
+            there("large", large),
+            there("closed", closed.getsockname()[1]),
+            Member("elsewhere", "decode", "another host", f"127.0.0.1:{large}"),  # its own loopback
+            Member("silent", "prefill", rpc.host_id(), ""),
+            Member("garbled", "decode", rpc.host_id(), "here:or there"),
+            Member("garbled there", "decode", "another host", "here:or there"),
+        ]
+        closed.close()
+        found = parsed(await Federation(ME, things(1), lambda: others).collect())
+    up = {dict(labels)["instance"]: value for (name, labels), value in found.items() if name == federation.UP}
+    assert up == {"router-1": 1, **{one.id: 0 for one in others}}
+
+
+async def test_it_ends_within_its_time_however_many_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federation, "AT_ONCE", 2)
+    monkeypatch.setattr(federation, "ASK_S", 0.5)
+    monkeypatch.setattr(federation, "ALL_S", 1.0)
+    with hanging() as port:
+        began = time.monotonic()
+        others = [there(f"w{number}", port) for number in range(100)]
+        found = parsed(await Federation(ME, things(1), lambda: others).collect())
+        assert time.monotonic() - began < 20  # one after the other: 25 s
+    assert sum(name == federation.UP for name, _ in found) == 101
+
+
+async def test_callers_at_the_same_time_share_an_answer() -> None:
+    asked = 0
+
+    def members() -> list[Member]:
+        nonlocal asked
+        asked += 1
+        return []
+
+    both = Federation(ME, things(1), members)
+    first, second = await asyncio.gather(both.collect(), both.collect())
+    assert first == second
+    assert asked == 1
+    await both.collect()
+    assert asked == 2
+
+
+def test_the_route_has_its_own_metrics_and_with_a_query_all() -> None:
+    registry = things(1)
+    Counter("vllm:tokens", "Tokens", registry=registry).inc(7)
+    with TestClient(Starlette(routes=[route(Federation(ME, registry, list))])) as client:
+        assert 'vllm:tokens_total{instance="router-1",role="router"} 7.0' in client.get("/metrics?all").text
+        for query in ("", "?almost=all"):
+            assert "vllm:tokens_total 7.0" in client.get(f"/metrics{query}").text
+
+
+@pytest.mark.parametrize("escaping", ["", ";escaping=allow-utf-8", ";escaping=underscores"])
+def test_names_with_a_colon_are_the_same_in_every_format(escaping: str) -> None:
+    """As Prometheus asks; prometheus_client alone makes vllm_tokens_total of it."""
+    registry = CollectorRegistry()
+    Counter("vllm:tokens", "Tokens", registry=registry).inc(7)
+    accept = f"application/openmetrics-text;version=1.0.0{escaping},text/plain;version=0.0.4;q=0.5"
+    with TestClient(Starlette(routes=[route(Federation(ME, registry, list))])) as client:
+        answer = client.get("/metrics", headers={"Accept": accept})
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert "vllm:tokens_total 7.0" in answer.text
+    assert answer.text.endswith("# EOF\n")
+
+
+def test_odd_values_come_through() -> None:
+    families = Families()
+    families.add(
+        '# HELP a A\n# TYPE a gauge\na{b="}, role=\\"x\\" {",c="1"} NaN\na 2 1700000000000', {"instance": "i"}
+    )
+    text = families.text()
+    assert 'a{instance="i",b="}, role=\\"x\\" {",c="1"} NaN\n' in text
+    assert 'a{instance="i"} 2 1700000000000\n' in text
+    assert len(list(text_string_to_metric_families(text))) == 1

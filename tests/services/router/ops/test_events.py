@@ -1,0 +1,82 @@
+"""Changes of the fleet are told in words."""
+
+from baton.services.router.ops.events import BAD, INFO, KEPT, WARNING, Events
+from baton.services.router.ops.fleet import COLUMNS
+from tests.services.router.ops.records import record
+
+
+def row(worker_id, **values):
+    whole = dict.fromkeys(COLUMNS) | {
+        "name": worker_id,
+        "role": "decode",
+        "state": "ready",
+        "alarm": False,
+    }
+    return [{**whole, "id": worker_id, **values}[name] for name in COLUMNS]
+
+
+def said(events):
+    return [(severity, text) for _, _, severity, text in events.after(0)]
+
+
+def test_the_first_look_is_no_event():
+    events = Events()
+    events.fleet([row("a")])
+    assert said(events) == []
+
+
+def test_workers_come_change_and_go():
+    events = Events()
+    events.fleet([row("a")])
+    events.fleet([row("a"), row("b", state="starting")])
+    events.fleet([row("a", role="prefill"), row("b")])
+    events.fleet([row("a", role="prefill", state="gone"), row("b")])
+    assert said(events) == [
+        (INFO, "b registered"),
+        (INFO, "a: role decode → prefill"),
+        (INFO, "b: state starting → ready"),
+        (BAD, "a is gone"),
+    ]
+
+
+def test_many_at_once_are_one_event():
+    events = Events()
+    events.fleet([])
+    events.fleet([row(f"w{number}") for number in range(9)])
+    assert said(events) == [(INFO, "w0, w1, w2, w3, w4 and 4 more registered")]
+
+
+def test_an_alarm_is_raised_and_cleared():
+    events = Events()
+    for alarm in (False, True, True, False):
+        events.fleet([row("a", alarm=alarm)])
+    assert [severity for severity, _ in said(events)] == [BAD, INFO]
+
+
+def test_a_scheduler_that_is_silent_and_comes_back():
+    events = Events()
+    for problem in ("not asked yet", "", "no answer in 1 s", "refused", ""):
+        events.scheduler(problem)
+    assert said(events) == [
+        (BAD, "no scheduler answers: no answer in 1 s"),
+        (INFO, "a scheduler answers again"),
+    ]
+
+
+def test_requests_that_lost_a_worker_or_failed_are_told():
+    events = Events()
+    events.over(record("fine"))
+    events.over(record("moved", troubles=("lost",)))
+    events.over(record("broken", outcome="error"))
+    assert said(events) == [
+        (WARNING, "request moved stop after 2 attempts; failed: worker d: lost"),
+        (BAD, "request broken error after 1 attempts"),
+    ]
+
+
+def test_the_list_is_bounded_and_numbers_go_on():
+    events = Events()
+    for _ in range(KEPT + 10):
+        events.add(INFO, "x")
+    assert len(events.after(0)) == KEPT
+    assert [number for number, *_ in events.after(KEPT + 8)] == [KEPT + 9, KEPT + 10]

@@ -1,0 +1,84 @@
+"""Rows of workers: rates from two snapshots, and workers that are gone."""
+
+from baton.protos import scheduler_pb2 as pb
+from baton.services.router.ops.fleet import COLUMNS, GONE, GONE_S, Fleet
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def status(worker_id, computed=0, output=0, *, drafts=0, first=0.0, role=pb.ROLE_DECODE, drained=False):
+    load = pb.WorkerLoad(
+        running=2,
+        free_blocks=49,
+        counts=pb.EngineCounts(computed_tokens=computed, output_tokens=output),
+        drafting=pb.Drafting(drafts=drafts, first_acceptance=first, mean_accepted_length=2.5),
+    )
+    capacity = pb.Capacity(num_blocks=99, max_num_seqs=8)
+    identity = pb.WorkerIdentity(worker_id=worker_id, role=role, capacity=capacity)
+    return pb.WorkerStatus(identity=identity, state=pb.WORKER_STATE_READY, load=load, drained=drained)
+
+
+def rows(fleet):
+    return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in fleet.rows}
+
+
+def test_a_row_has_rates_and_shares():
+    clock = Clock()
+    fleet = Fleet(clock)
+    fleet.update([status("d", 1000, 50)])
+    clock.now += 2
+    fleet.update([status("d", 3000, 250, drafts=10, first=0.8)])
+    row = rows(fleet)["d"]
+    assert (row["prefill_tokens_per_s"], row["output_tokens_per_s"]) == (1000, 100)
+    assert row["kv_usage"] == 0.5
+    assert (row["running"], row["slots"], row["acceptance"], row["accepted_length"]) == (2, 8, 0.8, 2.5)
+    assert fleet.sums.output_tokens_per_s == 100
+
+
+def test_a_rate_stands_between_two_heartbeats_and_then_ends():
+    clock = Clock()
+    fleet = Fleet(clock)
+    for computed in (0, 500, 500):
+        fleet.update([status("p", computed)])
+        clock.now += 1
+    assert rows(fleet)["p"]["prefill_tokens_per_s"] == 500
+    clock.now += 2
+    fleet.update([status("p", 500)])
+    assert rows(fleet)["p"]["prefill_tokens_per_s"] == 0
+
+
+def test_acceptance_counts_each_worker_by_its_drafts():
+    fleet = Fleet()
+    fleet.update([status("a", drafts=30, first=0.9), status("b", drafts=10, first=0.1), status("c")])
+    assert fleet.sums.acceptance == 0.7
+
+
+def test_a_worker_that_is_gone_fades():
+    clock = Clock()
+    fleet = Fleet(clock)
+    fleet.update([status("a"), status("b")])
+    fleet.update([status("a")])
+    assert rows(fleet)["b"]["state"] == GONE
+    assert list(rows(fleet)) == ["a", "b"]
+    clock.now += GONE_S
+    fleet.update([status("a")])
+    assert list(rows(fleet)) == ["a"]
+
+
+def test_a_worker_that_comes_back_is_no_longer_gone():
+    fleet = Fleet()
+    fleet.update([status("a")])
+    fleet.update([])
+    fleet.update([status("a")])
+    assert [(row["id"], row["state"]) for row in rows(fleet).values()] == [("a", "ready")]
+
+
+def test_a_drained_worker_is_called_drained():
+    fleet = Fleet()
+    fleet.update([status("a", drained=True)])
+    assert rows(fleet)["a"]["state"] == "drained"

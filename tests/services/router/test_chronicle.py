@@ -1,0 +1,125 @@
+"""A request's record, from its messages: a real scheduler, real streams, fake workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
+from baton.services.router import gaps
+from baton.services.router.record import Record
+from harness.fake_worker import FakeWorker, Fault, until
+from harness.router import Cluster
+
+PROMPT = [5, 6, 7]
+
+
+async def told(cluster: Cluster) -> Record:
+    await cluster.settled()
+    (record,) = cluster.chronicle.recent.last()
+    return record
+
+
+async def test_a_request_of_a_pair(cluster: Cluster) -> None:
+    prefill, decode = await cluster.pair(step_s=0.01)
+    await cluster.ask(PROMPT, max_tokens=5)
+    record = await told(cluster)
+    assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("length", 3, 5)
+    assert [(one.prefill_worker, one.decode_worker) for one in record.attempts] == [("p0", "d0")]
+    stages = {one.name: one for one in record.stages}
+    named = {"wait", "place", "send", "queue", "prefill", "reply", "schedule", "decode.first", "decode"}
+    assert named <= set(stages)
+    assert stages["prefill"].process.instance == "p0"
+    assert stages["decode"].process == ("baton-decode", "d0")
+    assert stages["decode"].attributes["tokens"] == 5
+    assert stages["schedule"].process == ("baton-scheduler", cluster.server.address)
+    assert 0 < stages["schedule"].seconds < stages["place"].seconds
+    assert sum(record.first_token_stages.values()) == pytest.approx(record.first_token_s, abs=0.05)
+    assert not record.retried
+    parents = {start.traceparent for one in (prefill, decode) for start in one.seen.starts}
+    assert parents == {record.trace.traceparent}
+
+
+async def test_the_histograms_sum_up_to_the_time_to_first_token(cluster: Cluster) -> None:
+    prefill, _ = await cluster.pair(step_s=0.005)
+    for _ in range(3):
+        await cluster.ask(PROMPT)
+        prefill.wire_s = 0.1
+    stages = ("wait", "place", "send", "queue", "prefill", "reply", "other")
+    of_stages = sum(cluster.count("ttft_stage_seconds_sum", stage=stage) for stage in stages)
+    assert of_stages == pytest.approx(cluster.count("time_to_first_token_seconds_sum"), rel=0.1)
+    assert cluster.count("ttft_stage_seconds_count", stage="prefill") == 3
+
+
+async def test_a_lost_decode_worker(cluster: Cluster) -> None:
+    workers = await cluster.pair(decode=2, step_s=0.005)
+    for worker in workers[1:]:  # whichever is chosen
+        worker.faults.append(Fault(PHASE_DECODE, after_tokens=2, die=True))
+    await cluster.send("r", PROMPT, max_tokens=30)
+    await until(lambda: cluster.client.live == 1 and cluster.count("retries_total") >= 0, "it runs")
+    await until(lambda: any(not one.faults for one in workers[1:]), "one has begun")
+    for worker in workers[1:]:
+        worker.faults.clear()
+    answer = await cluster.answer("r")
+    assert len(answer.tokens) == 30
+    record = await told(cluster)
+    assert record.retried
+    assert [one.trouble for one in record.attempts] == ["lost", ""]
+    (event,) = record.events
+    lost = record.attempts[0].decode_worker
+    assert (event.name, event.attempt, event.attributes["worker"]) == ("failed", 1, lost)
+    assert record.attempts[1].decode_worker != lost
+    tokens = [one.attributes["tokens"] for one in record.stages if one.name == "decode"]
+    assert sum(tokens) == 30
+    ways = [one.name for one in record.later if one.attempt == 2]
+    assert ways[:2] == ["wait", "place"]
+
+
+async def test_a_prompt_that_is_recomputed(cluster: Cluster) -> None:
+    _, decode = await cluster.pair(step_s=0.005)
+    decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF))
+    await cluster.ask(PROMPT)
+    record = await told(cluster)
+    assert [one.name for one in record.events] == ["failed", "recomputed"]
+    assert record.events[0].attributes["trouble"] == "handoff"
+    assert len(record.attempts) == 1
+    first = next(one for one in record.stages if one.name == "decode.first")
+    assert first.begin == record.events[1].at
+
+
+async def test_a_worker_lost_before_the_first_token(cluster: Cluster) -> None:
+    dying, *_ = await cluster.pair(prefill=1, step_s=0.005)
+    dying.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_ENGINE))
+    await cluster.members.add(FakeWorker("p1", pb.ROLE_PREFILL, step_s=0.005))
+    await cluster.send("r0", PROMPT)
+    await cluster.send("r1", PROMPT)
+    await cluster.answer("r0")
+    await cluster.answer("r1")
+    await cluster.settled()
+    (record,) = [one for one in cluster.chronicle.recent.last() if one.retried]
+    assert record.first_token_stages["lost"] > 0
+    assert sum(record.first_token_stages.values()) == pytest.approx(record.first_token_s, abs=0.05)
+    assert cluster.count("ttft_stage_seconds_count", stage="lost") == 1
+
+
+async def test_gaps_are_sampled(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gaps, "EVERY_S", 0.02)
+    await cluster.pair(step_s=0.01)
+    await cluster.ask(PROMPT, max_tokens=30)
+    samples = cluster.count("itl_stage_seconds_count", stage="engine")
+    assert 3 <= samples <= 15  # of 29 gaps, at most every second one
+    assert cluster.count("itl_stage_seconds_count", stage="wire") == samples
+    mean = cluster.count("itl_stage_seconds_sum", stage="engine") / samples
+    assert mean >= 0.009  # the engine's step
+
+
+async def test_a_slow_wire_is_seen(cluster: Cluster) -> None:
+    """The quickest message sets the clock: what comes later is late by the difference."""
+    prefill, _ = await cluster.pair(step_s=0.001)
+    await cluster.ask(PROMPT)
+    prefill.wire_s = 0.2
+    await cluster.ask(PROMPT)
+    await cluster.settled()
+    late, quick = cluster.chronicle.recent.last()
+    assert quick.first_token_stages["reply"] < 0.1
+    assert late.first_token_stages["reply"] >= 0.15

@@ -1,0 +1,189 @@
+"""Stages from moments: a request's time, divided without a gap."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from baton.protos import worker_pb2
+from baton.services.router.record import record_of
+from baton.services.router.state import RequestState
+from baton.services.router.timeline import TO_FIRST_TOKEN, other_stages, to_first_token
+from baton.services.router.timings import Event, HttpTimes, Process, Timings
+
+P, D, S = Process("baton-prefill", "p0"), Process("baton-decode", "d0"), Process("baton-scheduler", "s:1")
+
+
+def attempt(at: float = 1.0, **moments: Any) -> Timings:
+    """Return an attempt whose stages take 1, 2, 3, ... hundredths from `at` on."""
+    usual = {
+        "number": 1,
+        "asked": at + 0.01,
+        "placed": at + 0.03,
+        "queued": at + 0.06,
+        "prefill_began": at + 0.10,
+        "prefill_ended": at + 0.15,
+        "first_token": at + 0.21,
+        "scheduler": S,
+        "scheduler_s": 0.01,
+        "prefiller": P,
+        "decoder": D,
+    }
+    return Timings(**{**usual, **moments})
+
+
+def request(*attempts: Timings, **fields: Any) -> RequestState:
+    state = RequestState("r", "f", b"", prompt_tokens=3, max_tokens=8, max_model_len=64, deadline=1e9)
+    state.http = HttpTimes(arrived=0.5, admitted=0.6, received=0.7, streams=True)
+    state.taken, state.charged = 0.9, 1.0
+    *before, state.timings = attempts
+    state.before.extend(before)
+    state.attempts = len(attempts)
+    for name, value in fields.items():
+        setattr(state, name, value)
+    return state
+
+
+def rounded(stages: Any) -> list[tuple[str, float]]:
+    return [(one.name, round(one.seconds, 6)) for one in stages]
+
+
+def test_the_stages_to_the_first_token_have_no_gap() -> None:
+    state = request(attempt(), first_token=1.211)
+    state.http.first_byte = 1.3
+    stages = to_first_token(state)
+    assert rounded(stages) == [
+        ("admit", 0.1),
+        ("receive", 0.1),
+        ("render", 0.2),
+        ("admit", 0.1),
+        ("wait", 0.01),
+        ("place", 0.02),
+        ("send", 0.03),
+        ("queue", 0.04),
+        ("prefill", 0.05),
+        ("reply", 0.06),
+        ("deliver", 0.09),
+    ]
+    assert [one.begin for one in stages[1:]] == [one.end for one in stages[:-1]]
+    assert {one.name: one.process for one in stages if one.process.instance} == {"queue": P, "prefill": P}
+    assert {one.name for one in stages} <= set(TO_FIRST_TOKEN)
+
+
+def test_the_steps_of_a_prefill_are_told_with_it() -> None:
+    stages = {one.name: one for one in to_first_token(request(attempt(chunks=3), first_token=1.3))}
+    assert stages["prefill"].attributes == {"chunks": 3}
+    unknown = request(attempt(chunks=3, prefill_began=0.0), first_token=1.3)
+    assert not any(one.attributes for one in to_first_token(unknown))
+
+
+def test_unknown_moments_are_other() -> None:
+    """An engine without statistics tells neither when it queued nor when it began."""
+    state = request(attempt(queued=0.0, prefill_began=0.0), first_token=1.3)
+    found = dict(rounded(to_first_token(state)))
+    assert found["other"] == pytest.approx(0.12)  # from the placement to the engine's output
+    assert not {"send", "queue", "prefill"} & found.keys()
+    assert sum(found.values()) == pytest.approx(0.71 - 0.1)  # `admit` is there twice
+
+
+def test_clocks_that_disagree_make_no_negative_stage() -> None:
+    stages = to_first_token(request(attempt(queued=1.02, prefill_began=1.25), first_token=1.3))
+    assert all(one.seconds >= 0 for one in stages)
+    assert stages[-1].end == 1.25  # later than the receipt of what it began
+
+
+def test_a_token_held_back_for_the_decode_worker() -> None:
+    state = request(attempt(held=True), first_token=1.5)
+    state.http.first_byte = 1.6
+    assert rounded(to_first_token(state))[-2:] == [("hold", 0.29), ("deliver", 0.1)]
+
+
+def test_a_lost_worker_before_the_first_token() -> None:
+    lost = attempt(first_token=0.0, queued=0.0, prefill_began=0.0, prefill_ended=0.0, ended=2.0)
+    state = request(lost, attempt(2.5, number=2, prefiller=D), first_token=2.8)
+    stages = to_first_token(state)
+    assert rounded(stages)[4:9] == [
+        ("wait", 0.01),
+        ("place", 0.02),
+        ("lost", 0.97),
+        ("wait", 0.51),
+        ("place", 0.02),
+    ]
+    assert [one.attempt for one in stages[4:]] == [1] * 3 + [2] * 6
+    assert stages[6].process == P
+
+
+def test_a_request_that_was_never_placed() -> None:
+    state = request(Timings(), attempts=0, ended=4.0)
+    assert rounded(to_first_token(state))[-1] == ("wait", 3.0)
+
+
+def test_the_handoff_and_the_decode() -> None:
+    told = worker_pb2.Admitted(wait_ms=10, move_ms=20, check_ms=5, load_ms=15, total_ms=60)
+    one = attempt(
+        saved=1.149, save_ms=4.0, admitted=1.4, handoff=told, handoff_bytes=7, transport="shm", resumed=1.45
+    )
+    one.last_token = 2.0
+    state = request(one, first_token=1.21, ended=2.1)
+    state.tokens.extend(range(8))
+    state.http.ended = 2.2
+    found = {stage.name: stage for stage in other_stages(state)}
+    seconds = {name: round(stage.seconds, 6) for name, stage in found.items()}
+    assert seconds == {
+        "schedule": 0.01,
+        "handoff.save": 0.004,
+        "handoff": 0.19,
+        "handoff.wait": 0.01,
+        "handoff.move": 0.02,
+        "handoff.check": 0.005,
+        "handoff.load": 0.015,
+        "decode.first": 0.05,
+        "decode": 0.55,
+        "end": 0.2,
+    }
+    assert round(found["handoff.load"].end, 6) == 1.4
+    assert found["handoff.save"].process == P
+    assert found["handoff.move"].process == found["decode"].process == D
+    assert found["schedule"].process == S
+    assert {one.within for name, one in found.items() if name.startswith("handoff.") and one.within} == {
+        "handoff"
+    }
+    assert found["decode"].attributes["tokens"] == 8
+    assert found["handoff"].attributes == {"bytes": 7, "transport": "shm"}
+
+
+def test_a_later_attempt_has_its_own_stages() -> None:
+    first = attempt(ended=3.0, resumed=1.5, last_token=2.9)
+    second = attempt(3.0, number=2, tokens_before=5, last_token=4.0, decoder=P)
+    state = request(first, second, first_token=1.21, ended=4.1)
+    state.tokens.extend(range(9))
+    later = other_stages(state)
+    assert [one.name for one in later if one.attempt == 2] == [
+        "wait",
+        "place",
+        "send",
+        "queue",
+        "prefill",
+        "reply",
+        "schedule",
+        "decode",
+    ]
+    tokens = {one.attempt: one.attributes["tokens"] for one in later if one.name == "decode"}
+    assert tokens == {1: 5, 2: 4}
+
+
+def test_a_record_is_plain_values() -> None:
+    cause = {"trouble": "lost", "worker": "d0", "message": "worker d0: its stream ended"}
+    state = request(attempt(ended=3.0), attempt(3.0, number=2), first_token=1.21, ended=4.1, outcome="stop")
+    state.events.append(Event("failed", 3.0, 1, cause))
+    state.http.first_byte, state.http.ended, state.http.status, state.http.paused_s = 1.4, 4.2, 200, 0.25
+    record = record_of(state, "tiny")
+    assert record.retried
+    assert not record.failed
+    told = json.loads(json.dumps(record.to_json()))
+    assert (told["ttft_ms"], told["duration_ms"], told["client_ms"]) == (900.0, 3700.0, 250.0)
+    assert told["events"] == [{"name": "failed", "at_ms": 2500.0, "attempt": 1, "attributes": cause}]
+    assert [one["trouble"] for one in told["attempts"]] == ["lost", ""]
+    assert sum(record.first_token_stages.values()) == pytest.approx(record.first_token_s)

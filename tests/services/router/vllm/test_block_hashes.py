@@ -1,0 +1,96 @@
+"""The names that a router gives to a prompt's blocks are those of the engines."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.request import Request
+
+from baton.protos import scheduler_pb2
+from baton.scheduler.prefixes.keys import key_of
+from baton.services.router.vllm import block_hashes
+from baton.services.router.vllm.block_hashes import PIECE_BLOCKS, PromptHasher
+from tests.services.worker.router import request
+
+BLOCK = 16
+
+
+def hasher(every: int = 1, algorithm: str = "sha256") -> PromptHasher:
+    function = get_hash_fn_by_name(algorithm)
+    kv_cache_utils.init_none_hash(function)
+    root = kv_cache_utils.NONE_HASH
+    return PromptHasher(scheduler_pb2.BlockHashing(tokens=BLOCK, algorithm=algorithm, root=root, every=every))
+
+
+def asked(tokens: list[int], salt: str | None = None) -> Any:
+    one = request("r", tokens)
+    one.cache_salt = salt
+    return one
+
+
+def in_an_engine(tokens: list[int], salt: str | None, algorithm: str) -> list[int]:
+    """Hash as the engine does when the request arrives."""
+    made = Request(
+        request_id="r",
+        prompt_token_ids=tokens,
+        sampling_params=SamplingParams(max_tokens=1),
+        pooling_params=None,
+        cache_salt=salt,
+        block_hasher=kv_cache_utils.get_request_block_hasher(BLOCK, get_hash_fn_by_name(algorithm)),
+    )
+    return [int.from_bytes(one[-8:], "big") for one in made.block_hashes]
+
+
+@pytest.mark.parametrize("salt", [None, "acme"])
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
+def test_they_are_the_engines_own(salt: str | None, algorithm: str) -> None:
+    draw = random.Random(1)
+    one = hasher(algorithm=algorithm)
+    for length in (1, BLOCK - 1, BLOCK, 3 * BLOCK + 1, (2 * PIECE_BLOCKS + 3) * BLOCK + 5):
+        tokens = [draw.randrange(150_000) for _ in range(length)]
+        expected = in_an_engine(tokens, salt, algorithm)
+        assert len(expected) == length // BLOCK
+        assert list(one.hashes(asked(tokens, salt))) == expected
+        assert list(one.hashes(asked(tokens, salt))) == expected  # from what was kept
+
+
+def test_only_what_is_new_of_a_prompt_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, hashed = hasher(), []
+    inner = block_hashes.hash_block_tokens
+
+    def counted(*args: Any) -> Any:
+        hashed.append(args)
+        return inner(*args)
+
+    monkeypatch.setattr(block_hashes, "hash_block_tokens", counted)
+    tokens = list(range(10 * PIECE_BLOCKS * BLOCK))
+    first = one.hashes(asked(tokens))
+    assert len(hashed) == 10 * PIECE_BLOCKS
+    del hashed[:]
+    longer = one.hashes(asked([*tokens, *range(3 * BLOCK)]))
+    assert (len(hashed), longer[: len(first)]) == (3, first)
+    del hashed[:]
+    one.hashes(asked([*tokens[:-1], 7]))
+    assert len(hashed) == PIECE_BLOCKS
+    other = one.hashes(asked(tokens, "acme"))
+    assert set(other).isdisjoint(first)
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_hashes, "PIECES", 4)
+    one = hasher()
+    for begin in range(6):
+        one.keys(asked([begin] * (2 * PIECE_BLOCKS * BLOCK)))
+    assert len(one._pieces) == 4
+
+
+def test_where_a_block_of_the_cache_is_longer_it_is_named_by_its_last_part() -> None:
+    tokens = list(range(9 * BLOCK))
+    hashes = hasher().hashes(asked(tokens))
+    keys, apart = hasher(every=4).keys(asked(tokens))
+    assert (keys, apart) == ((key_of(hashes[3], 1), key_of(hashes[7], 2)), 4 * BLOCK)

@@ -1,0 +1,107 @@
+"""`baton top` computes rates from two descriptions."""
+
+from __future__ import annotations
+
+from baton.autoscale.histogram import SECONDS, Histogram, quantile
+from baton.protos import scheduler_pb2 as pb
+from baton.services.top import events, view
+from baton.services.top.view import Seen
+
+
+def worker(name: str, role: pb.Role, *, tokens: int = 0, free: int = 100, **load: int) -> pb.WorkerStatus:
+    return pb.WorkerStatus(
+        identity=pb.WorkerIdentity(worker_id=name, role=role, capacity=pb.Capacity(num_blocks=100)),
+        state=pb.WORKER_STATE_READY,
+        load=pb.WorkerLoad(free_blocks=free, counts=pb.EngineCounts(output_tokens=tokens), **load),  # type: ignore[arg-type]
+    )
+
+
+def router(over: int, tokens: int, first: list[float], gaps: list[float]) -> pb.RouterStatus:
+    histograms = []
+    for values in (first, gaps):
+        histograms.append(Histogram(SECONDS))
+        for value in values:
+            histograms[-1].add(value)
+    load = pb.RouterLoad(
+        over=over, output_tokens=tokens, first_token=histograms[0].counts, gap=histograms[1].counts, waiting=2
+    )
+    return pb.RouterStatus(router_id="router-1", load=load)
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    before = Seen(
+        10.0,
+        pb.Description(
+            workers=[worker("d", pb.ROLE_DECODE, tokens=1000)],
+            routers=[router(5, 100, [9.0] * 50, [0.5])],
+        ),
+    )
+    now = Seen(
+        12.0,
+        pb.Description(
+            workers=[worker("d", pb.ROLE_DECODE, tokens=1300, free=25, running=3)],
+            routers=[router(11, 500, [9.0] * 50 + [0.05] * 99 + [2.0], [0.5, 0.01])],
+        ),
+    )
+    (row,) = view.rows(now, before)
+    assert (row.tokens_s, row.kv, row.load, row.acceptance) == (150.0, 0.75, 3, None)
+    flow = view.traffic(now, before)
+    assert (flow.requests_s, flow.tokens_s, flow.waiting) == (3.0, 200.0, 2)
+    assert flow.ttft is not None
+    assert 0.05 / 1.25 <= flow.ttft[0] <= 0.05 * 1.25  # the old ones, of nine seconds, count no more
+    assert flow.ttft[1] < 2.5
+    assert flow.itl is not None
+    assert 0.01 / 1.25 <= flow.itl[1] <= 0.01 * 1.25
+    alone = view.traffic(now, None)
+    assert (alone.requests_s, alone.ttft, alone.waiting) == (0.0, None, 2)
+
+
+def test_its_quantiles_are_those_of_the_live_page() -> None:
+    first = [number / 100 for number in range(1, 101)]
+    nothing, some = router(0, 0, [], []), router(100, 100, first, [1e9])
+    flow = view.traffic(
+        Seen(2.0, pb.Description(routers=[some])), Seen(1.0, pb.Description(routers=[nothing]))
+    )
+    for seen, counts in ((flow.ttft, some.load.first_token), (flow.itl, some.load.gap)):
+        assert seen == (quantile(counts, SECONDS, 0.5), quantile(counts, SECONDS, 0.99))
+
+
+def test_workers_are_found_and_sorted() -> None:
+    found = view.rows(
+        Seen(
+            0,
+            pb.Description(
+                workers=[
+                    worker("prefill-b", pb.ROLE_PREFILL, running=1),
+                    worker("decode-a", pb.ROLE_DECODE, running=9, free=10),
+                    worker("decode-c", pb.ROLE_DECODE, running=2, waiting=9),
+                ]
+            ),
+        ),
+        None,
+    )
+    assert [row.worker_id for row in view.chosen(found, "", "name")] == ["decode-a", "decode-c", "prefill-b"]
+    assert [row.worker_id for row in view.chosen(found, "", "load")] == ["decode-c", "decode-a", "prefill-b"]
+    assert [row.worker_id for row in view.chosen(found, "DECODE ready", "KV")] == ["decode-a", "decode-c"]
+    assert view.chosen(found, "drained", "name") == []
+    prefill, decode = view.sides(found)
+    assert (prefill.name, prefill.workers, decode.running, decode.waiting) == ("prefill", 1, 11, 9)
+    assert decode.kv == 0.45
+
+
+def test_changes_are_told() -> None:
+    old = [worker("a", pb.ROLE_PREFILL), worker("b", pb.ROLE_DECODE), worker("c", pb.ROLE_DECODE)]
+    new = [worker("a", pb.ROLE_DECODE), worker("b", pb.ROLE_DECODE), worker("d", pb.ROLE_MIXED)]
+    new[1].state = pb.WORKER_STATE_DRAINING
+    new[1].load.drafting.alarm = True
+    before = pb.Description(workers=old, routers=[pb.RouterStatus(router_id="router-1")])
+    assert list(events.between(before, pb.Description(workers=new, store_problem="redis is away"))) == [
+        "d: new, a mixed worker",
+        "c: gone, ready until then",
+        "a: a decode worker now; it was a prefill worker",
+        "b: draining, ready before",
+        "b: its drafts are accepted too seldom",
+        "router-1: gone",
+        "the store is away: redis is away",
+    ]
+    assert list(events.between(before, before)) == []

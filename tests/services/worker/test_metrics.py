@@ -1,0 +1,40 @@
+"""A worker's figures, without an engine."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from baton.handoff.reports import Staged
+from baton.services.worker.metrics import WorkerMetrics
+
+NAMES = ("handoffs_pinned", "handoffs_pinned_bytes", "handoffs_pinned_overdue_seconds")
+
+
+def scraped(metrics: WorkerMetrics) -> list[float]:
+    """Return what one scrape shows of saved handoffs."""
+    found = {sample.name: sample.value for one in metrics.registry.collect() for sample in one.samples}
+    return [found[f"baton_worker_{name}"] for name in NAMES]
+
+
+@pytest.mark.parametrize("staged", [Staged(handoffs=2, bytes=1024, capacity=1 << 20, overdue_s=1.5), None])
+def test_one_scrape_asks_the_ranks_once(staged: Staged | None) -> None:
+    """Each question may take as long as a rank that hangs is waited for."""
+    asked = []
+
+    def ask() -> Staged | None:
+        asked.append(staged)
+        return staged
+
+    metrics = WorkerMetrics()
+    assert scraped(metrics) == [0, 0, 0]  # the engine loads
+    metrics.ask_staged(ask)
+    found = scraped(metrics)
+    assert len(asked) == 1
+    if staged is None:
+        assert all(map(math.isnan, found))
+    else:
+        assert found == [2, 1024, 1.5]
+    scraped(metrics)
+    assert len(asked) == 2

@@ -1,0 +1,64 @@
+"""The scheduler knows what a worker's engine holds: from its events, by the names that routers use."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.prefixes.keys import PromptKeys
+from baton.services.router.vllm.block_hashes import PromptHasher
+from harness.scheduling import until
+from harness.workers import Worker
+from tests.services.worker.router import DECODE, connected, hello, prompt, request
+
+BLOCK = 32
+_numbers = count()
+
+
+async def reserved(client: SchedulerClient, worker: Worker) -> int:
+    workers = (await client.describe()).workers
+    return next(one.reserved_prompt_tokens for one in workers if one.identity.worker_id == worker.name)
+
+
+async def booked(client: SchedulerClient, worker: Worker, tokens: int, keys: PromptKeys) -> int:
+    """Return the prompt tokens that the scheduler books for such a prompt on the worker: those not cached."""
+    others = [one.identity.worker_id for one in (await client.describe()).workers]
+    others.remove(worker.name)
+    placed = await client.place(
+        f"ask-{next(_numbers)}", 1, prompt_tokens=tokens, max_new_tokens=1, prefix=keys, exclude=others
+    )
+    assert placed.prefill is None
+    assert placed.decode.worker_id == worker.name
+    found = await reserved(client, worker)
+    client.reporter.finished(placed.attempt, "abort")
+
+    async def released() -> bool:
+        return await reserved(client, worker) == 0
+
+    await until(released)
+    return found
+
+
+async def test_what_an_engine_cached_is_known_by_the_routers_names(mixed: Worker) -> None:
+    tokens = prompt(5 * BLOCK + 7, seed=901)
+    async with (
+        SchedulerClient(mixed.scheduler, router_id="asks") as client,
+        connected(mixed.address) as stream,
+    ):
+        told = await hello(mixed.address)
+        hashing = told.identity.capacity.hashing
+        assert (hashing.tokens, hashing.every, hashing.algorithm) == (BLOCK, 1, "sha256")
+        hasher = PromptHasher(hashing)
+        keys = hasher.keys(request("keys", tokens))
+        assert await booked(client, mixed, len(tokens), keys) == len(tokens)
+        await stream.run(request("cached", tokens, max_tokens=1), DECODE)
+
+        async def known() -> bool:
+            return await booked(client, mixed, len(tokens), keys) == 7
+
+        await until(known, 10)
+        half = hasher.keys(request("keys", [*tokens[: 3 * BLOCK], *prompt(2 * BLOCK, seed=902)]))
+        assert await booked(client, mixed, 5 * BLOCK, half) == 2 * BLOCK
+        salted = request("keys", tokens)
+        salted.cache_salt = "another"
+        assert await booked(client, mixed, len(tokens), hasher.keys(salted)) == len(tokens)

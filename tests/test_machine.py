@@ -1,0 +1,27 @@
+"""A look at a machine ends in the time of whoever asks for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from baton import machine
+from baton.scheduler import ask
+
+
+def test_a_tool_that_hangs_is_told_of_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the scheduler's own call ends first, and all else that the worker would say is lost."""
+    assert machine.GPU_TIMEOUT_S < ask.INSPECT_TIMEOUT_S
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexec sleep 60\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(machine, "GPU_TIMEOUT_S", machine.GPU_TIMEOUT_S / 10)
+    began = time.monotonic()
+    (said,) = machine.inspection().machine.gpus
+    assert time.monotonic() - began < ask.INSPECT_TIMEOUT_S
+    assert "nvidia-smi fails" in said
+    assert "timed out" in said

@@ -1,0 +1,89 @@
+"""Every process's metrics over HTTP: where they are served, what is there beside a process's own."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import Counter, Histogram
+
+from baton import metrics, rpc
+from baton.metrics import LOOPBACK, SECONDS, CannotServe, MetricsServer
+
+
+def get(address: str, path: str) -> str:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def test_port_0_is_a_free_one_on_loopback_wherever_the_process_listens() -> None:
+    registry = metrics.registry()
+    Counter("baton_test_things", "Things", registry=registry).inc(3)
+    with MetricsServer(registry, "worker.metrics_port", "0.0.0.0:7401", 0) as serving:
+        host, _, port = serving.address.rpartition(":")
+        assert host == LOOPBACK
+        assert int(port)
+        assert serving.reached_at("10.0.0.7") == serving.address  # from this machine alone
+        text = get(serving.address, "/metrics")
+    assert "baton_test_things_total 3.0" in text
+    assert "process_cpu_seconds_total" in text
+
+
+def test_a_port_that_is_set_is_on_the_host_of_the_process() -> None:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port = probe.getsockname()[1]
+    with MetricsServer(metrics.registry(), "worker.metrics_port", "0.0.0.0:7401", port) as serving:
+        assert serving.address == f"0.0.0.0:{port}"
+        assert serving.reached_at("10.0.0.7") == f"10.0.0.7:{port}"
+        assert get(f"{LOOPBACK}:{port}", "/metrics")
+        if socket.has_dualstack_ipv6():
+            assert get(f"[::1]:{port}", "/metrics")
+        with pytest.raises(CannotServe, match=rf"^worker\.metrics_port: .* 127\.0\.0\.1:{port}: .*in use"):
+            MetricsServer(metrics.registry(), "worker.metrics_port", LOOPBACK, port).__enter__()
+
+
+def test_a_host_that_is_not_here_is_one_line() -> None:
+    with pytest.raises(
+        CannotServe, match=r"router\.metrics_port: metrics cannot be served on 192\.0\.2\.1:9402"
+    ):
+        MetricsServer(metrics.registry(), "router.metrics_port", "192.0.2.1", 9402).__enter__()
+
+
+def test_other_pages_are_served_beside_them() -> None:
+    pages = {"/targets": lambda environment: environment["PATH_INFO"].encode()}
+    with MetricsServer(metrics.registry(), "scheduler.metrics_port", LOOPBACK, 0, pages) as serving:
+        assert get(serving.address, "/targets") == "/targets"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(serving.address, "/elsewhere")
+
+
+def test_a_wildcard_is_dialled_at_an_address() -> None:
+    host, _, port = metrics.dialled("0.0.0.0:7400").rpartition(":")
+    assert (host != "0.0.0.0", port) == (True, "7400")
+    assert metrics.dialled("10.0.0.7:7400") == "10.0.0.7:7400"
+
+
+def test_a_certificate_is_shown_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = metrics.registry()
+    assert registry.get_sample_value("baton_certificate_left_seconds") is None
+    begins = datetime.now(UTC)
+    credentials = SimpleNamespace(begins=begins, ends=begins + timedelta(hours=1), seconds_left=lambda: 600.0)
+    monkeypatch.setattr(rpc, "certificate", lambda: credentials)
+    assert registry.get_sample_value("baton_certificate_left_seconds") == 600.0
+    assert registry.get_sample_value("baton_certificate_life_seconds") == 3600.0
+
+
+def test_the_buckets_reach_from_milliseconds_to_minutes() -> None:
+    assert list(SECONDS) == sorted(set(SECONDS))
+    assert SECONDS[0] <= 1e-3
+    assert SECONDS[-1] >= 120
+    assert all(above / below <= 3 for below, above in itertools.pairwise(SECONDS))
+    registry = metrics.registry()
+    Histogram("baton_test_seconds", "Time", buckets=SECONDS, registry=registry).observe(0.003)
+    assert registry.get_sample_value("baton_test_seconds_bucket", {"le": "0.005"}) == 1
