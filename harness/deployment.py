@@ -28,6 +28,7 @@ from baton.protos import scheduler_pb2, scheduler_pb2_grpc
 from baton.security.authority import Authority
 from baton.security.names import Name, Role, host_of
 from harness import stock, zygote
+from harness.ranks import fork_ranks
 from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port
 from harness.zygote import Forked
 
@@ -331,7 +332,7 @@ def stock_vllm(
 def run_stock(arguments: list[str], environment: dict[str, str]) -> None:
     """Run vLLM's command line in the forked process."""
     os.environ.update(environment)
-    zygote.fork_ranks()
+    fork_ranks()
     sys.argv = ["vllm", *arguments]
     importlib.import_module(STOCK).main()
 

@@ -24,6 +24,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.services.config import HandoffSettings
 from baton.services.engine.patches.continuation import GENERATED_KEY
 from harness import zygote
+from harness.ranks import fork_ranks
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -226,10 +227,11 @@ def serve(connection: Connection) -> None:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU this alone keeps the one rank in this process
     }
-    zygote.fork_ranks()
     try:
         if options.prepare is not None:
             options.prepare()
+        if "tensor_parallel_size" in options.engine:
+            fork_ranks()
         engine = Engine(options)
     except BaseException:
         connection.send((False, traceback.format_exc()))

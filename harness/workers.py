@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import itertools
 import os
 import signal
@@ -15,9 +16,11 @@ from types import MappingProxyType
 from typing import Any
 
 import grpc
+import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from harness import zygote
+from harness.ranks import fork_ranks
 from harness.support import BATON, eventually, free_port
 from harness.zygote import Forked, end_all
 
@@ -60,6 +63,16 @@ class Worker:
         lines = [line for line in self.text.splitlines() if line.startswith("baton: error: ")]
         assert len(lines) == 1, self.text
         return lines[0].removeprefix("baton: error: ")
+
+    def stacks(self) -> str:
+        """Return its log, after each of its processes has written there what its threads do."""
+        worker = psutil.Process(self.pid)
+        processes = [worker, *worker.children(recursive=True)]
+        forked = [one for one in processes if "resource_tracker" not in " ".join(one.cmdline())]
+        for one in forked:
+            one.send_signal(signal.SIGUSR1)
+        eventually(lambda: self.text.count("Current thread") >= len(forked), 5, "the stacks are written")
+        return self.text
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -130,7 +143,10 @@ class Fleet:
     def started(self, role: str, **changes: dict[str, Any]) -> Worker:
         """Start a worker and wait until it serves."""
         worker = self.start(role, **changes)
-        eventually(worker.serving, START_TIMEOUT_S, f"{worker.name} serves")
+        try:
+            eventually(worker.serving, START_TIMEOUT_S, f"{worker.name} serves")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; its log and where it is:\n{worker.stacks()}") from None
         return worker
 
 
@@ -161,5 +177,8 @@ def run(role: str, settings: dict[str, Any]) -> None:
     from baton.services.config import Settings
     from baton.services.worker.lifecycle import run_worker
 
-    zygote.fork_ranks()
-    run_worker(Settings(**settings), role)
+    chosen = Settings(**settings)
+    faulthandler.register(signal.SIGUSR1)  # ranks inherit it
+    if chosen.engine.tensor_parallel_size > 1:
+        fork_ranks()
+    run_worker(chosen, role)

@@ -17,7 +17,6 @@ import functools
 import gc
 import importlib
 import json
-import multiprocessing
 import os
 import selectors
 import shutil
@@ -189,15 +188,6 @@ def run_connected(call: str, address: str) -> None:
     """Accept a connection in the forked process, and pass it to `module:function`."""
     with Listener(address) as listener, listener.accept() as connection:
         _function(call)(connection)
-
-
-def fork_ranks() -> None:
-    """Let vLLM fork its engine and ranks in a forked process: on a CPU each would import vLLM anew."""
-    from vllm.v1.engine import utils
-    from vllm.v1.executor import multiproc_executor
-
-    for module in (utils, multiproc_executor):
-        module.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
 def end_all(processes: Sequence[Forked], timeout_s: float) -> None:

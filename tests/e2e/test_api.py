@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from harness.deployment import MODEL_NAME, Deployment
-from harness.support import CALL_S
+from harness.support import CALL_S, eventually
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = {
@@ -228,16 +228,26 @@ def test_seeds_reproduce_beside_others_that_draft(one_pair: Deployment, clients:
 
 
 def test_the_answers_were_drafted(one_pair: Deployment) -> None:
-    """Check that speculation took place, as this module is to compare it."""
-    asked = one_pair.client().chat.completions.create(
-        model=MODEL_NAME,
-        messages=[{"role": "user", "content": "Tell me a story about a fox."}],
-        max_tokens=60,
-        temperature=0,
-        extra_body={"baton": {"usage": True}},
-    )
-    assert asked.usage is not None
-    assert (asked.usage.model_extra or {})["baton"]["accepted_tokens"] > 10
+    """Check that speculation took place, as this module is to compare it.
+
+    Drafts get as long as they pay, which on a busy machine may be no token at all for some requests.
+    """
+    client, accepted = one_pair.client(), 0
+
+    def enough() -> bool:
+        nonlocal accepted
+        asked = client.chat.completions.create(
+            model=MODEL_NAME,
+            messages=[{"role": "user", "content": "Tell me a story about a fox."}],
+            max_tokens=60,
+            temperature=0,
+            extra_body={"baton": {"usage": True}},
+        )
+        assert asked.usage is not None
+        accepted += (asked.usage.model_extra or {})["baton"]["accepted_tokens"]
+        return accepted > 10
+
+    eventually(enough, 30, "more than ten drafted tokens are accepted")
 
 
 def test_models_and_tokenize(one_pair: Deployment, reference: str) -> None:

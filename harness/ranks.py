@@ -1,0 +1,62 @@
+"""Fork vLLM's engine and ranks in tests, where each would else import vLLM anew on a CPU.
+
+They are forked from a process that was forked before the first thread started: a process forked from one
+with threads (gRPC's, torch's) may wait for ever for a lock that one of those held.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Sequence
+from multiprocessing import context, forkserver, resource_tracker, util
+from typing import Any
+from unittest import mock
+
+from baton.services.fleet.processes import PR_SET_PDEATHSIG
+
+
+class _Rank(context.ForkServerProcess):
+    """A process that is forked without threads, and has its parent's environment of that moment."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._environment = dict(os.environ)
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        super().run()
+
+
+class _Context(context.ForkServerContext):
+    Process = _Rank
+
+
+def fork_ranks() -> None:
+    """Let vLLM fork its engine and ranks. To be called while this process has one thread."""
+    from vllm.v1.engine import utils
+    from vllm.v1.executor import multiproc_executor
+
+    resource_tracker.ensure_running()  # a process of its own, which is not to be a fork
+    with mock.patch.object(util, "spawnv_passfds", _forked):
+        forkserver.ensure_running()
+    for module in (utils, multiproc_executor):
+        module.get_mp_context = _Context
+
+
+def _forked(path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
+    """Fork the server where multiprocessing would execute a new Python. Return its process id."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    # It holds both ends of the pipe that would tell it of its parent's end.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        if os.getppid() == parent:
+            listener, alive = descriptors
+            forkserver.main(listener, alive, [])
+    finally:
+        os._exit(1)
