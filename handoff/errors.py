@@ -13,7 +13,8 @@ BatonError
     ├── SourceError              the prefill worker no longer holds the KV
     │   ├── UnknownHandoff       it never did, or it was released
     │   ├── LeaseExpired         it did, for as long as the lease said
-    │   └── SaveFailed           it could not bring it all from the accelerator
+    │   ├── SaveFailed           it could not bring it all from the accelerator
+    │   └── SourceBusy           the prompt is still computed, and too many pull such ones already
     ├── StagingFull              there is no room to keep KV until it is pulled
     ├── DigestMismatch           the bytes that arrived are not those that were saved
     └── TransportError           the bytes did not arrive
@@ -80,6 +81,10 @@ class LeaseExpired(SourceError):
 
 class SaveFailed(SourceError):
     """The source began to save the KV, and could not finish."""
+
+
+class SourceBusy(SourceError):
+    """The source lets no more pulls wait for prompts that are still computed."""
 
 
 class StagingFull(HandoffError):

@@ -1,8 +1,9 @@
 """The groups of a KV cache: layers that keep the same tokens, and so have their blocks under the same ids.
 
 Most models have one. Where some layers attend to a window, or keep a state in place of tokens, each kind is a
-group (or several) with blocks of its own. A save has a record for each live block, group after group; both
-ends number them alike, as the same rules count them from the same number of tokens.
+group (or several) with blocks of its own. A save has a record for each live block, group after group, those
+that keep all tokens first: their blocks are final while the prompt is still computed, and can travel. Both
+ends number the records alike, as the same rules count them from the same number of tokens.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ class CacheGroup:
             return range(max(0, stop - 1), stop)
         left = max(0, num_tokens - self.window + 1) if self.window else 0
         return range(min(left // self.block_size, stop), stop)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether it keeps every token, so that a full block never changes again."""
+        return not (self.window or self.state)
 
     def serves(self, saved: int, wanted: int) -> bool:
         """Return whether what was live after `saved` tokens is enough to go on after the first `wanted`.
@@ -73,6 +79,17 @@ def serve(groups: Sequence[CacheGroup], saved: int, wanted: int) -> bool:
     return all(group.serves(saved, wanted) for group in groups)
 
 
+def in_order(groups: Sequence[CacheGroup]) -> list[int]:
+    """Return the groups' numbers in the order of their records in a save."""
+    return sorted(range(len(groups)), key=lambda number: not groups[number].keeps_all)
+
+
+def final_records(groups: Sequence[CacheGroup], num_tokens: int) -> int:
+    """Return how many leading records of a longer prompt's save are final after its first `num_tokens`."""
+    first = groups[in_order(groups)[0]]
+    return num_tokens // first.block_size if first.keeps_all else 0
+
+
 def num_records(groups: Sequence[CacheGroup], num_tokens: int) -> int:
     """Return the number of records of a save after so many tokens."""
     return sum(len(group.live(num_tokens)) for group in groups)
@@ -102,7 +119,8 @@ def loaded_parts(
     have: tokens, the first ones, whose blocks are there already; whole blocks in each group.
     """
     parts, place = [], 0
-    for number, (group, table) in enumerate(zip(groups, tables, strict=True)):
+    for number in in_order(groups):
+        group, table = groups[number], tables[number]
         there, here = group.live(saved), group.live(wanted)
         start = here.start if group.state else max(here.start, have // group.block_size)
         block_ids = tuple(table[start : here.stop])
@@ -110,6 +128,12 @@ def loaded_parts(
             parts.append(Part(number, place + start - there.start, block_ids))
         place += len(there)
     return tuple(parts)
+
+
+def parts_between(parts: Sequence[Part], first: int, stop: int) -> tuple[Part, ...]:
+    """Return what of the parts lies in these places."""
+    found = (part.within(first, stop) for part in parts)
+    return tuple(part for part in found if part.block_ids)
 
 
 def runs(parts: Sequence[Part]) -> list[tuple[int, int]]:

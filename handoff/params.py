@@ -48,6 +48,11 @@ class LoadWish:
     epoch: int
     manifest: Manifest
 
+    @property
+    def early(self) -> bool:
+        """Whether the prompt is still computed there: the first token comes later, by `resume`."""
+        return not self.manifest.saved_at_s
+
 
 Wish = SaveWish | LoadWish
 

@@ -31,15 +31,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class ShardSave:
-    """One rank's save, done or failed. `shard` is a serialized handoff.Shard; empty with a problem."""
+    """One rank's save, begun, done or failed. `shard` is a serialized handoff.Shard; empty with a problem."""
 
     request_id: str
     epoch: int
     rank: int
     shard: bytes = b""
     saved_at_s: float = 0.0  # CLOCK_MONOTONIC
-    save_ms: float = 0.0
+    save_ms: float = 0.0  # of its last part, which the decode side waits for
     problem: Problem | None = None
+    begun: bool = False  # its first records can be pulled; the prompt is still computed
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,16 @@ class ShardLoad:
     blocks: int = 0
     costs: Costs = field(default_factory=Costs)
     problem: Problem | None = None
+    early_bytes: int = 0  # of `bytes`: those that came while the prompt was computed
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A prompt that is still computed: its first records can be pulled, the others as they come."""
+
+    request_id: str
+    epoch: int
+    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -98,6 +109,7 @@ class Loaded:
     # arrival.
     total_ms: float = 0.0
     problem: Problem | None = None
+    early_bytes: int = 0  # of `bytes`: those that came while the prompt was computed
 
 
 @dataclass(frozen=True)
@@ -112,10 +124,11 @@ class Staged:
 
 @dataclass(frozen=True)
 class Reports:
-    """All that ended since the last call of `take_reports`."""
+    """All that began or ended since the last call of `take_reports`."""
 
+    begun: tuple[Begun, ...] = ()
     saved: tuple[Saved, ...] = ()
     loaded: tuple[Loaded, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.saved or self.loaded)
+        return bool(self.begun or self.saved or self.loaded)

@@ -14,9 +14,11 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_UNSPECIFIED: _ClassVar[Phase]
     PHASE_PREFILL: _ClassVar[Phase]
     PHASE_DECODE: _ClassVar[Phase]
+    PHASE_LOAD: _ClassVar[Phase]
 PHASE_UNSPECIFIED: Phase
 PHASE_PREFILL: Phase
 PHASE_DECODE: Phase
+PHASE_LOAD: Phase
 
 class HelloRequest(_message.Message):
     __slots__ = ("router_id", "vllm_version", "model")
@@ -69,18 +71,20 @@ class RunRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class RunReply(_message.Message):
-    __slots__ = ("engine_outputs", "saved", "admitted", "failed", "shared")
+    __slots__ = ("engine_outputs", "saved", "admitted", "failed", "shared", "begun")
     ENGINE_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     engine_outputs: bytes
     saved: _containers.RepeatedCompositeFieldContainer[Saved]
     admitted: _containers.RepeatedCompositeFieldContainer[Admitted]
     failed: _containers.RepeatedCompositeFieldContainer[Failed]
     shared: _containers.RepeatedCompositeFieldContainer[Shared]
-    def __init__(self, engine_outputs: _Optional[bytes] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[Shared, _Mapping]]] = ...) -> None: ...
+    begun: _containers.RepeatedCompositeFieldContainer[Begun]
+    def __init__(self, engine_outputs: _Optional[bytes] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[Shared, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[Begun, _Mapping]]] = ...) -> None: ...
 
 class Shared(_message.Message):
     __slots__ = ("request_id", "epoch", "blocks")
@@ -91,6 +95,16 @@ class Shared(_message.Message):
     epoch: int
     blocks: int
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class Begun(_message.Message):
+    __slots__ = ("request_id", "epoch", "manifest")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    manifest: _handoff_pb2.Manifest
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ...) -> None: ...
 
 class Saved(_message.Message):
     __slots__ = ("request_id", "epoch", "manifest", "problem")
@@ -105,7 +119,7 @@ class Saved(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("request_id", "epoch", "transport", "bytes", "blocks_pulled", "wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
+    __slots__ = ("request_id", "epoch", "transport", "bytes", "blocks_pulled", "wait_ms", "move_ms", "check_ms", "load_ms", "total_ms", "early_bytes")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +130,7 @@ class Admitted(_message.Message):
     CHECK_MS_FIELD_NUMBER: _ClassVar[int]
     LOAD_MS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    EARLY_BYTES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     transport: str
@@ -126,7 +141,8 @@ class Admitted(_message.Message):
     check_ms: float
     load_ms: float
     total_ms: float
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., blocks_pulled: _Optional[int] = ..., wait_ms: _Optional[float] = ..., move_ms: _Optional[float] = ..., check_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
+    early_bytes: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., blocks_pulled: _Optional[int] = ..., wait_ms: _Optional[float] = ..., move_ms: _Optional[float] = ..., check_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., early_bytes: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("request_id", "epoch", "code", "message")

@@ -3,11 +3,15 @@
 The blocks of a load belong to its request and to nobody in the running batch, so the engine's steps go on
 meanwhile. Every job submitted is reported exactly once, however it ends: the engine holds the blocks until
 then.
+
+An early load pulls what a prompt's steps leave while the next ones are computed. Once the prompt is complete,
+`resume` says so, and an early load that went well is reported only after that: its request could not go on.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,9 +19,10 @@ from dataclasses import dataclass, field
 
 from baton.handoff import digests, manifest
 from baton.handoff.channels import HandoffClient
-from baton.handoff.errors import HandoffError, MalformedManifest, TransportFailed
+from baton.handoff.config import MAX_PULL_S
+from baton.handoff.errors import HandoffError, MalformedManifest, PullTimeout, TransportFailed
 from baton.handoff.groups import Part, runs
-from baton.handoff.load.turns import THREADS, Turns
+from baton.handoff.load.turns import EARLY, THREADS, Turns
 from baton.handoff.manifest import Puller
 from baton.handoff.memory.cache import BlockCache, Landing
 from baton.handoff.memory.streams import Mark
@@ -42,6 +47,7 @@ class LoadJob:
     parts: tuple[Part, ...]
     arrived_s: float  # at the engine; CLOCK_MONOTONIC
     source: str = ""  # the worker that saved it
+    early: bool = False  # the prompt is still computed there
 
     @property
     def key(self) -> Key:
@@ -57,8 +63,11 @@ class _Progress:
     after: Mark | None  # the engine's work that was queued before the blocks became the load's
     cancellation: Cancellation = field(default_factory=Cancellation)
     heard_s: float = 0.0  # time.monotonic; when it began, or bytes came last
+    resumed_s: float = 0.0  # of an early load: when its prompt was complete; its times count from then on
+    late: bool = False  # it took longer than its deadline after that
     transport: str = ""
     bytes: int = 0
+    early_bytes: int = 0
     blocks: int = 0
     wait: float = 0.0
     move: float = 0.0
@@ -69,18 +78,31 @@ class _Progress:
     def source(self) -> str:
         return self.job.source
 
+    @property
+    def early(self) -> bool:
+        """Whether its prompt is still computed, as far as is known here."""
+        return self.job.early and not self.resumed_s
+
     def report(self, rank: int, problem: Problem | None) -> ShardLoad:
         costs = Costs(*(value * 1e3 for value in (self.wait, self.move, self.check, self.load)))
         return ShardLoad(
-            self.job.request_id, self.job.epoch, rank, self.transport, self.bytes, self.blocks, costs, problem
+            self.job.request_id,
+            self.job.epoch,
+            rank,
+            self.transport,
+            self.bytes,
+            self.blocks,
+            costs,
+            problem,
+            self.early_bytes,
         )
 
 
 class Loader:
     """The loads of one rank: queued, running and finished.
 
-    `submit`, `cancel` and `take_finished` are called on the engine's thread and return at once. The queue is
-    never longer than the number of requests for whose blocks the engine found room.
+    `submit`, `resume`, `cancel` and `take_finished` are called on the engine's thread and return at once. The
+    queue is never longer than the number of requests for whose blocks the engine found room.
     """
 
     def __init__(
@@ -104,34 +126,59 @@ class Loader:
         self._pull_timeout_s = pull_timeout_s
         self._chunk_bytes = chunk_bytes
         self._running: dict[Key, _Progress] = {}
+        self._held: dict[Key, ShardLoad] = {}  # early loads that went well, until they are resumed
         self._finished: list[ShardLoad] = []
         self._lock = threading.Lock()
         self._turns: Turns[_Progress] = Turns()
+        self._early: Turns[_Progress] = Turns(EARLY, math.inf)
         self._threads = [
-            threading.Thread(target=self._work, name=f"baton-pull-{number}", daemon=True)
-            for number in range(THREADS)
+            threading.Thread(target=self._work, args=(turns,), name=f"baton-{name}-{number}", daemon=True)
+            for turns, name, threads in ((self._turns, "pull", THREADS), (self._early, "early", EARLY))
+            for number in range(threads)
         ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, job: LoadJob) -> None:
-        """Queue a load; its deadline runs from the beginning of its pull."""
+        """Queue a load; its deadline runs from the beginning of its pull, or from `resume`."""
         progress = _Progress(job, self._cache.mark())
         with self._lock:
             self._running[job.key] = progress
-        self._turns.add(progress)
+        (self._early if job.early else self._turns).add(progress)
+
+    def resume(self, keys: Iterable[Key]) -> None:
+        """Note that the prompts of these early loads are complete, and their requests can go on."""
+        for key in keys:
+            with self._lock:
+                progress = self._running.get(key)
+                if progress is not None:
+                    progress.resumed_s = time.monotonic()
+                elif key in self._held:
+                    self._finished.append(self._held.pop(key))
+            if progress is not None and self._early.leave(progress):
+                self._turns.add(progress)
 
     def cancel(self, keys: Iterable[Key]) -> None:
         """Stop pulling for requests that ended. Each is still reported, once nothing writes its blocks."""
+        wanted = []
         with self._lock:
-            wanted = [self._running[key] for key in keys if key in self._running]
+            for key in keys:
+                if key in self._running:
+                    wanted.append(self._running[key])
+                elif key in self._held:
+                    self._finished.append(self._held.pop(key))
         for progress in wanted:
             progress.cancellation.set()
 
     def take_finished(self) -> list[ShardLoad]:
         """Return the loads that ended since the last call; nothing touches their blocks from now on."""
+        overdue = time.monotonic() - self._pull_timeout_s
         with self._lock:
+            late = [one for one in self._running.values() if 0 < one.resumed_s < overdue and not one.late]
             finished, self._finished = self._finished, []
+        for progress in late:
+            progress.late = True
+            progress.cancellation.set()
         return finished
 
     def close(self) -> None:
@@ -140,19 +187,20 @@ class Loader:
             wanted = list(self._running)
         self.cancel(wanted)
         self._turns.close()
+        self._early.close()
         for thread in self._threads:
             thread.join()
 
-    def _work(self) -> None:
-        while (progress := self._turns.take()) is not None:
+    def _work(self, turns: Turns[_Progress]) -> None:
+        while (progress := turns.take()) is not None:
             try:
                 self._run(progress)
             finally:
-                self._turns.over(progress)
+                turns.over(progress)
 
     def _run(self, progress: _Progress) -> None:
         job = progress.job
-        progress.wait = time.monotonic() - job.arrived_s
+        progress.wait = 0.0 if progress.early else time.monotonic() - (progress.resumed_s or job.arrived_s)
         problem: Problem | None = None
         described: Manifest | None = None
         shard: Shard | None = None
@@ -161,7 +209,7 @@ class Loader:
             shard = manifest.check(described, job.request_id, job.epoch, self._puller)
             self._pull(progress, shard, described.num_blocks)
         except HandoffError as error:
-            problem = Problem.of(error)
+            problem = Problem.of(_timed_out(job) if progress.late else error)
         except Exception as error:  # a load that is not reported would hold its request for ever
             logger.exception(
                 "loading request %r failed unexpectedly", job.request_id, extra={"request_id": job.request_id}
@@ -171,7 +219,11 @@ class Loader:
             )
         with self._lock:
             self._running.pop(job.key, None)
-            self._finished.append(progress.report(self._puller.rank, problem))
+            report = progress.report(self._puller.rank, problem)
+            if progress.early and problem is None and not progress.cancellation.is_set:
+                self._held[job.key] = report
+            else:
+                self._finished.append(report)
         if described is not None:
             self._release(job, described, shard, problem)  # now: the request waits for nothing here
 
@@ -200,7 +252,8 @@ class Loader:
             landing.finish()
         finally:
             landing.close()
-            progress.check, progress.load = landing.check_s, landing.load_s
+            progress.check += landing.check_s
+            progress.load += landing.load_s
         wanted = sum(pull.num_blocks for pull in pulls)
         if progress.blocks != wanted:
             raise TransportFailed(f"{what}: {progress.blocks} of {wanted} blocks came")
@@ -211,7 +264,8 @@ class Loader:
         Where the prefix cache has the first blocks, what is missing of each group lies apart.
         """
         job = progress.job
-        deadline = time.monotonic() + self._pull_timeout_s
+        # A pull from a prompt that is still computed ends with it; from then on `take_finished` looks at it.
+        deadline = time.monotonic() + (MAX_PULL_S if progress.early else self._pull_timeout_s)
         pulls = []
         for first, stop in runs(job.parts):
             if stop > num_blocks:
@@ -240,7 +294,7 @@ class Loader:
         while True:
             start = time.monotonic()
             records = next(chunks, None)
-            progress.move += time.monotonic() - start
+            progress.move += time.monotonic() - max(start, progress.resumed_s)
             if records is None:
                 return
             progress.heard_s = time.monotonic()
@@ -251,3 +305,11 @@ class Loader:
                     landing.take(part, records.data[own], records.digests[own])
                     progress.blocks += len(part.block_ids)
             progress.bytes += records.data.size
+            if progress.early:  # all so far is hidden behind the prompt's own steps
+                progress.early_bytes = progress.bytes
+                progress.move = 0.0
+                progress.check, progress.load = -landing.check_s, -landing.load_s
+
+
+def _timed_out(job: LoadJob) -> PullTimeout:
+    return PullTimeout(f"request {job.request_id!r}: its KV was not here within the pull's deadline")

@@ -3,6 +3,8 @@
 More pulls at once share the same memory bus and the engine's cores, so that all end later. But one whose wire
 is cut moves nothing until its connection is found dead, seconds later: it counts as none, and what comes from
 other sources goes past it. What comes from the same source waits, as it would wait on the same connection.
+
+Pulls from prompts that are still computed mostly wait for the next step there: they have turns of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 MOVING = 2  # pulls at once that bring something
 STALLED_S = 1.0  # without a byte, from the begin or the last ones: a slow wire brings some within that
 THREADS = 8  # MOVING pulls, and the stalled ones of three sources
+EARLY = 4  # pulls at once from prompts that are still computed; each holds a thread there, too
 _LOOK_S = STALLED_S / 4  # between looks for pulls that have stalled, while others wait
 
 
@@ -34,7 +37,13 @@ P = TypeVar("P", bound=Pulling)
 class Turns(Generic[P]):
     """The loads that wait, and those that have a turn. Safe for any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, moving: int = MOVING, stalled_s: float = STALLED_S) -> None:
+        """Begin with none.
+
+        moving: pulls at once that bring something; stalled_s: without a byte, until one counts no more.
+        """
+        self._moving = moving
+        self._stalled_s = stalled_s
         self._waiting: deque[P] = deque()  # oldest first
         self._begun: list[P] = []
         self._changed = threading.Condition()
@@ -45,6 +54,14 @@ class Turns(Generic[P]):
         with self._changed:
             self._waiting.append(load)
             self._changed.notify()
+
+    def leave(self, load: P) -> bool:
+        """Give a place in the queue up. Return False for a load that has begun."""
+        with self._changed:
+            waits = load in self._waiting
+            if waits:
+                self._waiting.remove(load)
+            return waits
 
     def take(self) -> P | None:
         """Wait for the next load whose turn it is, and begin it; None when closed and none waits any more."""
@@ -71,9 +88,9 @@ class Turns(Generic[P]):
             self._changed.notify_all()
 
     def _next(self) -> P | None:
-        latest = time.monotonic() - STALLED_S
+        latest = time.monotonic() - self._stalled_s
         stalled = [load for load in self._begun if load.heard_s < latest]
-        if len(self._begun) - len(stalled) >= MOVING:
+        if len(self._begun) - len(stalled) >= self._moving:
             return None
         silent = {load.source for load in stalled}
         return next((load for load in self._waiting if load.source not in silent), None)

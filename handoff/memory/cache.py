@@ -79,9 +79,9 @@ class BlockCache(ABC):
     def fill(self, parts: Sequence[Part], fill: Fill) -> None:
         """Gather cache blocks into the records of fill.view, and close it at the end.
 
-        parts: of the whole save, in order. Called on the engine's thread, after the step that wrote the
-        blocks. On return the engine may reuse them by work that it queues from then on; the records may still
-        be on their way.
+        parts: all that the fill is to write, in order. Called on the engine's thread, after the step that
+        wrote the blocks. On return the engine may reuse them by work that it queues from then on; the records
+        may still be on their way.
         """
 
     @abstractmethod

@@ -29,7 +29,9 @@ HEADER_BYTES = 32
 _WORDS = HEADER_BYTES // 8
 _TICKET, _STATE, _DIGEST = range(3)
 _COMING, _WHOLE, _FAILED = range(3)
-_LOOK_S = 0.0001  # a chunk of 4 MiB takes about as long to arrive
+# Between looks for a record. A chunk of 4 MiB takes about as long to arrive from a device; a step of a prompt
+# that is still computed takes some hundred times that.
+_LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0001, 1.1, 0.002
 
 Run = tuple[int, int]  # neighbouring slots: the first one, and how many
 
@@ -132,7 +134,7 @@ class SaveView:
 
         check: called between looks, and may raise. Raises SaveFailed when they never will be.
         """
-        slots = self._slots[first:stop]
+        slots, look_s = self._slots[first:stop], _LOOK_S
         while True:
             states = self._headers[slots, _STATE]
             if (states == _WHOLE).all():
@@ -140,7 +142,8 @@ class SaveView:
             if (states == _FAILED).any():
                 raise SaveFailed(f"{what}: the source could not save it all")
             check()
-            time.sleep(_LOOK_S)
+            time.sleep(look_s)
+            look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
 
     def digests(self, first: int, stop: int) -> Digests:
         """Return the digests of blocks `first` to `stop`: [stop - first], a copy."""

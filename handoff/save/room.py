@@ -49,6 +49,15 @@ class SaveRoom:
             self._overdue.append(request_id)
         return False
 
+    def promised(self, request_id: str) -> bool:
+        """Return whether all that the request will save is promised room."""
+        return self._promised.get(request_id, 0) > 0
+
+    def kept(self, request_id: str) -> None:
+        """Note that a promised request has its room, before it is complete: that is not free any more."""
+        if request_id in self._promised:
+            self._promised[request_id] = 0
+
     def take_overdue(self) -> list[str]:
         """Return the requests that have waited for too long, each once."""
         overdue, self._overdue = self._overdue, []

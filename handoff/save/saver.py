@@ -1,9 +1,13 @@
-"""A rank's saves: whole blocks of every layer into staging, digested on the way."""
+"""A rank's saves: whole blocks of every layer into staging, digested on the way.
+
+A prompt that is computed in several steps is saved step by step, into one entry: its first records can be
+pulled while the others are computed.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.handoff.errors import HandoffError
@@ -23,6 +27,9 @@ class SaveJob:
     request_id: str
     epoch: int
     parts: tuple[Part, ...]
+    # Of a prompt that is computed in several steps: the records of all, and whether these are the last ones.
+    whole: int | None = None
+    last: bool = True
 
     @property
     def key(self) -> tuple[str, int]:
@@ -30,9 +37,18 @@ class SaveJob:
         return self.request_id, self.epoch
 
     @property
-    def num_blocks(self) -> int:
-        """All blocks."""
-        return sum(len(part.block_ids) for part in self.parts)
+    def num_records(self) -> int:
+        """The records of the whole save."""
+        return sum(len(part.block_ids) for part in self.parts) if self.whole is None else self.whole
+
+
+@dataclass(frozen=True)
+class _Growing:
+    """A prompt that is still computed: the entry of its records so far, or why there is none."""
+
+    entry: Entry | None = None
+    shard: bytes = b""  # serialized handoff.Shard
+    problem: Problem | None = None
 
 
 class Saver:
@@ -58,41 +74,79 @@ class Saver:
         self._rank = rank
         self._address = address
         self._chunk_bytes = chunk_bytes
+        self._growing: dict[tuple[str, int], _Growing] = {}
 
-    def save(self, job: SaveJob) -> ShardSave:
+    def save(self, job: SaveJob) -> ShardSave | None:
         """Save the job's blocks and offer them over each transport. The engine may reuse them on return.
 
-        Never raises HandoffError: a save that fails is a problem to report, not the end of a step.
+        Returns None for a part between the first and the last. Never raises HandoffError: a save that fails
+        is a problem to report, with the last part, and not the end of a step.
         """
         start = time.monotonic()
+        before = self._growing.pop(job.key, None)
+        now = self._grow(job, before or _Growing())
+        if not job.last:
+            self._growing[job.key] = now
+            if before is not None or now.problem is not None:
+                return None
+        end = time.monotonic()
+        return ShardSave(
+            job.request_id,
+            job.epoch,
+            self._rank,
+            shard=now.shard,
+            saved_at_s=end,
+            save_ms=(end - start) * 1e3,
+            problem=now.problem,
+            begun=not job.last,
+        )
+
+    def drop(self, keys: Iterable[tuple[str, int]]) -> None:
+        """End the saves of prompts that are computed no further."""
+        for key in keys:
+            if self._growing.pop(key, None) is not None:
+                self._staging.release(*key)
+
+    def _grow(self, job: SaveJob, before: _Growing) -> _Growing:
+        """Save the job's part, if all went well so far."""
+        if before.problem is not None:
+            return before
         try:
-            entry = self._stage(job)
+            entry = self._stage(job, before.entry)
         except HandoffError as error:
-            return ShardSave(job.request_id, job.epoch, self._rank, problem=Problem.of(error))
-        shard = Shard(
+            self._staging.release(*job.key)
+            return _Growing(problem=Problem.of(error))
+        return _Growing(entry, before.shard or self._shard(entry).SerializeToString())
+
+    def _stage(self, job: SaveJob, entry: Entry | None) -> Entry:
+        """Write the job's records; publish a new entry.
+
+        From then on it can be pulled, though the last of it may still be arriving.
+        """
+        if entry is not None:
+            self._fill(job, entry)
+        else:
+            entry = self._staging.reserve(job.request_id, job.epoch, job.num_records)
+            try:
+                self._fill(job, entry)
+            except BaseException:
+                self._staging.discard(entry)
+                raise
+            self._staging.publish(entry, growing=not job.last)
+        if job.last:
+            self._staging.grown(entry)
+        return entry
+
+    def _fill(self, job: SaveJob, entry: Entry) -> None:
+        if job.parts:
+            first, stop = job.parts[0].first, job.parts[-1].stop
+            self._cache.fill(job.parts, self._staging.filling(entry, first, stop))
+
+    def _shard(self, entry: Entry) -> Shard:
+        return Shard(
             rank=self._rank,
             address=self._address,
             record_bytes=entry.record_bytes,
             offers=offers(self._staging, self._transports, entry, self._rank, self._chunk_bytes),
             ticket=self._staging.tickets.of(*entry.key),
         )
-        end = time.monotonic()
-        return ShardSave(
-            job.request_id,
-            job.epoch,
-            self._rank,
-            shard=shard.SerializeToString(),
-            saved_at_s=end,
-            save_ms=(end - start) * 1e3,
-        )
-
-    def _stage(self, job: SaveJob) -> Entry:
-        """Stage and publish: from here on it can be pulled, though the last of it may still be arriving."""
-        entry = self._staging.reserve(job.request_id, job.epoch, job.num_blocks)
-        try:
-            self._cache.fill(job.parts, self._staging.filling(entry))
-        except BaseException:
-            self._staging.discard(entry)
-            raise
-        self._staging.publish(entry)
-        return entry

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
@@ -12,7 +14,14 @@ import grpc
 from baton import addresses, rpc
 from baton.handoff import wire
 from baton.handoff.config import MAX_PULL_S
-from baton.handoff.errors import HandoffError, MalformedManifest, PullCancelled, PullTimeout, WrongTicket
+from baton.handoff.errors import (
+    HandoffError,
+    MalformedManifest,
+    PullCancelled,
+    PullTimeout,
+    SourceBusy,
+    WrongTicket,
+)
 from baton.handoff.save.staging import Key, Staging
 from baton.handoff.save.trial import Trials
 from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, RENEW, SAMPLE, SERVICE, STAGED, TRIAL
@@ -20,7 +29,8 @@ from baton.protos import handoff_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-_THREADS = 8
+_THREADS = 24
+_GROWING = 16  # pulls that wait for prompts that are still computed: each holds a thread for a while
 _MAX_CALLS = 128  # running and queued; further calls are refused at once
 _CODES: dict[type[HandoffError], grpc.StatusCode] = {
     MalformedManifest: grpc.StatusCode.FAILED_PRECONDITION,
@@ -50,6 +60,7 @@ class HandoffService:
         self._rank = rank
         self._chunk_bytes = chunk_bytes
         self._trials = trials
+        self._growing = threading.BoundedSemaphore(_GROWING)
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-handoff")
         self._server = rpc.server(pool, _MAX_CALLS)
         self._server.add_generic_rpc_handlers((self._handlers(),))
@@ -114,12 +125,29 @@ class HandoffService:
                 raise MalformedManifest(f"this service is rank {self._rank}'s; rank {request.rank} is wanted")
             blocks = request.first_block, request.num_blocks
             self._staging.tickets.check(request.request_id, request.epoch, request.ticket)
-            for records in self._staging.read(
-                request.request_id, request.epoch, blocks, self._chunk_bytes, lambda: _check(context)
-            ):
-                yield wire.RawChunk(records.first_block, records.data.reshape(-1), records.digests)
+            with self._room(request):
+                for records in self._staging.read(
+                    request.request_id, request.epoch, blocks, self._chunk_bytes, lambda: _check(context)
+                ):
+                    yield wire.RawChunk(records.first_block, records.data.reshape(-1), records.digests)
         except HandoffError as error:
             _fail(context, error)
+
+    @contextlib.contextmanager
+    def _room(self, request: pb.PullRequest) -> Iterator[None]:
+        """Count a pull that will wait for a prompt's steps. Raises SourceBusy."""
+        if not self._staging.is_growing(request.request_id, request.epoch):
+            yield
+            return
+        if not self._growing.acquire(blocking=False):
+            raise SourceBusy(
+                f"KV of request {request.request_id!r}: its prompt is still computed, and {_GROWING} pulls"
+                " wait for such ones already"
+            )
+        try:
+            yield
+        finally:
+            self._growing.release()
 
     def _release(self, request: pb.ReleaseRequest, context: grpc.ServicerContext) -> pb.ReleaseReply:
         try:

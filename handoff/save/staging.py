@@ -1,9 +1,9 @@
 """Saved KV on its way: kept in shared memory under a lease until pulled, given up, or out of time.
 
-An entry's life: `reserve`; `filling` (by a `Fill`, at once or while the lease runs); `publish`, which
-begins the lease; then pulls `read` it, and renewals keep the lease for as long as somebody wants the KV;
-one end, `release` or expiry. Any thread may call any method. A thread of its own ends leases, so that they
-run out with an idle engine as well. memory/views.py describes how it all lies in memory.
+An entry's life: `reserve`; `filling` (by one `Fill`, or by one for each step that computes a part of the
+prompt); `publish`, which begins the lease; then pulls `read` it, and renewals keep the lease for as long as
+somebody wants the KV; one end, `release` or expiry. Any thread may call any method. A thread of its own ends
+leases, so that they run out with an idle engine as well. memory/views.py describes how it all lies in memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Entry:
     num_blocks: int
     published_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
     expires_at: float = float("inf")  # the same
-    readers: int = 0  # pulls under way, and the entry's Fill
+    readers: int = 0  # pulls under way, and Fills
+    growing: bool = False  # its prompt is still computed: further fills will come
     ended: bool = False
 
     @property
@@ -94,15 +95,24 @@ class Staging:
         entry.view.expect()
         return entry
 
-    def filling(self, entry: Entry) -> Fill:
-        """Begin to write a reserved entry's records."""
-        with self._changed:
-            entry.readers += 1
-        return Fill(entry.view, digests.seed(*entry.key), lambda: self._left(entry))
+    def filling(self, entry: Entry, first: int = 0, stop: int | None = None) -> Fill:
+        """Begin to write a reserved entry's records from `first` to `stop`, all by default.
 
-    def publish(self, entry: Entry) -> None:
-        """Begin the lease of an entry whose records are there or coming. An older one of its key ends."""
+        Raises UnknownHandoff, LeaseExpired for an entry that has ended.
+        """
         with self._changed:
+            if entry.ended:
+                raise self._fate(*entry.key)
+            entry.readers += 1
+        return Fill(entry.view, digests.seed(*entry.key), lambda: self._left(entry), first, stop)
+
+    def publish(self, entry: Entry, *, growing: bool = False) -> None:
+        """Begin the lease of an entry whose records are there or coming. An older one of its key ends.
+
+        growing: further fills will come, the last one before `grown`.
+        """
+        with self._changed:
+            entry.growing = growing
             older = self._entries.get(entry.key)
             if older is not None:
                 self._end(older, UnknownHandoff)
@@ -115,6 +125,10 @@ class Staging:
             self._changed.notify()
         if older is not None:
             self._on_end(*entry.key)
+
+    def grown(self, entry: Entry) -> None:
+        """Note that all fills of an entry have begun."""
+        entry.growing = False
 
     def discard(self, entry: Entry) -> None:
         """Give up an entry that was reserved and never published."""
@@ -159,9 +173,20 @@ class Staging:
                     f" {entry.num_blocks} are here"
                 )
             view, what = entry.view, f"KV of request {request_id!r}"
+
+            def look() -> None:
+                if entry.ended and entry.growing:  # nobody will write the rest
+                    raise self._fate(request_id, epoch)
+                check()
+
             for at, stop in view.pieces(first, first + count, max(1, chunk_bytes // entry.record_bytes)):
-                view.wait(at, stop, what, check)
+                view.wait(at, stop, what, look)
                 yield Records(at, view.records(at, stop), view.digests(at, stop))
+
+    def is_growing(self, request_id: str, epoch: int) -> bool:
+        """Return whether the entry's prompt is still computed."""
+        entry = self._entries.get((request_id, epoch))
+        return entry is not None and entry.growing
 
     def release(self, request_id: str, epoch: int) -> bool:
         """End a lease. Returns False for one that had ended before, or never begun."""

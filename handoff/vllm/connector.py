@@ -3,7 +3,7 @@
 Loaded by KVTransferConfig(kv_connector="BatonConnector",
 kv_connector_module_path="baton.handoff.vllm.connector", kv_role="kv_both", kv_load_failure_policy="fail",
 kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host, in the scheduler's process,
-uses `take_reports`, `compatibility_hash`, `facts`, `staged`, `kv_addresses` and `try_handoff`.
+uses `take_reports`, `resume`, `compatibility_hash`, `facts`, `staged`, `kv_addresses` and `try_handoff`.
 
 Leans on vLLM 0.32: KVConnectorBase_V1, SupportsHMA and their calls
 (vllm.distributed.kv_transfer.kv_connector.v1.base), KVCacheConfig.kv_cache_groups,
@@ -32,7 +32,7 @@ from baton.handoff.vllm import facts
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.handoff.vllm.scheduler_side import SchedulerSide
 from baton.handoff.vllm.worker_side import WorkerSide
-from baton.protos.handoff_pb2 import TrialReply
+from baton.protos.handoff_pb2 import Manifest, TrialReply
 from baton.rpc import CALL_TIMEOUT_S
 
 
@@ -69,7 +69,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler_side.facts
 
     def take_reports(self) -> Reports:
-        """Return what was saved and loaded since the last call; to be called after each step.
+        """Return what began, was saved and loaded since the last call; to be called after each step.
 
         A save is reported in the step that brings its request's first token.
         """
@@ -87,6 +87,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
         """Have the ranks pull test payloads from another worker's."""
         return self._scheduler_side.try_handoff(sources, transport, size, timeout_s)
+
+    def resume(self, request_id: str, epoch: int, manifest: Manifest) -> None:
+        """Let an early load end: its prompt and manifest are complete, and its request has a first token."""
+        self._scheduler_side.resume(request_id, epoch, manifest)
 
     # ---- scheduler's side
 

@@ -27,6 +27,8 @@ class StepJobs(KVConnectorMetadata):
     saves: list[SaveJob] = field(default_factory=list)
     loads: list[LoadJob] = field(default_factory=list)
     cancels: list[Key] = field(default_factory=list)  # loads of earlier steps whose requests ended
+    resumes: list[Key] = field(default_factory=list)  # early loads whose prompts are complete now
+    drops: list[Key] = field(default_factory=list)  # saves whose prompts are computed no further
 
 
 @dataclass

@@ -21,12 +21,31 @@ from baton.handoff import params
 from baton.handoff.channels import HandoffClient
 from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import CompatibilityMismatch, SaveFailed, StagingFull
-from baton.handoff.groups import CacheGroup, described, loaded_parts, num_records, saved_parts, serve
+from baton.handoff.groups import (
+    CacheGroup,
+    described,
+    final_records,
+    loaded_parts,
+    num_records,
+    parts_between,
+    saved_parts,
+    serve,
+)
 from baton.handoff.load.loader import Key, LoadJob
 from baton.handoff.manifest import is_of, seal
 from baton.handoff.memory.cache import NULL_BLOCK
 from baton.handoff.params import LoadWish, SaveWish
-from baton.handoff.reports import Costs, Loaded, Problem, Reports, Saved, ShardLoad, ShardSave, Staged
+from baton.handoff.reports import (
+    Begun,
+    Costs,
+    Loaded,
+    Problem,
+    Reports,
+    Saved,
+    ShardLoad,
+    ShardSave,
+    Staged,
+)
 from baton.handoff.save.room import SaveRoom
 from baton.handoff.save.saver import SaveJob
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
@@ -36,11 +55,12 @@ from baton.rpc import host_id
 
 @dataclass
 class _Prompt:
-    """A prompt that is computed, to be saved after its last step."""
+    """A prompt that is computed, to be saved as far as it is final after each step."""
 
     request: Any
     wish: SaveWish
     chunks: int = 0  # steps in which a part of it was computed
+    records: int = 0  # whose save was ordered
 
 
 @dataclass
@@ -48,8 +68,10 @@ class _Save:
     """A save under way on the ranks. It outlives its request, which ends in the same step."""
 
     num_tokens: int
-    chunks: int
+    chunks: int = 0  # known at the end
+    begun: list[ShardSave] = field(default_factory=list)
     done: list[ShardSave] = field(default_factory=list)
+    manifest: Manifest | None = None  # for early pulls
     wanted: bool = True
 
 
@@ -76,6 +98,7 @@ class SchedulerSide:
         self._saving: dict[Key, _Save] = {}
         self._loading: dict[Key, _Load] = {}
         self._jobs = StepJobs()
+        self._begun: list[Begun] = []
         self._saved: list[Saved] = []
         self._loaded: list[Loaded] = []
         self._room = SaveRoom()
@@ -108,9 +131,22 @@ class SchedulerSide:
                 StagingFull("the KV that waits to be pulled leaves no room for this prompt's")
             )
             self._saved.append(Saved(request_id, wish.epoch, None, problem))
-        reports = Reports(tuple(self._saved), tuple(self._loaded))
-        self._saved, self._loaded = [], []
+        reports = Reports(tuple(self._begun), tuple(self._saved), tuple(self._loaded))
+        self._begun, self._saved, self._loaded = [], [], []
         return reports
+
+    def resume(self, request_id: str, epoch: int, manifest: Manifest) -> None:
+        """Let an early load end: its request has its first token now.
+
+        manifest: complete. Unknown loads are ignored: they have failed.
+        """
+        key = request_id, epoch
+        if request_id in self._to_load:
+            _, arrived_s = self._to_load[request_id]
+            self._to_load[request_id] = LoadWish(epoch, manifest), arrived_s
+        elif key in self._loading:
+            self._loading[key].manifest = manifest
+            self._jobs.resumes.append(key)
 
     def staged(self, timeout_s: float) -> Staged:
         """Ask the ranks how much waits to be pulled. Raises TransportFailed."""
@@ -144,6 +180,7 @@ class SchedulerSide:
 
         None makes vLLM ask again in the next step: there is no room yet for what the request will save.
         After a preemption it is 0. The last token is always computed here: its logits give the next token.
+        A request that loads early gets that one before its load ends.
         """
         if request.request_id in self._to_save:
             blocks = num_records(self._groups, request.num_tokens)
@@ -177,35 +214,60 @@ class SchedulerSide:
                 parts=loaded_parts(self._groups, tables, wish.manifest.num_tokens, end, end - num_external),
                 arrived_s=arrived_s,
                 source=wish.manifest.worker_id,
+                early=wish.early,
             )
         )
 
     def build_step(self, scheduler_output: Any) -> StepJobs:
-        """Return the step's loads, and a save for each request whose last known token is computed in it."""
+        """Return the step's loads, and a save of each prompt's records that are final after it."""
         for request_id in [name for name in self._to_save if name in scheduler_output.num_scheduled_tokens]:
             prompt = self._to_save[request_id]
             prompt.chunks += 1
-            request, wish = prompt.request, prompt.wish
-            end = request.num_computed_tokens + scheduler_output.num_scheduled_tokens[request_id]
-            if end < request.num_tokens:
-                continue  # a chunk of the prompt, not its end
-            del self._to_save[request_id]
-            tables = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
-            job = SaveJob(request_id, wish.epoch, saved_parts(self._groups, tables, request.num_tokens))
-            if (lost := self._lost(job, beyond=end - request.num_tokens)) is not None:
-                self._room.forget(request_id)
-                self._saved.append(Saved(*job.key, None, Problem.of(lost)))
+            end = prompt.request.num_computed_tokens + scheduler_output.num_scheduled_tokens[request_id]
+            if end < prompt.request.num_tokens and not self._has_more(prompt, end):
                 continue
-            self._saving[job.key] = _Save(request.num_tokens, prompt.chunks)
-            self._jobs.saves.append(job)
+            tables = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
+            self._save(prompt, tables, end)
         jobs, self._jobs = self._jobs, StepJobs()
         return jobs
+
+    def _has_more(self, prompt: _Prompt, end: int) -> bool:
+        """Tell whether a step that ends before the prompt does leaves records that can travel."""
+        promised = self._room.promised(prompt.request.request_id) or prompt.records
+        return bool(promised) and final_records(self._groups, end) > prompt.records
+
+    def _save(self, prompt: _Prompt, tables: Sequence[Sequence[int]], end: int) -> None:
+        """Order the save of what is final after the first `end` tokens; with the last, of all the rest."""
+        request, epoch = prompt.request, prompt.wish.epoch
+        whole, last = num_records(self._groups, request.num_tokens), end >= request.num_tokens
+        stop = whole if last else final_records(self._groups, end)
+        parts = saved_parts(self._groups, tables, request.num_tokens)
+        key = request.request_id, epoch
+        job = SaveJob(*key, parts_between(parts, prompt.records, stop), whole, last)
+        save = self._saving.setdefault(key, _Save(request.num_tokens))
+        prompt.records = stop
+        if last:
+            del self._to_save[request.request_id]
+            save.chunks = prompt.chunks
+            if (lost := self._lost(job, beyond=end - request.num_tokens)) is not None:
+                self._drop(key)
+                self._saved.append(Saved(*key, None, Problem.of(lost)))
+                return
+        self._jobs.saves.append(job)
+
+    def _drop(self, key: Key) -> None:
+        """End a save whose prompt is not, or need not be, complete."""
+        save = self._saving.pop(key, None)
+        self._room.forget(key[0])
+        self._jobs.drops.append(key)
+        if save is not None and save.manifest is not None:  # at once: there may be no next step
+            self._client.release_soon(save.manifest)
 
     def finished(self, request: Any) -> None:
         """Stop the load of a request that ended, or release what it has not begun to load."""
         self._jobs.cancels += [key for key in self._loading if key[0] == request.request_id]
-        if self._to_save.pop(request.request_id, None) is not None:
-            self._room.forget(request.request_id)
+        if (prompt := self._to_save.pop(request.request_id, None)) is not None:
+            self._drop((request.request_id, prompt.wish.epoch))
         if (unused := self._to_load.pop(request.request_id, None)) is not None:
             self._give_up(request.request_id, unused[0])
         if request.status == RequestStatus.FINISHED_ABORTED:
@@ -229,7 +291,9 @@ class SchedulerSide:
 
     def _end(self, request: Any) -> int:
         """Return the number of the request's tokens whose KV its manifest offers."""
-        return int(min(self._to_load[request.request_id][0].manifest.num_tokens, request.num_tokens - 1))
+        wish, _ = self._to_load[request.request_id]
+        known = request.num_tokens if wish.early else request.num_tokens - 1
+        return int(min(wish.manifest.num_tokens, known))
 
     def _lost(self, job: SaveJob, beyond: int) -> SaveFailed | None:
         """Return why the step does not leave what the job is to save. beyond: tokens computed after it."""
@@ -247,40 +311,56 @@ class SchedulerSide:
 
     def _add_save(self, part: ShardSave) -> None:
         key = part.request_id, part.epoch
-        save = self._saving[key]
+        save = self._saving.get(key)
+        if save is None:
+            return  # dropped meanwhile
+        if part.begun:
+            self._add_begin(key, save, part)
+            return
         save.done.append(part)
         if len(save.done) < len(self._ranks):
             return
         del self._saving[key]
         self._room.forget(key[0])
         problem = next((done.problem for done in save.done if done.problem is not None), None)
-        manifest = self._manifest(key, save)
+        manifest = self._manifest(key, save.num_tokens, save.done)
+        manifest.saved_at_s = max(done.saved_at_s for done in save.done)
+        manifest.save_ms = max(done.save_ms for done in save.done)
+        manifest.chunks = save.chunks
+        seal(manifest)
         if problem is not None or not save.wanted:
             self._client.release_soon(manifest)
         if save.wanted:
             self._saved.append(Saved(*key, None if problem else manifest, problem))
 
-    def _manifest(self, key: Key, save: _Save) -> Manifest:
-        done = sorted(save.done, key=lambda part: part.rank)
-        manifest = Manifest(
+    def _add_begin(self, key: Key, save: _Save, part: ShardSave) -> None:
+        save.begun.append(part)
+        if len(save.begun) == len(self._ranks):
+            self._room.kept(key[0])
+            save.manifest = seal(self._manifest(key, save.num_tokens, save.begun))
+            self._begun.append(Begun(*key, save.manifest))
+
+    def _manifest(self, key: Key, num_tokens: int, shards: Sequence[ShardSave]) -> Manifest:
+        """Return the manifest of what the ranks have begun to save, without the facts of its end."""
+        return Manifest(
             request_id=key[0],
             epoch=key[1],
             worker_id=self._config.worker_id,
             compatibility_hash=self.compatibility_hash,
             facts=self.facts,
             wire_dtype=self._config.kv_wire_dtype,
-            num_tokens=save.num_tokens,
-            num_blocks=num_records(self._groups, save.num_tokens),
-            groups=described(self._groups, save.num_tokens),
+            num_tokens=num_tokens,
+            num_blocks=num_records(self._groups, num_tokens),
+            groups=described(self._groups, num_tokens),
             layers=[Layer.FromString(layer) for layer in self._ranks[0].layers],
-            shards=[Shard.FromString(part.shard) for part in done if part.problem is None],
+            shards=[
+                Shard.FromString(part.shard)
+                for part in sorted(shards, key=lambda part: part.rank)
+                if part.problem is None
+            ],
             lease_s=self._config.lease_s,
-            saved_at_s=max(part.saved_at_s for part in done),
             host=self._host,
-            save_ms=max(part.save_ms for part in done),
-            chunks=save.chunks,
         )
-        return seal(manifest)
 
     def _add_load(self, part: ShardLoad) -> None:
         key = part.request_id, part.epoch
@@ -290,7 +370,8 @@ class SchedulerSide:
             return
         del self._loading[key]
         done, manifest = load.done, load.manifest
-        start = manifest.saved_at_s if manifest.host == self._host else load.arrived_s
+        there = manifest.saved_at_s if manifest.host == self._host else 0.0
+        start = max(there, load.arrived_s)
         self._loaded.append(
             Loaded(
                 *key,
@@ -300,5 +381,6 @@ class SchedulerSide:
                 costs=Costs.slowest([each.costs for each in done]),
                 total_ms=(time.monotonic() - start) * 1e3,
                 problem=next((each.problem for each in done if each.problem is not None), None),
+                early_bytes=sum(each.early_bytes for each in done),
             )
         )

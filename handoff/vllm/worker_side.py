@@ -141,13 +141,16 @@ class WorkerSide:
     def begin_step(self, jobs: StepJobs) -> None:
         """Start the step's loads before its forward pass, which hides them."""
         self._results = StepResults()
+        self._saver.drop(jobs.drops)
         self.loader.cancel(jobs.cancels)
+        self.loader.resume(jobs.resumes)
         for job in jobs.loads:
             self.loader.submit(job)
 
     def save(self, jobs: StepJobs) -> None:
         """Do the step's saves, after its forward pass."""
-        self._results.saves += [self._saver.save(job) for job in jobs.saves]
+        done = [self._saver.save(job) for job in jobs.saves]
+        self._results.saves += [one for one in done if one is not None]
         self._report_room()
 
     def transfer_results(self) -> KVConnectorTransferResults:

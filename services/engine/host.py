@@ -6,7 +6,7 @@ threads call `submit`, `abort` and `stop`, and what is marked as theirs.
 
 Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort_requests, model_executor,
 batch_queue, scheduler, structured_output_manager.grammar_init, request_block_hasher), its scheduler
-(has_requests, get_request_counts, deferred_waiting, get_kv_connector,
+(requests, has_requests, get_request_counts, deferred_waiting, get_kv_connector,
 kv_cache_manager.{block_pool.get_num_free_blocks, get_blocks}, shutdown), KVCacheBlock.{ref_cnt, is_null},
 vllm.v1.engine.EngineCoreOutput.prefill_stats (num_computed_tokens), EngineCoreOutputs and its
 scheduler_stats (spec_decoding_stats, prefix_cache_stats, connector_prefix_cache_stats),
@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from baton.handoff.errors import HandoffError
-from baton.handoff.reports import Loaded, Saved, Staged
-from baton.protos.handoff_pb2 import TrialReply
+from baton.handoff.reports import Begun, Loaded, Saved, Staged
+from baton.protos.handoff_pb2 import Manifest, TrialReply
 from baton.protos.scheduler_pb2 import BlockHashing
 from baton.scheduler.prefixes.log import Change
 from baton.services.decode.acceptance import DraftCounts
@@ -64,6 +64,7 @@ class EngineStep:
     """The results of one engine step: outputs by client index, the connector's reports, the load."""
 
     outputs: dict[int, Any] = field(default_factory=dict)  # of EngineCoreOutputs
+    begun: tuple[Begun, ...] = ()
     saved: tuple[Saved, ...] = ()
     loaded: tuple[Loaded, ...] = ()
     load: EngineLoad = EngineLoad()
@@ -80,6 +81,7 @@ class EngineStep:
         """Whether it brought something: a step that only waited for KV did not."""
         return bool(
             self.executed
+            or self.begun
             or self.saved
             or self.loaded
             or self.blocks
@@ -130,6 +132,10 @@ class EngineHost:
     def submit(self, request: Any) -> None:
         """Queue a prepared request."""
         self._messages.put(lambda: self._add(request))
+
+    def resume(self, internal_id: str, epoch: int, give_tokens: Callable[[], Manifest]) -> None:
+        """Let a request that loads early go on, with the tokens that it is given on the engine's thread."""
+        self._messages.put(lambda: self._resume(internal_id, epoch, give_tokens))
 
     def abort(self, internal_ids: list[str]) -> None:
         """End requests without any output; unknown ones are ignored."""
@@ -274,6 +280,10 @@ class EngineHost:
         else:
             self._unseen.add(request.request_id)
 
+    def _resume(self, internal_id: str, epoch: int, give_tokens: Callable[[], Manifest]) -> None:
+        if internal_id in self._engine.scheduler.requests:  # else its load failed a moment ago
+            self._connector.resume(internal_id, epoch, give_tokens())
+
     def _abort(self, internal_ids: list[str]) -> None:
         self._engine.abort_requests(internal_ids)
         self._unseen.difference_update(internal_ids)
@@ -292,7 +302,7 @@ class EngineHost:
             step.draft_length = self._draft_length.choice.limit
         if self._connector is not None:
             reports = self._connector.take_reports()
-            step.saved, step.loaded = reports.saved, reports.loaded
+            step.begun, step.saved, step.loaded = reports.begun, reports.saved, reports.loaded
         if self._cache_events is not None:
             step.blocks = self._cache_events.take()
         step.shared = self._shared(step)

@@ -22,7 +22,8 @@ from vllm.v1.engine import EngineCoreRequest, FinishReason
 from vllm.v1.request import Request
 
 from baton.handoff.params import load_params, save_params
-from baton.protos.worker_pb2 import PHASE_PREFILL, Failed, Start
+from baton.protos.handoff_pb2 import Manifest
+from baton.protos.worker_pb2 import PHASE_LOAD, PHASE_PREFILL, Failed, Start
 from baton.services.engine import wire
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
@@ -57,6 +58,7 @@ class Prepared:
     request: Request
     max_tokens: int
     saves: bool  # its KV is wanted elsewhere after the prefill
+    vocabulary: int  # EngineLimits'
 
 
 def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLimits) -> Prepared:
@@ -69,6 +71,8 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     core = _decode(start)
     generated = list(start.output_token_ids)
     _check(core, generated, limits)
+    if start.phase == PHASE_LOAD:
+        _check_early(core, limits)
     core.request_id = internal_id
     core.client_index = client_index
     core.current_wave = 0
@@ -91,7 +95,29 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
         request.kv_transfer_params = save_params(start.epoch)
     elif start.HasField("manifest"):
         request.kv_transfer_params = load_params(start.epoch, start.manifest)
-    return Prepared(start.request_id, start.epoch, request, max_tokens, saves)
+    return Prepared(start.request_id, start.epoch, request, max_tokens, saves, limits.vocabulary)
+
+
+def resume(prepared: Prepared, start: Start) -> Callable[[], Manifest]:
+    """Return what gives a request that loads early its first tokens, on the engine's thread.
+
+    Raises RequestRefused(HANDOFF) where the DECODE's tokens do not continue those that the LOAD came with.
+    """
+    request = prepared.request
+    before, generated = list(request.output_token_ids), list(start.output_token_ids)
+    if generated[: len(before)] != before or len(generated) == len(before) or not start.HasField("manifest"):
+        raise RequestRefused(
+            Failed.CODE_HANDOFF,
+            f"{len(generated)} tokens of output do not go on behind the {len(before)} of this load",
+        )
+
+    def give_tokens() -> Manifest:
+        _mark_generated(request.sampling_params, len(generated), prepared.vocabulary)
+        request.append_output_token_ids(generated[len(before) :])
+        request.prefill_stats = None
+        return start.manifest
+
+    return give_tokens
 
 
 def really_ended(prepared: Prepared, max_model_len: int) -> bool:
@@ -143,6 +169,15 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
     highest = max(*core.prompt_token_ids, *generated, 0)
     if highest >= limits.vocabulary:
         raise _invalid(f"token id {highest} is outside the model's vocabulary of {limits.vocabulary}")
+
+
+def _check_early(core: EngineCoreRequest, limits: EngineLimits) -> None:
+    """Refuse to load early what depends on the first token from its begin on."""
+    params = core.sampling_params
+    if params.structured_outputs is not None or params.prompt_logprobs is not None:
+        raise RequestRefused(Failed.CODE_HANDOFF, "grammars and prompt_logprobs are not loaded early")
+    if len(core.prompt_token_ids) + 1 >= limits.max_model_len:
+        raise RequestRefused(Failed.CODE_HANDOFF, "the prompt's first token is its last")
 
 
 def _clean(extra: dict[str, Any] | None) -> dict[str, Any] | None:

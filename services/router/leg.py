@@ -40,6 +40,9 @@ class LegHost(Protocol):
     def grow(self) -> bool:
         """Get the output more room in the journal. Return False when there is none: the request has ended."""
 
+    def begun(self, manifest: handoff_pb2.Manifest) -> None:
+        """Have the decode worker pull what is there of a prompt that is still prefilled."""
+
     def loaded(self, admitted: worker_pb2.Admitted) -> None:
         """Count a handoff that the decode worker has loaded."""
 
@@ -76,21 +79,20 @@ class Leg:
         self._done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
         self._saved_timer: asyncio.TimerHandle | None = None
         self._pulls = False  # a handoff is under way
+        self._early = False  # it began while the prompt was prefilled, and nothing was heard against it
+        self._runs = False
         self.request_id = self._state.request_id
         self.epoch = self._state.epoch
         self.manifest: handoff_pb2.Manifest | None = None
 
     async def run(self, manifest: handoff_pb2.Manifest | None) -> Failure | None:
         """Start the phase on its worker and wait for its end."""
-        start = worker_pb2.Start(
-            request_id=self.request_id,
-            epoch=self.epoch,
-            phase=self._phase,
-            engine_request=self._state.engine_request,
-            output_token_ids=self._state.tokens,
-            manifest=manifest,
-            traceparent=self._state.trace.traceparent,
-        )
+        if manifest is None:
+            self.call_off()
+        self._runs = True
+        start = self._start(self._phase, manifest)
+        if self._early:
+            start.ClearField("engine_request")
         self._pulls = manifest is not None
         try:
             stream = self._stream = await self._host.stream(self._worker)
@@ -105,6 +107,41 @@ class Leg:
                 self._stream.forget(self)
             if self._saved_timer is not None:
                 self._saved_timer.cancel()
+
+    def load(self, stream: WorkerStream, manifest: handoff_pb2.Manifest) -> None:
+        """Have this leg's worker begin to pull KV while the prompt is still prefilled. `run` goes on with it.
+
+        Whatever happens to that: without it the whole handoff comes after the prefill.
+        """
+        self._early = stream.begin(self, self._start(worker_pb2.PHASE_LOAD, manifest))
+        self._stream = stream
+
+    def call_off(self) -> None:
+        """Drop an early load that nobody will go on with. Does nothing without one, and once `run` began."""
+        if self._early and not self._runs and self._stream is not None:
+            self._early = False
+            self._stream.forget(self)
+            self._stream.abort(self.request_id)
+
+    def _start(self, phase: worker_pb2.Phase, manifest: handoff_pb2.Manifest | None) -> worker_pb2.Start:
+        return worker_pb2.Start(
+            request_id=self.request_id,
+            epoch=self.epoch,
+            phase=phase,
+            engine_request=self._state.engine_request,
+            output_token_ids=self._state.tokens,
+            manifest=manifest,
+            traceparent=self._state.trace.traceparent,
+        )
+
+    def _lost_early(self) -> bool:
+        """Tell whether a message is of the early load alone; that is over then."""
+        if self._runs:
+            return False
+        self._early = False
+        if self._stream is not None:
+            self._stream.forget(self)
+        return True
 
     # -- the stream's calls
 
@@ -141,6 +178,11 @@ class Leg:
         """Pass a sample of the time between two tokens on."""
         self._host.gap(engine_s, wire_s, received)
 
+    def on_begun(self, begun: worker_pb2.Begun) -> None:
+        """Let the decode worker pull what is there."""
+        if self._fresh:  # else the rest comes at once
+            self._host.begun(begun.manifest)
+
     def on_saved(self, saved: worker_pb2.Saved) -> None:
         """End the prefill: the prompt's KV cache is ready to be pulled, or could not be saved."""
         if saved.HasField("manifest"):
@@ -170,10 +212,14 @@ class Leg:
 
     def on_failed(self, failed: worker_pb2.Failed) -> None:
         """End the leg: the worker has failed the request."""
+        if self._lost_early():
+            return
         self._end(self._failure(_TROUBLE.get(failed.code, Trouble.ENGINE), failed.message))
 
     def on_lost(self, message: str) -> None:
         """End the leg: its stream has ended."""
+        if self._lost_early():
+            return
         self._end(self._failure(Trouble.LOST, f"its stream ended: {message}"))
 
     def on_source_lost(self, message: str) -> None:

@@ -61,6 +61,10 @@ class WorkerPool:
             raise WorkerUnreachable("the router is shutting down")
         return await asyncio.shield(self._connecting(worker))  # others wait for it too
 
+    def opened(self, worker_id: str) -> WorkerStream | None:
+        """Return the stream to a worker if it is open."""
+        return self._streams.get(worker_id)
+
     def warm(self, worker: scheduler_pb2.Worker) -> None:
         """Begin to connect to a worker that is needed soon."""
         if worker.worker_id not in self._streams and not self._closed:

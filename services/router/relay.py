@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from baton.protos import scheduler_pb2, worker_pb2
+from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.services import logs
 from baton.services.router.chronicle import Chronicle
@@ -91,6 +91,7 @@ class Relay:
         self._replace_wait_s = parts.replace_wait_s
         self._on_over = on_over
         self._placement: Placement | None = None
+        self._decode: Leg | None = None  # the leg to come, while its prompt is prefilled
         self._task: asyncio.Task[None] | None = None
         self._last_failure = ""
         self._retries = 0  # placements without progress, since the last one that made some
@@ -305,24 +306,35 @@ class Relay:
 
     async def _attempt(self) -> Failure | None:
         """Run the placement. Return None when the request is over."""
-        manifest = None
-        placement = self.placement
-        if placement.prefill is not None:
-            if self._retries == 0:
-                self._pool.warm(placement.decode)
-            elif failure := await self._unreachable(placement.decode):
-                return failure  # before a whole prompt is prefilled for nothing
-            prefill = Leg(self, self._sink, placement, worker_pb2.PHASE_PREFILL)
-            failure = await prefill.run(None)
-            if failure is not None or self.state.over or self._finish_if_complete():
-                return failure
-            self._placements.prefilled(placement.attempt)
-            manifest = prefill.manifest
-            if manifest is not None:
-                self._metrics.saved(manifest)
-        decode = Leg(self, self._sink, placement, worker_pb2.PHASE_DECODE)
-        with self._pool.watch_pull(self._prefiller_id, self.state.request_id, decode.on_source_lost):
-            return await decode.run(manifest)
+        decode = Leg(self, self._sink, self.placement, worker_pb2.PHASE_DECODE)
+        try:
+            manifest = None
+            if self.placement.prefill is not None:
+                failure, manifest = await self._prefill(self.placement, decode)
+                if failure is not None or self.state.over or self._finish_if_complete():
+                    return failure
+                self._placements.prefilled(self.placement.attempt)
+                if manifest is not None:
+                    self._metrics.saved(manifest)
+            with self._pool.watch_pull(self._prefiller_id, self.state.request_id, decode.on_source_lost):
+                return await decode.run(manifest)
+        finally:
+            decode.call_off()
+
+    async def _prefill(
+        self, placement: Placement, decode: Leg
+    ) -> tuple[Failure | None, handoff_pb2.Manifest | None]:
+        """Run the prefill, while the leg to come may pull what is there of it."""
+        if self._retries == 0:
+            self._pool.warm(placement.decode)
+        elif failure := await self._unreachable(placement.decode):
+            return failure, None  # before a whole prompt is prefilled for nothing
+        prefill = Leg(self, self._sink, placement, worker_pb2.PHASE_PREFILL)
+        self._decode = decode
+        try:
+            return await prefill.run(None), prefill.manifest
+        finally:
+            self._decode = None
 
     async def _unreachable(self, worker: scheduler_pb2.Worker) -> Failure | None:
         try:
@@ -379,6 +391,12 @@ class Relay:
     async def stream(self, worker: scheduler_pb2.Worker) -> WorkerStream:
         """Return the open stream to `worker`. Raises WorkerUnreachable."""
         return await self._pool.stream(worker)
+
+    def begun(self, manifest: handoff_pb2.Manifest) -> None:
+        """Have the decode worker pull what is there of a prompt that is still prefilled."""
+        stream = self._pool.opened(self.placement.decode.worker_id)
+        if self._decode is not None and stream is not None:
+            self._decode.load(stream, manifest)
 
     def grow(self) -> bool:
         """Get the output more room in the journal. Return False when there is none: the request has ended."""

@@ -38,6 +38,9 @@ CHECKS = 5  # of a stream, within the silence that makes it lost
 LAG_COUNTS_S = 0.25  # after its message: a stream that is behind has the next one within that time
 
 
+_NOTES = ("begun", "saved", "admitted", "shared", "failed")  # of a reply; each goes to its listener's on_...
+
+
 class StreamListener(Protocol):
     """One request's part on one worker, as its stream sees it. The calls must not block."""
 
@@ -52,6 +55,9 @@ class StreamListener(Protocol):
 
         engine_s: in the engine, since the output before; wire_s: on the way, beyond the quickest message's
         """
+
+    def on_begun(self, begun: worker_pb2.Begun) -> None:
+        """Note that the prompt takes more steps, and that its first KV blocks can be pulled."""
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
         """Note that the prompt's KV cache is ready to be pulled, or could not be saved."""
@@ -250,18 +256,10 @@ class WorkerStream:
                 listener = listeners.get(output.request_id)
                 if listener is not None:
                     listener.on_output(output, offset_s)
-        for saved in reply.saved:
-            if listener := self._current(saved.request_id, saved.epoch):
-                listener.on_saved(saved)
-        for admitted in reply.admitted:
-            if listener := self._current(admitted.request_id, admitted.epoch):
-                listener.on_admitted(admitted)
-        for shared in reply.shared:
-            if listener := self._current(shared.request_id, shared.epoch):
-                listener.on_shared(shared)
-        for failed in reply.failed:
-            if listener := self._current(failed.request_id, failed.epoch):
-                listener.on_failed(failed)
+        for kind in _NOTES:
+            for note in getattr(reply, kind):
+                if listener := self._current(note.request_id, note.epoch):
+                    getattr(listener, f"on_{kind}")(note)
 
     def _note_lag(self, sent_at: float, offset_s: float) -> None:
         """Compare with the quickest message so far, and let that fade, as hosts' clocks drift apart."""

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import Failed, Phase
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase
 from baton.scheduler.keys import EPOCH_KEEP_MS
 from baton.services.engine.errors import RequestRefused
 
 # Ended requests whose last epoch is remembered: for so long (s), as the scheduler does, and at most so many.
 # A message that is late by more was stopped by its own deadline.
+_ORDER = {PHASE_PREFILL: 1, PHASE_LOAD: 2, PHASE_DECODE: 3}
 KEEP_S = EPOCH_KEEP_MS / 1_000
 ENDED_LIMIT = 65_536
 
@@ -39,8 +40,8 @@ class RunningAttempt:
 
     @property
     def mark(self) -> tuple[int, int]:
-        """The epoch and the phase; it rises with each Start of the request."""
-        return self.epoch, int(self.phase)
+        """The epoch and the phase's place; it rises with each Start of the request."""
+        return self.epoch, _ORDER[self.phase]
 
     @property
     def internal_id(self) -> str:
@@ -99,6 +100,12 @@ class Attempts:
         self._live[attempt.internal_id] = attempt
         self._of_request[attempt.request_id] = attempt
         return older
+
+    def loading(self, request_id: str, epoch: int) -> RunningAttempt | None:
+        """Return the live attempt that loads its KV while the prompt is still prefilled."""
+        attempt = self._of_request.get(request_id)
+        found = attempt is not None and attempt.phase == PHASE_LOAD and attempt.epoch == epoch
+        return attempt if found else None
 
     def live(self, engine_id: str) -> RunningAttempt | None:
         """Return the attempt with an engine's request id; None when it was aborted or replaced."""

@@ -13,9 +13,18 @@ from typing import Any
 
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import NoCommonTransport, TransportFailed
-from baton.handoff.reports import Loaded, Saved
+from baton.handoff.reports import Begun, Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, RunReply, Shared, Start
+from baton.protos.worker_pb2 import (
+    PHASE_DECODE,
+    PHASE_LOAD,
+    PHASE_PREFILL,
+    Failed,
+    RunReply,
+    Shared,
+    Start,
+)
+from baton.protos.worker_pb2 import Begun as BegunMessage
 from baton.scheduler.prefixes.log import BlockLog
 from baton.services.engine import outputs, requests
 from baton.services.engine.build import EngineInfo
@@ -33,7 +42,7 @@ from baton.services.worker.session import RouterSession
 
 logger = logging.getLogger(__name__)
 
-_PHASES = frozenset({PHASE_PREFILL, PHASE_DECODE})
+_PHASES = frozenset({PHASE_PREFILL, PHASE_DECODE, PHASE_LOAD})
 
 
 class Dispatcher:
@@ -160,6 +169,10 @@ class Dispatcher:
 
     def start(self, session: RouterSession, start: Start) -> None:
         """Begin a phase of an attempt; a refusal goes back as Failed."""
+        loading = self._attempts.loading(start.request_id, start.epoch)
+        if loading is not None and start.phase == PHASE_DECODE:
+            self._go_on(loading, start)
+            return
         attempt = RunningAttempt(
             start.request_id,
             start.epoch,
@@ -190,11 +203,25 @@ class Dispatcher:
         if engine_ids:
             self._host.abort(engine_ids)
 
+    def _go_on(self, attempt: RunningAttempt, start: Start) -> None:
+        """Go on with an attempt whose KV is here, or comes: its prompt is complete."""
+        try:
+            give_tokens = requests.resume(attempt.prepared, start)
+        except RequestRefused as refused:
+            self._end(attempt)
+            self._host.abort([attempt.internal_id])
+            self._fail(attempt, refused.code, str(refused))
+            return
+        attempt.phase = PHASE_DECODE
+        self._host.resume(attempt.internal_id, attempt.epoch, give_tokens)
+
     def _admit(self, attempt: RunningAttempt, start: Start) -> None:
         if self._closed_because or self._limits is None:
             raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
         if start.phase not in _PHASES:
             raise RequestRefused(Failed.CODE_INVALID, f"phase {start.phase} is not known here")
+        if not start.engine_request:
+            raise RequestRefused(Failed.CODE_HANDOFF, "the KV cache that came early is not here any more")
         if len(self._attempts) >= self._max_requests:
             raise RequestRefused(
                 Failed.CODE_FULL, f"{len(self._attempts)} requests are here already, the most"
@@ -259,6 +286,8 @@ class Dispatcher:
         replies: dict[int, RunReply] = {}
         for loaded in step.loaded:
             self._on_loaded(loaded, replies)
+        for begun in step.begun:
+            self._on_begun(begun, replies)
         saves = {saved.request_id: saved for saved in step.saved}
         for number, batch in step.outputs.items():
             kept = [output for output in batch.outputs if self._on_output(output, saves, replies)]
@@ -275,6 +304,14 @@ class Dispatcher:
             session = self._sessions.get(number)
             if session is not None:
                 session.send(reply)
+
+    def _on_begun(self, begun: Begun, replies: dict[int, RunReply]) -> None:
+        attempt = self._attempts.live(begun.request_id)
+        if attempt is None:
+            return  # the engine has heard that it is aborted, and drops what was saved
+        self._attempts.saved(attempt, begun.manifest)  # its lease may end before the prompt does
+        message = BegunMessage(request_id=attempt.request_id, epoch=attempt.epoch, manifest=begun.manifest)
+        _reply(replies, attempt.session).begun.append(message)
 
     def _on_loaded(self, loaded: Loaded, replies: dict[int, RunReply]) -> None:
         attempt = self._attempts.live(loaded.request_id)
