@@ -12,6 +12,7 @@ from baton.kernels.kv_pack import WIRE_DTYPES
 
 MIB = 1 << 20
 MAX_PULL_S = 600.0  # a pull holds the source's KV, and a thread there, until its deadline
+EARLY_PULL_S = 540.0  # from a prompt that is still computed: one that takes longer is pulled at its end
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from baton.handoff.params import load_params, save_params
-from baton.handoff.reports import Loaded, Saved
+from baton.handoff.reports import Begun, Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
 from baton.services.config import HandoffSettings
 from baton.services.engine.patches.continuation import GENERATED_KEY
@@ -31,6 +31,7 @@ T = TypeVar("T")
 BLOCK_SIZE = 32
 # Of log-probability: three steps of bfloat16 where the checkpoints' best logits are, at 32 to 64.
 CLEAR = 0.75
+QUIET_S = 0.3  # without a byte: no more come now
 START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: the machine may be busy with other engines
 _numbers = itertools.count()
 
@@ -51,6 +52,7 @@ class Options:
 class Answer:
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    begun: Begun | None = None
     saved: Saved | None = None
     saved_with_first_token: bool = False
     loaded: Loaded | None = None
@@ -155,6 +157,8 @@ class Engine:
                 if output.finish_reason is not None:
                     answer.finish_reason = str(output.finish_reason)
         reports = self.connector.take_reports()
+        for begun in reports.begun:
+            self.answers[begun.request_id].begun = begun
         for saved in reports.saved:
             self.answers[saved.request_id].saved = saved
             self.answers[saved.request_id].saved_with_first_token = saved.request_id in first
@@ -168,6 +172,14 @@ class Engine:
         while not (until is not None and until()) and self.step():
             if time.monotonic() > deadline:
                 raise TimeoutError("the engine did not come to an end")
+
+    def resume(self, request_id: str, tokens: Sequence[int], manifest: Manifest) -> None:
+        """Give a request that loads early its first tokens, as the worker's host does."""
+        request = self.core.scheduler.requests[request_id]
+        request.sampling_params.extra_args = {GENERATED_KEY: len(tokens)}
+        request.append_output_token_ids(list(tokens))
+        request.prefill_stats = None
+        self.connector.resume(request_id, manifest.epoch, manifest)
 
     @property
     def free_blocks(self) -> int:
@@ -201,6 +213,49 @@ def prefill(engine: Engine, request_id: str, prompt: list[int], epoch: int = 1) 
     answer = engine.add(request_id, prompt, 1, save_params(epoch))
     engine.run()
     return answer
+
+
+def begin_prefill(engine: Engine, request_id: str, prompt: list[int]) -> Manifest | None:
+    """Prefill until the first KV can be pulled; None where the prompt is complete before."""
+    answer = engine.add(request_id, prompt, 1, save_params(1))
+    engine.run(lambda: answer.begun is not None)
+    return answer.begun.manifest if answer.begun is not None else None
+
+
+def begin_decode(engine: Engine, request_id: str, prompt: list[int], max_tokens: int, early: Manifest) -> int:
+    """Begin to pull from a prompt that is still prefilled; return how many bytes are there when no more come.
+
+    The engine steps on its own between the calls, as a worker does.
+    """
+    engine.add(request_id, prompt, max_tokens, load_params(early.epoch, early))
+    return pulled(engine, request_id, early.epoch)
+
+
+def pulled(engine: Engine, request_id: str, epoch: int) -> int:
+    """Step until an early load has brought nothing for a while; return its bytes so far."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    engine.step()
+    loader = get_kv_transfer_group()._worker.loader
+    seen, since = 0, time.monotonic()
+    while time.monotonic() < since + QUIET_S:
+        engine.step()
+        progress = loader._running.get((request_id, epoch))
+        if progress is not None and progress.bytes != seen:
+            seen, since = progress.bytes, time.monotonic()
+    return seen
+
+
+def end_prefill(engine: Engine, request_id: str) -> Answer:
+    engine.run()
+    return engine.answers[request_id]
+
+
+def end_decode(engine: Engine, request_id: str, written: Sequence[int], manifest: Manifest) -> Answer:
+    """Let an early load's request go on, to its end."""
+    engine.resume(request_id, written, manifest)
+    engine.run()
+    return engine.answers[request_id]
 
 
 def decode(

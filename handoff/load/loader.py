@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from baton.handoff import digests, manifest
 from baton.handoff.channels import HandoffClient
-from baton.handoff.config import MAX_PULL_S
+from baton.handoff.config import EARLY_PULL_S
 from baton.handoff.errors import HandoffError, MalformedManifest, PullTimeout, TransportFailed
 from baton.handoff.groups import Part, runs
 from baton.handoff.load.turns import EARLY, THREADS, Turns
@@ -265,7 +265,7 @@ class Loader:
         """
         job = progress.job
         # A pull from a prompt that is still computed ends with it; from then on `take_finished` looks at it.
-        deadline = time.monotonic() + (MAX_PULL_S if progress.early else self._pull_timeout_s)
+        deadline = time.monotonic() + (EARLY_PULL_S if progress.early else self._pull_timeout_s)
         pulls = []
         for first, stop in runs(job.parts):
             if stop > num_blocks:

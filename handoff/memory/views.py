@@ -129,18 +129,21 @@ class SaveView:
         """The number of records that can be read."""
         return int((self._headers[self._slots, _STATE] == _WHOLE).sum())
 
-    def wait(self, first: int, stop: int, what: str, check: Callable[[], None]) -> None:
-        """Wait until the records of blocks `first` to `stop` are whole.
+    def wait(self, first: int, stop: int, what: str, check: Callable[[], None]) -> int:
+        """Wait until the record of block `first` is whole. Return the end of those that are, `stop` at most.
 
-        check: called between looks, and may raise. Raises SaveFailed when they never will be.
+        check: called between looks, and may raise. Raises SaveFailed when one never will be.
         """
         slots, look_s = self._slots[first:stop], _LOOK_S
         while True:
             states = self._headers[slots, _STATE]
-            if (states == _WHOLE).all():
-                return
             if (states == _FAILED).any():
                 raise SaveFailed(f"{what}: the source could not save it all")
+            coming = np.flatnonzero(states != _WHOLE)
+            if not len(coming):
+                return stop
+            if coming[0]:
+                return first + int(coming[0])
             check()
             time.sleep(look_s)
             look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)

@@ -180,8 +180,10 @@ class Staging:
                 check()
 
             for at, stop in view.pieces(first, first + count, max(1, chunk_bytes // entry.record_bytes)):
-                view.wait(at, stop, what, look)
-                yield Records(at, view.records(at, stop), view.digests(at, stop))
+                while at < stop:
+                    end = view.wait(at, stop, what, look)
+                    yield Records(at, view.records(at, end), view.digests(at, end))
+                    at = end  # noqa: PLW2901
 
     def is_growing(self, request_id: str, epoch: int) -> bool:
         """Return whether the entry's prompt is still computed."""

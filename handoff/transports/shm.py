@@ -56,16 +56,18 @@ class Shm(Transport):
         if stop > view.num_blocks:
             raise TransportFailed(f"{pull.what}: {stop} records are needed, {view.num_blocks} are there")
         self._check_ticket(pull, view, ticket, pull.first_block, stop)  # before anything is loaded
-        for first, last in view.pieces(pull.first_block, stop, pull.records_a_chunk):
 
-            def check(first: int = first, last: int = last) -> None:
-                pull.check_time()
-                self._check_ticket(pull, view, ticket, first, last)
-
+        def check() -> None:
             pull.check_time()
-            view.wait(first, last, pull.what, check)
-            yield Records(first, view.records(first, last), view.digests(first, last))
-            self._check_ticket(pull, view, ticket, first, last)
+            self._check_ticket(pull, view, ticket, first, first + 1)
+
+        for first, last in view.pieces(pull.first_block, stop, pull.records_a_chunk):
+            while first < last:
+                pull.check_time()
+                end = view.wait(first, last, pull.what, check)
+                yield Records(first, view.records(first, end), view.digests(first, end))
+                self._check_ticket(pull, view, ticket, first, end)
+                first = end  # noqa: PLW2901
 
     def close(self) -> None:
         with self._lock:

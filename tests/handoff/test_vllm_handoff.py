@@ -21,14 +21,20 @@ from baton.handoff.reports import Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
 from harness.engines import (
     BLOCK_SIZE,
+    Answer,
     Engine,
     EngineProcess,
     Options,
+    begin_decode,
+    begin_prefill,
     clear_prompt,
     decode,
+    end_decode,
+    end_prefill,
     generate,
     prefer,
     prefill,
+    pulled,
 )
 from harness.support import PATIENCE
 from tests.handoff import checkpoints
@@ -407,3 +413,121 @@ def test_a_quantised_handoff_writes_about_the_same_and_other_formats_are_refused
             " worker 'quantised' has int8: give both the same --kv-wire-dtype"
         )
         until_nothing_is_held(reader)  # while `quantised` is there: its releases go out beside its answers
+
+
+STEP = 128  # tokens
+
+
+def begin(reader: EngineProcess, name: str, prompt: list[int]) -> Manifest:
+    """Prefill one step of a longer prompt."""
+    reader.call(forget)
+    early = reader.call(begin_prefill, name, prompt)
+    assert early is not None
+    assert (early.num_tokens, early.saved_at_s) == (len(prompt), 0)
+    return early
+
+
+@pytest.mark.parametrize("length", [STEP + 1, 2 * STEP, 2 * STEP + 1, 300, 700])
+def test_a_prompt_is_pulled_while_it_is_prefilled(
+    reader: EngineProcess, writer: EngineProcess, transport: str, length: int
+) -> None:
+    prompt, name = clear_prompt_of(reader, length), f"stream-{length}-{transport}"
+    expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
+    early = begin(reader, name, prompt)
+    record = early.shards[0].record_bytes
+    there = writer.call(begin_decode, name, prompt, WRITTEN, early)
+    assert there == STEP // BLOCK_SIZE * record  # of the first step, and nothing was waited for
+    first = reader.call(end_prefill, name)
+    assert first.tokens == expected[:1]
+    manifest = first.saved.manifest
+    assert manifest.saved_at_s > 0
+    assert manifest.chunks == -(-length // STEP)
+    writer.call(pulled, name, 1)
+    answer = writer.call(end_decode, name, first.tokens, manifest)
+    assert first.tokens + answer.tokens == expected
+    assert answer.loaded.problem is None
+    assert answer.loaded.bytes == manifest.num_blocks * record
+    assert there <= answer.loaded.early_bytes <= answer.loaded.bytes
+    until_nothing_is_held(reader)
+
+
+def test_what_comes_early_does_not_go_on_without_its_token(
+    reader: EngineProcess, writer: EngineProcess
+) -> None:
+    prompt = clear_prompt_of(reader, 300)
+    expected = reader.call(generate, "waits-alone", prompt, WRITTEN)
+    early = begin(reader, "waits", prompt)
+    writer.call(begin_decode, "waits", prompt, WRITTEN, early)
+    first = reader.call(end_prefill, "waits")
+    writer.call(pulled, "waits", 1)
+    until_nothing_is_held(reader)  # all is pulled, and the source has let go of it
+    for _ in range(20):
+        assert writer.call(Engine.step)
+    assert writer.call(answer_of, "waits").tokens == []
+    answer = writer.call(end_decode, "waits", first.tokens, first.saved.manifest)
+    assert first.tokens + answer.tokens == expected
+
+
+def forget(engine: Engine) -> None:
+    assert engine.core.scheduler.reset_prefix_cache()
+
+
+def answer_of(engine: Engine, name: str) -> Answer:
+    return engine.answers[name]
+
+
+def abort(engine: Engine, name: str) -> tuple[str, int]:
+    """Abort a request, and step until it holds nothing; return the end of its load, and the free blocks."""
+    engine.core.abort_requests([name])
+    engine.run()
+    answer = engine.answers[name]
+    return str(answer.loaded.problem) if answer.loaded is not None else "", engine.free_blocks
+
+
+def free(engine: Engine) -> int:
+    return engine.free_blocks
+
+
+def test_a_prefill_that_is_given_up_ends_the_early_pull(
+    reader: EngineProcess, writer: EngineProcess, transport: str
+) -> None:
+    prompt, name = prompt_of(300), f"given-up-{transport}"
+    before = reader.call(free), writer.call(free)
+    early = begin(reader, name, prompt)
+    writer.call(begin_decode, name, prompt, WRITTEN, early)
+    reader.call(abort, name)
+    until_nothing_is_held(reader)
+    answer = writer.call(end_prefill, name)
+    assert (answer.tokens, answer.finish_reason) == ([], "error")
+    assert str(answer.loaded.problem).startswith(("LeaseExpired: ", "UnknownHandoff: "))
+    assert (reader.call(free), writer.call(free)) == before
+
+
+def test_an_early_pull_that_is_given_up_leaves_the_prefill_alone(
+    reader: EngineProcess, writer: EngineProcess, transport: str
+) -> None:
+    prompt, name = clear_prompt_of(reader, 300), f"left-{transport}"
+    expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
+    before = writer.call(free)
+    early = begin(reader, name, prompt)
+    writer.call(begin_decode, name, prompt, WRITTEN, early)
+    problem, after = writer.call(abort, name)
+    assert "PullCancelled" in problem
+    assert after == before
+    first = reader.call(end_prefill, name)
+    assert first.tokens == expected[:1]
+    until_nothing_is_held(reader)  # the pull that was given up has released it
+
+
+def test_broken_bytes_that_came_early_end_the_request_by_name(
+    reader: EngineProcess, writer: EngineProcess, transport: str
+) -> None:
+    prompt, name = prompt_of(300), f"broken-early-{transport}"
+    early = begin(reader, name, prompt)
+    reader.call(flip)
+    writer.call(begin_decode, name, prompt, WRITTEN, early)
+    answer = writer.call(end_prefill, name)
+    assert answer.finish_reason == "error"
+    assert str(answer.loaded.problem).startswith("DigestMismatch: ")
+    reader.call(end_prefill, name)
+    until_nothing_is_held(reader)
