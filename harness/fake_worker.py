@@ -69,6 +69,7 @@ class Running:
     eos_at: int | None
     generated: int  # output tokens, those of earlier phases included
     fault: Fault | None
+    steps: int = 1  # of its prefill that are left
     generated_here: int = 0
     silent: bool = False
     queued: float = field(default_factory=time.monotonic)
@@ -113,6 +114,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._running: dict[str, Running] = {}
         self.hangs = False
         self.shares = 0  # KV blocks of each request that others hold as well
+        self.steps = 1  # of a prefill; of several, the first one's KV can be pulled after it
 
     @property
     def identity(self) -> scheduler_pb2.WorkerIdentity:
@@ -204,7 +206,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     def _begin(self, start: worker_pb2.Start, work: asyncio.Event) -> None:
         self.seen.starts.append(start)
-        request = wire.decode_request(start.engine_request)
+        early = self._running.get(start.request_id)
+        told = start.engine_request or (early.start.engine_request if early is not None else b"")
+        request = wire.decode_request(told)
         self.seen.extra_args.append(request.sampling_params.extra_args)
         fault = self.faults.popleft() if self.faults and self.faults[0].phase == start.phase else None
         self._running[start.request_id] = Running(
@@ -215,6 +219,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             eos_at=self.eos_at,
             generated=len(start.output_token_ids),
             fault=fault,
+            steps=self.steps if start.phase == worker_pb2.PHASE_PREFILL else 1,
+            silent=start.phase == worker_pb2.PHASE_LOAD and fault is None,
         )
         work.set()
 
@@ -251,7 +257,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         for request_id, one in self._of(work).items():
             if one.silent:
                 continue
-            if one.fault is not None and one.generated_here >= one.fault.after_tokens:
+            if one.fault is not None and one.steps == 1 and one.generated_here >= one.fault.after_tokens:
                 dies |= self._fail(request_id, one, one.fault, outputs, reply)
                 continue
             self._generate(request_id, one, outputs, reply)
@@ -264,6 +270,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self, request_id: str, one: Running, outputs: list[Any], reply: worker_pb2.RunReply
     ) -> None:
         start = one.start
+        if one.steps > 1:
+            if one.steps == self.steps:
+                begun = reply.begun.add(request_id=request_id, epoch=start.epoch)
+                begun.manifest.CopyFrom(self._manifest(one))
+            one.steps -= 1
+            return
         if one.generated_here == 0 and start.HasField("manifest"):
             self._load(one, reply)
         if one.generated_here == 0 and self.shares and start.phase == worker_pb2.PHASE_DECODE:
@@ -295,14 +307,16 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             if one.fault is not None and one.fault.not_kept:
                 saved.problem = "no room"
             elif not ends and one.generated < one.max_tokens:
-                saved.manifest.CopyFrom(
-                    handoff_pb2.Manifest(
-                        request_id=request_id,
-                        epoch=start.epoch,
-                        worker_id=self.worker_id,
-                        num_tokens=len(one.prompt),
-                    )
-                )
+                saved.manifest.CopyFrom(self._manifest(one))
+                saved.manifest.saved_at_s = time.monotonic()
+
+    def _manifest(self, one: Running) -> handoff_pb2.Manifest:
+        return handoff_pb2.Manifest(
+            request_id=one.start.request_id,
+            epoch=one.start.epoch,
+            worker_id=self.worker_id,
+            num_tokens=len(one.prompt),
+        )
 
     def _events(self, one: Running) -> list[Any]:
         """Return the times of a first output: queued when it came, scheduled a step before now."""

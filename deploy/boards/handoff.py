@@ -14,7 +14,13 @@ BOARD = Board(
         Row(
             "What moves",
             (
-                lines("Bytes", (rate(f"{_R}_handoff_bytes_total", "transport"), "{{transport}}"), unit="Bps"),
+                lines(
+                    "Bytes",
+                    (rate(f"{_R}_handoff_bytes_total", "transport"), "{{transport}}"),
+                    (rate(f"{_R}_handoff_early_bytes_total", "transport"), "{{transport}}, early"),
+                    unit="Bps",
+                    about="early: while the prompt was still prefilled, so that nobody waits for them.",
+                ),
                 lines(
                     "Handoffs",
                     (rate(f"{_W}_handoffs_saved_total"), "saved"),

@@ -187,6 +187,12 @@ class RouterMetrics:
             ["transport"],
             registry=registry,
         )
+        self._early_bytes = Counter(
+            "baton_router_handoff_early_bytes_total",
+            "KV cache handed over while its prompt was still prefilled, in bytes",
+            ["transport"],
+            registry=registry,
+        )
 
     def placed(self, placement: Placement, took_s: float) -> None:
         """Count a placement."""
@@ -285,6 +291,7 @@ class RouterMetrics:
             seconds = getattr(admitted, stage) / 1e3
             self._stages.labels(stage.removesuffix("_ms"), transport).observe(seconds)
         self._bytes.labels(transport).inc(admitted.bytes)
+        self._early_bytes.labels(transport).inc(admitted.early_bytes)
 
     def over(self, state: RequestState) -> None:
         """Count a request that has its outcome."""

@@ -17,7 +17,7 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from baton.protos import scheduler_pb2 as pb
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Phase
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase
 from baton.scheduler.policy import Policy
 from baton.scheduler.types import Need
 from baton.services import logs
@@ -979,3 +979,79 @@ async def test_a_client_s_strange_id_does_not_travel(cluster: Cluster) -> None:
     travelled = prefill.seen.starts[0].request_id
     assert travelled.isascii()
     assert len(travelled) < 64
+
+
+# -- a prompt that takes several steps
+
+
+async def streamed(cluster: Cluster, decodes: int = 1) -> list[FakeWorker]:
+    """Make a prefill worker that takes several steps, and decode workers that the router is connected to."""
+    workers = await cluster.pair(1, decodes, step_s=0.02)
+    workers[0].steps = 4
+    for one in workers:
+        await cluster.pool.stream(pb.Worker(worker_id=one.worker_id, address=one.address))
+    return workers
+
+
+async def test_the_decode_worker_pulls_while_the_prompt_is_prefilled(cluster: Cluster) -> None:
+    _, decode = await streamed(cluster)
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    early, second = decode.seen.starts
+    assert (early.phase, list(early.output_token_ids)) == (PHASE_LOAD, [])
+    assert early.engine_request
+    assert (early.manifest.worker_id, early.manifest.saved_at_s) == ("p0", 0)
+    assert (second.phase, list(second.output_token_ids)) == (PHASE_DECODE, answer(PROMPT, 1))
+    assert second.engine_request == b""  # it is there
+    assert second.manifest.saved_at_s > 0
+    assert (early.request_id, early.epoch) == (second.request_id, second.epoch)
+    assert decode.seen.aborts == []
+
+
+async def test_a_decode_worker_that_does_not_load_early_gets_all_at_the_end(cluster: Cluster) -> None:
+    prefill, decode = await streamed(cluster)
+    decode.faults.append(Fault(PHASE_LOAD, failed=Failed.CODE_INVALID))
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    early, second = decode.seen.starts
+    assert early.phase == PHASE_LOAD
+    assert second.engine_request == early.engine_request
+    assert len(prefill.seen.starts) == 1
+
+
+async def test_a_decode_worker_lost_with_what_came_early_is_replaced(cluster: Cluster) -> None:
+    prefill, *decodes = await streamed(cluster, decodes=2)
+    for one in decodes:
+        one.faults.append(Fault(PHASE_LOAD, die=True))
+    await cluster.send("q", PROMPT)
+    await until(lambda: sum(len(one.seen.starts) for one in decodes) == 1, "one of them loads early")
+    [other] = [one for one in decodes if not one.seen.starts]
+    other.faults.clear()
+    right(await cluster.answer("q"), PROMPT, 8)
+    assert [start.phase for start in other.seen.starts][-1] == PHASE_DECODE
+    assert len(prefill.seen.starts) == 2  # what it saved was for the lost one
+
+
+async def test_a_prefill_that_fails_ends_what_was_loaded_early(cluster: Cluster) -> None:
+    prefill, decode = await streamed(cluster)
+    prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_HANDOFF))
+    right(await cluster.ask(LONG), LONG, 8)
+    first, *_ = decode.seen.starts
+    assert first.phase == PHASE_LOAD
+    assert decode.running == []
+    assert decode.seen.aborts
+
+
+async def test_an_end_with_the_first_token_ends_what_was_loaded_early(cluster: Cluster) -> None:
+    prefill, decode = await streamed(cluster)
+    prefill.eos_at = 0
+    assert (await cluster.ask(PROMPT)).tokens == [EOS]
+    assert [start.phase for start in decode.seen.starts] == [PHASE_LOAD]
+    await until(lambda: decode.running == [], "it is dropped")
+
+
+async def test_an_abort_reaches_what_is_loaded_early(cluster: Cluster) -> None:
+    prefill, decode = await streamed(cluster)
+    prefill.steps = 1000
+    await cluster.send("q", PROMPT)
+    await until(lambda: decode.seen.starts, "it loads early")
+    await cluster.client.abort_requests_async(["q"])
+    await until(lambda: decode.running == prefill.running == [], "both have dropped it")

@@ -28,7 +28,7 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
     from baton.services.engine import wire
 
 DEADLINE_S = 15.0 * PATIENCE
-PREFILL, DECODE = pb.PHASE_PREFILL, pb.PHASE_DECODE
+PREFILL, DECODE, LOAD = pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_LOAD
 
 
 def request(request_id: str, prompt: Sequence[int], **params: Any) -> EngineCoreRequest:
@@ -63,6 +63,7 @@ class Got:
     prompt_logprobs: int = 0  # rows
     finish: FinishReason | None = None
     stop_reason: int | str | None = None
+    begun: Manifest | None = None
     saved: pb.Saved | None = None
     admitted: pb.Admitted | None = None
     shared: int = 0  # KV blocks that others hold as well
@@ -89,13 +90,15 @@ class Stream:
         epoch: int = 1,
         written: Iterable[int] = (),
         manifest: Manifest | None = None,
+        told: bool = True,
     ) -> None:
+        """Start a phase. told: whether the request is in it, which it need not be behind a LOAD."""
         self._got[core.request_id] = Got()
         start = pb.Start(
             request_id=core.request_id,
             epoch=epoch,
             phase=phase,  # type: ignore[arg-type]
-            engine_request=wire.encode_request(core),
+            engine_request=wire.encode_request(core) if told else b"",
             output_token_ids=written,
             manifest=manifest,
         )
@@ -113,6 +116,14 @@ class Stream:
             while not self._got[request_id].over:
                 await self._read()
         return self._got[request_id]
+
+    async def begun(self, request_id: str) -> Manifest:
+        """Read until the first KV of a longer prompt can be pulled."""
+        async with asyncio.timeout(DEADLINE_S):
+            while (manifest := self._got[request_id].begun) is None:
+                assert not self._got[request_id].over, "its prefill took one step"
+                await self._read()
+        return manifest
 
     async def some(self, request_id: str, tokens: int) -> Got:
         """Read until it wrote so many."""
@@ -142,6 +153,8 @@ class Stream:
     async def _read(self) -> None:
         reply = await self._call.read()
         assert reply is not grpc.aio.EOF, "the worker ended the stream"
+        for begun in reply.begun:
+            self._of(begun.request_id).begun = begun.manifest
         for saved in reply.saved:
             self._of(saved.request_id).saved = saved
         for admitted in reply.admitted:
@@ -193,6 +206,6 @@ async def hello(address: str, model: str = "tiny", vllm_version: str = "0.32.0")
 
 
 __all__ = [
-    "DECODE", "PREFILL", "EngineCoreRequest", "FinishReason", "Got", "PoolingParams", "Stream",
+    "DECODE", "LOAD", "PREFILL", "EngineCoreRequest", "FinishReason", "Got", "PoolingParams", "Stream",
     "StructuredOutputsParams", "connected", "hello", "prompt", "request",
 ]  # fmt: skip

@@ -6,13 +6,18 @@ from typing import Any
 
 from baton.handoff.manifest import seal
 from baton.protos import worker_pb2 as pb
+from baton.protos.handoff_pb2 import Manifest
 from harness.support import eventually, free_port
 from harness.workers import Worker
 from tests.services.worker.router import (
     DECODE,
+    LOAD,
     PREFILL,
     EngineCoreRequest,
     FinishReason,
+    Got,
+    Stream,
+    StructuredOutputsParams,
     connected,
     prompt,
     request,
@@ -184,3 +189,109 @@ async def test_metrics_tell_of_it(prefill: Worker, mixed: Worker) -> None:
     grown = [after - was for was, after in zip(before, figures(), strict=True)]
     assert grown[:2] == [1, 1]
     assert all(each > 0 for each in grown), grown
+
+
+STEP = 256  # tokens
+
+
+def long(name: str, which: int, **params: Any) -> EngineCoreRequest:
+    """Make a request whose prompt takes three steps."""
+    return request(name, prompt(2 * STEP + 60 + which % 40, seed=which), **params)
+
+
+async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill: Worker, mixed: Worker) -> None:
+    """Whatever depends on where the output begins: penalties, seeds, logprobs, min_tokens."""
+    cores = [
+        long("early", 500),
+        long("early seeded", 501, temperature=1.0, seed=3),
+        long("early penalised", 502, presence_penalty=1.5, frequency_penalty=1.0, min_tokens=8),
+        long("early logprobs", 503, logprobs=2),
+    ]
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        for core in cores:
+            await source.start(core, PREFILL)
+            early = await source.begun(core.request_id)
+            assert (early.num_tokens, early.saved_at_s) == (len(core.prompt_token_ids or ()), 0)
+            await target.start(core, LOAD, manifest=early)
+            begun = await source.end(core.request_id)
+            assert begun.saved is not None
+            await target.start(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest, told=False)
+            rest = await target.end(core.request_id)
+            assert rest.admitted is not None, rest.failed
+            assert rest.admitted.bytes > 0
+            assert rest.admitted.early_bytes <= rest.admitted.bytes
+            core.request_id = f"whole {core.request_id}"
+            whole = await target.run(core, DECODE)
+            assert begun.tokens + rest.tokens == whole.tokens
+            assert len(rest.logprobs) == (len(rest.tokens) if core.sampling_params.logprobs else 0)  # type: ignore[union-attr]
+    nothing_pinned(prefill)
+
+
+async def test_an_early_load_without_a_decode_is_dropped(prefill: Worker, mixed: Worker) -> None:
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        core = long("dropped", 510)
+        await source.start(core, PREFILL)
+        await target.start(core, LOAD, manifest=await source.begun("dropped"))
+        await target.abort("dropped")
+        await source.abort("dropped")
+        # The next attempt at it is as any.
+        begun = await source.run(core, PREFILL, epoch=2)
+        assert begun.saved is not None
+        rest = await target.run(core, DECODE, epoch=2, written=begun.tokens, manifest=begun.saved.manifest)
+        assert len(begun.tokens + rest.tokens) == 24
+    nothing_pinned(prefill)
+
+
+async def test_a_prefill_that_is_given_up_fails_the_early_load(prefill: Worker, mixed: Worker) -> None:
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        core = long("given up", 520)
+        await source.start(core, PREFILL)
+        await target.start(core, LOAD, manifest=await source.begun("given up"))
+        await source.abort("given up")
+        got = await target.end("given up")
+        assert got.failed is not None
+        assert got.failed.code == pb.Failed.CODE_HANDOFF
+        # The same attempt may go on without it; only what came with LOAD is not there any more.
+        await target.start(core, DECODE, written=[1], told=False)
+        got = await target.end("given up")
+        assert got.failed is not None
+        assert "not here any more" in got.failed.message
+    nothing_pinned(prefill)
+
+
+async def test_an_early_load_ends_where_the_tokens_do_not_fit(prefill: Worker, mixed: Worker) -> None:
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        core = long("unfit", 530)
+        await source.start(core, PREFILL)
+        await target.start(core, LOAD, manifest=await source.begun("unfit"))
+        begun = await source.end("unfit")
+        assert begun.saved is not None
+        got = await _decode(target, core, begun.saved.manifest, ())
+        assert got.failed is not None
+        assert "do not go on" in got.failed.message
+        await source.abort("unfit")
+    nothing_pinned(prefill)
+
+
+async def _decode(target: Stream, core: EngineCoreRequest, manifest: Manifest, written: Any) -> Got:
+    await target.start(core, DECODE, written=written, manifest=manifest, told=False)
+    return await target.end(core.request_id)
+
+
+async def test_what_needs_the_first_token_is_not_loaded_early(prefill: Worker, mixed: Worker) -> None:
+    grammar = StructuredOutputsParams(regex="[a-z]+")
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        for core in (
+            long("grammar", 540, structured_outputs=grammar),
+            long("prompt logprobs", 541, prompt_logprobs=1),
+        ):
+            await source.start(core, PREFILL)
+            await target.start(core, LOAD, manifest=await source.begun(core.request_id))
+            got = await target.end(core.request_id)
+            assert got.failed is not None
+            assert "not loaded early" in got.failed.message
+            begun = await source.end(core.request_id)
+            assert begun.saved is not None
+            rest = await target.run(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+            assert rest.admitted is not None
+    nothing_pinned(prefill)
