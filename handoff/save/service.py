@@ -30,7 +30,7 @@ from baton.protos import handoff_pb2 as pb
 logger = logging.getLogger(__name__)
 
 _THREADS = 24
-_GROWING = 16  # pulls that wait for prompts that are still computed: each holds a thread for a while
+GROWING = 16  # pulls that wait for prompts that are still computed: each holds a thread for a while
 _MAX_CALLS = 128  # running and queued; further calls are refused at once
 _CODES: dict[type[HandoffError], grpc.StatusCode] = {
     MalformedManifest: grpc.StatusCode.FAILED_PRECONDITION,
@@ -60,7 +60,7 @@ class HandoffService:
         self._rank = rank
         self._chunk_bytes = chunk_bytes
         self._trials = trials
-        self._growing = threading.BoundedSemaphore(_GROWING)
+        self._growing = threading.BoundedSemaphore(GROWING)
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-handoff")
         self._server = rpc.server(pool, _MAX_CALLS)
         self._server.add_generic_rpc_handlers((self._handlers(),))
@@ -141,7 +141,7 @@ class HandoffService:
             return
         if not self._growing.acquire(blocking=False):
             raise SourceBusy(
-                f"KV of request {request.request_id!r}: its prompt is still computed, and {_GROWING} pulls"
+                f"KV of request {request.request_id!r}: its prompt is still computed, and {GROWING} pulls"
                 " wait for such ones already"
             )
         try:

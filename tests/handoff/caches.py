@@ -17,6 +17,7 @@ from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.memory.host import HostBlockCache
 from baton.handoff.records import Bytes
+from baton.handoff.reports import ShardSave
 from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
@@ -97,19 +98,25 @@ class Source:
 
     def save(self, request_id: str, num_tokens: int, block_ids: Sequence[int], epoch: int = 1) -> Manifest:
         saved = self.saver.save(SaveJob(request_id, epoch, parts(self.groups, num_tokens, block_ids)))
+        assert saved is not None
         assert saved.problem is None, saved.problem
+        return self.manifest(request_id, num_tokens, len(block_ids), saved, epoch)
+
+    def manifest(
+        self, request_id: str, num_tokens: int, num_blocks: int, saved: ShardSave, epoch: int = 1
+    ) -> Manifest:
         manifest = Manifest(
             request_id=request_id,
             epoch=epoch,
             worker_id="source",
             compatibility_hash=HASH,
             num_tokens=num_tokens,
-            num_blocks=len(block_ids),
+            num_blocks=num_blocks,
             groups=described(self.groups, num_tokens),
             layers=[layer.to_proto() for layer in self.cache.layers],
             shards=[Shard.FromString(saved.shard)],
             wire_dtype=self.cache.wire_dtype,
-            saved_at_s=saved.saved_at_s,
+            saved_at_s=0 if saved.begun else saved.saved_at_s,
             save_ms=saved.save_ms,
         )
         return seal(manifest)

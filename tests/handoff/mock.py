@@ -51,11 +51,13 @@ class Mock(Transport):
                     raise TransportFailed(f"{pull.what}: broken on demand")
                 if self.faults.truncate_at is not None and self.faults.truncate_at < last:
                     return
-                entry.view.wait(first, last, pull.what, pull.check_time)
-                data = entry.view.records(first, last).copy()
-                if self.faults.corrupt_block is not None and first <= self.faults.corrupt_block < last:
-                    data[self.faults.corrupt_block - first, -1] ^= 1
-                yield Records(first, data, entry.view.digests(first, last))
+                while first < last:
+                    end = entry.view.wait(first, last, pull.what, pull.check_time)
+                    data = entry.view.records(first, end).copy()
+                    if self.faults.corrupt_block is not None and first <= self.faults.corrupt_block < end:
+                        data[self.faults.corrupt_block - first, -1] ^= 1
+                    yield Records(first, data, entry.view.digests(first, end))
+                    first = end  # noqa: PLW2901
 
     def _delay(self, pull: Pull, delay_s: float) -> None:
         end = time.monotonic() + delay_s

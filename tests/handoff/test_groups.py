@@ -8,9 +8,12 @@ from baton.handoff.groups import (
     CacheGroup,
     Part,
     described,
+    final_records,
+    in_order,
     loaded_parts,
     num_blocks,
     num_records,
+    parts_between,
     runs,
     saved_parts,
     serve,
@@ -81,3 +84,15 @@ def test_a_part_within_places() -> None:
     assert part.within(0, 99) == part
     assert part.within(11, 12) == Part(1, 11, (17,))
     assert part.within(0, 5).block_ids == part.within(13, 20).block_ids == ()
+
+
+def test_what_keeps_all_tokens_comes_first_and_is_final_block_by_block() -> None:
+    mixed = (STATE, WINDOW, FULL)
+    assert in_order(mixed) == [2, 0, 1]
+    assert [final_records(mixed, tokens) for tokens in (31, 32, 300)] == [0, 1, 9]
+    assert final_records((WINDOW, STATE), 300) == 0
+    parts = saved_parts(mixed, ([40], [0, 0, *range(11, 19)], [*range(1, 11)]), 300)
+    assert [(part.group, part.first) for part in parts] == [(2, 0), (0, 10), (1, 11)]
+    assert parts_between(parts, 0, 9) == (Part(2, 0, tuple(range(1, 10))),)
+    left = parts_between(parts, 9, num_records(mixed, 300))
+    assert left == (Part(2, 9, (10,)), *parts[1:])

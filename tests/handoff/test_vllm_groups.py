@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from baton.handoff.groups import CacheGroup, num_records
+from baton.handoff.groups import CacheGroup, final_records, num_records
 from baton.handoff.params import load_params, save_params
 from baton.protos.handoff_pb2 import Manifest
 from harness.architectures import language
@@ -23,11 +23,16 @@ from harness.engines import (
     Engine,
     EngineProcess,
     Options,
+    begin_decode,
+    begin_prefill,
     decode,
+    end_decode,
+    end_prefill,
     generate,
     least_gaps,
     prefer,
     prefill,
+    pulled,
 )
 
 WRITTEN = 24
@@ -39,11 +44,11 @@ WINDOWS, STATES = "ngram-gemma3", "mtp-qwen3-next"
 pytestmark = pytest.mark.timeout(300)
 
 
-def options(model: Architecture, **engine: Any) -> Options:
+def options(model: Architecture, name: str = "both", **engine: Any) -> Options:
     folder = model.checkpoint()
     drafts = {"speculative_config": model.speculative(folder)}
     own = ENGINE | {"dtype": model.dtype} | drafts | model.engine
-    return Options(model.target(folder), "both", engine=own | engine)
+    return Options(model.target(folder), name, engine=own | engine)
 
 
 @pytest.fixture(scope="module")
@@ -235,3 +240,41 @@ def test_a_failed_load_ends_its_request_and_nothing_else(engine: EngineProcess) 
     ended, problem, lost = engine.call(failing, prompt, manifest)
     assert (ended, lost) == ("error []", 0)
     assert problem.startswith("StaleEpoch: ")
+
+
+@pytest.fixture(params=[WINDOWS, STATES])
+def decoding(request: pytest.FixtureRequest) -> Iterator[tuple[EngineProcess, EngineProcess]]:
+    """An engine that prefills, and another that decodes."""
+    prefilling = request.getfixturevalue("windows" if request.param == WINDOWS else "states")
+    cached = {"enable_prefix_caching": True} if request.param == WINDOWS else {}
+    with EngineProcess(options(ARCHITECTURES[request.param], "decode", **cached)) as engine:
+        yield prefilling, engine
+
+
+def test_what_keeps_all_tokens_is_pulled_while_the_prompt_is_prefilled(
+    decoding: tuple[EngineProcess, EngineProcess],
+) -> None:
+    """Windows and states come with the last step."""
+    source, target = decoding
+    kept, length = source.call(groups), 3 * 128 + 21
+    prompt = clear(source, length)
+    expected = source.call(generate, "early-alone", prompt, WRITTEN)
+    for transport in ("shm", "grpc"):
+        name = f"early-{transport}"
+        for one in decoding:
+            one.call(forget)
+        target.call(prefer, transport)
+        early = source.call(begin_prefill, name, prompt)
+        assert early is not None
+        there = target.call(begin_decode, name, prompt, WRITTEN, early)
+        first = source.call(end_prefill, name)
+        assert first.saved is not None
+        assert first.saved.manifest is not None
+        target.call(pulled, name, 1)
+        answer = target.call(end_decode, name, first.tokens, first.saved.manifest)
+        assert first.tokens + answer.tokens == expected
+        assert answer.loaded is not None
+        assert answer.loaded.blocks == num_records(kept, length)
+        record = early.shards[0].record_bytes
+        assert 0 < there <= final_records(kept, length) * record
+        assert there <= answer.loaded.early_bytes

@@ -14,6 +14,7 @@ from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import Part
 from baton.handoff.load.loader import Loader, LoadJob
+from baton.handoff.load.turns import EARLY
 from baton.handoff.manifest import seal
 from baton.handoff.reports import ShardLoad
 from baton.handoff.save.saver import SaveJob
@@ -332,3 +333,86 @@ def test_a_full_staging_is_a_problem_not_an_exception(pair: Pair) -> None:
     assert saved.shard == b""
     pair.source.staging.release("r0", 1)
     assert pair.source.saver.save(SaveJob("again", 1, (Part(0, 0, blocks),))).problem is None
+
+
+def begin(pair: Pair, name: str = "r") -> tuple[SaveJob, Manifest]:
+    """Save the first four of ten blocks; return what is left to save, and the manifest so far."""
+    blocks = random_blocks(CACHE_BLOCKS, 10, 1)
+    saved = pair.source.saver.save(SaveJob(name, 1, (Part(0, 0, blocks[:4]),), 10, last=False))
+    assert saved is not None
+    manifest = pair.source.manifest(name, 310, 10, saved)
+    return SaveJob(name, 1, (Part(0, 4, blocks[4:]),), 10), manifest
+
+
+def early(pair: Pair, manifest: Manifest, into: tuple[int, ...], name: str = "r") -> None:
+    pair.loader.submit(
+        LoadJob(name, 1, manifest.SerializeToString(), (Part(0, 0, into),), time.monotonic(), "s", early=True)
+    )
+
+
+def test_an_early_load_is_told_when_its_prompt_is_complete(pair: Pair, eventually: Eventually) -> None:
+    rest, manifest = begin(pair)
+    into = random_blocks(CACHE_BLOCKS, 10, 3)
+    early(pair, manifest, into)
+    running = pair.loader._running["r", 1]
+    eventually(lambda: running.blocks == 4)
+    pair.source.saver.save(rest)
+    eventually(lambda: pair.source.staging.held() == (0, 0))
+    assert pair.loader.take_finished() == []
+    pair.loader.resume([("r", 1)])
+    done = pair.finished()
+    assert done.problem is None
+    assert done.blocks == 10
+    assert done.early_bytes == done.bytes == 10 * manifest.shards[0].record_bytes
+    assert np.array_equal(
+        cache_of(pair, into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1))
+    )
+
+
+def test_the_times_of_an_early_load_count_from_its_resumption(pair: Pair, eventually: Eventually) -> None:
+    rest, manifest = begin(pair)
+    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
+    running = pair.loader._running["r", 1]
+    eventually(lambda: running.blocks == 4)
+    pair.loader.resume([("r", 1)])
+    pair.source.saver.save(rest)
+    done = pair.finished()
+    assert done.problem is None
+    assert done.early_bytes == 4 * manifest.shards[0].record_bytes
+    assert done.costs.wait_ms == 0
+
+
+def test_an_early_load_that_is_held_ends_with_its_request(pair: Pair, eventually: Eventually) -> None:
+    rest, manifest = begin(pair)
+    pair.source.saver.save(rest)
+    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
+    eventually(lambda: not pair.loader._running)
+    assert pair.loader.take_finished() == []
+    pair.loader.cancel([("r", 1)])
+    assert pair.finished().problem is None
+
+
+def test_an_early_load_has_its_deadline_from_its_resumption_on(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, manifest = begin(pair)
+    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
+    monkeypatch.setattr(pair.loader, "_pull_timeout_s", 0.05)
+    pair.loader.resume([("r", 1)])  # and the rest never comes
+    problem = pair.finished().problem
+    assert problem is not None
+    assert problem.name == "PullTimeout"
+
+
+def test_one_that_waits_for_its_turn_gets_an_ordinary_one(pair: Pair, eventually: Eventually) -> None:
+    """Early pulls wait for other prompts' steps: one whose prompt is complete does not stand behind them."""
+    for number in range(EARLY):
+        _, manifest = begin(pair, f"long-{number}")
+        early(pair, manifest, (number + 1,) * 10, f"long-{number}")
+    rest, manifest = begin(pair, "short")
+    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3), "short")
+    pair.source.saver.save(rest)
+    pair.loader.resume([("short", 1)])
+    done = pair.finished()
+    assert (done.request_id, done.problem) == ("short", None)
+    assert done.early_bytes == 0

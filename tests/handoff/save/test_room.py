@@ -59,3 +59,14 @@ def test_what_never_fits_and_what_is_not_known_do_not_wait() -> None:
     assert room(free=0, capacity=10).admits("a", 11)
     assert room(free=0, capacity=0).admits("a", 1)  # no shared memory at all
     assert SaveRoom().admits("a", 1)
+
+
+def test_what_has_its_room_before_it_is_complete_counts_once() -> None:
+    made = room(free=10)
+    assert made.admits("a", 6)
+    assert made.promised("a")
+    made.hear({0: (4, 10)})  # its first part is there, in room for all of it
+    made.kept("a")
+    assert not made.promised("a")
+    assert made.admits("b", 4)
+    assert made.admits("a", 6)  # asked again after a preemption

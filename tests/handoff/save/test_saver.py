@@ -1,9 +1,11 @@
-"""The saver: its offers end with the lease, whenever that ends."""
+"""The saver: prompts of one step and of several; its offers end with the lease, whenever that ends."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+
+import pytest
 
 from baton.handoff.groups import Part
 from baton.handoff.memory.arena import Arena
@@ -50,3 +52,58 @@ def test_an_offer_of_a_lease_that_is_over_is_withdrawn() -> None:
         assert slow.kept == held
         staging.close()
     cache.close()
+
+
+def part(first: int, *blocks: int) -> tuple[Part, ...]:
+    return (Part(0, first, blocks),)
+
+
+@pytest.fixture
+def saving() -> Iterator[tuple[Saver, Staging]]:
+    cache = make_cache(8, 1)
+    staging = Staging(Arena(5 * (cache.record_bytes + 64) + 8192, cache.record_bytes), lease_s=30)
+    yield Saver(cache, staging, [], rank=0, address="nowhere:0", chunk_bytes=MIB), staging
+    staging.close()
+
+
+def test_a_prompt_of_several_steps_is_one_save(saving: tuple[Saver, Staging]) -> None:
+    saver, staging = saving
+    first = saver.save(SaveJob("r", 1, part(0, 1, 2), 4, last=False))
+    assert first is not None
+    assert first.begun
+    assert first.problem is None
+    chunks = staging.read("r", 1, None, MIB)
+    assert len(next(chunks).data) == 2
+    assert saver.save(SaveJob("r", 1, part(2, 3), 4, last=False)) is None
+    last = saver.save(SaveJob("r", 1, part(3, 4), 4))
+    assert last is not None
+    assert (last.begun, last.shard, last.problem) == (False, first.shard, None)
+    assert sum(len(one.data) for one in chunks) == 2
+    assert staging.held()[0] == 1
+
+
+def test_a_step_that_has_no_room_is_told_with_the_last(saving: tuple[Saver, Staging]) -> None:
+    saver, _ = saving
+    assert saver.save(SaveJob("r", 1, part(0, 1, 2), 40, last=False)) is None
+    last = saver.save(SaveJob("r", 1, part(2, 3), 40))
+    assert last is not None
+    assert last.problem is not None
+    assert last.problem.name == "StagingFull"
+
+
+def test_a_save_whose_lease_ends_before_it_is_complete_fails(saving: tuple[Saver, Staging]) -> None:
+    saver, staging = saving
+    assert saver.save(SaveJob("r", 1, part(0, 1, 2), 4, last=False)) is not None
+    staging.release("r", 1)
+    last = saver.save(SaveJob("r", 1, part(2, 3, 4), 4))
+    assert last is not None
+    assert last.problem is not None
+    assert last.problem.name == "UnknownHandoff"
+    assert staging.free_blocks == staging.capacity
+
+
+def test_a_prompt_that_is_given_up_frees_its_room(saving: tuple[Saver, Staging]) -> None:
+    saver, staging = saving
+    assert saver.save(SaveJob("r", 1, part(0, 1, 2), 4, last=False)) is not None
+    saver.drop([("else", 1), ("r", 1)])
+    assert staging.free_blocks == staging.capacity

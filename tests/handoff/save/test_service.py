@@ -1,21 +1,25 @@
-"""The address at which a rank's Handoff service listens, and the one by which it is found."""
+"""A rank's Handoff service: where it listens and how it is found, and the pulls that it lets wait."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
 
+import grpc
+import numpy as np
 import pytest
 
 from baton import rpc
 from baton.addresses import split
-from baton.handoff.channels import HandoffClient
+from baton.handoff import wire
+from baton.handoff.channels import Channels, HandoffClient
 from baton.handoff.config import MIB
 from baton.handoff.errors import HandoffError
 from baton.handoff.memory.arena import Arena
 from baton.handoff.reports import Staged
-from baton.handoff.save.service import HandoffService
+from baton.handoff.save.service import GROWING, HandoffService
 from baton.handoff.save.staging import Staging
+from baton.protos import handoff_pb2 as pb
 from harness.support import free_port
 
 
@@ -56,3 +60,31 @@ def test_a_taken_port_is_an_error_that_names_its_key(staging: Staging) -> None:
         with pytest.raises(HandoffError, match=r"handoff\.port") as error:
             HandoffService(staging, 1, service.address, MIB)
         assert service.address in str(error.value)
+
+
+def test_only_so_many_pulls_wait_for_prompts_that_are_computed(staging: Staging) -> None:
+    """Each holds a thread, and releases and renewals need some."""
+    entry = staging.reserve("r", 1, 4)
+    fill = staging.filling(entry, 0, 1)
+    fill.add(np.zeros(1, np.uint64))
+    fill.close()
+    staging.publish(entry, growing=True)
+    request = pb.PullRequest(request_id="r", epoch=1, num_blocks=4, ticket=staging.tickets.of("r", 1))
+    with (
+        closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service,
+        closing(Channels()) as channels,
+        closing(HandoffClient()) as client,
+    ):
+        pull = channels.to(service.address).unary_stream(
+            f"/{wire.SERVICE}/{wire.PULL}",
+            request_serializer=pb.PullRequest.SerializeToString,
+            response_deserializer=pb.Chunk.FromString,
+        )
+        waiting = [pull(request, timeout=60) for _ in range(GROWING)]
+        assert [next(one).first_block for one in waiting] == [0] * GROWING
+        with pytest.raises(grpc.RpcError) as refused:
+            next(pull(request, timeout=60))
+        assert dict(refused.value.trailing_metadata())[wire.ERROR_KEY] == "SourceBusy"
+        assert client.staged([service.local_address]).handoffs == 1
+        for one in waiting:
+            one.cancel()
