@@ -7,13 +7,15 @@ out after a step, by `BatonConnector.take_reports`. A save passes these stations
 1. services/engine/requests.py `prepare` puts `params.save_params` into the request.
 2. vllm/scheduler_side.py `SchedulerSide.add` parses it into a `params.SaveWish`.
 3. `SchedulerSide.loadable_tokens` keeps the request waiting until staging has room for its KV.
-4. `SchedulerSide.build_step` makes a `SaveJob` for the step that ends the prompt.
+4. `SchedulerSide.build_step` makes a `SaveJob` for each step that leaves KV which is final: the last one, and
+   of a longer prompt those before it.
 5. vllm/worker_side.py `WorkerSide.save` gets it on each rank, after that step's forward pass.
 6. save/saver.py `Saver.save` copies the blocks to staging and asks the transports for offers: a
    `ShardSave`.
-7. `SchedulerSide.update` collects the ShardSaves of all ranks and seals a manifest: a `Saved`.
-8. vllm/connector.py `BatonConnector.take_reports` hands the Saved to services/engine/host.py, and so to
-   the router.
+7. `SchedulerSide.update` collects the ShardSaves of all ranks and seals a manifest: a `Begun` after the first
+   of several steps, a `Saved` after the last.
+8. vllm/connector.py `BatonConnector.take_reports` hands them to services/engine/host.py, and so to the
+   router.
 
 A load passes these on the decode worker:
 
@@ -27,6 +29,9 @@ A load passes these on the decode worker:
 6. `WorkerSide.transfer_results` reports to vLLM that the request can run.
 7. `SchedulerSide.update` collects the ShardLoads of all ranks: a `Loaded`.
 8. `BatonConnector.take_reports` hands the Loaded to services/engine/host.py.
+
+The manifest of a Begun makes it an early load: it pulls what is there, and waits for what comes. Its request
+has no first token yet. With that and the Saved's manifest `BatonConnector.resume` lets the load end.
 
 Meanwhile the saved KV lies in save/staging.py under a lease, and save/service.py serves it;
 docs/leases.md says what ends the lease if no release arrives. Imports go one way: vllm -> save, load ->
