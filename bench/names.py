@@ -21,6 +21,7 @@ NAMES = [
 ALONE = [
     "attribution",
     "clients",
+    "early",
     "faults",
     "flood",
     "gpu",

@@ -273,6 +273,34 @@ def path(result: Result) -> list[Block]:
     ]
 
 
+def early(result: Result) -> list[Block]:
+    keys = ("mib", "early", "left_mib", "rest_ms", "rest_p95_ms", "second_token_ms")
+    rows = [
+        [
+            arm,
+            steps,
+            f"{found['mib']:.1f}",
+            f"{100 * found['early']:.1f} %",
+            f"{found['left_mib']:.2f}",
+            *(f"{found[key]:.1f}" for key in keys[3:]),
+        ]
+        for arm, lengths in result["arms"].items()
+        for steps, found in lengths.items()
+    ]
+    return [
+        "## Handoffs that begin with their prompt\n",
+        f"Prompts of so many steps of {result['step_tokens']} tokens, one at a time, in 1P1D. Early: KV that the decode worker had "
+        "before it heard that the prompt was complete. The rest: from the end of the prefill's last step until the decode engine "
+        "can take the request, ms; then the client's wait between its first two tokens. Goal: "
+        f"{100 * result['goal']:.0f} % early from {result['goal_steps']} steps on.",
+        measured(result, "python -m bench early"),
+        table(
+            ["", "steps", "MiB", "early", "MiB left", "rest", "rest p95", "second token after"],
+            rows,
+        ),
+    ]
+
+
 def attribution(result: Result) -> list[Block]:
     loads = result["loads"]
     rows = [
@@ -883,6 +911,7 @@ SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
     "fair-share": fair_share,
     "attribution": attribution,
     "path": path,
+    "early": early,
     "handoff": handoff,
     "tls": tls,
     "router": router,

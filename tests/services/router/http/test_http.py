@@ -31,6 +31,7 @@ from harness.zygote import Forked
 START_S = 60.0
 END_S = 15.0
 PROMPT = [72, 105]
+SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "max_queue_factor": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,15 @@ def run(settings: dict[str, Any]) -> None:
     run_router(load(settings))
 
 
+def run_scheduler(address: str) -> None:
+    """Run a scheduler, in the forked process, until its end."""
+    from baton.scheduler import servicer
+    from baton.scheduler.service import serve
+
+    servicer.SNAPSHOT_AGE_S = 0.05  # for the same reason
+    asyncio.run(serve(SchedulerSettings(address=address, **SCHEDULER)))
+
+
 class Site:
     """The addresses of one router and its scheduler, and the router's process."""
 
@@ -82,11 +92,13 @@ class Site:
             router={"port": self.port, **router},
         )
 
+    @property
+    def scheduler_address(self) -> str:
+        return f"127.0.0.1:{self.scheduler_port}"
+
     @contextlib.asynccontextmanager
     async def scheduler(self) -> AsyncIterator[Members]:
-        settings = SchedulerSettings(
-            address=f"127.0.0.1:{self.scheduler_port}", placement_lease_s=2.0, max_queue_factor=1.0
-        )
+        settings = SchedulerSettings(address=self.scheduler_address, **SCHEDULER)
         async with SchedulerServer(settings) as server:
             members = Members(server.address)
             try:
@@ -102,13 +114,34 @@ def site(starter: Starter, model: Path, tmp_path_factory: pytest.TempPathFactory
     return made
 
 
+@pytest.fixture(scope="module")
+def scheduler(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run the site's scheduler: a router that has to find one again takes a second for it."""
+    folder = tmp_path_factory.mktemp("scheduler")
+    call = f"{__name__}:run_scheduler"
+    process = zygote.shared().start("scheduler", call, folder, address=site.scheduler_address)
+    yield
+    process.kill()
+
+
 @pytest.fixture
-async def members(site: Site, http: httpx.AsyncClient) -> AsyncIterator[Members]:
-    await eventually_unhealthy(http, "scheduler")  # the last test's workers are forgotten
-    async with site.scheduler() as members:
+async def members(site: Site, scheduler: None, http: httpx.AsyncClient) -> AsyncIterator[Members]:
+    members = Members(site.scheduler_address)
+    try:
         yield members
+    finally:
         await members.close()
         await eventually_unhealthy(http, "worker")  # or the router would go on placing on them
+
+
+@pytest.fixture
+async def lonely(starter: Starter, model: Path, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Give a client of a router whose scheduler is away."""
+    made = Site(starter, model, tmp_path, max_wait_s=1.0)
+    await until(lambda: listening(made.port), "the router listens", START_S)
+    async with httpx.AsyncClient(base_url=made.url, timeout=START_S) as client:
+        yield client
+    made.process.kill()
 
 
 @pytest.fixture
@@ -192,12 +225,12 @@ async def test_without_workers_it_is_503(members: Members, http: httpx.AsyncClie
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_with_the_scheduler_away_it_is_503(http: httpx.AsyncClient, stream: bool) -> None:
-    got = await http.post("/v1/completions", json=body(stream=stream))
+async def test_with_the_scheduler_away_it_is_503(lonely: httpx.AsyncClient, stream: bool) -> None:
+    got = await lonely.post("/v1/completions", json=body(stream=stream))
     assert got.status_code == 503
     assert "scheduler" in got.json()["error"]["message"]
     assert "retry-after" in got.headers
-    health = await eventually_unhealthy(http, "scheduler")
+    health = await eventually_unhealthy(lonely, "scheduler")
     assert health.status_code == 503
 
 

@@ -1,0 +1,142 @@
+"""What a client waits for of a handoff that began while its prompt was prefilled, by the prompt's length.
+
+Prompts of 1 to 64 steps of the engine, one at a time, in 1P1D: over shared memory and over gRPC on one
+machine, and over a wire of 1 Gbit/s between two hosts (network namespaces, mutual TLS). Early bytes are those
+that were in the decode worker's cache before it heard that the prompt was complete. The rest of the handoff
+lasts from the end of the prefill's last step until the decode worker's engine knows that all is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton.services.prefill.fair_share import CPU_STEP_TOKENS
+from bench.model import MODEL_NAME, engine_settings
+from bench.path import stages
+from bench.traffic import stream
+from harness.deployment import deployment
+from harness.links import Wire, why_not
+from harness.stats import median, percentile, save
+from harness.wired import wired
+
+RESULT = "early"
+STEPS = (1, 2, 4, 16, 64)
+GBIT = Wire(rate_mbit=1000)
+GOAL = 0.8  # of the bytes of prompts of GOAL_STEPS and more
+GOAL_STEPS = 4
+
+
+def main(arguments: list[str]) -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench early",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="prompts of each length")
+    parser.add_argument("--arm", choices=ARMS, action="append", help="one of them; all by default")
+    options = parser.parse_args(arguments)
+    arms: dict[str, dict[str, Any]] = {}
+    for arm in options.arm or ARMS:
+        with ARMS[arm]() as (url, inside), inside:
+            arms[arm] = asyncio.run(measure(url, options.rounds))
+        for steps, found in arms[arm].items():
+            print(f"{arm:>12} {steps:>3} steps: {found}", flush=True)
+    save(RESULT, {"step_tokens": CPU_STEP_TOKENS, "goal": GOAL, "goal_steps": GOAL_STEPS, "arms": arms})
+
+
+async def measure(url: str, rounds: int) -> dict[str, dict[str, float]]:
+    """Return medians by the number of steps."""
+    found = {}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as http:
+        for steps in STEPS:
+            draw = random.Random(steps)
+            # Not a whole step less: what is left after the last step is never a step's, but for one.
+            prompts = [
+                [draw.randrange(100, 4000) for _ in range(CPU_STEP_TOKENS * steps - 20)]
+                for _ in range(rounds + 1)
+            ]
+            values = [await probe(http, url, prompt) for prompt in prompts][1:]
+            found[f"{steps}"] = {key: round(median([one[key] for one in values]), 4) for key in values[0]}
+            found[f"{steps}"]["rest_p95_ms"] = round(percentile([one["rest_ms"] for one in values], 0.95), 2)
+    return found
+
+
+async def probe(http: aiohttp.ClientSession, url: str, prompt: list[int]) -> dict[str, float]:
+    """Send a prompt, and return what its handoff brought and took."""
+    before, had = await stages(http, url), await handed_over(http, url)
+    answer = await stream(http, url, MODEL_NAME, prompt, 4)
+    after, have = await stages(http, url), await handed_over(http, url)
+    moved, early = (have[name] - had[name] for name in ("bytes", "early"))
+    first, second, *_ = answer.arrivals
+    return {
+        "mib": moved / 2**20,
+        "early": early / moved,
+        "left_mib": (moved - early) / 2**20,
+        "rest_ms": 1e3 * (after["total"] - before["total"] + after["save"] - before["save"]),
+        "ttft_ms": 1e3 * (first - answer.asked),
+        "second_token_ms": 1e3 * (second - first),
+    }
+
+
+async def handed_over(http: aiohttp.ClientSession, url: str) -> dict[str, float]:
+    """Return the bytes of all handoffs so far, and how many of them came early."""
+    async with http.get(f"{url}/metrics") as response:
+        text = await response.text()
+    names = {"baton_router_handoff_bytes_total": "bytes", "baton_router_handoff_early_bytes_total": "early"}
+    found = {"bytes": 0.0, "early": 0.0}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in names:
+                found[names[sample.name]] += sample.value
+    return found
+
+
+Served = tuple[str, AbstractContextManager[Any]]  # a router's URL, and the network that it is in
+
+
+def settings(**handoff: Any) -> dict[str, Any]:
+    """Return the sections of settings for long prompts."""
+    engine = engine_settings() | {"max_model_len": CPU_STEP_TOKENS * max(STEPS) + 64, "kv_cache_gib": 1}
+    return {"engine": engine, "handoff": {"staging_mib": 512, **handoff}}
+
+
+@contextmanager
+def here(transport: str) -> Iterator[Served]:
+    """Serve on this machine."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        deployment(Path(folder), **settings(transports=[transport])) as one,
+    ):
+        one.up(1, 1)
+        yield one.url, nullcontext()
+
+
+@contextmanager
+def over(wire: Wire) -> Iterator[Served]:
+    """Serve on two hosts, with a wire between."""
+    if why := why_not():
+        raise SystemExit(f"no wires: {why}")
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        one = stack.enter_context(wired(Path(folder), config=settings()))
+        one.links.be(wire)
+        yield one.url, one.network.inside()
+
+
+ARMS = {
+    "shm": lambda: here("shm"),
+    "grpc": lambda: here("grpc"),
+    "1 Gbit/s": lambda: over(GBIT),
+}
