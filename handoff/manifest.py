@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from baton.facts import differences
 from baton.handoff import digests
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
 from baton.handoff.groups import CacheGroup, described, num_records
-from baton.handoff.layers import CacheLayer
-from baton.protos.handoff_pb2 import Layer, Manifest, Shard
+from baton.protos.handoff_pb2 import Manifest, Shard
 
 
 @dataclass(frozen=True)
@@ -24,20 +20,7 @@ class Puller:
     rank: int
     compatibility_hash: str
     groups: tuple[CacheGroup, ...]
-    layers: tuple[CacheLayer, ...]
-    wire_dtype: str
-    facts: Mapping[str, str] = field(default_factory=dict)  # the hash's ingredients in words
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of one block's record: what the group with most of them needs."""
-        numbers = range(len(self.groups))
-        return max(sum(one.record_bytes for one in self.layers if one.group == number) for number in numbers)
-
-    @functools.cached_property
-    def described_layers(self) -> list[Layer]:
-        """The layers as a manifest has to describe them."""
-        return [layer.to_proto() for layer in self.layers]
+    record_bytes: int  # of one block
 
 
 def seal(manifest: Manifest) -> Manifest:
@@ -78,15 +61,10 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Sh
         raise StaleEpoch(
             f"{source} is of epoch {manifest.epoch} of request {request_id!r}; wanted here: {epoch}"
         )
-    if manifest.wire_dtype != puller.wire_dtype:
-        raise CompatibilityMismatch(
-            f"{source} has KV wire dtype {manifest.wire_dtype or 'unknown'}; worker {puller.worker_id!r} has"
-            f" {puller.wire_dtype}: give both the same --kv-wire-dtype"
-        )
     if manifest.compatibility_hash != puller.compatibility_hash:
         raise CompatibilityMismatch(
             f"{source} has compatibility hash {manifest.compatibility_hash}; worker {puller.worker_id!r} has"
-            f" {puller.compatibility_hash}: {_difference(manifest, puller)}"
+            f" {puller.compatibility_hash}: `baton doctor --config FILE` tells in what they differ"
         )
     if puller.rank >= len(manifest.shards):
         raise MalformedManifest(
@@ -104,11 +82,6 @@ def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str
         "number of groups": (len(manifest.groups), len(groups)),
         "num_blocks": (manifest.num_blocks, num_records(puller.groups, manifest.num_tokens)),
         "record_bytes": (shard.record_bytes, puller.record_bytes),
-        "layers": (len(manifest.layers), len(puller.layers)),
-        "bytes of all layers": (
-            sum(layer.record_bytes for layer in manifest.layers),
-            sum(layer.record_bytes for layer in puller.layers),
-        ),
     }
     for number, (one, other) in enumerate(zip(manifest.groups, groups, strict=False)):
         for name in ("block_size", "first_block", "num_blocks"):
@@ -118,10 +91,6 @@ def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str
             raise MalformedManifest(
                 f"{source} for request {manifest.request_id!r}: {name} is {there}; {here} is needed here"
             )
-    if list(manifest.layers) != puller.described_layers:
-        raise MalformedManifest(
-            f"{source} for request {manifest.request_id!r} describes other layers{_layers(manifest, puller)}"
-        )
 
 
 def _digest(manifest: Manifest) -> int:
@@ -129,24 +98,3 @@ def _digest(manifest: Manifest) -> int:
     rest.CopyFrom(manifest)
     rest.ClearField("digest")
     return digests.of_message(rest.SerializeToString(deterministic=True))
-
-
-def _difference(manifest: Manifest, puller: Puller) -> str:
-    """Return how the two differ, for the reader of an error: in words, or the first layer that does."""
-    words = differences(manifest.facts, puller.facts, ("there", "here"))
-    return f"{words or 'model, drafter, vLLM, dtype or layout differ'}{_layers(manifest, puller)}"
-
-
-def _layers(manifest: Manifest, puller: Puller) -> str:
-    here = puller.described_layers
-    there = list(manifest.layers)
-    if len(here) != len(there):
-        return f" ({len(there)} layers there, {len(here)} here)"
-    for left, right in zip(there, here, strict=True):
-        if left != right:
-            return f" ({_brief(left)} there, {_brief(right)} here)"
-    return ""
-
-
-def _brief(layer: Layer) -> str:
-    return f"{layer.name} {layer.dtype}{list(layer.block_shape)}"

@@ -7,27 +7,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Manifest(_message.Message):
-    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "num_blocks", "layers", "shards", "lease_s", "saved_at_s", "save_ms", "facts", "wire_dtype", "digest", "host", "chunks", "groups")
-    class FactsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "num_blocks", "shards", "lease_s", "saved_at_s", "save_ms", "digest", "host", "chunks", "groups")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     COMPATIBILITY_HASH_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    LAYERS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     SAVED_AT_S_FIELD_NUMBER: _ClassVar[int]
     SAVE_MS_FIELD_NUMBER: _ClassVar[int]
-    FACTS_FIELD_NUMBER: _ClassVar[int]
-    WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -38,18 +28,15 @@ class Manifest(_message.Message):
     compatibility_hash: str
     num_tokens: int
     num_blocks: int
-    layers: _containers.RepeatedCompositeFieldContainer[Layer]
     shards: _containers.RepeatedCompositeFieldContainer[Shard]
     lease_s: float
     saved_at_s: float
     save_ms: float
-    facts: _containers.ScalarMap[str, str]
-    wire_dtype: str
     digest: int
     host: str
     chunks: int
     groups: _containers.RepeatedCompositeFieldContainer[Group]
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ..., wire_dtype: _Optional[str] = ..., digest: _Optional[int] = ..., host: _Optional[str] = ..., chunks: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ..., digest: _Optional[int] = ..., host: _Optional[str] = ..., chunks: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("block_size", "first_block", "num_blocks")
@@ -60,22 +47,6 @@ class Group(_message.Message):
     first_block: int
     num_blocks: int
     def __init__(self, block_size: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
-
-class Layer(_message.Message):
-    __slots__ = ("name", "dtype", "block_shape", "block_bytes", "record_bytes", "group")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_SHAPE_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    dtype: str
-    block_shape: _containers.RepeatedScalarFieldContainer[int]
-    block_bytes: int
-    record_bytes: int
-    group: int
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., block_shape: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., group: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
     __slots__ = ("rank", "address", "record_bytes", "offers", "ticket")

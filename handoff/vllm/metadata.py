@@ -53,4 +53,3 @@ class RankHandshake(KVConnectorHandshakeMetadata):
     address: str  # of its Handoff service, as processes of this machine dial it
     compatibility_hash: str
     facts: Mapping[str, str]  # the hash's ingredients in words
-    layers: tuple[bytes, ...]  # serialized handoff.Layer

@@ -49,7 +49,7 @@ from baton.handoff.reports import (
 from baton.handoff.save.room import SaveRoom
 from baton.handoff.save.saver import SaveJob
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
-from baton.protos.handoff_pb2 import Layer, Manifest, Shard, TrialReply
+from baton.protos.handoff_pb2 import Manifest, Shard, TrialReply
 from baton.rpc import host_id
 
 
@@ -347,12 +347,9 @@ class SchedulerSide:
             epoch=key[1],
             worker_id=self._config.worker_id,
             compatibility_hash=self.compatibility_hash,
-            facts=self.facts,
-            wire_dtype=self._config.kv_wire_dtype,
             num_tokens=num_tokens,
             num_blocks=num_records(self._groups, num_tokens),
             groups=described(self._groups, num_tokens),
-            layers=[Layer.FromString(layer) for layer in self._ranks[0].layers],
             shards=[
                 Shard.FromString(part.shard)
                 for part in sorted(shards, key=lambda part: part.rank)

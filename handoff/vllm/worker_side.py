@@ -71,7 +71,6 @@ class WorkerSide:
         )
         self._hash = compatibility_hash(found)
         self._facts = in_words(found)
-        self._layers = tuple(layer.to_proto().SerializeToString() for layer in cache.layers)
         self._rank = rank
         # A rank may be a process of its own, forked or not.
         mine = Identity(Path(config.identity)) if config.identity else None
@@ -121,9 +120,7 @@ class WorkerSide:
             rank=self._rank,
             compatibility_hash=self._hash,
             groups=groups,
-            layers=cache.layers,
-            facts=self._facts,
-            wire_dtype=cache.wire_dtype,
+            record_bytes=cache.record_bytes,
         )
         return Loader(
             cache,
@@ -136,7 +133,7 @@ class WorkerSide:
 
     def handshake(self) -> RankHandshake:
         """Describe this rank to the scheduler's side."""
-        return RankHandshake(self._rank, self._service.local_address, self._hash, self._facts, self._layers)
+        return RankHandshake(self._rank, self._service.local_address, self._hash, self._facts)
 
     def begin_step(self, jobs: StepJobs) -> None:
         """Start the step's loads before its forward pass, which hides them."""

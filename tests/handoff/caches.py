@@ -113,9 +113,7 @@ class Source:
             num_tokens=num_tokens,
             num_blocks=num_blocks,
             groups=described(self.groups, num_tokens),
-            layers=[layer.to_proto() for layer in self.cache.layers],
             shards=[Shard.FromString(saved.shard)],
-            wire_dtype=self.cache.wire_dtype,
             saved_at_s=0 if saved.begun else saved.saved_at_s,
             save_ms=saved.save_ms,
         )
@@ -145,7 +143,7 @@ def source(
 
 
 def puller(cache: BlockCache, groups: tuple[CacheGroup, ...] = GROUPS) -> Puller:
-    return Puller("puller", 0, HASH, groups, cache.layers, wire_dtype=cache.wire_dtype)
+    return Puller("puller", 0, HASH, groups, cache.record_bytes)
 
 
 def records(cache: BlockCache, block_ids: Sequence[int], group: int = 0) -> Bytes:

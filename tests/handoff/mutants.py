@@ -91,11 +91,10 @@ def meaning(manifest: Manifest, transport: str) -> tuple[Any, ...]:
     if shard is not None:
         offer = shard.offers.get(transport)
         place = (shard.rank, shard.record_bytes, offer, shard.address if transport == "grpc" else "")
-    layers = tuple(layer.SerializeToString() for layer in manifest.layers)
     groups = tuple(group.SerializeToString() for group in manifest.groups)
-    numbers = (manifest.num_tokens, manifest.num_blocks, manifest.wire_dtype)
+    numbers = (manifest.num_tokens, manifest.num_blocks)
     whose = (manifest.request_id, manifest.epoch, manifest.compatibility_hash, manifest.digest)
-    return (*whose, *numbers, groups, layers, place)
+    return (*whose, *numbers, groups, place)
 
 
 def manifest_bytes(rng: random.Random, stage: Stage) -> Mutant:
@@ -120,19 +119,7 @@ _FIELDS: list[Callable[[random.Random, Manifest, Stage], object]] = [
     lambda r, m, _s: setattr(r.choice(m.groups), "num_blocks", r.choice((0, 1, 7, *_HUGE))),
     lambda r, m, _s: m.groups.extend([m.groups[0]] * r.choice((1, 500))),
     lambda r, m, _s: m.groups.pop(r.randrange(len(m.groups))),
-    lambda r, m, _s: setattr(r.choice(m.layers), "group", r.choice((1, 2, 7, *_HUGE))),
     lambda r, m, _s: setattr(m, "num_blocks", r.choice((0, 1, m.num_blocks + 1, *_HUGE))),
-    lambda r, m, _s: setattr(m, "wire_dtype", r.choice(("", "float17", "fp8_e5m2", "AUTO"))),
-    lambda r, m, _s: _shuffle(r, m),
-    lambda r, m, _s: m.layers.pop(r.randrange(len(m.layers))),
-    lambda r, m, _s: m.layers.extend([m.layers[0]] * r.choice((1, 500))),
-    lambda _r, m, _s: m.ClearField("layers"),
-    lambda r, m, _s: setattr(r.choice(m.layers), "dtype", r.choice(("", "float8_e4m3fn", "object", "bool"))),
-    lambda r, m, _s: setattr(r.choice(m.layers), "name", r.choice(("", "model.layers.9.attn", "../x"))),
-    lambda r, m, _s: setattr(r.choice(m.layers), "block_bytes", r.choice((0, 8, *_HUGER))),
-    lambda r, m, _s: setattr(r.choice(m.layers), "record_bytes", r.choice((0, 8, *_HUGER))),
-    lambda r, m, _s: r.choice(m.layers).block_shape.append(r.choice((1, 2, *_HUGER))),
-    lambda r, m, _s: r.choice(m.layers).block_shape.reverse(),
     lambda _r, m, _s: m.ClearField("shards"),
     lambda r, m, _s: setattr(m.shards[0], "rank", r.choice((1, *_HUGE))),
     lambda r, m, _s: setattr(m.shards[0], "record_bytes", r.choice((0, 8, *_HUGER))),
@@ -197,14 +184,6 @@ def _shuffled(rng: random.Random, manifest: Manifest) -> list[int]:
     return mixed
 
 
-def _shuffle(rng: random.Random, manifest: Manifest) -> None:
-    layers = list(manifest.layers)
-    while layers == list(manifest.layers):
-        rng.shuffle(layers)
-    del manifest.layers[:]
-    manifest.layers.extend(layers)
-
-
 def manifest_fields(rng: random.Random, stage: Stage) -> Mutant:
     """By somebody who seals it, or on its way."""
     manifest = Manifest()
@@ -240,10 +219,9 @@ def swapped(rng: random.Random, stage: Stage) -> Mutant:
         seal(manifest)
         kind += "another's under this request's name"
     elif whose == 4:
-        what = rng.choice(("model", "draft model", "speculative method"))
-        manifest.compatibility_hash, manifest.facts[what] = f"{rng.getrandbits(128):032x}", "another"
+        manifest.compatibility_hash = f"{rng.getrandbits(128):032x}"
         seal(manifest)
-        kind += f"of another {what}"
+        kind += "of another model, drafter or method"
     else:
         stage.source.staging.release(stage.right.request_id, stage.right.epoch)
         kind += "replayed after its release"
