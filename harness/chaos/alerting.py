@@ -43,7 +43,7 @@ NAMED = {
     "hang-redis": _STORE,
     "fill-redis": _STORE,
     "change-password": _STORE,
-    "kill-redis-and-scheduler": _STORE,
+    "kill-redis-and-scheduler": _SCHEDULER,  # which alone would have missed Redis, back before it
     "start-scheduler-without-redis": _STORE,
     "kill-router": _DOWN,
     "hang-router": _DOWN,
