@@ -7,6 +7,7 @@ with threads (gRPC's, torch's) may wait for ever for a lock that one of those he
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ class _Rank(context.ForkServerProcess):
     def run(self) -> None:
         os.environ.clear()
         os.environ.update(self._environment)
+        _use(multiprocessing.get_context("fork"))  # an engine forks its ranks as it begins
         super().run()
 
 
@@ -36,14 +38,18 @@ class _Context(context.ForkServerContext):
 
 def fork_ranks() -> None:
     """Let vLLM fork its engine and ranks. To be called while this process has one thread."""
-    from vllm.v1.engine import utils
-    from vllm.v1.executor import multiproc_executor
-
     resource_tracker.ensure_running()  # a process of its own, which is not to be a fork
     with mock.patch.object(util, "spawnv_passfds", _forked):
         forkserver.ensure_running()
+    _use(_Context())
+
+
+def _use(processes: context.BaseContext) -> None:
+    from vllm.v1.engine import utils
+    from vllm.v1.executor import multiproc_executor
+
     for module in (utils, multiproc_executor):
-        module.get_mp_context = _Context
+        module.get_mp_context = lambda: processes
 
 
 def _forked(path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
