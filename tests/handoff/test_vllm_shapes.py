@@ -10,6 +10,7 @@ import pytest
 from cryptography import x509
 
 from baton import addresses
+from baton.handoff.layers import CacheLayer
 from baton.handoff.reports import Loaded
 from baton.protos.handoff_pb2 import Manifest
 from baton.security import identity
@@ -39,6 +40,14 @@ def hand_over(engine: EngineProcess, name: str, length: int) -> tuple[Manifest, 
     assert written.loaded is not None
     assert written.loaded.problem is None
     return read.saved.manifest, written.loaded
+
+
+def cache_layers(engine: Engine) -> tuple[CacheLayer, ...]:
+    """Return the layers of the rank's cache (its side is in the same process)."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    layers: tuple[CacheLayer, ...] = get_kv_transfer_group()._worker._cache.layers
+    return layers
 
 
 def fact(engine: Engine, name: str) -> str:
@@ -113,7 +122,7 @@ def test_a_quantised_latent_has_one_scale_a_token(tmp_path: Path) -> None:
         read = engine.call(prefill, "r", prompt)
         assert read.saved is not None
         assert read.saved.manifest is not None, read.saved.problem
-        layers = read.saved.manifest.layers
+        layers = engine.call(cache_layers)
         assert {layer.block_bytes for layer in layers} == {16 * width * element}
         assert {layer.record_bytes for layer in layers} == {16 * (width + 4)}
         assert any("layers.3" in layer.name for layer in layers)  # the drafter's
