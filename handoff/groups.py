@@ -130,9 +130,15 @@ def loaded_parts(
     return tuple(parts)
 
 
-def parts_between(parts: Sequence[Part], first: int, stop: int) -> tuple[Part, ...]:
-    """Return what of the parts lies in these places."""
-    found = (part.within(first, stop) for part in parts)
+def final_part(groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], first: int, stop: int) -> Part:
+    """Return the part of these places, which are among the `final_records`."""
+    number = in_order(groups)[0]
+    return Part(number, first, tuple(tables[number][first:stop]))
+
+
+def parts_from(parts: Sequence[Part], first: int) -> tuple[Part, ...]:
+    """Return what of the parts lies in this place and behind it."""
+    found = (part.within(first, part.stop) for part in parts)
     return tuple(part for part in found if part.block_ids)
 
 

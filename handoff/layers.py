@@ -11,9 +11,7 @@ class CacheLayer:
 
     name: str
     dtype: str  # torch's name without "torch."
-    block_shape: tuple[
-        int, ...
-    ]  # [heads, tokens, channels] for ordinary attention; MLA [1, tokens, channels]
+    block_shape: tuple[int, ...]  # [heads, tokens, channels]; one head for MLA
     block_strides: tuple[int, ...]  # elements
     block_bytes: int
     record_bytes: int  # of its part in a record

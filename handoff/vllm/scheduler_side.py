@@ -23,11 +23,13 @@ from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import CompatibilityMismatch, SaveFailed, StagingFull
 from baton.handoff.groups import (
     CacheGroup,
+    Part,
     described,
+    final_part,
     final_records,
     loaded_parts,
     num_records,
-    parts_between,
+    parts_from,
     saved_parts,
     serve,
 )
@@ -240,12 +242,16 @@ class SchedulerSide:
         """Order the save of what is final after the first `end` tokens; with the last, of all the rest."""
         request, epoch = prompt.request, prompt.wish.epoch
         whole, last = num_records(self._groups, request.num_tokens), end >= request.num_tokens
-        stop = whole if last else final_records(self._groups, end)
-        parts = saved_parts(self._groups, tables, request.num_tokens)
+        parts: tuple[Part, ...]
+        if last:
+            parts = parts_from(saved_parts(self._groups, tables, request.num_tokens), prompt.records)
+        else:
+            stop = final_records(self._groups, end)
+            parts = (final_part(self._groups, tables, prompt.records, stop),)
+            prompt.records = stop
         key = request.request_id, epoch
-        job = SaveJob(*key, parts_between(parts, prompt.records, stop), whole, last)
+        job = SaveJob(*key, parts, whole, last)
         save = self._saving.setdefault(key, _Save(request.num_tokens))
-        prompt.records = stop
         if last:
             del self._to_save[request.request_id]
             save.chunks = prompt.chunks

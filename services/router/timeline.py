@@ -200,7 +200,9 @@ def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:
 def _handoff(attempt: Timings) -> Iterator[Stage]:
     """Yield a handoff and its parts: laid end to end, though the worker moves and checks at the same time."""
     told = attempt.handoff
-    attributes = {"bytes": attempt.handoff_bytes, "transport": attempt.transport or "none"}
+    attributes: dict[str, Any] = {"bytes": attempt.handoff_bytes, "transport": attempt.transport or "none"}
+    if told is not None and told.early_bytes:
+        attributes["early_bytes"] = told.early_bytes  # before the prompt was complete: in none of these times
     begin = min(attempt.first_token, attempt.admitted)
     yield Stage("handoff", begin, attempt.admitted, ROUTER, attempt.number, "", attributes)
     at = attempt.admitted - sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3

@@ -8,12 +8,13 @@ from baton.handoff.groups import (
     CacheGroup,
     Part,
     described,
+    final_part,
     final_records,
     in_order,
     loaded_parts,
     num_blocks,
     num_records,
-    parts_between,
+    parts_from,
     runs,
     saved_parts,
     serve,
@@ -91,8 +92,10 @@ def test_what_keeps_all_tokens_comes_first_and_is_final_block_by_block() -> None
     assert in_order(mixed) == [2, 0, 1]
     assert [final_records(mixed, tokens) for tokens in (31, 32, 300)] == [0, 1, 9]
     assert final_records((WINDOW, STATE), 300) == 0
-    parts = saved_parts(mixed, ([40], [0, 0, *range(11, 19)], [*range(1, 11)]), 300)
+    tables = ([40], [0, 0, *range(11, 19)], [*range(1, 11)])
+    parts = saved_parts(mixed, tables, 300)
     assert [(part.group, part.first) for part in parts] == [(2, 0), (0, 10), (1, 11)]
-    assert parts_between(parts, 0, 9) == (Part(2, 0, tuple(range(1, 10))),)
-    left = parts_between(parts, 9, num_records(mixed, 300))
-    assert left == (Part(2, 9, (10,)), *parts[1:])
+    assert final_part(mixed, tables, 0, 4) == Part(2, 0, (1, 2, 3, 4))
+    assert final_part(mixed, tables, 4, 9) == Part(2, 4, (5, 6, 7, 8, 9))
+    assert parts_from(parts, 9) == (Part(2, 9, (10,)), *parts[1:])
+    assert parts_from(parts, 0) == parts

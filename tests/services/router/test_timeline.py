@@ -121,7 +121,7 @@ def test_a_request_that_was_never_placed() -> None:
 
 
 def test_the_handoff_and_the_decode() -> None:
-    told = worker_pb2.Admitted(wait_ms=10, move_ms=20, check_ms=5, load_ms=15, total_ms=60)
+    told = worker_pb2.Admitted(wait_ms=10, move_ms=20, check_ms=5, load_ms=15, total_ms=60, early_bytes=5)
     one = attempt(
         saved=1.149, save_ms=4.0, admitted=1.4, handoff=told, handoff_bytes=7, transport="shm", resumed=1.45
     )
@@ -151,7 +151,7 @@ def test_the_handoff_and_the_decode() -> None:
         "handoff"
     }
     assert found["decode"].attributes["tokens"] == 8
-    assert found["handoff"].attributes == {"bytes": 7, "transport": "shm"}
+    assert found["handoff"].attributes == {"bytes": 7, "transport": "shm", "early_bytes": 5}
 
 
 def test_a_later_attempt_has_its_own_stages() -> None:
