@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from baton.handoff import digests, manifest
@@ -127,6 +127,7 @@ class Loader:
         self._chunk_bytes = chunk_bytes
         self._running: dict[Key, _Progress] = {}
         self._held: dict[Key, ShardLoad] = {}  # early loads that went well, until they are resumed
+        self.on_finished: Callable[[], object] = lambda: None  # called on the load's thread
         self._finished: list[ShardLoad] = []
         self._lock = threading.Lock()
         self._turns: Turns[_Progress] = Turns()
@@ -224,6 +225,7 @@ class Loader:
                 self._held[job.key] = report
             else:
                 self._finished.append(report)
+        self.on_finished()
         if described is not None:
             self._release(job, described, shard, problem)  # now: the request waits for nothing here
 

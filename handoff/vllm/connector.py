@@ -3,20 +3,23 @@
 Loaded by KVTransferConfig(kv_connector="BatonConnector",
 kv_connector_module_path="baton.handoff.vllm.connector", kv_role="kv_both", kv_load_failure_policy="fail",
 kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host, in the scheduler's process,
-uses `take_reports`, `resume`, `compatibility_hash`, `facts`, `staged`, `kv_addresses` and `try_handoff`.
+uses `take_reports`, `resume`, `wake_on_loads`, `compatibility_hash`, `facts`, `staged`, `kv_addresses` and
+`try_handoff`.
 
 Leans on vLLM 0.32: KVConnectorBase_V1, SupportsHMA and their calls
 (vllm.distributed.kv_transfer.kv_connector.v1.base), KVCacheConfig.kv_cache_groups,
 KVConnectorRole, KVConnectorTransferResults, get_tensor_model_parallel_rank (vllm.distributed),
+has_kv_transfer_group, get_kv_transfer_group (vllm.distributed.kv_transfer),
 KVTransferConfig.kv_connector_extra_config; further symbols in the modules beside this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -87,6 +90,16 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
         """Have the ranks pull test payloads from another worker's."""
         return self._scheduler_side.try_handoff(sources, transport, size, timeout_s)
+
+    def wake_on_loads(self, wake: Callable[[], object]) -> None:
+        """Have `wake` called, on any thread, when a load has ended on a rank of this process.
+
+        Ranks in processes of their own cannot: their loads are noticed in the next step.
+        """
+        if has_kv_transfer_group():
+            rank = get_kv_transfer_group()
+            if isinstance(rank, BatonConnector):
+                rank._worker_side.loader.on_finished = wake
 
     def resume(self, request_id: str, epoch: int, manifest: Manifest) -> None:
         """Let an early load end: its prompt and manifest are complete, and its request has a first token."""

@@ -217,6 +217,8 @@ class EngineHost:
         try:
             self._engine = build_engine(self._plan, lambda: self._messages.put(_rank_lost))
             self._connector = self._engine.scheduler.get_kv_connector()
+            if self._connector is not None:
+                self._connector.wake_on_loads(lambda: self._messages.put(_look))
             self._draft_length = draft_length.install(
                 self._engine, self._plan.settings.engine.speculative_config
             )
@@ -312,7 +314,7 @@ class EngineHost:
         if step.matters or step.load != self._load:
             self._load = step.load
             self._tell(lambda listener: listener.on_step(step))
-        return bool(executed)
+        return bool(executed or step.loaded)  # what was loaded can run in the next step
 
     def _shared(self, step: EngineStep) -> dict[str, int]:
         """Return the KV blocks, held by others too, of each request that began to decode in this step."""
@@ -366,6 +368,10 @@ def _count_work(step: EngineStep) -> None:
     if step.executed:
         counts.busy_s = step.seconds
         counts.request_s = step.seconds * requests
+
+
+def _look() -> None:
+    """Do nothing but end the wait for a message."""
 
 
 def _rank_lost() -> None:
