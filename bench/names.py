@@ -36,4 +36,5 @@ ALONE = [
     "ray-autoscale",
     "soak",
     "tls",
+    "watched",
 ]

@@ -273,6 +273,34 @@ def path(result: Result) -> list[Block]:
     ]
 
 
+def watched(result: Result) -> list[Block]:
+    names = {
+        "tokens_per_s": "tokens/s",
+        "ttft_short_p50_ms": "TTFT p50, short prompts, ms",
+        "ttft_long_p50_ms": "TTFT p50, 900 tokens, ms",
+        "itl_p50_ms": "ITL p50, ms",
+        "itl_p99_ms": "ITL p99, ms",
+    }
+    rows = [
+        [
+            name,
+            result["medians"]["off"][key],
+            result["medians"]["on"][key],
+            f"{100 * result['change'][key]:+.1f} %",
+        ]
+        for key, name in names.items()
+    ]
+    return [
+        "## What it costs to be watched\n",
+        "1P1D, four streams beside long prompts, in turns. On: Prometheus with all rules scrapes each process every five seconds, "
+        f"requests are traced (one in a hundred, and slow ones: {result['traces']} traces), and somebody reads the live page; all of "
+        f"them on the same cores. Goal: {100 * result['goal']:.0f} % of tokens/s and of the time to first token. "
+        f"Medians of {len(result['runs']['on'])} turns.",
+        measured(result, "python -m bench watched"),
+        table(["", "off", "on", "change"], rows),
+    ]
+
+
 def early(result: Result) -> list[Block]:
     keys = ("mib", "early", "left_mib", "rest_ms", "rest_p95_ms", "second_token_ms")
     rows = [
@@ -912,6 +940,7 @@ SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
     "attribution": attribution,
     "path": path,
     "early": early,
+    "watched": watched,
     "handoff": handoff,
     "tls": tls,
     "router": router,
