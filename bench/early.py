@@ -22,7 +22,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.services.prefill.fair_share import CPU_STEP_TOKENS
-from bench.model import MODEL_NAME, engine_settings
+from bench.model import MODEL_NAME, engine_settings, longer
 from bench.path import stages
 from bench.traffic import stream
 from harness.deployment import deployment
@@ -32,6 +32,7 @@ from harness.wired import wired
 
 RESULT = "early"
 STEPS = (1, 2, 4, 16, 64)
+FEWER_FROM = 64  # steps: attention to what is before takes minutes on a CPU
 GBIT = Wire(rate_mbit=1000)
 GOAL = 0.8  # of the bytes of prompts of GOAL_STEPS and more
 GOAL_STEPS = 4
@@ -44,15 +45,16 @@ def main(arguments: list[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=5, help="prompts of each length")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help=f"prompts of each length below {FEWER_FROM} steps"
+    )
     parser.add_argument("--arm", choices=ARMS, action="append", help="one of them; all by default")
     options = parser.parse_args(arguments)
     arms: dict[str, dict[str, Any]] = {}
     for arm in options.arm or ARMS:
+        print(arm, flush=True)
         with ARMS[arm]() as (url, inside), inside:
             arms[arm] = asyncio.run(measure(url, options.rounds))
-        for steps, found in arms[arm].items():
-            print(f"{arm:>12} {steps:>3} steps: {found}", flush=True)
     save(RESULT, {"step_tokens": CPU_STEP_TOKENS, "goal": GOAL, "goal_steps": GOAL_STEPS, "arms": arms})
 
 
@@ -65,10 +67,11 @@ async def measure(url: str, rounds: int) -> dict[str, dict[str, float]]:
             # Not a whole step less: what is left after the last step is never a step's, but for one.
             prompts = [
                 [draw.randrange(100, 4000) for _ in range(CPU_STEP_TOKENS * steps - 20)]
-                for _ in range(rounds + 1)
+                for _ in range(1 + (rounds if steps < FEWER_FROM else 1))
             ]
             values = [await probe(http, url, prompt) for prompt in prompts][1:]
             found[f"{steps}"] = {key: round(median([one[key] for one in values]), 4) for key in values[0]}
+            print(f"{steps:>3} steps: {found[str(steps)]}", flush=True)
             found[f"{steps}"]["rest_p95_ms"] = round(percentile([one["rest_ms"] for one in values], 0.95), 2)
     return found
 
@@ -108,7 +111,8 @@ Served = tuple[str, AbstractContextManager[Any]]  # a router's URL, and the netw
 
 def settings(**handoff: Any) -> dict[str, Any]:
     """Return the sections of settings for long prompts."""
-    engine = engine_settings() | {"max_model_len": CPU_STEP_TOKENS * max(STEPS) + 64, "kv_cache_gib": 1}
+    tokens = CPU_STEP_TOKENS * max(STEPS) + 64
+    engine = engine_settings() | {"max_model_len": tokens, "model": str(longer(tokens)), "kv_cache_gib": 1}
     return {"engine": engine, "handoff": {"staging_mib": 512, **handoff}}
 
 

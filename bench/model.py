@@ -9,6 +9,19 @@ MODEL_NAME = "qwen2-80m"
 FOLDER = Path.home() / ".cache" / "baton" / "bench" / MODEL_NAME
 
 
+def longer(tokens: int) -> Path:
+    """Return a folder with the same weights, whose configuration takes so many tokens."""
+    folder = FOLDER.with_name(f"{MODEL_NAME}-{tokens}")
+    folder.mkdir(exist_ok=True)
+    for file in FOLDER.iterdir():
+        made = folder / file.name
+        if file.suffix == ".json":
+            made.write_text(file.read_text().replace(": 4096", f": {tokens}"))
+        elif not made.exists():
+            made.symlink_to(file)
+    return folder
+
+
 def engine_settings() -> dict[str, Any]:
     """Return the `engine` section for it; the checkpoint is written on first use."""
     from harness.checkpoints import qwen2_80m

@@ -3,8 +3,8 @@
 Loaded by KVTransferConfig(kv_connector="BatonConnector",
 kv_connector_module_path="baton.handoff.vllm.connector", kv_role="kv_both", kv_load_failure_policy="fail",
 kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host, in the scheduler's process,
-uses `take_reports`, `resume`, `wake_on_loads`, `compatibility_hash`, `facts`, `staged`, `kv_addresses` and
-`try_handoff`.
+uses `take_reports`, `resume`, `loads`, `wake_on_loads`, `compatibility_hash`, `facts`, `staged`,
+`kv_addresses` and `try_handoff`.
 
 Leans on vLLM 0.32: KVConnectorBase_V1, SupportsHMA and their calls
 (vllm.distributed.kv_transfer.kv_connector.v1.base), KVCacheConfig.kv_cache_groups,
@@ -91,15 +91,21 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         """Have the ranks pull test payloads from another worker's."""
         return self._scheduler_side.try_handoff(sources, transport, size, timeout_s)
 
-    def wake_on_loads(self, wake: Callable[[], object]) -> None:
-        """Have `wake` called, on any thread, when a load has ended on a rank of this process.
+    def wake_on_loads(self, wake: Callable[[], object]) -> bool:
+        """Have `wake` called, on any thread, when a load has ended. Return whether it will be.
 
-        Ranks in processes of their own cannot: their loads are noticed in the next step.
+        It is not where ranks have processes of their own: their loads are noticed in the next step.
         """
-        if has_kv_transfer_group():
-            rank = get_kv_transfer_group()
-            if isinstance(rank, BatonConnector):
-                rank._worker_side.loader.on_finished = wake
+        rank = get_kv_transfer_group() if has_kv_transfer_group() else None
+        if not isinstance(rank, BatonConnector):
+            return False
+        rank._worker_side.loader.on_finished = wake
+        return True
+
+    @property
+    def loads(self) -> int:
+        """The number of loads under way."""
+        return self._scheduler_side.loads
 
     def resume(self, request_id: str, epoch: int, manifest: Manifest) -> None:
         """Let an early load end: its prompt and manifest are complete, and its request has a first token."""

@@ -122,6 +122,11 @@ class SchedulerSide:
         """Addresses of the ranks' Handoff services, in rank order."""
         return [rank.address for rank in self._ranks]
 
+    @property
+    def loads(self) -> int:
+        """The number of loads under way."""
+        return len(self._loading)
+
     def take_reports(self) -> Reports:
         """Return what ended since the last call.
 

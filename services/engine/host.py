@@ -6,7 +6,7 @@ threads call `submit`, `abort` and `stop`, and what is marked as theirs.
 
 Leans on: vllm.v1.engine.core.EngineCore (step_fn, post_step, add_request, abort_requests, model_executor,
 batch_queue, scheduler, structured_output_manager.grammar_init, request_block_hasher), its scheduler
-(requests, has_requests, get_request_counts, deferred_waiting, get_kv_connector,
+(requests, has_requests, get_num_unfinished_requests, get_request_counts, deferred_waiting, get_kv_connector,
 kv_cache_manager.{block_pool.get_num_free_blocks, get_blocks}, shutdown), KVCacheBlock.{ref_cnt, is_null},
 vllm.v1.engine.EngineCoreOutput.prefill_stats (num_computed_tokens), EngineCoreOutputs and its
 scheduler_stats (spec_decoding_stats, prefix_cache_stats, connector_prefix_cache_stats),
@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.0005
 _POLL_GROWTH = 1.05
 _POLL_MOST_S = 0.005
+# The same where it waits for nothing but loads, whose end wakes it: it looks at their deadlines alone.
+_POLL_WOKEN_S = 0.1
 _STOP_TIMEOUT_S = 10.0
 
 
@@ -115,6 +117,7 @@ class EngineHost:
         self._listener: Listener | None = None
         self._engine: Any = None
         self._connector: Any = None
+        self._woken = False  # by each load that ends
         self._draft_length: draft_length.DraftLengthSeam | None = None
         self._cache_events: cache_events.CacheEvents | None = None
         self._load = EngineLoad()
@@ -218,7 +221,7 @@ class EngineHost:
             self._engine = build_engine(self._plan, lambda: self._messages.put(_rank_lost))
             self._connector = self._engine.scheduler.get_kv_connector()
             if self._connector is not None:
-                self._connector.wake_on_loads(lambda: self._messages.put(_look))
+                self._woken = self._connector.wake_on_loads(lambda: self._messages.put(_look))
             self._draft_length = draft_length.install(
                 self._engine, self._plan.settings.engine.speculative_config
             )
@@ -252,7 +255,15 @@ class EngineHost:
                 return
             if scheduler.has_requests() or engine.batch_queue:
                 executed = self._step(engine)
-                poll_s = _POLL_S if executed else min(poll_s * _POLL_GROWTH, _POLL_MOST_S)
+                poll_s = _POLL_S if executed else min(poll_s * _POLL_GROWTH, self._poll_most_s())
+
+    def _poll_most_s(self) -> float:
+        loads = self._connector.loads if self._woken else 0
+        return (
+            _POLL_WOKEN_S
+            if loads and loads == self._engine.scheduler.get_num_unfinished_requests()
+            else _POLL_MOST_S
+        )
 
     def _take(self, block: bool, timeout: float | None) -> bool:
         """Run the messages that are there; wait for the first one with `block`. Return whether to go on."""
