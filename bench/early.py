@@ -113,7 +113,8 @@ def settings(**handoff: Any) -> dict[str, Any]:
     """Return the sections of settings for long prompts."""
     tokens = CPU_STEP_TOKENS * max(STEPS) + 64
     engine = engine_settings() | {"max_model_len": tokens, "model": str(longer(tokens)), "kv_cache_gib": 1}
-    return {"engine": engine, "handoff": {"staging_mib": 512, **handoff}}
+    every = {"idle_decode_tokens": 0}  # every prompt is handed over
+    return {"engine": engine, "scheduler": every, "handoff": {"staging_mib": 512, **handoff}}
 
 
 @contextmanager
