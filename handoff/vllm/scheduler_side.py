@@ -378,8 +378,8 @@ class SchedulerSide:
             return
         del self._loading[key]
         done, manifest = load.done, load.manifest
-        there = manifest.saved_at_s if manifest.host == self._host else 0.0
-        start = max(there, load.arrived_s)
+        # An early load that failed knows of no save's end.
+        start = (manifest.saved_at_s if manifest.host == self._host else 0.0) or load.arrived_s
         self._loaded.append(
             Loaded(
                 *key,
