@@ -44,9 +44,7 @@ def main(arguments: list[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--rounds", type=int, default=5, help=f"prompts of each length below {FEWER_FROM} steps"
-    )
+    parser.add_argument("--rounds", type=int, default=5, help="prompts of each length")
     parser.add_argument("--arm", choices=ARMS, action="append", help="one of them; all by default")
     options = parser.parse_args(arguments)
     arms: dict[str, dict[str, Any]] = {}
