@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import random
 import tempfile
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from bench.path import stages
 from bench.traffic import stream
 from harness.deployment import deployment
 from harness.links import Wire, why_not
-from harness.stats import median, percentile, save
+from harness.stats import RESULTS, median, percentile, save
 from harness.wired import wired
 
 RESULT = "early"
@@ -45,9 +46,12 @@ def main(arguments: list[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=5, help="prompts of each length")
-    parser.add_argument("--arm", choices=ARMS, action="append", help="one of them; all by default")
+    parser.add_argument(
+        "--arm", choices=ARMS, action="append", help="one of them; the others keep their figures"
+    )
     options = parser.parse_args(arguments)
-    arms: dict[str, dict[str, Any]] = {}
+    kept = RESULTS / f"{RESULT}.json"
+    arms: dict[str, dict[str, Any]] = json.loads(kept.read_text())["arms"] if kept.is_file() else {}
     for arm in options.arm or ARMS:
         print(arm, flush=True)
         with ARMS[arm]() as (url, inside), inside:

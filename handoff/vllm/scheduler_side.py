@@ -152,7 +152,8 @@ class SchedulerSide:
             _, arrived_s = self._to_load[request_id]
             self._to_load[request_id] = LoadWish(epoch, manifest), arrived_s
         elif key in self._loading:
-            self._loading[key].manifest = manifest
+            load = self._loading[key]
+            load.manifest, load.arrived_s = manifest, time.monotonic()  # nobody has waited for it until now
             self._jobs.resumes.append(key)
 
     def staged(self, timeout_s: float) -> Staged:
