@@ -149,8 +149,7 @@ class SchedulerSide:
         """
         key = request_id, epoch
         if request_id in self._to_load:
-            _, arrived_s = self._to_load[request_id]
-            self._to_load[request_id] = LoadWish(epoch, manifest), arrived_s
+            self._to_load[request_id] = LoadWish(epoch, manifest), time.monotonic()
         elif key in self._loading:
             load = self._loading[key]
             load.manifest, load.arrived_s = manifest, time.monotonic()  # nobody has waited for it until now
