@@ -20,7 +20,7 @@ from typing import Any
 from bench.live_page import readers
 from bench.model import MODEL_NAME, engine_settings
 from bench.traffic import Mix, run
-from harness.collector import collector
+from harness.collector import collecting
 from harness.deployment import Deployment, deployment
 from harness.prometheus import prometheus, why_not
 from harness.stats import median, save
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     runs: dict[str, list[dict[str, float]]] = {"off": [], "on": []}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        spans = stack.enter_context(collector())
+        spans = stack.enter_context(collecting())
         seen = {"endpoint": f"http://127.0.0.1:{spans.port}", "sample_ratio": 0.01, "slow_ms": SLOW_MS}
         on = {
             "tracing": seen,
