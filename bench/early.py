@@ -1,4 +1,4 @@
-"""What a client waits for of a handoff that began while its prompt was prefilled, by the prompt's length.
+"""Measure what is left of a handoff that began with its prompt, by the prompt's length.
 
 Prompts of 1 to 16 steps of the engine, one at a time, in 1P1D: over shared memory and over gRPC on one
 machine, and over a wire of 1 Gbit/s between two hosts (network namespaces, mutual TLS). Early bytes are those

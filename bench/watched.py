@@ -1,4 +1,4 @@
-"""What it costs to be watched: tokens/s and time to first token with everything on, and with everything off.
+"""Measure what it costs to be watched: tokens/s and time to first token, with everything on and off.
 
 Two 1P1D deployments of the same kind take turns. On: Prometheus scrapes each process every five seconds, with
 all rules; requests are traced to a collector, one in a hundred and all slow ones; the live page has a reader.
