@@ -28,6 +28,7 @@ import grpc
 from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
 from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS, SERVER_OPTIONS
+from baton.scheduler.types import attempt_id
 
 with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
     warnings.simplefilter("ignore")
@@ -42,6 +43,7 @@ class _Cut:
     """An attempt that is to end early."""
 
     at: int  # tokens of the answer
+    request_id: str
     epoch: int
     generated: int  # so far
     at_manifest: bool = False
@@ -53,7 +55,7 @@ class Cutter(rpc.WorkerServicer):
     def __init__(self) -> None:
         self.address = ""
         self._lock = threading.Lock()
-        self._pending: dict[str, _Cut] = {}
+        self._pending: dict[str, _Cut] = {}  # by attempt_id
         self.cuts: Counter[str] = Counter()
 
     def stand_before(self, worker: str) -> None:
@@ -115,7 +117,8 @@ class Cutter(rpc.WorkerServicer):
             return self._failed(start.request_id, start.epoch)
         if not prefilling or how == "p":
             with self._lock:
-                self._pending[start.request_id] = _Cut(at, start.epoch, generated, at_manifest=how == "p")
+                cut = _Cut(at, start.request_id, start.epoch, generated, at_manifest=how == "p")
+                self._pending[attempt_id(start.request_id, start.epoch)] = cut
         return None
 
     def _shortened(self, reply: pb.RunReply, up: queue.SimpleQueue[pb.RunRequest | None]) -> pb.RunReply:
@@ -141,8 +144,8 @@ class Cutter(rpc.WorkerServicer):
             elif cut.generated >= cut.at:
                 _trim(output, len(output.new_token_ids) - (cut.generated - cut.at))
                 del self._pending[output.request_id]
-                reply.failed.append(self._failed(output.request_id, cut.epoch))
-                ended.append(output.request_id)
+                reply.failed.append(self._failed(cut.request_id, cut.epoch))
+                ended.append(cut.request_id)
         if ended:
             reply.engine_outputs = wire.encode_outputs(outputs)
         return ended
@@ -150,9 +153,10 @@ class Cutter(rpc.WorkerServicer):
     def _cut_manifests(self, reply: pb.RunReply) -> list[str]:
         ended = []
         for saved in list(reply.saved):
-            cut = self._pending.get(saved.request_id)
+            key = attempt_id(saved.request_id, saved.epoch)
+            cut = self._pending.get(key)
             if cut is not None and cut.at_manifest:
-                del self._pending[saved.request_id]
+                del self._pending[key]
                 reply.saved.remove(saved)
                 reply.failed.append(self._failed(saved.request_id, cut.epoch))
                 ended.append(saved.request_id)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from vllm.v1.engine import (
 
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import SERVER_OPTIONS
+from baton.scheduler.types import attempt_id
 from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION
 from harness.support import PATIENCE
@@ -54,7 +55,8 @@ class Fault:
     end_with: FinishReason | None = None  # the engine ends the request by itself
     not_kept: bool = False  # PREFILL: Saved without a manifest
     silent: bool = False  # this request gets no further message,
-    loaded: bool = False  # except that its KV cache is loaded
+    loaded: bool = False  # except that its KV cache is loaded,
+    crosses: bool = False  # and but for a token that was on its way when the next attempt was started
     hang: bool = False  # the worker sends no further message; its connections stay
 
 
@@ -112,6 +114,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.before_step: Callable[[], None] = lambda: None
         self._server: grpc.aio.Server | None = None
         self._running: dict[str, Running] = {}
+        self._on_the_way: list[Running] = []  # replaced, with a token that is still to come out
         self.hangs = False
         self.shares = 0  # KV blocks of each request that others hold as well
         self.steps = 1  # of a prefill; of several, the first one's KV can be pulled after it
@@ -190,9 +193,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 if message.HasField("start"):
                     self._begin(message.start, work)
                 else:
-                    for request_id in message.abort.request_ids:
-                        self.seen.aborts.append(request_id)
-                        self._running.pop(request_id, None)
+                    self._abort(message.abort.request_ids)
         finally:
             engine.cancel()
             for request_id in self._of(work):
@@ -203,6 +204,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def _of(self, work: asyncio.Event) -> dict[str, Running]:
         """Return the requests of one router."""
         return {request_id: one for request_id, one in self._running.items() if one.work is work}
+
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self.seen.aborts.append(request_id)
+            aborted = self._running.pop(request_id, None)
+            if aborted is not None and aborted.fault is not None and aborted.fault.crosses:
+                self._on_the_way.append(aborted)
 
     def _begin(self, start: worker_pb2.Start, work: asyncio.Event) -> None:
         self.seen.starts.append(start)
@@ -254,6 +262,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         reply = worker_pb2.RunReply()
         outputs: list[Any] = []
         dies = False
+        while self._on_the_way:
+            late = self._on_the_way.pop()
+            self._generate(late.start.request_id, late, outputs, reply)
         for request_id, one in self._of(work).items():
             if one.silent:
                 continue
@@ -293,7 +304,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             reason = FinishReason.LENGTH
         outputs.append(
             EngineCoreOutput(
-                request_id=request_id,
+                request_id=attempt_id(request_id, start.epoch),
                 new_token_ids=[token],
                 finish_reason=reason,
                 spec_decode_metrics=self.drafts,  # as real ones do: with every output
@@ -357,9 +368,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 message="the test wants it",
             )
         elif fault.end_with is not None:
-            outputs.append(
-                EngineCoreOutput(request_id=request_id, new_token_ids=[], finish_reason=fault.end_with)
-            )
+            name = attempt_id(request_id, one.start.epoch)
+            outputs.append(EngineCoreOutput(request_id=name, new_token_ids=[], finish_reason=fault.end_with))
         return fault.die
 
 

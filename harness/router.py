@@ -134,7 +134,9 @@ class Cluster:
         **limits: Any,
     ) -> None:
         """Make the router's parts anew, before the first request."""
-        hello = worker_pb2.HelloRequest(router_id="r1", vllm_version=VLLM_VERSION, model=MODEL)
+        hello = worker_pb2.HelloRequest(
+            router_id="r1", vllm_version=VLLM_VERSION, model=MODEL, protocol=wire.PROTOCOL
+        )
         self.registry = CollectorRegistry()
         metrics = RouterMetrics(self.registry)
         self.pool = WorkerPool(hello, wire.decode_outputs, silence_s)

@@ -21,14 +21,16 @@ PHASE_DECODE: Phase
 PHASE_LOAD: Phase
 
 class HelloRequest(_message.Message):
-    __slots__ = ("router_id", "vllm_version", "model")
+    __slots__ = ("router_id", "vllm_version", "model", "protocol")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     vllm_version: str
     model: str
-    def __init__(self, router_id: _Optional[str] = ..., vllm_version: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+    protocol: int
+    def __init__(self, router_id: _Optional[str] = ..., vllm_version: _Optional[str] = ..., model: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("refusal", "identity")

@@ -74,6 +74,11 @@ class Attempt:
             raise ValueError(f"epoch of request {self.request_id!r} is {self.epoch}: it counts from 1")
 
 
+def attempt_id(request_id: str, epoch: int) -> str:
+    """Return an attempt's name in the engines and in their outputs: two attempts at a request never meet."""
+    return f"{request_id}#{epoch}"
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """The needs of one attempt. `match` tells scorers how much of the prompt each worker holds already."""

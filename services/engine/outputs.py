@@ -26,9 +26,8 @@ def encode(outputs: Any, kept: Sequence[Any]) -> bytes:
     return wire.encode_outputs(outputs)
 
 
-def readdress(output: Any, prepared: Prepared) -> bool:
-    """Give an output the router's name for its request. Return whether the request ended with it."""
-    output.request_id = prepared.request_id
+def finish(output: Any, prepared: Prepared) -> bool:
+    """Leave in an output what its router needs. Return whether the request ended with it."""
     output.kv_transfer_params = None
     output.ec_transfer_params = None
     # Any output may be the last one that the router gets: this worker may die, and a stop string, which the

@@ -96,7 +96,10 @@ async def _serve(
     own = settings.scheduler
     scheduler = SchedulerClient(own.address, router_id=router_id, policy=own.policy)
     hello = worker_pb2.HelloRequest(
-        router_id=router_id, vllm_version=VLLM_VERSION, model=served_model_name(settings.engine)
+        router_id=router_id,
+        vllm_version=VLLM_VERSION,
+        model=served_model_name(settings.engine),
+        protocol=wire.PROTOCOL,
     )
     pool = WorkerPool(hello, wire.decode_outputs, settings.scheduler.worker_lease_s)
     metrics = RouterMetrics()

@@ -14,23 +14,23 @@ class GapSampler:
     def __init__(self) -> None:
         self.due = 0.0  # time.monotonic; outputs before it need not be shown
         self.engine_s = 0.0  # of the last sample
-        self._request_id = ""  # that is watched
+        self._watched = ""  # an attempt_id
         self._since = 0.0  # its last output, on the worker's clock
         self._until = 0.0
 
     def look(self, outputs: Any, now: float) -> str:
-        """Take one engine step's outputs. Return the request whose sample is complete, or an empty text."""
-        if not self._request_id:
+        """Take one engine step's outputs. Return the attempt whose sample is complete, or nothing."""
+        if not self._watched:
             first = outputs.outputs[0] if outputs.outputs else None
             if first is not None and first.finish_reason is None:
-                self._request_id = first.request_id
+                self._watched = first.request_id
                 self._since = outputs.timestamp
                 self._until = now + PATIENCE_S
             return ""
-        found = next((one for one in outputs.outputs if one.request_id == self._request_id), None)
+        found = next((one for one in outputs.outputs if one.request_id == self._watched), None)
         if found is None and now < self._until:
             return ""
-        watched, self._request_id = self._request_id, ""
+        watched, self._watched = self._watched, ""
         self.due = now + EVERY_S
         if found is None or not found.new_token_ids:
             return ""

@@ -24,6 +24,7 @@ import grpc.aio
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import CALL_TIMEOUT_S, aio_channel
 from baton.scheduler.tasks import spawn_apart
+from baton.scheduler.types import attempt_id
 from baton.security.names import Role
 from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.gaps import GapSampler
@@ -89,7 +90,7 @@ class WorkerStream:
         self.address = worker.address
         self._decode_outputs = decode_outputs
         self._on_end = on_end
-        self._listeners: dict[str, StreamListener] = {}  # by request id
+        self._listeners: dict[str, StreamListener] = {}  # by attempt_id: no message reaches another attempt
         self._pulls: dict[str, Callable[[str], None]] = {}  # by request id: told when the saved KV is lost
         self._unsent: deque[worker_pb2.RunRequest] = deque()
         self._unsent_starts = 0
@@ -154,15 +155,16 @@ class WorkerStream:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        self._listeners[listener.request_id] = listener
+        self._listeners[attempt_id(listener.request_id, listener.epoch)] = listener
         self._unsent_starts += 1
         self._send(worker_pb2.RunRequest(start=start))
         return True
 
     def forget(self, listener: StreamListener) -> None:
         """Drop all later messages for this listener. Harmless when it was removed already."""
-        if self._listeners.get(listener.request_id) is listener:
-            del self._listeners[listener.request_id]
+        key = attempt_id(listener.request_id, listener.epoch)
+        if self._listeners.get(key) is listener:
+            del self._listeners[key]
             if not self._listeners:
                 self._close_when_idle()
 
@@ -258,7 +260,8 @@ class WorkerStream:
                     listener.on_output(output, offset_s)
         for kind in _NOTES:
             for note in getattr(reply, kind):
-                if listener := self._current(note.request_id, note.epoch):
+                listener = listeners.get(attempt_id(note.request_id, note.epoch))
+                if listener is not None:
                     getattr(listener, f"on_{kind}")(note)
 
     def _note_lag(self, sent_at: float, offset_s: float) -> None:
@@ -270,14 +273,9 @@ class WorkerStream:
         self._read_at = sent_at + offset_s
 
     def _sample_gap(self, outputs: Any, now: float) -> None:
-        request_id = self._gap.look(outputs, now)
-        if request_id and (listener := self._listeners.get(request_id)) is not None:
+        watched = self._gap.look(outputs, now)
+        if watched and (listener := self._listeners.get(watched)) is not None:
             listener.on_gap(self._gap.engine_s, self._lag_s, now)
-
-    def _current(self, request_id: str, epoch: int) -> StreamListener | None:
-        """Return a message's listener; None for an older epoch and for a request that has ended."""
-        listener = self._listeners.get(request_id)
-        return listener if listener is not None and listener.epoch == epoch else None
 
     def _end(self, message: str, *, lost: bool) -> None:
         if self.ended:

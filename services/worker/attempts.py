@@ -16,6 +16,7 @@ from typing import Any
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase
 from baton.scheduler.keys import EPOCH_KEEP_MS
+from baton.scheduler.types import attempt_id
 from baton.services.engine.errors import RequestRefused
 
 # Ended requests whose last epoch is remembered: for so long (s), as the scheduler does, and at most so many.
@@ -46,7 +47,7 @@ class RunningAttempt:
     @property
     def internal_id(self) -> str:
         """The engine's id of it: another attempt at the same request never meets this one's state."""
-        return internal_id(self.request_id, self.epoch)
+        return attempt_id(self.request_id, self.epoch)
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,6 @@ class SavedHandoff:
     def key(self) -> tuple[str, int]:
         """The key by which the rank that keeps it knows it."""
         return self.manifest.request_id, self.manifest.epoch
-
-
-def internal_id(request_id: str, epoch: int) -> str:
-    """Return the engine's id of an attempt, the same on the worker that saves and the one that loads."""
-    return f"{request_id}#{epoch}"
 
 
 class Attempts:

@@ -351,7 +351,7 @@ class Dispatcher:
             _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_HANDOFF, message))
             return False
         saved = saves.get(output.request_id)
-        if not outputs.readdress(output, attempt.prepared):
+        if not outputs.finish(output, attempt.prepared):
             return True
         ended = outputs.end_of_prefill(output, attempt.prepared, saved, self._max_model_len)
         if ended is not None:

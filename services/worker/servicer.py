@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
+from baton.services.engine import wire
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.operator_desk import OperatorDesk
 from baton.services.worker.session import RouterSession
@@ -94,6 +95,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     def _refusal(self, request: worker_pb2.HelloRequest) -> str:
         mine = self._identity
+        if request.protocol != wire.PROTOCOL:
+            return (
+                f"router {request.router_id} speaks protocol {request.protocol}, worker {mine.worker_id} "
+                f"{wire.PROTOCOL}: run the same version of Baton"
+            )
         if request.vllm_version != mine.vllm_version:
             return (
                 f"router {request.router_id} runs vLLM {request.vllm_version}, worker {mine.worker_id} "

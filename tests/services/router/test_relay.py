@@ -441,6 +441,19 @@ async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(
     await cluster.settled()
 
 
+async def test_a_token_of_an_attempt_that_was_given_up_is_not_the_next_one_s(cluster: Cluster) -> None:
+    """It was on its way when the next attempt was started, on the same worker."""
+    cluster.remake(silence_s=0.5)
+    prefill, decode = await cluster.pair()
+    decode.faults.append(Fault(PHASE_DECODE, silent=True, crosses=True))
+    asking = asyncio.create_task(cluster.ask(PROMPT, 20))
+    await until(lambda: decode.seen.starts, "the pull has begun")
+    prefill.hangs = True
+    right(await asking, PROMPT, 20)
+    assert [start.epoch for start in decode.seen.starts] == [1, 2]
+    await cluster.settled()
+
+
 async def test_a_prefill_worker_goes_on_for_the_last_decode_worker(cluster: Cluster) -> None:
     prefill, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, 3, die=True))

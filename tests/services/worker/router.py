@@ -16,6 +16,7 @@ from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
 from baton.protos.handoff_pb2 import Manifest
 from baton.rpc import aio_channel
+from baton.scheduler.types import attempt_id
 from baton.security.names import Role
 from harness.support import PATIENCE
 
@@ -80,7 +81,8 @@ class Stream:
 
     def __init__(self, stub: rpc.WorkerStub) -> None:
         self._call = stub.Run()
-        self._got: dict[str, Got] = {}
+        self._got: dict[str, Got] = {}  # of each request's last attempt
+        self._attempts: dict[str, Got] = {}  # what is of no attempt that was started here is dropped
 
     async def start(
         self,
@@ -93,7 +95,7 @@ class Stream:
         told: bool = True,
     ) -> None:
         """Start a phase. told: whether the request is in it, which it need not be behind a LOAD."""
-        self._got[core.request_id] = Got()
+        self._begin(core.request_id, epoch)
         start = pb.Start(
             request_id=core.request_id,
             epoch=epoch,
@@ -138,7 +140,7 @@ class Stream:
         return await self.end(core.request_id)
 
     async def run_raw(self, start: pb.Start) -> Got:
-        self._got[start.request_id] = Got()
+        self._begin(start.request_id, start.epoch)
         await self.send(pb.RunRequest(start=start))
         return await self.end(start.request_id)
 
@@ -154,21 +156,24 @@ class Stream:
         reply = await self._call.read()
         assert reply is not grpc.aio.EOF, "the worker ended the stream"
         for begun in reply.begun:
-            self._of(begun.request_id).begun = begun.manifest
+            self._of(begun).begun = begun.manifest
         for saved in reply.saved:
-            self._of(saved.request_id).saved = saved
+            self._of(saved).saved = saved
         for admitted in reply.admitted:
-            self._of(admitted.request_id).admitted = admitted
+            self._of(admitted).admitted = admitted
         for shared in reply.shared:
-            self._of(shared.request_id).shared = shared.blocks
+            self._of(shared).shared = shared.blocks
         for failed in reply.failed:
-            self._of(failed.request_id).failed = failed
+            self._of(failed).failed = failed
         if reply.engine_outputs:
             for output in wire.decode_outputs(reply.engine_outputs).outputs:
-                _gather(self._of(output.request_id), output)
+                _gather(self._attempts.get(output.request_id, Got()), output)
 
-    def _of(self, request_id: str) -> Got:
-        return self._got.setdefault(request_id, Got())
+    def _begin(self, request_id: str, epoch: int) -> None:
+        self._got[request_id] = self._attempts[attempt_id(request_id, epoch)] = Got()
+
+    def _of(self, message: Any) -> Got:
+        return self._attempts.get(attempt_id(message.request_id, message.epoch), Got())
 
 
 def _gather(got: Got, output: Any) -> None:
@@ -197,12 +202,12 @@ async def connected(address: str) -> AsyncIterator[Stream]:
             stream.close()
 
 
-async def hello(address: str, model: str = "tiny", vllm_version: str = "0.32.0") -> pb.HelloReply:
+async def hello(
+    address: str, model: str = "tiny", vllm_version: str = "0.32.0", protocol: int = wire.PROTOCOL
+) -> pb.HelloReply:
+    request = pb.HelloRequest(router_id="test", model=model, vllm_version=vllm_version, protocol=protocol)
     async with aio_channel(address, Role.WORKER) as channel:
-        stub = rpc.WorkerStub(channel)
-        return await stub.Hello(
-            pb.HelloRequest(router_id="test", model=model, vllm_version=vllm_version), timeout=DEADLINE_S
-        )
+        return await rpc.WorkerStub(channel).Hello(request, timeout=DEADLINE_S)
 
 
 __all__ = [

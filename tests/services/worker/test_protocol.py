@@ -43,6 +43,9 @@ async def test_hello_refuses_what_does_not_fit_and_names_both_sides(mixed: Worke
     other_model = (await hello(mixed.address, model="other")).refusal
     assert "'other'" in other_model
     assert "'tiny'" in other_model
+    older = (await hello(mixed.address, protocol=0)).refusal
+    assert "speaks protocol 0" in older
+    assert "run the same version of Baton" in older
     other_vllm = (await hello(mixed.address, vllm_version="0.9.1")).refusal
     assert "0.9.1" in other_vllm
     assert "0.32.0" in other_vllm
