@@ -4,7 +4,8 @@
     python -m bench faults --healthy 60 --only kill-decode --only kill-redis     the others keep their figures
     python -m bench faults --page                 docs/runbooks/README.md from the last figures
 
-Needs Debian's prometheus. Writes bench/results/fault-catalogue.json and docs/runbooks/README.md.
+Needs Debian's prometheus and chromium. Writes bench/results/fault-catalogue.json, docs/runbooks/README.md,
+and what the live page showed when each alert fired, docs/figures/faults/.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import functools
 import json
 import random
 import sys
@@ -23,6 +25,8 @@ from typing import Any
 
 from deploy.boards.alerts import ALERTS, EVERY_S
 from harness import stats
+from harness.browser import browser_page
+from harness.browser import why_not as no_browser
 from harness.chaos.alerting import CALM_S, GOAL_S, NAMED, UNHEARD, Heard, Quiet, calm, hear, quiet
 from harness.chaos.answers import questions
 from harness.chaos.faults import FAULTS
@@ -34,6 +38,8 @@ from harness.support import ROOT
 
 RESULT = "fault-catalogue"
 PAGE = ROOT / "docs" / "runbooks" / "README.md"
+SHOTS = ROOT / "docs" / "figures" / "faults"
+SHOT_MS = 10_000.0
 CLIENTS = 6
 HEALTHY_S = 1800.0
 SETTLED_S = 20.0  # before the first fault: windows need a few scrapes
@@ -98,8 +104,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--page", action="store_true", help="write the page alone")
     options = parser.parse_args(arguments)
     if not options.page:
-        if why := why_not():
+        if why := why_not() or no_browser():
             raise SystemExit(f"{why}: run deploy/setup/venv as root")
+        SHOTS.mkdir(exist_ok=True)
         heard, calmly = asyncio.run(_run(options.only or list(NAMED), options.healthy, options.seed))
     PAGE.write_text(page())
     print(f"wrote {PAGE.relative_to(ROOT)}")
@@ -126,13 +133,23 @@ async def _run(names: list[str], healthy_s: float, seed: int) -> tuple[list[Hear
                     total.alerts = {**total.alerts, **one.alerts}
                     print(f"  {one.seconds:.0f} healthy seconds: {one.alerts or 'no alert'}", flush=True)
                     for name in mine:
-                        found = await hear(name, site, load, server, random.Random(f"{seed} {name} {number}"))
+                        draw = random.Random(f"{seed} {name} {number}")
+                        shot = functools.partial(_shoot, site, name)
+                        found = await hear(name, site, load, server, draw, shot)
                         heard.append(found)
                         _save(heard, total)
                         print(f"  {_said(found)}", flush=True)
                         await site.whole(WHOLE_S)
                         await calm(server, CALM_S)
     return heard, total
+
+
+async def _shoot(site: Site, fault: str) -> None:
+    """Keep what the live page shows."""
+    async with browser_page(viewport={"width": 1000, "height": 620}) as (page, _):
+        await page.goto(site.live_page)
+        await page.wait_for_selector("[data-worker]", timeout=SHOT_MS)
+        await page.screenshot(path=str(SHOTS / f"{fault}.jpg"), type="jpeg", quality=60)
 
 
 def _save(heard: list[Heard], calmly: Quiet, folder: Path = stats.RESULTS) -> None:
@@ -173,14 +190,15 @@ def _catalogue(measured: dict[str, Any]) -> list[str]:
     found = {one["fault"]: one for one in measured.get("faults", [])}
     head = ["fault", "what happens", "alert"]
     if found:
-        head += ["noticed, s", "fires, s", "alerts beside it"]
+        head += ["noticed, s", "fires, s", "alerts beside it", "live page then"]
     rows = [head, ["---"] * len(head)]
     for name, alert in NAMED.items():
         row = [f"`{name}`", FAULTS[name].about.rstrip("."), f"[{alert}]({alert}.md)"]
         if found:
             one = found.get(name, {})
             others = ", ".join(one.get("others", [])) or "-"
-            row += [_seconds(one.get("noticed_s")), _seconds(one.get("fired_s")), others]
+            shot = f"[picture](../figures/faults/{name}.jpg)" if (SHOTS / f"{name}.jpg").is_file() else "-"
+            row += [_seconds(one.get("noticed_s")), _seconds(one.get("fired_s")), others, shot]
         rows.append(row)
     if not found:
         return [_table(rows), "", "`python -m bench faults` measures the seconds until each fires."]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from harness.chaos.faults import ANY, FAULTS, Act
@@ -118,8 +119,15 @@ async def quiet(prometheus: Prometheus, seconds: float) -> Quiet:
     return found
 
 
-async def hear(name: str, site: Site, load: Load, prometheus: Prometheus, draw: random.Random) -> Heard:
-    """Do a fault, and wait for its alert. The caller waits until the site is whole."""
+async def hear(
+    name: str,
+    site: Site,
+    load: Load,
+    prometheus: Prometheus,
+    draw: random.Random,
+    look: Callable[[], Awaitable[None]],
+) -> Heard:
+    """Do a fault, and wait for its alert; `look` once it fires. The caller waits until the site is whole."""
     alert = NAMED[name]
     least, most = FAULTS[name].hold_s
     hold_s = HOLD_S.get(name, HELD_S) if most else least
@@ -129,15 +137,21 @@ async def hear(name: str, site: Site, load: Load, prometheus: Prometheus, draw: 
     noticed: float | None = None
     fired: float | None = None
     others: set[str] = set()
+    looking: asyncio.Future[None] | None = None
     try:
         while time.time() < began + PATIENCE_S and not (breaking.done() and fired is not None):
             for one in await firing(prometheus):
                 if one.name == alert and fired is None:
                     noticed, fired = one.since - began, time.time() - began
+                    looking = asyncio.ensure_future(look())
                 if one.name != alert and one.name not in before:
                     others.add(one.name)
             await asyncio.sleep(LOOK_S)
         await breaking
+        if looking is not None:
+            await looking
     finally:
         breaking.cancel()
+        if looking is not None:
+            looking.cancel()
     return Heard(name, alert, noticed, fired, tuple(sorted(others)))

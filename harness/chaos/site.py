@@ -222,6 +222,12 @@ class Site:
     def url(self, router: Part) -> str:
         return f"http://127.0.0.1:{router.settings['router']['port']}"
 
+    @property
+    def live_page(self) -> str:
+        """The URL of the live page at a router that can be counted on now."""
+        router = next(part for part in self.routers if not part.away)
+        return f"http://{router.settings['ops']['listen']}/ops"
+
     def note_cover(self) -> None:
         """Note that a part has gone or come back: keeps the times in which no worker can serve."""
         now = time.monotonic()
@@ -273,7 +279,11 @@ class Site:
                 await part.proxy.start()
             self.parts.append(part)
         for number in range(shape.routers):
-            settings = {**common, "router": {"port": free_port(), "drain_timeout_s": 30.0}}
+            settings = {
+                **common,
+                "router": {"port": free_port(), "drain_timeout_s": 30.0},
+                "ops": {"listen": f"127.0.0.1:{free_port()}"},
+            }
             self.parts.append(Part(f"router-{number}", "router", settings, self))
         for part in self.parts:
             part.start()

@@ -100,9 +100,10 @@ class Feed:
             self._watchers.discard(fresh)
 
     def _look(self) -> None:
-        self.fleet.update(self._sources.workers())
+        problem = self._sources.scheduler_problem()
+        self.fleet.update(self._sources.workers(), fresh=not problem)
         self.events.fleet(self.fleet.rows)
-        self.events.scheduler(self._sources.scheduler_problem())
+        self.events.scheduler(problem)
 
     def _encode(self) -> bytes:
         samples = self._sources.series.samples

@@ -38,10 +38,10 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The sums over all workers."""
+    """The sums over all workers. None: not known."""
 
-    prefill_tokens_per_s: float = 0.0
-    output_tokens_per_s: float = 0.0
+    prefill_tokens_per_s: float | None = None
+    output_tokens_per_s: float | None = None
     acceptance: float | None = None  # of first drafted tokens, over the drafts of the last minute
 
 
@@ -50,8 +50,8 @@ class _Rates:
     at: float
     computed: int
     output: int
-    prefill_per_s: float = 0.0
-    output_per_s: float = 0.0
+    prefill_per_s: float | None = None  # not known before the second heartbeat
+    output_per_s: float | None = None
 
 
 class Fleet:
@@ -64,9 +64,11 @@ class Fleet:
         self.rows: list[list[Any]] = []
         self.sums = Sums()
 
-    def update(self, workers: Iterable[pb.WorkerStatus]) -> None:
-        """Take a snapshot."""
+    def update(self, workers: Iterable[pb.WorkerStatus], *, fresh: bool = True) -> None:
+        """Take a snapshot. One that is not fresh, as no scheduler answers, tells no rates."""
         now = self._clock()
+        if not fresh:
+            self._rates.clear()
         before = {row[0]: row for row in self.rows if row[_AT["state"]] != GONE}
         workers = list(workers)
         rows = {status.identity.worker_id: self._row(status, now) for status in workers}
@@ -100,8 +102,8 @@ class Fleet:
             round(1 - load.free_blocks / usable, 3) if status.HasField("load") else 0.0,
             round(load.pinned_bytes / _MIB, 1),
             status.reserved_prompt_tokens,
-            round(rates.prefill_per_s, 1),
-            round(rates.output_per_s, 1),
+            _rounded(rates.prefill_per_s),
+            _rounded(rates.output_per_s),
             capacity.speculative_method,
             round(drafting.first_acceptance, 3) if drafting.drafts else None,
             round(drafting.mean_accepted_length, 2) if drafting.drafts else None,
@@ -133,7 +135,16 @@ class Fleet:
         drafts = sum(one.drafts for one in drafting)
         accepted = sum(one.drafts * one.first_acceptance for one in drafting)
         return Sums(
-            sum(one.prefill_per_s for one in rates),
-            sum(one.output_per_s for one in rates),
+            _sum(one.prefill_per_s for one in rates),
+            _sum(one.output_per_s for one in rates),
             round(accepted / drafts, 3) if drafts else None,
         )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known), 1) if known else None

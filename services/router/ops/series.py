@@ -65,8 +65,8 @@ class Series:
             round(ended / took, 2) if len(self._window) > 1 else 0.0,
             load.waiting,
             self._live(),
-            round(sums.output_tokens_per_s, 1),
-            round(sums.prefill_tokens_per_s, 1),
+            sums.output_tokens_per_s,
+            sums.prefill_tokens_per_s,
             sums.acceptance,
         ]
         self.samples.append(one)
