@@ -87,6 +87,7 @@ class Cutter(rpc.WorkerServicer):
                     if refusal is None:
                         up.put(request)
                     else:
+                        refusal.phase = request.start.phase
                         down.put(pb.RunReply(failed=[refusal]))
             except grpc.RpcError:
                 pass  # the router is gone: the callback above ends the rest

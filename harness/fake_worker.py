@@ -56,7 +56,7 @@ class Fault:
     not_kept: bool = False  # PREFILL: Saved without a manifest
     silent: bool = False  # this request gets no further message,
     loaded: bool = False  # except that its KV cache is loaded,
-    crosses: bool = False  # and but for a token that was on its way when the next attempt was started
+    crosses: bool = False  # and but for a token, or a LOAD's failure, on its way when the next Start was sent
     hang: bool = False  # the worker sends no further message; its connections stay
 
 
@@ -214,9 +214,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     def _begin(self, start: worker_pb2.Start, work: asyncio.Event) -> None:
         self.seen.starts.append(start)
-        early = self._running.get(start.request_id)
-        told = start.engine_request or (early.start.engine_request if early is not None else b"")
-        request = wire.decode_request(told)
+        request = wire.decode_request(start.engine_request)
+        replaced = self._running.get(start.request_id)
+        if replaced is not None and replaced.fault is not None and replaced.fault.crosses:
+            self._on_the_way.append(replaced)
         self.seen.extra_args.append(request.sampling_params.extra_args)
         fault = self.faults.popleft() if self.faults and self.faults[0].phase == start.phase else None
         self._running[start.request_id] = Running(
@@ -264,7 +265,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         dies = False
         while self._on_the_way:
             late = self._on_the_way.pop()
-            self._generate(late.start.request_id, late, outputs, reply)
+            if late.start.phase == worker_pb2.PHASE_LOAD:
+                self._refuse(late, reply)
+            else:
+                self._generate(late.start.request_id, late, outputs, reply)
         for request_id, one in self._of(work).items():
             if one.silent:
                 continue
@@ -344,6 +348,18 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             request_id=start.request_id, epoch=start.epoch, transport="shm", bytes=1000, total_ms=1.0
         )
 
+    @staticmethod
+    def _refuse(one: Running, reply: worker_pb2.RunReply) -> None:
+        start = one.start
+        code = one.fault.failed if one.fault is not None else None
+        reply.failed.add(
+            request_id=start.request_id,
+            epoch=start.epoch,
+            code=code,
+            message="the test wants it",
+            phase=start.phase,
+        )
+
     def _fail(
         self, request_id: str, one: Running, fault: Fault, outputs: list[Any], reply: worker_pb2.RunReply
     ) -> bool:
@@ -361,12 +377,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             return False
         self._running.pop(request_id, None)
         if fault.failed is not None:
-            reply.failed.add(
-                request_id=request_id,
-                epoch=one.start.epoch,
-                code=fault.failed,
-                message="the test wants it",
-            )
+            self._refuse(one, reply)
         elif fault.end_with is not None:
             name = attempt_id(request_id, one.start.epoch)
             outputs.append(EngineCoreOutput(request_id=name, new_token_ids=[], finish_reason=fault.end_with))

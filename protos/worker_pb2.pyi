@@ -147,7 +147,7 @@ class Admitted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., blocks_pulled: _Optional[int] = ..., wait_ms: _Optional[float] = ..., move_ms: _Optional[float] = ..., check_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., early_bytes: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("request_id", "epoch", "code", "message")
+    __slots__ = ("request_id", "epoch", "code", "message", "phase")
     class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CODE_UNSPECIFIED: _ClassVar[Failed.Code]
@@ -170,11 +170,13 @@ class Failed(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     code: Failed.Code
     message: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[_Union[Failed.Code, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    phase: Phase
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[_Union[Failed.Code, str]] = ..., message: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
     __slots__ = ("role", "fence")

@@ -20,7 +20,13 @@ from dataclasses import dataclass, field
 from baton.handoff import digests, manifest
 from baton.handoff.channels import HandoffClient
 from baton.handoff.config import EARLY_PULL_S
-from baton.handoff.errors import HandoffError, MalformedManifest, PullTimeout, TransportFailed
+from baton.handoff.errors import (
+    HandoffError,
+    MalformedManifest,
+    PullCancelled,
+    PullTimeout,
+    TransportFailed,
+)
 from baton.handoff.groups import Part, runs
 from baton.handoff.load.turns import EARLY, THREADS, Turns
 from baton.handoff.manifest import Puller
@@ -64,7 +70,8 @@ class _Progress:
     cancellation: Cancellation = field(default_factory=Cancellation)
     heard_s: float = 0.0  # time.monotonic; when it began, or bytes came last
     resumed_s: float = 0.0  # of an early load: when its prompt was complete; its times count from then on
-    late: bool = False  # it took longer than its deadline after that
+    ends_s: float = math.inf  # and its deadline from then on, if its pull had begun before
+    late: bool = False  # it missed that
     transport: str = ""
     bytes: int = 0
     early_bytes: int = 0
@@ -156,8 +163,12 @@ class Loader:
                     progress.resumed_s = time.monotonic()
                 elif key in self._held:
                     self._finished.append(self._held.pop(key))
-            if progress is not None and self._early.leave(progress):
-                self._turns.add(progress)
+            if progress is None:
+                continue
+            if self._early.leave(progress):
+                self._turns.add(progress)  # as any other: its time runs from its own beginning
+            else:
+                progress.ends_s = progress.resumed_s + self._pull_timeout_s
 
     def cancel(self, keys: Iterable[Key]) -> None:
         """Stop pulling for requests that ended. Each is still reported, once nothing writes its blocks."""
@@ -170,12 +181,19 @@ class Loader:
                     self._finished.append(self._held.pop(key))
         for progress in wanted:
             progress.cancellation.set()
+            if self._early.leave(progress):  # those before it may take as long as their prompts
+                self._end(
+                    progress, Problem.of(PullCancelled(f"request {progress.job.request_id!r}: cancelled"))
+                )
+        with self._lock:  # one that ended meanwhile may have found itself not cancelled yet
+            for key in [progress.job.key for progress in wanted if progress.job.key in self._held]:
+                self._finished.append(self._held.pop(key))
 
     def take_finished(self) -> list[ShardLoad]:
         """Return the loads that ended since the last call; nothing touches their blocks from now on."""
-        overdue = time.monotonic() - self._pull_timeout_s
+        now = time.monotonic()
         with self._lock:
-            late = [one for one in self._running.values() if 0 < one.resumed_s < overdue and not one.late]
+            late = [one for one in self._running.values() if one.ends_s < now and not one.late]
             finished, self._finished = self._finished, []
         for progress in late:
             progress.late = True
@@ -218,16 +236,22 @@ class Loader:
             problem = Problem.of(
                 TransportFailed(f"request {job.request_id!r}: {type(error).__name__}: {error}")
             )
+        early = self._end(progress, problem)
+        # One that failed early leaves all there: the prompt goes on, and its KV may come whole at its end.
+        if described is not None and not (early and problem is not None):
+            self._release(job, described, shard, problem)  # now: the request waits for nothing here
+
+    def _end(self, progress: _Progress, problem: Problem | None) -> bool:
+        """Report a load, or hold it until its prompt is complete. Return whether that is still computed."""
         with self._lock:
-            self._running.pop(job.key, None)
-            report = progress.report(self._puller.rank, problem)
-            if progress.early and problem is None and not progress.cancellation.is_set:
-                self._held[job.key] = report
+            self._running.pop(progress.job.key, None)
+            report, early = progress.report(self._puller.rank, problem), progress.early
+            if early and problem is None and not progress.cancellation.is_set:
+                self._held[progress.job.key] = report
             else:
                 self._finished.append(report)
         self.on_finished()
-        if described is not None:
-            self._release(job, described, shard, problem)  # now: the request waits for nothing here
+        return early
 
     def _release(
         self, job: LoadJob, described: Manifest, shard: Shard | None, problem: Problem | None

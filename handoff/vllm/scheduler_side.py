@@ -316,8 +316,11 @@ class SchedulerSide:
         return None
 
     def _give_up(self, request_id: str, wish: LoadWish) -> None:
-        """Release what is not wanted here, but never what a mangled manifest names of another's."""
-        if is_of(wish.manifest, request_id, wish.epoch):
+        """Release what is not wanted here, but never what a mangled manifest names of another's.
+
+        Of a prompt that is still prefilled nothing: its KV may be wanted whole at its end.
+        """
+        if not wish.early and is_of(wish.manifest, request_id, wish.epoch):
             self._client.release_soon(wish.manifest)
 
     def _add_save(self, part: ShardSave) -> None:
@@ -375,6 +378,8 @@ class SchedulerSide:
         load = self._loading[key]
         load.done.append(part)
         if len(load.done) < len(self._ranks):
+            if part.problem is not None:  # an early load of another rank would wait for its prompt's end
+                self._jobs.cancels.append(key)
             return
         del self._loading[key]
         done, manifest = load.done, load.manifest

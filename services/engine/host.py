@@ -30,12 +30,13 @@ from baton.handoff.errors import HandoffError
 from baton.handoff.reports import Begun, Loaded, Saved, Staged
 from baton.protos.handoff_pb2 import Manifest, TrialReply
 from baton.protos.scheduler_pb2 import BlockHashing
+from baton.protos.worker_pb2 import Failed
 from baton.scheduler.prefixes.log import Change
 from baton.services.decode.acceptance import DraftCounts
 from baton.services.engine import cache_events
 from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of
 from baton.services.engine.counts import Counts
-from baton.services.engine.errors import EngineFailed
+from baton.services.engine.errors import EngineFailed, RequestRefused
 from baton.services.engine.patches import draft_length, step_times
 
 logger = logging.getLogger(__name__)
@@ -278,6 +279,11 @@ class EngineHost:
             return True
 
     def _add(self, request: Any) -> None:
+        if request.request_id in self._engine.scheduler.requests:
+            # A load of the same attempt was aborted: vLLM keeps its blocks until it is reported.
+            held = RequestRefused(Failed.CODE_HANDOFF, "the load that was given up has not ended yet")
+            self._tell(lambda listener: listener.on_refused(request.request_id, held))
+            return
         try:
             self._engine.add_request(request)
         except Exception as error:

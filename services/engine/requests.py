@@ -174,8 +174,11 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
 def _check_early(core: EngineCoreRequest, limits: EngineLimits) -> None:
     """Refuse to load early what depends on the first token from its begin on."""
     params = core.sampling_params
-    if params.structured_outputs is not None or params.prompt_logprobs is not None:
+    of_prompt = params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None
+    if params.structured_outputs is not None or of_prompt:
         raise RequestRefused(Failed.CODE_HANDOFF, "grammars and prompt_logprobs are not loaded early")
+    if params.skip_reading_prefix_cache:  # vLLM would load nothing, and generate a first token of its own
+        raise RequestRefused(Failed.CODE_HANDOFF, "what must not use the prefix cache is not loaded early")
     if len(core.prompt_token_ids) + 1 >= limits.max_model_len:
         raise RequestRefused(Failed.CODE_HANDOFF, "the prompt's first token is its last")
 

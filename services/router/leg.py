@@ -91,8 +91,6 @@ class Leg:
             self.call_off()
         self._runs = True
         start = self._start(self._phase, manifest)
-        if self._early:
-            start.ClearField("engine_request")
         self._pulls = manifest is not None
         try:
             stream = self._stream = await self._host.stream(self._worker)
@@ -147,7 +145,7 @@ class Leg:
 
     def on_output(self, output: Any, clock_offset_s: float) -> None:
         """Pass one step's tokens on at once, unless the client's stream could not go on behind them."""
-        if self._done.done():
+        if self._done.done() or not self._runs:
             return
         state = self._state
         if self._fresh:
@@ -212,8 +210,8 @@ class Leg:
 
     def on_failed(self, failed: worker_pb2.Failed) -> None:
         """End the leg: the worker has failed the request."""
-        if self._lost_early():
-            return
+        if self._lost_early() or failed.phase == worker_pb2.PHASE_LOAD:
+            return  # all of it comes with the DECODE, which may have crossed with this
         self._end(self._failure(_TROUBLE.get(failed.code, Trouble.ENGINE), failed.message))
 
     def on_lost(self, message: str) -> None:

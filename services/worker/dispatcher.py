@@ -170,7 +170,7 @@ class Dispatcher:
     def start(self, session: RouterSession, start: Start) -> None:
         """Begin a phase of an attempt; a refusal goes back as Failed."""
         loading = self._attempts.loading(start.request_id, start.epoch)
-        if loading is not None and start.phase == PHASE_DECODE:
+        if loading is not None and start.phase == PHASE_DECODE and loading.session == session.number:
             self._go_on(loading, start)
             return
         attempt = RunningAttempt(
@@ -181,6 +181,11 @@ class Dispatcher:
             loads=start.HasField("manifest"),
             traceparent=start.traceparent,
         )
+        if loading is not None and start.phase == PHASE_DECODE:
+            self._end(loading)
+            self._host.abort([loading.internal_id])
+            self._fail(attempt, Failed.CODE_HANDOFF, "it is still loaded for a stream that was lost")
+            return
         try:
             self._admit(attempt, start)
         except RequestRefused as refused:
@@ -220,8 +225,6 @@ class Dispatcher:
             raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
         if start.phase not in _PHASES:
             raise RequestRefused(Failed.CODE_INVALID, f"phase {start.phase} is not known here")
-        if not start.engine_request:
-            raise RequestRefused(Failed.CODE_HANDOFF, "the KV cache that came early is not here any more")
         if len(self._attempts) >= self._max_requests:
             raise RequestRefused(
                 Failed.CODE_FULL, f"{len(self._attempts)} requests are here already, the most"
@@ -323,8 +326,10 @@ class Dispatcher:
         if loaded.problem is None:
             reply.admitted.append(outputs.admitted(attempt.prepared, loaded))
         else:
-            # The engine ends it with an error of its own, which finds the attempt gone.
+            # The engine ends it with an error of its own, which finds the attempt gone; but not where this is
+            # told late of a load that was given up, and the attempt was begun again.
             self._attempts.end(attempt)
+            self._host.abort([attempt.internal_id])
             # Not where it was only too slow: the next one may be smaller.
             cut = isinstance(loaded.problem.to_error(), TransportFailed | NoCommonTransport)
             code = Failed.CODE_SOURCE if cut else Failed.CODE_HANDOFF
@@ -364,13 +369,17 @@ class Dispatcher:
         return True
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
-        """Tell the router that vLLM refuses its request: no other worker would take it."""
+        """Tell the router that its request is refused, by vLLM: then no other worker would take it."""
         attempt = self._attempts.live(internal_id)
         if attempt is None:
             return
         self._attempts.end(attempt)
-        self._metrics.on_refused(Failed.CODE_INVALID)
-        self._fail(attempt, Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}")
+        if isinstance(error, RequestRefused):
+            code, message = error.code, str(error)
+        else:
+            code, message = Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}"
+        self._metrics.on_refused(code)
+        self._fail(attempt, code, message)
 
     def on_failure(self, error: BaseException) -> None:
         """Tell every router that the engine is lost."""
@@ -407,4 +416,6 @@ def _names(attempt: RunningAttempt) -> dict[str, str]:
 
 
 def _failed(attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:
-    return Failed(request_id=attempt.request_id, epoch=attempt.epoch, code=code, message=message)
+    return Failed(
+        request_id=attempt.request_id, epoch=attempt.epoch, code=code, message=message, phase=attempt.phase
+    )

@@ -517,7 +517,11 @@ def test_an_early_pull_that_is_given_up_leaves_the_prefill_alone(
     assert after == before
     first = reader.call(end_prefill, name)
     assert first.tokens == expected[:1]
-    until_nothing_is_held(reader)  # the pull that was given up has released it
+    rest = writer.call(decode, name, prompt, WRITTEN, first.saved.manifest, 1, first.tokens)
+    assert rest.loaded.problem is None  # the whole of it came after the prefill
+    assert rest.loaded.blocks == first.saved.manifest.num_blocks
+    assert first.tokens + rest.tokens == expected
+    until_nothing_is_held(reader)
 
 
 def test_broken_bytes_that_came_early_end_the_request_by_name(
@@ -530,5 +534,8 @@ def test_broken_bytes_that_came_early_end_the_request_by_name(
     answer = writer.call(end_prefill, name)
     assert answer.finish_reason == "error"
     assert str(answer.loaded.problem).startswith("DigestMismatch: ")
-    reader.call(end_prefill, name)
+    whole = reader.call(end_prefill, name).saved.manifest
+    # Early is an extra: only now its router hears that the KV is broken, and gives it up.
+    again = writer.call(decode, name, prompt, WRITTEN, whole)
+    assert str(again.loaded.problem).startswith("DigestMismatch: ")
     until_nothing_is_held(reader)

@@ -405,3 +405,79 @@ def test_one_that_waits_for_its_turn_gets_an_ordinary_one(pair: Pair, eventually
     done = pair.finished()
     assert (done.request_id, done.problem) == ("short", None)
     assert done.early_bytes == 0
+
+
+def test_an_early_load_that_fails_leaves_the_prompt_its_save(pair: Pair, eventually: Eventually) -> None:
+    """Early is an extra: the whole of it can be loaded once the prompt is complete."""
+    rest, manifest = begin(pair)
+    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
+    running = pair.loader._running["r", 1]
+    eventually(lambda: running.blocks == 4)
+    pair.loader.cancel([("r", 1)])
+    problem = pair.finished().problem
+    assert problem is not None
+    assert problem.name == "PullCancelled"
+    eventually(lambda: not pair.loader._early._begun)  # a release would be on its way
+    _, other = begin(pair, "other")
+    pair.client.release(other)
+    eventually(lambda: pair.source.staging.held()[0] == 1)
+    saved = pair.source.saver.save(rest)
+    assert saved is not None
+    assert saved.problem is None
+    into = random_blocks(CACHE_BLOCKS, 10, 5)
+    pair.load(manifest, 0, into)
+    assert pair.finished().problem is None
+    assert np.array_equal(
+        cache_of(pair, into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1))
+    )
+    eventually(lambda: pair.source.staging.held() == (0, 0))
+
+
+def test_one_that_is_cancelled_while_it_waits_for_its_turn_is_told_at_once(pair: Pair) -> None:
+    """Its blocks would else be kept until another's prompt is complete."""
+    for number in range(EARLY):
+        _, manifest = begin(pair, f"long-{number}")
+        early(pair, manifest, (number + 1,) * 10, f"long-{number}")
+    _, manifest = begin(pair, "gone")
+    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3), "gone")
+    pair.loader.cancel([("gone", 1)])
+    [done] = pair.loader.take_finished()
+    assert (done.request_id, done.problem and done.problem.name) == ("gone", "PullCancelled")
+
+
+def test_one_that_ends_while_it_is_cancelled_is_told(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    rest, manifest = begin(pair)
+    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
+    running = pair.loader._running["r", 1]
+
+    def ends_first() -> None:
+        pair.source.saver.save(rest)
+        eventually(lambda: ("r", 1) in pair.loader._held)
+
+    monkeypatch.setattr(running.cancellation, "set", ends_first)
+    pair.loader.cancel([("r", 1)])
+    assert pair.finished().problem is None
+    assert pair.loader._held == {}
+
+
+def test_the_time_of_one_that_waited_for_its_turn_runs_from_its_begin(pair: Pair) -> None:
+    pair.loader._pull_timeout_s, pair.mock.faults.delay_s, before = 1.0, 0.1, 8
+    for number in range(EARLY):
+        _, manifest = begin(pair, f"long-{number}")
+        early(pair, manifest, (number + 1,) * 10, f"long-{number}")
+    for number in range(before):
+        manifest = pair.source.save(f"r{number}", 310, random_blocks(CACHE_BLOCKS, 10))
+        pair.load(manifest, 0, random_blocks(CACHE_BLOCKS, 10), request_id=f"r{number}")
+    rest, manifest = begin(pair, "late")
+    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3), "late")
+    pair.source.saver.save(rest)
+    pair.loader.resume([("late", 1)])
+    done: dict[str, ShardLoad] = {}
+    deadline = time.monotonic() + 20 * PATIENCE
+    while "late" not in done and time.monotonic() < deadline:
+        done |= {one.request_id: one for one in pair.loader.take_finished()}
+        time.sleep(0.01)
+    assert done["late"].problem is None
+    assert done["late"].costs.wait_ms > 1000

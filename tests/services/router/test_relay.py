@@ -1014,7 +1014,6 @@ async def test_the_decode_worker_pulls_while_the_prompt_is_prefilled(cluster: Cl
     assert early.engine_request
     assert (early.manifest.worker_id, early.manifest.saved_at_s) == ("p0", 0)
     assert (second.phase, list(second.output_token_ids)) == (PHASE_DECODE, answer(PROMPT, 1))
-    assert second.engine_request == b""  # it is there
     assert second.manifest.saved_at_s > 0
     assert (early.request_id, early.epoch) == (second.request_id, second.epoch)
     assert decode.seen.aborts == []
@@ -1027,6 +1026,14 @@ async def test_a_decode_worker_that_does_not_load_early_gets_all_at_the_end(clus
     early, second = decode.seen.starts
     assert early.phase == PHASE_LOAD
     assert second.engine_request == early.engine_request
+    assert len(prefill.seen.starts) == 1
+
+
+async def test_an_early_load_whose_failure_crosses_with_its_decode_costs_nothing(cluster: Cluster) -> None:
+    prefill, decode = await streamed(cluster)
+    decode.faults.append(Fault(PHASE_LOAD, failed=Failed.CODE_HANDOFF, silent=True, crosses=True))
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert [start.phase for start in decode.seen.starts] == [PHASE_LOAD, PHASE_DECODE]
     assert len(prefill.seen.starts) == 1
 
 

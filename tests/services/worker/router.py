@@ -92,15 +92,13 @@ class Stream:
         epoch: int = 1,
         written: Iterable[int] = (),
         manifest: Manifest | None = None,
-        told: bool = True,
     ) -> None:
-        """Start a phase. told: whether the request is in it, which it need not be behind a LOAD."""
         self._begin(core.request_id, epoch)
         start = pb.Start(
             request_id=core.request_id,
             epoch=epoch,
             phase=phase,  # type: ignore[arg-type]
-            engine_request=wire.encode_request(core) if told else b"",
+            engine_request=wire.encode_request(core),
             output_token_ids=written,
             manifest=manifest,
         )

@@ -8,9 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from baton.protos.worker_pb2 import PHASE_DECODE, Failed, Start
+from baton.protos.handoff_pb2 import Manifest
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, Failed, Phase, Start
 from baton.services.engine import wire
 from baton.services.engine.build import EngineInfo
+from baton.services.engine.errors import RequestRefused
 from baton.services.roles import MIXED
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.metrics import WorkerMetrics
@@ -44,10 +46,10 @@ class Host:
             raise self.broken
 
 
-def start(name: str, epoch: int = 1, **params: Any) -> Start:
+def start(name: str, epoch: int = 1, phase: Phase = PHASE_DECODE, **params: Any) -> Start:
     core = request(name, prompt(20), **params)
     encoded = wire.encode_request(core)
-    return Start(request_id=name, epoch=epoch, phase=PHASE_DECODE, engine_request=encoded)
+    return Start(request_id=name, epoch=epoch, phase=phase, engine_request=encoded)
 
 
 GRAMMAR = {"structured_outputs": StructuredOutputsParams(regex="a+")}
@@ -122,3 +124,32 @@ async def test_refusals_are_counted_by_their_reason() -> None:
     dispatcher.drain()
     dispatcher.start(session, start("b"))
     assert count("draining") == 1
+
+
+def with_kv(begun: Start, *output: int) -> Start:
+    manifest = Manifest(request_id=begun.request_id, epoch=begun.epoch, num_tokens=20)
+    begun.manifest.CopyFrom(manifest)
+    begun.output_token_ids.extend(output)
+    return begun
+
+
+async def test_a_load_of_a_stream_that_was_lost_is_not_gone_on_with() -> None:
+    """Its outputs would go to the old stream, and its router would wait for them until its deadline."""
+    host = Host()
+    dispatcher, _ = await made(host)
+    lost, opened = dispatcher.connect("lost"), dispatcher.connect("opened")
+    dispatcher.start(lost, with_kv(start("a", phase=PHASE_LOAD)))
+    dispatcher.start(opened, with_kv(start("a"), 7))
+    [failed] = await replies(opened)
+    assert (failed.code, failed.phase) == (Failed.CODE_HANDOFF, PHASE_DECODE)
+    assert (host.submitted, host.aborted, dispatcher.requests) == (["a#1"], ["a#1"], 0)
+
+
+async def test_an_engine_that_still_holds_a_load_is_no_final_refusal() -> None:
+    dispatcher, _ = await made(Host())
+    session = dispatcher.connect("router")
+    dispatcher.start(session, with_kv(start("a"), 7))
+    dispatcher.on_refused("a#1", RequestRefused(Failed.CODE_HANDOFF, "not yet"))
+    [failed] = await replies(session)
+    assert (failed.code, failed.message) == (Failed.CODE_HANDOFF, "not yet")
+    assert dispatcher.requests == 0

@@ -215,7 +215,7 @@ async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill: Worker, 
             await target.start(core, LOAD, manifest=early)
             begun = await source.end(core.request_id)
             assert begun.saved is not None
-            await target.start(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest, told=False)
+            await target.start(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
             rest = await target.end(core.request_id)
             assert rest.admitted is not None, rest.failed
             assert rest.admitted.bytes > 0
@@ -250,12 +250,10 @@ async def test_a_prefill_that_is_given_up_fails_the_early_load(prefill: Worker, 
         await source.abort("given up")
         got = await target.end("given up")
         assert got.failed is not None
-        assert got.failed.code == pb.Failed.CODE_HANDOFF
-        # The same attempt may go on without it; only what came with LOAD is not there any more.
-        await target.start(core, DECODE, written=[1], told=False)
-        got = await target.end("given up")
-        assert got.failed is not None
-        assert "not here any more" in got.failed.message
+        assert (got.failed.code, got.failed.phase) == (pb.Failed.CODE_HANDOFF, LOAD)
+        # The same attempt may go on without it.
+        got = await target.run(core, DECODE, written=[1])
+        assert (got.failed, len(got.tokens)) == (None, 23)
     nothing_pinned(prefill)
 
 
@@ -274,7 +272,7 @@ async def test_an_early_load_ends_where_the_tokens_do_not_fit(prefill: Worker, m
 
 
 async def _decode(target: Stream, core: EngineCoreRequest, manifest: Manifest, written: Any) -> Got:
-    await target.start(core, DECODE, written=written, manifest=manifest, told=False)
+    await target.start(core, DECODE, written=written, manifest=manifest)
     return await target.end(core.request_id)
 
 
