@@ -67,15 +67,21 @@ class Fleet:
     def update(self, workers: Iterable[pb.WorkerStatus], *, fresh: bool = True) -> None:
         """Take a snapshot. One that is not fresh, as no scheduler answers, tells no rates."""
         now = self._clock()
-        if not fresh:
-            self._rates.clear()
         before = {row[0]: row for row in self.rows if row[_AT["state"]] != GONE}
         workers = list(workers)
-        rows = {status.identity.worker_id: self._row(status, now) for status in workers}
+        # The counts of one that is not fresh are older than it is: no rate begins with them.
+        self._rates = (
+            {
+                one.identity.worker_id: self._rate(one.identity.worker_id, one.load.counts, now)
+                for one in workers
+            }
+            if fresh
+            else {}
+        )
+        rows = {status.identity.worker_id: self._row(status) for status in workers}
         for worker_id, row in before.items():
             if worker_id not in rows:
                 self._gone[worker_id] = now, [*row[: _AT["state"]], GONE, *row[_AT["state"] + 1 :]]
-                self._rates.pop(worker_id, None)
         self._gone = {
             worker_id: (since, row)
             for worker_id, (since, row) in self._gone.items()
@@ -84,11 +90,11 @@ class Fleet:
         self.sums = self._sums(workers)
         self.rows = [*rows.values(), *(row for _, row in self._gone.values())]
 
-    def _row(self, status: pb.WorkerStatus, now: float) -> list[Any]:
+    def _row(self, status: pb.WorkerStatus) -> list[Any]:
         identity, load = status.identity, status.load
         capacity, drafting = identity.capacity, load.drafting
         usable = max(1, capacity.num_blocks - 1)
-        rates = self._rate(identity.worker_id, load.counts, now)
+        rates = self._rates.get(identity.worker_id)
         return [
             identity.worker_id,
             identity.name or identity.worker_id,
@@ -102,8 +108,8 @@ class Fleet:
             round(1 - load.free_blocks / usable, 3) if status.HasField("load") else 0.0,
             round(load.pinned_bytes / _MIB, 1),
             status.reserved_prompt_tokens,
-            _rounded(rates.prefill_per_s),
-            _rounded(rates.output_per_s),
+            _rounded(rates.prefill_per_s if rates else None),
+            _rounded(rates.output_per_s if rates else None),
             capacity.speculative_method,
             round(drafting.first_acceptance, 3) if drafting.drafts else None,
             round(drafting.mean_accepted_length, 2) if drafting.drafts else None,
@@ -114,23 +120,20 @@ class Fleet:
 
     def _rate(self, worker_id: str, counts: pb.EngineCounts, now: float) -> _Rates:
         computed, output = counts.computed_tokens, counts.output_tokens
-        last = self._rates.get(worker_id)
-        if last is None:
-            last = self._rates[worker_id] = _Rates(now, computed, output)
+        last = self._rates.get(worker_id) or _Rates(now, computed, output)
         took = now - last.at
         # Heartbeats are a second apart: between them the counts stand still, and the rate with them.
         if (computed, output) != (last.computed, last.output) and took > 0:
-            new = _Rates(
+            return _Rates(
                 now, computed, output, (computed - last.computed) / took, (output - last.output) / took
             )
-            last = self._rates[worker_id] = new
-        elif took > 2.5:  # more than two heartbeats without a token
+        if took > 2.5:  # more than two heartbeats without a token
             last.prefill_per_s = last.output_per_s = 0.0
             last.at = now
         return last
 
     def _sums(self, workers: Sequence[pb.WorkerStatus]) -> Sums:
-        rates = [self._rates[status.identity.worker_id] for status in workers]
+        rates = self._rates.values()
         drafting = [status.load.drafting for status in workers]
         drafts = sum(one.drafts for one in drafting)
         accepted = sum(one.drafts * one.first_acceptance for one in drafting)

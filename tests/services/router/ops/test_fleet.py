@@ -52,6 +52,24 @@ def test_a_rate_stands_between_two_heartbeats_and_then_ends():
     assert rows(fleet)["p"]["prefill_tokens_per_s"] == 0
 
 
+def test_no_rate_is_known_while_no_scheduler_answers():
+    """The last snapshot's counts stand still then, and the workers do not."""
+    clock = Clock()
+    fleet = Fleet(clock)
+
+    def rates(*, fresh=True):
+        nonlocal output
+        output += 100 if fresh else 0
+        fleet.update([status("d", 0, output)], fresh=fresh)
+        clock.now += 2
+        return rows(fleet)["d"]["output_tokens_per_s"], fleet.sums.output_tokens_per_s
+
+    output, unknown = 0, (None, None)
+    assert [rates(), rates()] == [unknown, (50, 50)]
+    assert [rates(fresh=False) for _ in range(3)] == [unknown] * 3
+    assert [rates(), rates()] == [unknown, (50, 50)]
+
+
 def test_acceptance_counts_each_worker_by_its_drafts():
     fleet = Fleet()
     fleet.update([status("a", drafts=30, first=0.9), status("b", drafts=10, first=0.1), status("c")])
