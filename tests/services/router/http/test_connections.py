@@ -41,6 +41,7 @@ class Server:
     port: int
     seen: Seen
     uvicorn: uvicorn.Server
+    clients: list[asyncio.StreamWriter] = field(default_factory=list)
 
     @property
     def open_connections(self) -> int:
@@ -89,11 +90,14 @@ async def serving(seen: Seen, max_connections: int = 10) -> AsyncIterator[Server
     with socket.create_server(("127.0.0.1", 0)) as sock:
         task = asyncio.create_task(server._serve([sock]))
         await until(lambda: server.started, "uvicorn serves")
+        one = Server(sock.getsockname()[1], seen, server)
         try:
-            yield Server(sock.getsockname()[1], seen, server)
+            yield one
         finally:
             server.should_exit = server.force_exit = True
             await task
+            for writer in one.clients:
+                writer.close()
 
 
 @pytest.fixture
@@ -103,7 +107,9 @@ async def server() -> AsyncIterator[Server]:
 
 
 async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", server.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    server.clients.append(writer)
+    return reader, writer
 
 
 async def exchange(server: Server, *pieces: bytes, every_s: float = 0.0) -> tuple[int, dict[str, Any]]:
