@@ -110,6 +110,10 @@ class Stream:
     async def abort(self, *request_ids: str) -> None:
         await self.send(pb.RunRequest(abort=pb.Abort(request_ids=request_ids)))
 
+    def got(self, request_id: str) -> Got:
+        """Return what was read so far of a request's last attempt."""
+        return self._got[request_id]
+
     async def end(self, request_id: str) -> Got:
         """Read until this phase is over."""
         async with asyncio.timeout(DEADLINE_S):
