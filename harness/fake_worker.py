@@ -116,6 +116,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._running: dict[str, Running] = {}
         self._on_the_way: list[Running] = []  # replaced, with a token that is still to come out
         self.hangs = False
+        self.protocol = wire.PROTOCOL
         self.shares = 0  # KV blocks of each request that others hold as well
         self.steps = 1  # of a prefill; of several, the first one's KV can be pulled after it
 
@@ -182,7 +183,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         del request, context
         if self.hangs:
             await asyncio.Event().wait()  # until the call's deadline
-        return worker_pb2.HelloReply(refusal=self.refusal, identity=self.identity)
+        return worker_pb2.HelloReply(refusal=self.refusal, identity=self.identity, protocol=self.protocol)
 
     async def Run(self, requests: Any, context: Any) -> None:
         """Serve one router's stream."""

@@ -33,12 +33,14 @@ class HelloRequest(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., vllm_version: _Optional[str] = ..., model: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("refusal", "identity")
+    __slots__ = ("refusal", "identity", "protocol")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     identity: _scheduler_pb2.WorkerIdentity
-    def __init__(self, refusal: _Optional[str] = ..., identity: _Optional[_Union[_scheduler_pb2.WorkerIdentity, _Mapping]] = ...) -> None: ...
+    protocol: int
+    def __init__(self, refusal: _Optional[str] = ..., identity: _Optional[_Union[_scheduler_pb2.WorkerIdentity, _Mapping]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "manifest", "traceparent")

@@ -281,7 +281,7 @@ class EngineHost:
     def _add(self, request: Any) -> None:
         if request.request_id in self._engine.scheduler.requests:
             # A load of the same attempt was aborted: vLLM keeps its blocks until it is reported.
-            held = RequestRefused(Failed.CODE_HANDOFF, "the load that was given up has not ended yet")
+            held = RequestRefused(Failed.CODE_FULL, "the load that was given up still has its blocks")
             self._tell(lambda listener: listener.on_refused(request.request_id, held))
             return
         try:

@@ -127,7 +127,7 @@ class WorkerStream:
         except BaseException:
             await channel.close(None)
             raise
-        if problem := self._refusal(reply):
+        if problem := self._refusal(reply, hello.protocol):
             await channel.close(None)
             log.error("worker %s at %s cannot be used: %s", self.worker_id, self.address, problem)
             raise WorkerUnreachable(f"worker {self.worker_id}: {problem}")
@@ -140,9 +140,13 @@ class WorkerStream:
         ]
         self._close_when_idle()
 
-    def _refusal(self, reply: worker_pb2.HelloReply) -> str:
+    def _refusal(self, reply: worker_pb2.HelloReply, protocol: int) -> str:
         if reply.refusal:
             return reply.refusal
+        if reply.protocol != protocol:
+            return (
+                f"it speaks protocol {reply.protocol}, this router {protocol}: run the same version of Baton"
+            )
         there = reply.identity.worker_id
         if there and there != self.worker_id:
             return f"{self.address} is now worker {there}"
@@ -165,8 +169,7 @@ class WorkerStream:
         key = attempt_id(listener.request_id, listener.epoch)
         if self._listeners.get(key) is listener:
             del self._listeners[key]
-            if not self._listeners:
-                self._close_when_idle()
+            self._close_when_idle()
 
     @contextlib.contextmanager
     def watch_pull(self, request_id: str, on_lost: Callable[[str], None]) -> Iterator[None]:
@@ -178,6 +181,7 @@ class WorkerStream:
             yield
         finally:
             self._pulls.pop(request_id, None)
+            self._close_when_idle()
 
     def abort(self, request_id: str) -> None:
         """Have the worker drop the request and its saved KV. Sent after the request's Start."""
@@ -294,13 +298,19 @@ class WorkerStream:
                 on_lost(message)
 
     def _close_when_idle(self) -> None:
-        """Close the stream IDLE_CLOSE_S from now, unless another request comes."""
-        if not self.ended and self._idle_timer is None:
+        """Close the stream IDLE_CLOSE_S from now if it is idle, unless another request comes."""
+        if self._idle and not self.ended and self._idle_timer is None:
             loop = asyncio.get_running_loop()
             self._idle_timer = loop.call_later(IDLE_CLOSE_S, lambda: _detached(self._close_idle()))
 
+    @property
+    def _idle(self) -> bool:
+        """Whether nobody needs it: KV that waits to be pulled goes with the stream of its router."""
+        return not self._listeners and not self._pulls
+
     async def _close_idle(self) -> None:
-        if not self._listeners:
+        self._idle_timer = None
+        if self._idle:
             await self.close()
 
 

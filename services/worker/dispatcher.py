@@ -184,7 +184,7 @@ class Dispatcher:
         if loading is not None and start.phase == PHASE_DECODE:
             self._end(loading)
             self._host.abort([loading.internal_id])
-            self._fail(attempt, Failed.CODE_HANDOFF, "it is still loaded for a stream that was lost")
+            self._fail(attempt, Failed.CODE_FULL, "its KV is still loaded for a stream that was lost")
             return
         try:
             self._admit(attempt, start)
@@ -210,6 +210,7 @@ class Dispatcher:
 
     def _go_on(self, attempt: RunningAttempt, start: Start) -> None:
         """Go on with an attempt whose KV is here, or comes: its prompt is complete."""
+        attempt.phase = PHASE_DECODE
         try:
             give_tokens = requests.resume(attempt.prepared, start)
         except RequestRefused as refused:
@@ -217,7 +218,6 @@ class Dispatcher:
             self._host.abort([attempt.internal_id])
             self._fail(attempt, refused.code, str(refused))
             return
-        attempt.phase = PHASE_DECODE
         self._host.resume(attempt.internal_id, attempt.epoch, give_tokens)
 
     def _admit(self, attempt: RunningAttempt, start: Start) -> None:

@@ -45,7 +45,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def Hello(self, request: worker_pb2.HelloRequest, context: Any) -> worker_pb2.HelloReply:
         """Say who this worker is, and refuse a router with another vLLM or another model."""
         del context
-        return worker_pb2.HelloReply(refusal=self._refusal(request), identity=self._identity)
+        return worker_pb2.HelloReply(
+            refusal=self._refusal(request), identity=self._identity, protocol=wire.PROTOCOL
+        )
 
     async def SetRole(self, request: worker_pb2.SetRoleRequest, context: Any) -> worker_pb2.SetRoleReply:
         """Take another role."""

@@ -219,13 +219,21 @@ async def test_no_connection_to_the_prefill_worker(cluster: Cluster) -> None:
     assert len(second.seen.starts) == 6
 
 
-async def test_a_worker_that_refuses_this_router_is_left_alone(cluster: Cluster) -> None:
+@pytest.mark.parametrize("how", ["refuses", "is older"])
+async def test_a_worker_that_does_not_fit_is_left_alone(
+    cluster: Cluster, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     first, second, _ = await cluster.pair(prefill=2)
-    first.refusal = "vLLM 0.31 here, 0.32 there"
+    if how == "refuses":
+        why = first.refusal = "vLLM 0.31 here, 0.32 there"
+    else:
+        first.protocol -= 1
+        why = f"it speaks protocol {first.protocol}"
     for _ in range(6):
         right(await cluster.ask(PROMPT), PROMPT, 8)
     assert first.seen.starts == []
     assert len(second.seen.starts) == 6
+    assert why in caplog.text
 
 
 # -- the handoff fails
@@ -451,6 +459,25 @@ async def test_a_token_of_an_attempt_that_was_given_up_is_not_the_next_one_s(clu
     prefill.hangs = True
     right(await asking, PROMPT, 20)
     assert [start.epoch for start in decode.seen.starts] == [1, 2]
+    await cluster.settled()
+
+
+async def test_kv_that_waits_to_be_pulled_keeps_its_stream_open(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker frees what it saved for a router whose stream has ended."""
+    monkeypatch.setattr(stream, "IDLE_CLOSE_S", 0.05)
+    prefill, decode = await cluster.pair()
+    decode.faults.append(Fault(PHASE_DECODE, silent=True))  # it waits for a slot
+    asking = asyncio.create_task(cluster.ask(PROMPT, 20))
+    await until(lambda: decode.seen.starts, "the decode worker is told")
+    idle = await cluster.members.add(FakeWorker("idle", pb.ROLE_DECODE))
+    await cluster.pool.stream(pb.Worker(worker_id=idle.worker_id, address=idle.address))
+    await until(lambda: cluster.pool.opened(idle.worker_id) is None, "one that nobody needs is closed")
+    assert cluster.pool.opened(prefill.worker_id) is not None
+    decode.go_on()
+    right(await asking, PROMPT, 20)
+    await until(lambda: cluster.pool.opened(prefill.worker_id) is None, "it is closed")
     await cluster.settled()
 
 

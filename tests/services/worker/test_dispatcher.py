@@ -141,7 +141,7 @@ async def test_a_load_of_a_stream_that_was_lost_is_not_gone_on_with() -> None:
     dispatcher.start(lost, with_kv(start("a", phase=PHASE_LOAD)))
     dispatcher.start(opened, with_kv(start("a"), 7))
     [failed] = await replies(opened)
-    assert (failed.code, failed.phase) == (Failed.CODE_HANDOFF, PHASE_DECODE)
+    assert (failed.code, failed.phase) == (Failed.CODE_FULL, PHASE_DECODE)
     assert (host.submitted, host.aborted, dispatcher.requests) == (["a#1"], ["a#1"], 0)
 
 
@@ -149,7 +149,18 @@ async def test_an_engine_that_still_holds_a_load_is_no_final_refusal() -> None:
     dispatcher, _ = await made(Host())
     session = dispatcher.connect("router")
     dispatcher.start(session, with_kv(start("a"), 7))
-    dispatcher.on_refused("a#1", RequestRefused(Failed.CODE_HANDOFF, "not yet"))
+    dispatcher.on_refused("a#1", RequestRefused(Failed.CODE_FULL, "not yet"))
     [failed] = await replies(session)
-    assert (failed.code, failed.message) == (Failed.CODE_HANDOFF, "not yet")
+    assert (failed.code, failed.message) == (Failed.CODE_FULL, "not yet")
+    assert dispatcher.requests == 0
+
+
+async def test_a_decode_that_does_not_continue_its_load_fails_as_the_decode() -> None:
+    """The failure of a LOAD alone would not end the attempt at its router."""
+    dispatcher, _ = await made(Host())
+    session = dispatcher.connect("router")
+    dispatcher.start(session, with_kv(start("a", phase=PHASE_LOAD)))
+    dispatcher.start(session, with_kv(start("a")))
+    [failed] = await replies(session)
+    assert (failed.code, failed.phase) == (Failed.CODE_HANDOFF, PHASE_DECODE)
     assert dispatcher.requests == 0
