@@ -174,9 +174,8 @@ class Loader:
         """Stop pulling for requests that ended. Each is still reported, once nothing writes its blocks."""
         wanted = []
         with self._lock:
-            for key in dict.fromkeys(
-                keys
-            ):  # one may be told twice: by another rank's failure, and by its end
+            # One may be told twice: by another rank's failure, and by its request's end.
+            for key in dict.fromkeys(keys):
                 if key in self._running:
                     wanted.append(self._running[key])
                 elif key in self._held:
