@@ -242,7 +242,9 @@ async def test_a_full_house_is_503_after_a_wait(
     _, decode = await pair(members, max_num_seqs=1)
     decode.faults.append(Fault(PHASE_DECODE, silent=True))
     await placeable(http)
-    async with http.stream("POST", "/v1/completions", json=body(stream=True)):
+    async with http.stream("POST", "/v1/completions", json=body(stream=True)) as first:
+        assert first.status_code == 200
+        await until(lambda: decode.running, "it has the only slot, and falls silent there")
         got = await http.post("/v1/completions", json=body(stream=stream))
     assert got.status_code == 503
     assert int(got.headers["retry-after"]) >= 1
