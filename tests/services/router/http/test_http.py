@@ -23,7 +23,7 @@ from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
 from harness import zygote
 from harness.checkpoints import tiny_qwen2
-from harness.fake_worker import MODEL, FakeWorker, Fault, answer, until
+from harness.fake_worker import MODEL, FakeWorker, Fault, Seen, answer, until
 from harness.router import Members
 from harness.support import PATIENCE, eventually, free_port, listening
 from harness.zygote import Forked
@@ -31,7 +31,8 @@ from harness.zygote import Forked
 START_S = 60.0
 END_S = 15.0
 PROMPT = [72, 105]
-SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "max_queue_factor": 1.0}
+# Pairs stay pairs: no idle decode worker prefills.
+SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "max_queue_factor": 1.0, "idle_decode_tokens": 0}
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +182,27 @@ async def placeable(http: httpx.AsyncClient) -> None:
         await asyncio.sleep(0.05)
 
 
+async def served(http: httpx.AsyncClient, prefill: FakeWorker, *decode: FakeWorker) -> None:
+    """Wait until a request passed through both sides; forget what they saw of it.
+
+    Either side serves alone while the router, or its scheduler, does not see the other: on a busy machine
+    that may still be so when the first request comes, and a fault that waits for it would hit another one.
+    """
+    await placeable(http)
+    deadline = time.monotonic() + START_S
+
+    def through_both() -> bool:
+        began = [{start.request_id for start in one.seen.starts} for one in (prefill, *decode)]
+        return bool(began[0] & set().union(*began[1:]))
+
+    while not through_both():
+        assert time.monotonic() < deadline, "no request passes through both sides"
+        got = await http.post("/v1/completions", json=body(2))
+        assert got.status_code == 200, got.text
+    for one in (prefill, *decode):
+        one.seen = Seen()
+
+
 async def healthy(http: httpx.AsyncClient) -> bool:
     try:
         return (await http.get("/health")).status_code == 200
@@ -239,9 +261,9 @@ async def test_a_full_house_is_503_after_a_wait(
     members: Members, http: httpx.AsyncClient, stream: bool
 ) -> None:
     """The error names the limits, and their settings."""
-    _, decode = await pair(members, max_num_seqs=1)
+    prefill, decode = await pair(members, max_num_seqs=1)
+    await served(http, prefill, decode)
     decode.faults.append(Fault(PHASE_DECODE, silent=True))
-    await placeable(http)
     async with http.stream("POST", "/v1/completions", json=body(stream=True)) as first:
         assert first.status_code == 200
         await until(lambda: decode.running, "it has the only slot, and falls silent there")
@@ -327,7 +349,7 @@ async def test_too_long_a_prompt_is_400(members: Members, http: httpx.AsyncClien
 
 async def test_a_client_that_leaves_aborts_both_sides(members: Members, http: httpx.AsyncClient) -> None:
     prefill, decode = await pair(members, step_s=0.02)
-    await placeable(http)
+    await served(http, prefill, decode)
     async with http.stream("POST", "/v1/completions", json=body(1000, stream=True)) as response:
         lines = response.aiter_lines()  # whose end would close the connection
         await anext(lines)
@@ -337,9 +359,9 @@ async def test_a_client_that_leaves_aborts_both_sides(members: Members, http: ht
 
 
 async def test_a_client_that_leaves_before_the_first_token(members: Members, http: httpx.AsyncClient) -> None:
-    prefill, _ = await pair(members)
+    prefill, decode = await pair(members)
+    await served(http, prefill, decode)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
-    await placeable(http)
     asking = asyncio.create_task(http.post("/v1/completions", json=body(stream=True)))
     await until(lambda: prefill.seen.starts, "it reads")
     asking.cancel()
@@ -354,9 +376,9 @@ async def test_a_stop_string_ends_the_decoding(members: Members, http: httpx.Asy
 
 
 async def test_a_decode_worker_dies_and_another_goes_on(members: Members, http: httpx.AsyncClient) -> None:
-    *_, first, second = await pair(members, decode=2)
+    prefill, first, second = await pair(members, decode=2)
+    await served(http, prefill, first, second)
     first.faults = second.faults = deque([Fault(PHASE_DECODE, 5, die=True)])
-    await placeable(http)
     async with http.stream("POST", "/v1/completions", json=body(30, stream=True)) as response:
         got = await events(response)
     assert "".join(event["choices"][0]["text"] for event in got) == text(30)
@@ -393,8 +415,8 @@ async def test_no_worker_can_begin(members: Members, http: httpx.AsyncClient, st
 
 
 async def test_reserved_arguments_are_ignored(members: Members, http: httpx.AsyncClient) -> None:
-    prefill, _ = await pair(members)
-    await placeable(http)
+    prefill, decode = await pair(members)
+    await served(http, prefill, decode)
     mine = {"kv_transfer_params": {"do_remote_prefill": True, "remote_prefill_cached_tokens": 2}}
     got = await http.post("/v1/completions", json=body(vllm_xargs={"baton_generated": 3, "x": 1}, **mine))
     assert got.status_code == 200
@@ -542,9 +564,8 @@ async def test_metrics(members: Members, http: httpx.AsyncClient) -> None:
 
 async def test_the_time_to_first_token_by_stage(members: Members, http: httpx.AsyncClient) -> None:
     """As a client sees it: from a stream's request to its first byte. A sampled trace is an exemplar."""
-    prefill, _ = await pair(members)
-    await placeable(http)
-    await http.post("/v1/completions", json=body())
+    prefill, decode = await pair(members)
+    await served(http, prefill, decode)
     prefill.wire_s = 0.2
     trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     before = await stage_seconds(http)
@@ -650,9 +671,9 @@ async def test_a_request_that_takes_too_long(starter: Starter, model: Path, tmp_
 async def test_a_client_says_how_long_it_waits(
     members: Members, http: httpx.AsyncClient, stream: bool
 ) -> None:
-    prefill, _ = await pair(members)
+    prefill, decode = await pair(members)
+    await served(http, prefill, decode)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
-    await placeable(http)
     got = await http.post("/v1/completions", json=body(stream=stream), headers={"X-Request-Timeout": "0.3"})
     assert (got.status_code, got.json()["error"]["type"]) == (504, "GatewayTimeoutError")
     assert "took longer than 0." in got.json()["error"]["message"]
@@ -661,9 +682,9 @@ async def test_a_client_says_how_long_it_waits(
 
 async def test_a_deadline_in_the_middle_of_a_stream(members: Members, http: httpx.AsyncClient) -> None:
     """The tokens sent stand; then the stream ends with the reason, and the worker drops the request."""
-    _, decode = await pair(members)
+    prefill, decode = await pair(members)
+    await served(http, prefill, decode)
     decode.faults.append(Fault(PHASE_DECODE, 3, silent=True))
-    await placeable(http)
     got = await http.post("/v1/completions", json=body(stream=True), headers={"X-Request-Timeout": "1"})
     assert got.status_code == 200
     *tokens, error, done = [line.removeprefix("data: ") for line in got.text.splitlines() if line]
