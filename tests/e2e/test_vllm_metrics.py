@@ -41,22 +41,28 @@ def loads(one: Deployment, *path: str) -> dict[str, float]:
 async def test_the_gauges_tell_what_runs(one_pair: Deployment) -> None:
     client = one_pair.async_client()
     long = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True}}
-    streams = await asyncio.gather(
-        *(
-            client.completions.create(model=MODEL_NAME, prompt=prompt, stream=True, **long)
-            for prompt in prompts()[20 : 20 + STREAMS]
-        )
-    )
+
+    async def keep_running(prompt: list[int]) -> None:
+        while True:  # on a busy machine a stream may end before anybody has looked
+            async with await client.completions.create(
+                model=MODEL_NAME, prompt=prompt, stream=True, **long
+            ) as stream:
+                async for _ in stream:
+                    pass
+
+    running = [asyncio.create_task(keep_running(prompt)) for prompt in prompts()[20 : 20 + STREAMS]]
     decode = one_pair.worker("decode")["identity"]["worker_id"]
-    now = await asyncio.to_thread(
-        eventually,
-        lambda: (now := figures(one_pair)).get(RUNNING, {}).get(decode) == STREAMS and now,
-        20,
-        "the router's gauge counts the streams",
-    )
-    assert now[RUNNING] == await asyncio.to_thread(loads, one_pair, "running")
+
+    def shown() -> dict[str, dict[str, float]] | None:
+        now = figures(one_pair)
+        right = now[RUNNING].get(decode) == STREAMS and now[RUNNING] == loads(one_pair, "running")
+        return now if right else None
+
+    now = await asyncio.to_thread(eventually, shown, 20, "the router's gauge counts the streams")
     assert 0 < now["vllm:kv_cache_usage_perc"][decode] < 1
-    await asyncio.gather(*(stream.close() for stream in streams))
+    for one in running:
+        one.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
     await client.close()
     eventually(lambda: idle(one_pair), 20, "the deployment is idle")
     eventually(lambda: set(figures(one_pair)[RUNNING].values()) == {0}, 20, "the gauge is 0 again")
