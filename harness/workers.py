@@ -118,7 +118,7 @@ class Fleet:
                 "model": str(self.model),
                 "served_model_name": "tiny",
                 "dtype": "float32",
-                "max_model_len": 1024,
+                "max_model_len": 4000,
                 "max_num_batched_tokens": 256,
                 "kv_cache_gib": 0.125,
             },

@@ -49,7 +49,7 @@ async def hold(prefill: str, mixed: str, name: str) -> None:
     """Leave a handoff at one worker and a long answer at the other, and wait for the end."""
     async with connected(prefill) as source, connected(mixed) as target:
         await source.run(request(f"{name} kept", prompt(100, seed=41)), PREFILL)
-        long = request(f"{name} runs", prompt(20, seed=42), max_tokens=1000)
+        long = request(f"{name} runs", prompt(20, seed=42), max_tokens=3900)
         await target.start(long, DECODE)
         await target.some(long.request_id, 2)
         print("both", flush=True)

@@ -39,14 +39,14 @@ async def test_a_ready_worker_is_registered_with_what_it_can_do(workers: Fleet, 
     status = (await registered(workers))[mixed.name]
     assert status.state == scheduler_pb2.WORKER_STATE_READY
     assert status.identity.role == scheduler_pb2.ROLE_MIXED
-    assert (status.identity.capacity.num_blocks, status.identity.capacity.max_model_len) == (4096, 1024)
+    assert (status.identity.capacity.num_blocks, status.identity.capacity.max_model_len) == (4096, 4000)
     assert len(status.identity.model_fingerprint) == 64
     assert "staging: 64 MiB of shared memory for saved KV (half of the KV cache)" in mixed.text
 
 
 async def test_it_reports_its_load(workers: Fleet, mixed: Worker) -> None:
     async with connected(mixed.address) as stream:
-        await stream.start(request("loads", prompt(20), max_tokens=900), DECODE)
+        await stream.start(request("loads", prompt(20), max_tokens=3900), DECODE)
         await stream.some("loads", 1)
         async with asyncio.timeout(10 * PATIENCE):
             while (await registered(workers))[mixed.name].load.running != 1:
@@ -142,7 +142,7 @@ async def test_it_takes_another_role_while_it_works(workers: Fleet, mixed: Worke
         assert len((await source.end("goes on")).tokens) == 300
         assert (await registered(workers))[worker.name].identity.role == prefill
         assert "no worker's id" in (await client.set_role("nobody", decode)).problem
-        await source.start(request("holds it", prompt(30), max_tokens=900), DECODE)
+        await source.start(request("holds it", prompt(30), max_tokens=3900), DECODE)
         await source.some("holds it", 1)
         worker.signal(signal.SIGTERM)
         eventually(lambda: not worker.serving(), 10, "it drains")
@@ -156,8 +156,8 @@ async def test_an_engine_that_hangs_is_a_failed_one(workers: Fleet) -> None:
     worker = workers.started("mixed", engine={"tensor_parallel_size": 2}, worker={"engine_stall_s": STALL_S})
     async with connected(worker.address) as stream:
         ranks, second = psutil.Process(worker.pid).children(recursive=True), second_rank(worker.pid)
-        second.suspend()  # before the request: 900 tokens may be there before a busy test hears of the first
-        await stream.start(request("hangs", prompt(30), max_tokens=900), DECODE)
+        second.suspend()  # before the request, which would be decoded meanwhile
+        await stream.start(request("hangs", prompt(30), max_tokens=3900), DECODE)
         got = await stream.end("hangs")
         assert got.failed is not None
         assert got.failed.code == pb.Failed.CODE_ENGINE
@@ -170,7 +170,7 @@ async def test_an_engine_that_hangs_is_a_failed_one(workers: Fleet) -> None:
 async def test_a_drain_that_takes_too_long_hands_requests_back(workers: Fleet) -> None:
     worker = workers.started("decode", worker={"drain_timeout_s": 0.3})
     async with connected(worker.address) as stream:
-        await stream.start(request("long", prompt(30), max_tokens=900), DECODE)
+        await stream.start(request("long", prompt(30), max_tokens=3900), DECODE)
         await stream.some("long", 1)
         worker.signal(signal.SIGTERM)
         got = await stream.end("long")
@@ -182,7 +182,7 @@ async def test_a_drain_that_takes_too_long_hands_requests_back(workers: Fleet) -
 async def test_a_second_signal_ends_it_at_once(workers: Fleet) -> None:
     worker = workers.started("decode")
     async with connected(worker.address) as stream:
-        await stream.start(request("endless", prompt(30), max_tokens=900), DECODE)
+        await stream.start(request("endless", prompt(30), max_tokens=3900), DECODE)
         await stream.some("endless", 1)
         worker.signal(signal.SIGTERM)
         eventually(lambda: not worker.serving(), 10, "it drains")
@@ -211,7 +211,7 @@ async def test_told_to_end_while_it_loads(workers: Fleet) -> None:
 async def test_a_broken_engine_fails_its_requests_and_ends_the_process(workers: Fleet) -> None:
     worker = workers.started("decode")
     async with connected(worker.address) as stream:
-        await stream.start(request("innocent", prompt(30), max_tokens=900), DECODE)
+        await stream.start(request("innocent", prompt(30), max_tokens=3900), DECODE)
         # At once, or on a busy machine the other has ended before. The front end would have refused this one:
         # the sampler indexes its logits with the token.
         await stream.start(request("poison", prompt(30), allowed_token_ids=[10**6]), DECODE)

@@ -19,7 +19,7 @@ from harness.workers import Fleet, fleet
 from tests.services.worker.router import DECODE, PREFILL, connected, hello, prompt, request
 
 VOCABULARY, WINDOW, WRITTEN = 320, 64, 24
-ENGINE = {"kv_cache_gib": 0.0625, "enable_prefix_caching": False}
+ENGINE = {"kv_cache_gib": 0.0625, "max_model_len": 1024, "enable_prefix_caching": False}
 # Of that memory, if each layer kept all tokens: 4 layers, 32 tokens, keys and values of 64 float32.
 BLOCKS_OF_ALL = 2**26 // (4 * 32 * 2 * 64 * 4)
 PROMPTS = [prompt(200, seed) for seed in (1, 2)]
