@@ -205,6 +205,9 @@ def compare_traced(options: argparse.Namespace) -> None:
             runs.setdefault("off" if sample is None else f"{100 * sample:g} %", []).append(run)
     keys = ("router_cpu_us_per_token", "tokens_per_s", "router_rss_mib", "traced")
     medians = {name: {key: median([one[key] for one in of]) for key in keys} for name, of in runs.items()}
+    for name, of in runs.items():  # as far apart as turns of one kind are, differences mean nothing
+        cpu = [one["router_cpu_us_per_token"] for one in of]
+        medians[name]["router_cpu_us_from_to"] = [min(cpu), max(cpu)]
     save("tracing", {"tokens": options.tokens, "interval_ms": options.interval_ms[0], "shares": medians})
 
 

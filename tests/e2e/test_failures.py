@@ -204,6 +204,7 @@ async def test_a_dead_decode_worker_is_a_pause(
             if decoding:
                 break
             await asyncio.gather(*running)
+        assert decoding, "in each round all had ended"
         lost = decoding.most_common(1)[0][0]
         victim = two_pairs.worker_process(lost)
         with dead(victim, how):
