@@ -71,5 +71,5 @@ dashboards: $(READY) ## Write Grafana's boards and Prometheus' rules from deploy
 	@$(BIN)/python -m deploy.boards
 
 clean: ## Remove what set-up and tests made
-	rm -rf .venv .venv-tools .venv-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
+	rm -rf .venv .venv-tools .venv-peers .venv-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

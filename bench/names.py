@@ -30,6 +30,7 @@ ALONE = [
     "links",
     "live-page",
     "overload",
+    "peers",
     "preload",
     "placing",
     "prefixes",

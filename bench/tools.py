@@ -19,7 +19,6 @@ from harness.support import ROOT
 
 Figures = dict[str, float]
 PINS = Path(__file__).with_name("tools.txt")
-INSTALLED = ROOT / ".venv-tools"
 INSTALL_S = 1800.0
 TOKENIZER = ROOT / "deploy" / "demo-model" / "weights"
 
@@ -41,23 +40,22 @@ class Tool(Protocol):
         """
 
 
-def installed(name: str) -> str:
-    """Return the path of a tool's command, after installing all tools where their pins have changed."""
-    mark = INSTALLED / "pins.txt"  # written last
-    if not mark.exists() or mark.read_bytes() != PINS.read_bytes():
-        print(
-            f"installing the load tools of bench/tools.txt into {INSTALLED.name} (some minutes)", flush=True
-        )
-        subprocess.run([sys.executable, "-m", "venv", "--clear", INSTALLED], check=True, timeout=INSTALL_S)
-        pip = [str(INSTALLED / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-deps", "-r", str(PINS)]
+def installed(name: str, pins: Path = PINS) -> str:
+    """Return the path of a command, after installing all that its pins name where they have changed."""
+    folder = ROOT / f".venv-{pins.stem}"
+    mark = folder / "pins.txt"  # written last
+    if not mark.exists() or mark.read_bytes() != pins.read_bytes():
+        print(f"installing bench/{pins.name} into {folder.name} (some minutes)", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=INSTALL_S)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-deps", "-r", str(pins)]
         done = subprocess.run(pip, timeout=INSTALL_S, check=False)
         if done.returncode:
             raise SystemExit(
-                "pip could not install bench/tools.txt. torch==2.13.0+cpu comes from PyTorch's own CPU wheel "
-                "index: name that index in PIP_EXTRA_INDEX_URL"
+                f"pip could not install bench/{pins.name}. torch==2.13.0+cpu comes from PyTorch's own CPU"
+                " wheel index: name that index in PIP_EXTRA_INDEX_URL"
             )
-        shutil.copyfile(PINS, mark)
-    return str(INSTALLED / "bin" / name)
+        shutil.copyfile(pins, mark)
+    return str(folder / "bin" / name)
 
 
 def command(

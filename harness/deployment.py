@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,11 +282,17 @@ def deployment(
 
 @contextmanager
 def stock_vllm(
-    folder: Path, env: Mapping[str, str] | None = None, *, cold: bool = False, **engine: Any
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    cold: bool = False,
+    flags: Sequence[str] = (),
+    **engine: Any,
 ) -> Iterator[tuple[str, Process]]:
     """Start vLLM's own API server, without Baton, as the reference. Yields its URL and process.
 
-    It is forked unless `cold`: its API server and its engine would each import vLLM anew.
+    It is forked unless `cold`: its API server and its engine would each import vLLM anew. flags: further ones
+    of its command line.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -298,6 +304,7 @@ def stock_vllm(
         *("--max-num-seqs", options["max_num_seqs"], "--gpu-memory-utilization", 0.2),
         *("--enable-auto-tool-choice", "--tool-call-parser", options["tool_call_parser"]),
         *stock.FLAGS,
+        *flags,
     ]
     line = [str(part) for part in arguments]
     environment = {"VLLM_CPU_KVCACHE_SPACE": f"{stock.KV_GIB}", **(env or {})}

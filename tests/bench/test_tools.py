@@ -16,19 +16,18 @@ def test_the_tools_are_installed_again_when_their_pins_change(
 ) -> None:
     pins = tmp_path / "tools.txt"
     pins.write_text("# nothing\n")
-    monkeypatch.setattr(tools, "PINS", pins)
-    monkeypatch.setattr(tools, "INSTALLED", tmp_path / "venv")
-    python = Path(tools.installed("python"))
+    monkeypatch.setattr(tools, "ROOT", tmp_path)
+    python = Path(tools.installed("python", pins))
     assert python.exists()
     assert "installing" in capsys.readouterr().out
-    tools.installed("python")
+    tools.installed("python", pins)
     assert capsys.readouterr().out == ""
     pins.write_text("no-such-package-of-baton @ file:///nowhere.whl\n")
     with pytest.raises(SystemExit, match=r"pip could not install bench/tools.txt"):
-        tools.installed("python")
+        tools.installed("python", pins)
     capsys.readouterr()
     pins.write_text("# nothing\n")
-    tools.installed("python")
+    tools.installed("python", pins)
     assert "installing" in capsys.readouterr().out  # a broken installation is made anew
 
 

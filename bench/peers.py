@@ -1,0 +1,184 @@
+"""Baton's 1P1D against vLLM's own: NixlConnector and vllm-router, with as many engines on the same cores.
+
+vLLM's deployments are its recipe as it stands, and the same with NIXL's progress thread off, which spins on
+a core otherwise. All deployments stay up; the load goes to one at a time, in turns: long prompts one after
+the other, then short streams beside which long prompts arrive. CPU time is that of all their processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from bench.model import MODEL_NAME, engine_settings
+from bench.tools import installed
+from bench.traffic import Mix, run, stream
+from harness.deployment import deployment, status_of, stock_vllm
+from harness.stats import median, medians, percentile, save
+from harness.support import eventually, free_port
+
+RESULT = "peers"
+PINS = Path(__file__).with_name("peers.txt")
+QUIET = Path(__file__).with_name("nixl_quiet")
+ROUTER_S = 60.0
+LONG = 900  # tokens
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A deployment that serves: its address, and the processes at the top of it."""
+
+    url: str
+    pids: tuple[int, ...]
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of all its processes so far."""
+        found = {process.pid: process for pid in self.pids for process in _family(pid)}
+        return sum(sum(process.cpu_times()[:2]) for process in found.values())
+
+
+def main(arguments: list[str]) -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each deployment")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of the mixed load, each time")
+    parser.add_argument("--prompts", type=int, default=10, help="long prompts one at a time, each time")
+    parser.add_argument("--arm", choices=ARMS, action="append", help="one of them; all by default")
+    options = parser.parse_args(arguments)
+    mix = Mix(seconds=options.seconds)
+    names = options.arm or list(ARMS)
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        arms = {
+            name: stack.enter_context(ARMS[name](Path(folder) / f"{number}"))
+            for number, name in enumerate(names)
+        }
+        for one in arms.values():  # the first requests compile, connect and allocate
+            asyncio.run(run(Mix(seconds=8), one.url, MODEL_NAME, seed=0))
+        for number in range(options.rounds):
+            for name, one in arms.items():
+                found = asyncio.run(alone(one, options.prompts, number)) | asyncio.run(
+                    loaded(one, mix, number + 1)
+                )
+                runs[name].append(found)
+                print(f"{name:>28}", {key: round(value, 1) for key, value in found.items()}, flush=True)
+    middle = {name: medians(results) for name, results in runs.items()}
+    save(RESULT, {"load": asdict(mix), "prompts": options.prompts, "median": middle, "runs": runs})
+
+
+async def alone(one: Arm, count: int, seed: int) -> dict[str, float]:
+    """Send long prompts one at a time, and then nothing for as long. Return times and CPU use."""
+    draw = random.Random(seed)
+    before, answers = one.cpu_s(), []
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as http:
+        for _ in range(count):
+            prompt = [draw.randrange(100, 4000) for _ in range(LONG)]
+            answers.append(await stream(http, one.url, MODEL_NAME, prompt, 8))
+    took, after = loop.time() - began, one.cpu_s()
+    await asyncio.sleep(took)
+    totals = [1e3 * (answer.arrivals[-1] - answer.asked) for answer in answers]
+    return {
+        "alone_ttft_p50_ms": 1e3 * median([answer.ttft for answer in answers]),
+        "alone_second_p50_ms": 1e3 * median([answer.gaps[0] for answer in answers]),
+        "alone_total_p50_ms": median(totals),
+        "alone_total_p95_ms": percentile(totals, 0.95),
+        "alone_cpu_s": (after - before) / count,
+        "idle_cores": (one.cpu_s() - after) / took,
+    }
+
+
+async def loaded(one: Arm, mix: Mix, seed: int) -> dict[str, float]:
+    """Drive it with the mix. Return what clients saw, and the CPU time of a token."""
+    before = one.cpu_s()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    found = await run(mix, one.url, MODEL_NAME, seed)
+    tokens = found["tokens_per_s"] * (loop.time() - began)
+    return found | {"cpu_ms_a_token": 1e3 * (one.cpu_s() - before) / tokens}
+
+
+@contextmanager
+def baton(folder: Path) -> Iterator[Arm]:
+    """Serve with Baton, as it comes."""
+    with deployment(folder, cold=True, engine=engine_settings()) as one:
+        one.up(1, 1)
+        yield Arm(one.url, tuple(process.popen.pid for process in one.processes.values()))
+
+
+@contextmanager
+def vllm(folder: Path, *, quiet: bool) -> Iterator[Arm]:
+    """Serve with two vLLM engines, one a core, and vllm-router before them."""
+    router = installed("vllm-router", PINS)
+    engine = engine_settings() | {"tool_call_parser": "hermes"}
+    with ExitStack() as stack:
+        servers = {}
+        for core, role in enumerate(("kv_producer", "kv_consumer")):
+            transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+            servers[role] = stack.enter_context(
+                stock_vllm(
+                    folder / role,
+                    {
+                        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+                        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+                        "UCX_TLS": "tcp,sysv,posix,cma,self",
+                        "UCX_NET_DEVICES": "lo",
+                        "UCX_RCACHE_MAX_UNRELEASED": "1024",
+                        "VLLM_HOST_IP": "127.0.0.1",
+                        "VLLM_CPU_OMP_THREADS_BIND": f"{core}",
+                        **({"PYTHONPATH": str(QUIET)} if quiet else {}),
+                    },
+                    cold=True,
+                    flags=("--kv-transfer-config", json.dumps(transfer)),
+                    **engine,
+                )
+            )
+        (first, producer), (second, consumer) = servers["kv_producer"], servers["kv_consumer"]
+        port = free_port()
+        line = [
+            *(router, "--vllm-pd-disaggregation", "--kv-connector", "nixl"),
+            *("--prefill", first, "--decode", second, "--host", "127.0.0.1", "--port", str(port)),
+            *("--prometheus-port", str(free_port())),
+        ]
+        log = stack.enter_context((folder / "router.log").open("wb"))
+        process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
+        stack.callback(_end, process)
+        url = f"http://127.0.0.1:{port}"
+        eventually(lambda: status_of(f"{url}/health") == 200, ROUTER_S, "vllm-router is ready")
+        yield Arm(url, (process.pid, producer.popen.pid, consumer.popen.pid))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    top = psutil.Process(pid)
+    return [top, *top.children(recursive=True)]
+
+
+ARMS: dict[str, Callable[[Path], AbstractContextManager[Arm]]] = {
+    "Baton": baton,
+    "vLLM with NIXL": lambda folder: vllm(folder, quiet=False),
+    "vLLM with NIXL, thread off": lambda folder: vllm(folder, quiet=True),
+}
