@@ -13,6 +13,7 @@ import json
 import random
 import subprocess
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import aiohttp
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.model import MODEL_NAME, engine_settings
 from bench.tools import installed
@@ -41,6 +43,24 @@ class Arm:
 
     url: str
     pids: tuple[int, ...]
+    decode: str = ""  # the address of vLLM's decode server
+
+    def check(self) -> None:
+        """Raise RuntimeError unless KV was moved: vLLM computes a prompt again where its transfer fails."""
+        if not self.decode:
+            return
+        with urllib.request.urlopen(f"{self.decode}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        counts = {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if "nixl" in sample.name
+        }
+        if not counts.get("vllm:nixl_bytes_transferred_sum") or counts.get(
+            "vllm:nixl_num_failed_transfers_total"
+        ):
+            raise RuntimeError(f"vLLM's decode server did not get its KV by NIXL: {counts}")
 
     def cpu_s(self) -> float:
         """Return the CPU time of all its processes so far."""
@@ -75,6 +95,7 @@ def main(arguments: list[str]) -> None:
                 found = asyncio.run(alone(one, options.prompts, number)) | asyncio.run(
                     loaded(one, mix, number + 1)
                 )
+                one.check()
                 runs[name].append(found)
                 print(f"{name:>28}", {key: round(value, 1) for key, value in found.items()}, flush=True)
     middle = {name: medians(results) for name, results in runs.items()}
@@ -161,7 +182,7 @@ def vllm(folder: Path, *, quiet: bool) -> Iterator[Arm]:
         stack.callback(_end, process)
         url = f"http://127.0.0.1:{port}"
         eventually(lambda: status_of(f"{url}/health") == 200, ROUTER_S, "vllm-router is ready")
-        yield Arm(url, (process.pid, producer.popen.pid, consumer.popen.pid))
+        yield Arm(url, (process.pid, producer.popen.pid, consumer.popen.pid), second)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,44 @@
+"""The section of docs/benchmarks.md that sets Baton's 1P1D beside vLLM's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.report_sections import Block, Result, measured, table
+
+ROWS = (
+    ("one long prompt alone: time to first token, p50, ms", "alone_ttft_p50_ms"),
+    ("its second token after the first, p50, ms", "alone_second_p50_ms"),
+    ("its answer of 8 tokens, p50, ms", "alone_total_p50_ms"),
+    ("the same, p95, ms", "alone_total_p95_ms"),
+    ("CPU time of it, s", "alone_cpu_s"),
+    ("cores in use while nothing is asked", "idle_cores"),
+    ("long prompts beside streams: gap between a stream's tokens, p50, ms", "itl_p50_ms"),
+    ("gap, p99, ms", "itl_p99_ms"),
+    ("longest gap, ms", "itl_max_ms"),
+    ("time to first token, short prompt, p50, ms", "ttft_short_p50_ms"),
+    ("time to first token, long prompt, p50, ms", "ttft_long_p50_ms"),
+    ("output tokens/s in all", "tokens_per_s"),
+    ("CPU time of a token, ms", "cpu_ms_a_token"),
+)
+
+
+def peers(result: Result) -> list[Block]:
+    load, arms = result["load"], result["median"]
+    rows = [
+        [what, *(f"{arm[key]:.3g}" if arm[key] < 100 else f"{arm[key]:.0f}" for arm in arms.values())]
+        for what, key in ROWS
+    ]
+    return [
+        "## Beside vLLM's own prefill and decode\n",
+        "1P1D of Baton against two vLLM servers with `NixlConnector` and vllm-router, an engine a core each, without drafts. "
+        "NIXL's progress thread spins on a core; vLLM has no setting for it, so that the last column is vLLM with a patch. "
+        f"Long prompts have {load['long_prompt']} tokens; the mixed load is that of the section on long prompts beside running "
+        f"streams, {len(next(iter(result['runs'].values())))} rounds of {load['seconds']:.0f} s each.",
+        measured(result, "python -m bench peers"),
+        table(["", *arms], rows),
+    ]
+
+
+# By the name of the result's file.
+SECTIONS: dict[str, Callable[[Result], list[Block]]] = {"peers": peers}
