@@ -33,6 +33,7 @@ ALONE = [
     "preload",
     "placing",
     "prefixes",
+    "pulls",
     "ray-autoscale",
     "soak",
     "tls",
