@@ -34,6 +34,7 @@ ALONE = [
     "preload",
     "placing",
     "prefixes",
+    "pulls",
     "ray-autoscale",
     "soak",
     "tls",

@@ -90,20 +90,22 @@ class Run(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("request_id", "epoch", "rank", "first_block", "num_blocks", "ticket")
+    __slots__ = ("request_id", "epoch", "rank", "first_block", "num_blocks", "ticket", "message_bytes")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     rank: int
     first_block: int
     num_blocks: int
     ticket: bytes
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    message_bytes: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., ticket: _Optional[bytes] = ..., message_bytes: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("first_block", "records", "digests")

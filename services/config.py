@@ -306,7 +306,10 @@ class HandoffSettings(_Section):
     lease_s: Seconds = Field(30.0, description="Time that saved KV is kept for the decode worker.")
     pull_timeout_s: Seconds = Field(20.0, description="Deadline of one pull.")
     chunk_mib: int = Field(
-        4, ge=1, le=32, description="Size of one grpc message, or of one read from shared memory."
+        4,
+        ge=1,
+        le=32,
+        description="Size of one read from shared memory. A message of grpc has 1.25 MiB at most.",
     )
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = Field(
         "auto",

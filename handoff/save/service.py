@@ -26,6 +26,7 @@ from baton.handoff.save.staging import Key, Staging
 from baton.handoff.save.trial import Trials
 from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, RENEW, SAMPLE, SERVICE, STAGED, TRIAL
 from baton.protos import handoff_pb2 as pb
+from baton.rpc import MAX_MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -125,11 +126,16 @@ class HandoffService:
                 raise MalformedManifest(f"this service is rank {self._rank}'s; rank {request.rank} is wanted")
             blocks = request.first_block, request.num_blocks
             self._staging.tickets.check(request.request_id, request.epoch, request.ticket)
+            wanted = request.message_bytes or MAX_MESSAGE_BYTES
             with self._room(request):
                 for records in self._staging.read(
-                    request.request_id, request.epoch, blocks, self._chunk_bytes, lambda: _check(context)
+                    request.request_id,
+                    request.epoch,
+                    blocks,
+                    min(self._chunk_bytes, wanted),
+                    lambda: _check(context),
                 ):
-                    yield wire.RawChunk(records.first_block, records.data.reshape(-1), records.digests)
+                    yield from wire.split(records, wanted)
         except HandoffError as error:
             _fail(context, error)
 

@@ -1,12 +1,13 @@
-"""gRPC: the source's Handoff service streams records, in few large messages."""
+"""gRPC: the source's Handoff service streams records, in messages of a size that suits the puller."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import grpc
+import numpy as np
 
 from baton.handoff import wire
 from baton.handoff.channels import Channels
@@ -22,7 +23,9 @@ class Grpc(Transport):
 
     name: ClassVar[str] = "grpc"
 
-    def __init__(self) -> None:
+    def __init__(self, message_bytes: int = wire.MESSAGE_BYTES) -> None:
+        """message_bytes: of records in a message, at most; 0: whole ones, as many as the source likes."""
+        self._message_bytes = message_bytes
         self._channels = Channels()
 
     def offer(self, saved: SavedShard) -> bytes:
@@ -45,13 +48,14 @@ class Grpc(Transport):
             first_block=pull.first_block,
             num_blocks=pull.num_blocks,
             ticket=pull.shard.ticket,
+            message_bytes=self._message_bytes,
         )
         pull.check_time()
         stream: Any = start(request, timeout=pull.deadline - time.monotonic())
         pull.cancellation.call(stream.cancel)
         expected, stop = pull.first_block, pull.first_block + pull.num_blocks
         try:
-            for chunk in stream:
+            for chunk in _whole(pull, stream):
                 records = self._records(pull, chunk, expected, stop)
                 yield records
                 expected += len(records.data)
@@ -89,3 +93,25 @@ class Grpc(Transport):
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return PullTimeout(f"{pull.what}: not here within the pull's deadline")
         return TransportFailed(f"{pull.what}: {error.code().name}: {error.details()}")
+
+
+def _whole(pull: Pull, chunks: Iterable[wire.RawChunk]) -> Iterator[wire.RawChunk]:
+    """Yield chunks of whole records. Parts of one, whose digest comes with the last, are put together."""
+    record, filled = np.empty(0, np.uint8), 0
+    for chunk in chunks:
+        size = chunk.records.size
+        if not filled and len(chunk.digests):
+            yield chunk
+            continue
+        if not record.size:
+            record = np.empty(pull.record_bytes, np.uint8)
+        if not 0 < size <= record.size - filled:
+            raise TransportFailed(
+                f"{pull.what}: {size} bytes of block {chunk.first_block} came after {filled} of"
+                f" {pull.record_bytes}"
+            )
+        record[filled : filled + size] = chunk.records
+        filled += size
+        if len(chunk.digests):
+            yield wire.RawChunk(chunk.first_block, record[:filled], chunk.digests)
+            filled = 0

@@ -13,6 +13,7 @@ from tests.handoff import caches
 
 CACHE_BLOCKS = 41
 SEED = 1
+CHUNK_BYTES = 256 << 10
 
 
 def _serve(connection: Connection, lease_s: float, chunk_bytes: int) -> None:
@@ -32,7 +33,7 @@ def _serve(connection: Connection, lease_s: float, chunk_bytes: int) -> None:
 class RemoteSource:
     """Its cache is `caches.make_cache(CACHE_BLOCKS, SEED)`, so that the test knows every byte."""
 
-    def __init__(self, lease_s: float = 30.0, chunk_bytes: int = 256 << 10) -> None:
+    def __init__(self, lease_s: float = 30.0, chunk_bytes: int = CHUNK_BYTES) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, lease_s, chunk_bytes), daemon=True)

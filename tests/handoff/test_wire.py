@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.handoff import wire
+from baton.handoff.records import Records
 from baton.protos.handoff_pb2 import Chunk
 
 NO_DIGESTS = np.empty(0, np.uint64)
@@ -42,3 +43,23 @@ def test_an_unknown_field_is_an_error() -> None:
 def test_half_a_digest_is_an_error() -> None:
     with pytest.raises(DecodeError, match="3 bytes of digests"):
         wire.decode(b"\x1a\x03xyz")
+
+
+@given(st.integers(1, 300), st.integers(1, 3), st.integers(1, 400))
+def test_a_record_that_is_too_large_goes_in_parts_of_one_size_its_digest_with_the_last(
+    record_bytes: int, count: int, most: int
+) -> None:
+    records = Records(
+        7,
+        np.arange(count * record_bytes, dtype=np.uint8).reshape(count, -1),
+        np.arange(count, dtype=np.uint64),
+    )
+    chunks = list(wire.split(records, most))
+    assert {chunk.first_block for chunk in chunks} == {7}
+    assert np.array_equal(np.concatenate([chunk.records for chunk in chunks]), records.data.reshape(-1))
+    assert [len(chunk.digests) for chunk in chunks] == [0] * (len(chunks) - 1) + [count]
+    if count > 1:
+        assert len(chunks) == 1
+    elif record_bytes > most:
+        assert max(chunk.records.size for chunk in chunks) <= most
+        assert len(chunks) == -(-record_bytes // most)

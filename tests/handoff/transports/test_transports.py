@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from baton.handoff import transports
-from baton.handoff.channels import HandoffClient
+from baton.handoff import transports, wire
+from baton.handoff.channels import Channels, HandoffClient
 from baton.handoff.errors import (
     HandoffError,
     LeaseExpired,
@@ -26,10 +27,12 @@ from baton.handoff.errors import (
 from baton.handoff.memory import segments
 from baton.handoff.records import Bytes
 from baton.handoff.transports.base import Pull, Transport
+from baton.handoff.transports.grpc import Grpc
 from baton.handoff.transports.shm import Shm, offer_of
-from baton.protos.handoff_pb2 import Manifest
+from baton.protos.handoff_pb2 import Chunk, Manifest, PullRequest
 from tests.handoff.caches import random_blocks
-from tests.handoff.remote import CACHE_BLOCKS, RemoteSource
+from tests.handoff.remote import CACHE_BLOCKS, CHUNK_BYTES, RemoteSource
+from tests.handoff.server import FalseSource
 
 BLOCKS = 20
 
@@ -154,6 +157,60 @@ def test_memory_released_under_a_stream_stays(source: RemoteSource) -> None:
     assert np.array_equal(np.concatenate(got), source.records(range(1, 31)))
     client.close()
     transport.close()
+
+
+@pytest.mark.parametrize("wanted", [0, 1000, 8191, 40_000])
+def test_messages_are_as_large_as_the_puller_wants(source: RemoteSource, wanted: int) -> None:
+    """Whole records where they fit, else parts of one; 0 is what a puller asks that knows nothing of this."""
+    blocks = range(1, 21)
+    manifest = source.save(f"messages-{wanted}", blocks)
+    shard = manifest.shards[0]
+    request = PullRequest(
+        request_id=manifest.request_id,
+        epoch=1,
+        num_blocks=len(blocks),
+        ticket=shard.ticket,
+        message_bytes=wanted,
+    )
+    with closing(Channels()) as channels, closing(Grpc(wanted)) as transport:
+        pull = channels.to(shard.address).unary_stream(
+            f"/{wire.SERVICE}/{wire.PULL}",
+            request_serializer=PullRequest.SerializeToString,
+            response_deserializer=Chunk.FromString,
+        )
+        chunks = list(pull(request, timeout=30))
+        sizes = [len(chunk.records) for chunk in chunks]
+        assert max(sizes) <= (wanted or CHUNK_BYTES)
+        if not 0 < wanted < shard.record_bytes:
+            assert all(size % shard.record_bytes == 0 for size in sizes)
+        assert np.array_equal(drain(transport, pull_of(manifest)), source.records(blocks))
+    assert sum(len(chunk.digests) for chunk in chunks) == len(blocks)
+
+
+def test_parts_that_make_no_record_are_an_error(source: RemoteSource) -> None:
+    """A source that sends parts without end fills no memory, and one that stops is noticed."""
+    manifest = source.save("parts", range(1, 3))
+    shard = manifest.shards[0]
+    data, none = np.zeros(shard.record_bytes, np.uint8), np.empty(0, np.uint64)
+    half, rest, whole = data[: len(data) // 2], data[len(data) // 2 :], np.zeros(1, np.uint64)
+    cases = {
+        "came after": [(half, none), (data, none)],
+        "0 bytes of block 0": [(data[:0], none)] * 3,
+        "the stream ended": [(half, none), (rest, none)],
+        "wanted: whole records": [(half, none), (rest[:-8], whole)],
+        f"came after {len(data)} of": [(half, none), (rest, none), (rest, whole)],
+    }
+    with closing(FalseSource()) as liar, closing(Grpc()) as transport:
+        shard.address = liar.address
+        for text, parts in cases.items():
+            liar.messages = [wire.encode(wire.RawChunk(0, *part)) for part in parts]
+            with pytest.raises(TransportFailed, match=text):
+                drain(transport, pull_of(manifest))
+        liar.messages = [
+            wire.encode(wire.RawChunk(0, half, none)),
+            wire.encode(wire.RawChunk(0, rest, whole)),
+        ]
+        assert np.array_equal(drain(transport, pull_of(manifest, 0, 1)), data.reshape(1, -1))
 
 
 def test_beyond_the_end_is_an_error(source: RemoteSource, transport: Transport) -> None:
