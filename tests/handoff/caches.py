@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 
 from baton.handoff import transports
@@ -22,8 +24,12 @@ from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Transport
+from baton.handoff.transports.nixl import Nixl
 from baton.protos.handoff_pb2 import Manifest, Shard
 
+# Of which tests are made; where the package nixl is missing, its own are skipped.
+_without_nixl = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
+TRANSPORTS = ["shm", pytest.param("nixl", marks=_without_nixl), "grpc"]
 MIB = 1 << 20
 BLOCK_SIZE = 32
 HASH = "abcdef0123456789"
@@ -135,9 +141,11 @@ def source(
     chunk_bytes: int = MIB,
     groups: tuple[CacheGroup, ...] = GROUPS,
 ) -> Source:
-    staging = Staging(Arena(staging_bytes, cache.record_bytes), lease_s)
+    offering = transports.create()
+    pin = functools.partial(transports.register, offering)
+    withdraw = functools.partial(transports.withdraw, offering)
+    staging = Staging(Arena(staging_bytes, cache.record_bytes, pin=pin), lease_s, withdraw)
     service = HandoffService(staging, 0, "127.0.0.1:0", chunk_bytes)
-    offering = transports.create(["shm", "grpc"])
     saver = Saver(cache, staging, offering, rank=0, address=service.address, chunk_bytes=chunk_bytes)
     return Source(cache, staging, service, saver, offering, groups)
 

@@ -28,7 +28,7 @@ from baton.handoff.records import Bytes
 from baton.handoff.transports.base import Pull, Transport
 from baton.handoff.transports.shm import Shm, offer_of
 from baton.protos.handoff_pb2 import Manifest
-from tests.handoff.caches import random_blocks
+from tests.handoff.caches import TRANSPORTS, random_blocks
 from tests.handoff.remote import CACHE_BLOCKS, RemoteSource
 
 BLOCKS = 20
@@ -41,7 +41,7 @@ def source() -> Iterator[RemoteSource]:
     made.close()
 
 
-@pytest.fixture(params=["shm", "grpc"])
+@pytest.fixture(params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
     (made,) = transports.create([request.param])
     yield made

@@ -1,0 +1,326 @@
+"""A rank's NIXL agent: memory that peers may read, reads of theirs, and the thread that answers them.
+
+NIXL's own progress thread would keep a core busy for as long as the process lives, so it is off. Whoever waits
+for a read polls it; the agent's own thread polls for peers: often while something is offered or a read that was
+given up is still on its way, a few times a second otherwise.
+
+Leans on nixl 1.5: nixl_agent (register_memory, get_partial_agent_metadata, add_remote_agent,
+remove_remote_agent, get_xfer_descs, initialize_xfer, transfer, check_xfer_state, release_xfer_handle,
+get_new_notifs). Its exceptions have no class in common but Exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from baton import rpc
+from baton.handoff.errors import HandoffError, TransportFailed
+from baton.handoff.records import Bytes
+
+logger = logging.getLogger(__name__)
+
+_BACKEND, _KIND = "UCX", "DRAM"  # staging and buffers are host memory
+# Unless the environment says otherwise. Segments: UCX's 8 KiB make TCP half as fast. The log levels: what fails is
+# told by our own errors. Unreleased registrations: without a limit, UCX keeps memory of peers that are gone.
+_ENVIRONMENT = {
+    "NIXL_LOG_LEVEL": "FATAL",
+    "UCX_LOG_LEVEL": "fatal",
+    "UCX_RCACHE_MAX_UNRELEASED": "1024",
+    "UCX_TCP_RX_SEG_SIZE": "64k",
+    "UCX_TCP_TX_SEG_SIZE": "64k",
+}
+_SERVE_S = 0.001  # between two looks for what peers want, while something is offered
+_IDLE_S = 0.1  # otherwise: for peers that come too late, and connections that end
+_LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.00005, 1.2, 0.001  # between two looks at a read
+_LINGER_S = 1.0  # for reads that were given up to end by themselves; then their peer is disconnected
+_SETTLE_S = 5.0  # from then on until their memory is used again
+_MAX_PEERS = 256  # the least recently used one is disconnected when there are more
+
+
+@dataclass(frozen=True)
+class Region:
+    """Memory that peers may read."""
+
+    number: int
+    memory: Bytes = field(repr=False)  # keeps it mapped
+    start: int  # address
+    stop: int
+    metadata: bytes  # with which a peer can read it; the first one's also says how to connect
+
+
+class Buffer:
+    """Memory of this process into which reads of one pull go."""
+
+    def __init__(self, size: int) -> None:
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.data: Bytes = np.frombuffer(memory, np.uint8)
+        self.address = int(self.data.ctypes.data)
+        self.reads: list[Read] = []  # those that may still write to it
+
+
+class Read:
+    """Bytes of a peer on their way into a buffer."""
+
+    def __init__(self, agent: Agent, peer: str, what: str, handle: Any, state: str) -> None:
+        self._agent = agent
+        self.peer = peer
+        self.what = what
+        self.handle = handle
+        self.state = state
+
+    def wait(self, check: Callable[[], None]) -> None:
+        """Wait until the bytes are there. check: called between looks, and may raise.
+
+        Raises TransportFailed.
+        """
+        look_s = _LOOK_S
+        while not self._agent.is_over(self):
+            check()
+            time.sleep(look_s)
+            look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
+
+
+@dataclass(frozen=True)
+class _Orphan:
+    """A buffer whose pull gave up while reads into it were on their way."""
+
+    buffer: Buffer
+    since: float = field(default_factory=time.monotonic)
+
+
+class Agent:
+    """Safe for any thread; NIXL itself is called by one at a time."""
+
+    def __init__(self) -> None:
+        """Start NIXL, with UCX, which takes half a second. Raises HandoffError when that is not possible."""
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        if not rpc.is_open():
+            os.environ["UCX_NET_DEVICES"] = "lo"  # whoever reaches UCX's ports reads and writes this memory
+        self.name = secrets.token_hex(16)
+        try:
+            from nixl._api import nixl_agent, nixl_agent_config
+
+            config = nixl_agent_config(enable_prog_thread=False, backends=[_BACKEND])
+            self._nixl: Any = nixl_agent(self.name, config)
+        except Exception as error:
+            raise HandoffError(f"NIXL cannot start: {_text(error)}") from error
+        if _BACKEND not in self._nixl.backends:
+            raise HandoffError(f"this NIXL has no {_BACKEND}; there are: {', '.join(self._nixl.plugin_list)}")
+        self._lock = threading.Lock()  # NIXL is called under it
+        self._peers: OrderedDict[str, set[int]] = OrderedDict()  # regions by agent; changed under _lock
+        self.regions: tuple[Region, ...] = ()
+        self._changed = threading.Condition()  # of what follows; never held while _lock is taken
+        self._offered: set[Hashable] = set()
+        self._buffers: list[Buffer] = []  # free ones
+        self._orphans: list[_Orphan] = []
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="baton-nixl", daemon=True)
+        self._thread.start()
+
+    # ---- on the side that is read
+
+    def register(self, memory: Bytes) -> None:
+        """Let peers read the memory, from now until `close`."""
+        start = int(memory.ctypes.data)
+        with self._lock:
+            registered = self._nixl.register_memory([(start, memory.size, 0, "")], _KIND, [_BACKEND])
+            first = not self.regions
+            metadata = self._nixl.get_partial_agent_metadata(registered, first, [_BACKEND])
+            region = Region(len(self.regions), memory, start, start + memory.size, metadata)
+            self.regions = (*self.regions, region)
+
+    def begin(self, key: Hashable) -> None:
+        """Look often for what peers want, until `end`."""
+        with self._changed:
+            self._offered.add(key)
+            self._changed.notify()
+
+    def end(self, key: Hashable) -> None:
+        """Note that what was offered is so no more. One that is not known is ignored."""
+        with self._changed:
+            self._offered.discard(key)
+
+    # ---- on the side that reads
+
+    def know(self, peer: str, regions: Mapping[int, bytes], what: str) -> None:
+        """Load a peer's metadata, as far as that is new. Raises TransportFailed."""
+        with self._lock:
+            known = self._peers.setdefault(peer, set())
+            self._peers.move_to_end(peer)
+            try:
+                for number in sorted(regions.keys() - known):
+                    loaded = self._nixl.add_remote_agent(regions[number]).decode()
+                    if loaded != peer:
+                        raise ValueError(f"it is agent {loaded}'s")
+                    known.add(number)
+            except Exception as error:
+                self._forget(peer)
+                raise TransportFailed(f"{what}: NIXL refuses the metadata: {_text(error)}") from None
+            if len(self._peers) > _MAX_PEERS:
+                self._forget(next(iter(self._peers)))
+
+    @contextlib.contextmanager
+    def buffer(self, size: int) -> Iterator[Buffer]:
+        """Lend a buffer of at least `size` bytes. What is still being read when the block ends is left to us."""
+        with self._changed:
+            found = next((one for one in self._buffers if one.data.size >= size), None)
+            if found is not None:
+                self._buffers.remove(found)
+        buffer = found or self._new_buffer(size)
+        try:
+            yield buffer
+        finally:
+            with self._changed:
+                if any(read.state == "PROC" for read in buffer.reads):
+                    self._orphans.append(_Orphan(buffer))
+                    self._changed.notify()
+                else:
+                    self._put_back(buffer)
+
+    def read(
+        self, peer: str, pieces: Sequence[tuple[int, int]], buffer: Buffer, offset: int, what: str
+    ) -> Read:
+        """Begin to read a peer's memory into the buffer, one piece after the other, from `offset` on.
+
+        pieces: address and size of each, each within a region. Raises TransportFailed.
+        """
+        into, theirs, ours = buffer.address + offset, [], []
+        for address, size in pieces:
+            theirs.append((address, size, 0))
+            ours.append((into, size, 0))
+            into += size
+        with self._lock:
+            agent = self._nixl
+            try:
+                handle = agent.initialize_xfer(
+                    "READ", agent.get_xfer_descs(ours, _KIND), agent.get_xfer_descs(theirs, _KIND), peer
+                )
+            except Exception as error:
+                raise TransportFailed(f"{what}: NIXL cannot read there: {_text(error)}") from None
+            read = Read(self, peer, what, handle, "PROC")
+            self._look(read, lambda: agent.transfer(handle))
+        buffer.reads = [one for one in buffer.reads if one.state == "PROC"]
+        if read.state == "PROC":
+            buffer.reads.append(read)
+        return read
+
+    def is_over(self, read: Read) -> bool:
+        """Return whether a read's bytes are there. Raises TransportFailed if they will not come."""
+        with self._lock:
+            if read.state == "PROC":
+                self._look(read, lambda: self._nixl.check_xfer_state(read.handle))
+        if read.state == "ERR":
+            raise TransportFailed(f"{read.what}: NIXL gave up the transfer")
+        return read.state == "DONE"
+
+    def close(self) -> None:
+        """Let go of all memory and connections. Idempotent."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+        with self._lock:
+            for peer in list(self._peers):
+                self._forget(peer)
+            self._nixl = None
+            self.regions = ()
+
+    # ---- called with _lock
+
+    def _look(self, read: Read, call: Callable[[], str]) -> None:
+        """Learn a read's state. One that failed has lost its peer: the next pull connects anew."""
+        try:
+            read.state = call()
+            if read.state == "ERR":
+                raise RuntimeError("the transfer failed")
+        except Exception as error:
+            read.state = "ERR"
+            self._forget(read.peer)
+            raise TransportFailed(f"{read.what}: NIXL: {_text(error)}") from None
+        finally:
+            if read.state != "PROC":
+                self._nixl.release_xfer_handle(read.handle)
+
+    def _forget(self, peer: str) -> None:
+        if self._peers.pop(peer, None):
+            try:
+                self._nixl.remove_remote_agent(peer)
+            except Exception as error:  # it is gone by itself
+                logger.debug("NIXL agent %s: %s", peer, _text(error))
+
+    # ---- buffers
+
+    def _new_buffer(self, size: int) -> Buffer:
+        buffer = Buffer(size)
+        with self._lock:
+            self._nixl.register_memory([(buffer.address, size, 0, "")], _KIND, [_BACKEND])
+        return buffer
+
+    def _put_back(self, buffer: Buffer) -> None:
+        """Note that a buffer is free; called with _changed."""
+        buffer.reads.clear()
+        self._buffers.append(buffer)
+
+    # ---- the thread
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                if not self._closed:
+                    self._changed.wait(_SERVE_S if self._offered or self._orphans else _IDLE_S)
+                if self._closed:
+                    return
+                orphans = list(self._orphans)
+            self._answer()
+            for orphan in orphans:
+                if self._is_quiet(orphan):
+                    with self._changed:
+                        self._orphans.remove(orphan)
+                        self._put_back(orphan.buffer)
+
+    def _answer(self) -> None:
+        """Have UCX do what peers ask for. They send no notifications; to look for some makes it work."""
+        try:
+            with self._lock:
+                self._nixl.get_new_notifs()
+        except Exception:
+            logger.exception("NIXL does not answer its peers; trying again")
+            time.sleep(_IDLE_S)
+
+    def _is_quiet(self, orphan: _Orphan) -> bool:
+        """Return whether nothing writes to an orphan's buffer any more."""
+        age_s = time.monotonic() - orphan.since
+        if age_s < _LINGER_S:
+            return all(self._has_ended(read) for read in orphan.buffer.reads)
+        with self._lock:
+            for read in orphan.buffer.reads:
+                if read.state == "PROC":
+                    read.state = "ERR"
+                    self._forget(read.peer)
+                    self._nixl.release_xfer_handle(read.handle)
+        return age_s >= _LINGER_S + _SETTLE_S
+
+    def _has_ended(self, read: Read) -> bool:
+        try:
+            return self.is_over(read)
+        except TransportFailed:
+            return True
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
