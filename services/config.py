@@ -284,8 +284,8 @@ class HandoffSettings(_Section):
     transports: list[TransportName] | None = Field(
         None,
         min_length=1,
-        description="Transports that a worker offers, best first; both ends agree on one. If unset: shm, nixl "
-        "where it can be used (docs/clusters.md), and grpc. Other packages may add some "
+        description="Transports that a worker offers, best first; both ends agree on one. If unset: shm, "
+        "nixl where it can be used (docs/transports.md), and grpc. Other packages may add some "
         "(docs/adding-a-transport.md).",
     )
     host: str = Field(

@@ -1,8 +1,8 @@
-"""NIXL: the puller reads the source's staging itself, over RDMA where there is one, without asking the source.
+"""NIXL: the puller reads the source's staging itself, over RDMA where there is one.
 
-As over shared memory, headers and records are read where the source keeps them, and a record's ticket is looked
-at before and after: the first look tells that the record is whole, the second that it was left alone. NIXL has
-no deadlines, no digests and no tickets of its own; it does not encrypt (docs/security.md).
+As over shared memory, headers and records are read where the source keeps them, and a record's ticket is
+looked at before and after: the first look tells that the record is whole, the second that it was left alone.
+NIXL has no deadlines, no digests and no tickets of its own, and does not encrypt (docs/security.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from baton.protos.handoff_pb2 import NixlOffer, NixlRegion, Run, Shard
 _ADDRESSES = 1 << 57  # of a process, at most
 _LINE = 64  # bytes
 _AHEAD = 512  # headers that are read at once, to learn which records are whole
-_LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0005, 1.2, 0.01  # between looks for a record; each goes over the network
+_LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0005, 1.2, 0.01  # between looks for a record, over the network
 
 
 class Nixl(Transport):
@@ -60,16 +60,18 @@ class Nixl(Transport):
     def register(self, memory: Bytes) -> None:
         self._agent.register(memory)
 
-    def offer(self, saved: SavedShard) -> bytes:
+    def offer(self, saved: SavedShard) -> bytes | None:
         place = saved.place
         base = int(place.memory.data.ctypes.data)
-        self._agent.begin((saved.request_id, saved.epoch))
         starts = [base + place.offset + first * place.record_bytes for first, _ in place.runs]
         regions = [
             region
             for region in self._agent.regions
             if region.number == 0 or any(region.start <= start < region.stop for start in starts)
         ]
+        if not regions:
+            return None
+        self._agent.begin((saved.request_id, saved.epoch))
         return NixlOffer(
             agent=self._agent.name,
             address=base,

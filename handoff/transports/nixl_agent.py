@@ -1,12 +1,12 @@
 """A rank's NIXL agent: memory that peers may read, reads of theirs, and the thread that answers them.
 
-NIXL's own progress thread would keep a core busy for as long as the process lives, so it is off. Whoever waits
-for a read polls it; the agent's own thread polls for peers: often while something is offered or a read that was
-given up is still on its way, a few times a second otherwise.
+NIXL's own progress thread would keep a core busy for as long as the process lives, so it is off. Whoever
+waits for a read polls it; the agent's own thread polls for peers: often while something is offered or a read
+that was given up is still on its way, a few times a second otherwise.
 
 Leans on nixl 1.5: nixl_agent (register_memory, get_partial_agent_metadata, add_remote_agent,
 remove_remote_agent, get_xfer_descs, initialize_xfer, transfer, check_xfer_state, release_xfer_handle,
-get_new_notifs). Its exceptions have no class in common but Exception.
+get_new_notifs, backends). Its exceptions have no class in common but Exception.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from baton.handoff.records import Bytes
 logger = logging.getLogger(__name__)
 
 _BACKEND, _KIND = "UCX", "DRAM"  # staging and buffers are host memory
-# Unless the environment says otherwise. Segments: UCX's 8 KiB make TCP half as fast. The log levels: what fails is
-# told by our own errors. Unreleased registrations: without a limit, UCX keeps memory of peers that are gone.
+# Unless the environment says otherwise. Log levels: what fails is told by our own errors. Segments: UCX's
+# 8 KiB make TCP half as fast. Unreleased registrations: without a limit, UCX was seen to leak memory (vLLM
+# sets the same).
 _ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "FATAL",
     "UCX_LOG_LEVEL": "fatal",
@@ -116,7 +117,7 @@ class Agent:
             config = nixl_agent_config(enable_prog_thread=False, backends=[_BACKEND])
             self._nixl: Any = nixl_agent(self.name, config)
         except Exception as error:
-            raise HandoffError(f"NIXL cannot start: {_text(error)}") from error
+            raise HandoffError(f"NIXL cannot start: {type(error).__name__}: {error}") from error
         if _BACKEND not in self._nixl.backends:
             raise HandoffError(f"this NIXL has no {_BACKEND}; there are: {', '.join(self._nixl.plugin_list)}")
         self._lock = threading.Lock()  # NIXL is called under it
@@ -157,24 +158,30 @@ class Agent:
 
     def know(self, peer: str, regions: Mapping[int, bytes], what: str) -> None:
         """Load a peer's metadata, as far as that is new. Raises TransportFailed."""
+        if peer == self.name:
+            return
         with self._lock:
             known = self._peers.setdefault(peer, set())
             self._peers.move_to_end(peer)
             try:
-                for number in sorted(regions.keys() - known):
-                    loaded = self._nixl.add_remote_agent(regions[number]).decode()
-                    if loaded != peer:
-                        raise ValueError(f"it is agent {loaded}'s")
-                    known.add(number)
-            except Exception as error:
+                with _named(f"{what}: NIXL refuses the metadata"):
+                    for number in sorted(regions.keys() - known):
+                        loaded = self._nixl.add_remote_agent(regions[number]).decode()
+                        if loaded != peer:
+                            raise ValueError(f"it is agent {loaded}'s")
+                        known.add(number)
+            except TransportFailed:
                 self._forget(peer)
-                raise TransportFailed(f"{what}: NIXL refuses the metadata: {_text(error)}") from None
+                raise
             if len(self._peers) > _MAX_PEERS:
                 self._forget(next(iter(self._peers)))
 
     @contextlib.contextmanager
     def buffer(self, size: int) -> Iterator[Buffer]:
-        """Lend a buffer of at least `size` bytes. What is still being read when the block ends is left to us."""
+        """Lend a buffer of at least `size` bytes.
+
+        It is lent to nobody else while reads that have not ended may still write to it.
+        """
         with self._changed:
             found = next((one for one in self._buffers if one.data.size >= size), None)
             if found is not None:
@@ -204,12 +211,10 @@ class Agent:
             into += size
         with self._lock:
             agent = self._nixl
-            try:
+            with _named(f"{what}: NIXL cannot read there"):
                 handle = agent.initialize_xfer(
                     "READ", agent.get_xfer_descs(ours, _KIND), agent.get_xfer_descs(theirs, _KIND), peer
                 )
-            except Exception as error:
-                raise TransportFailed(f"{what}: NIXL cannot read there: {_text(error)}") from None
             read = Read(self, peer, what, handle, "PROC")
             self._look(read, lambda: agent.transfer(handle))
         buffer.reads = [one for one in buffer.reads if one.state == "PROC"]
@@ -245,23 +250,22 @@ class Agent:
     def _look(self, read: Read, call: Callable[[], str]) -> None:
         """Learn a read's state. One that failed has lost its peer: the next pull connects anew."""
         try:
-            read.state = call()
-            if read.state == "ERR":
-                raise RuntimeError("the transfer failed")
-        except Exception as error:
+            with _named(f"{read.what}: NIXL"):
+                read.state = call()
+                if read.state == "ERR":
+                    raise RuntimeError("the transfer failed")
+        except TransportFailed:
             read.state = "ERR"
             self._forget(read.peer)
-            raise TransportFailed(f"{read.what}: NIXL: {_text(error)}") from None
+            raise
         finally:
             if read.state != "PROC":
                 self._nixl.release_xfer_handle(read.handle)
 
     def _forget(self, peer: str) -> None:
         if self._peers.pop(peer, None):
-            try:
+            with contextlib.suppress(TransportFailed), _named(peer):  # it may be gone by itself
                 self._nixl.remove_remote_agent(peer)
-            except Exception as error:  # it is gone by itself
-                logger.debug("NIXL agent %s: %s", peer, _text(error))
 
     # ---- buffers
 
@@ -322,5 +326,10 @@ class Agent:
             return True
 
 
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Raise whatever NIXL raises as TransportFailed."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (its own have nothing else in common)
+        raise TransportFailed(f"{what}: {type(error).__name__}: {error}") from None

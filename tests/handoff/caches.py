@@ -14,7 +14,7 @@ import torch
 from baton.handoff import transports
 from baton.handoff.groups import CacheGroup, Part, described
 from baton.handoff.manifest import Puller, seal
-from baton.handoff.memory.arena import Arena
+from baton.handoff.memory.arena import STEP_BYTES, Arena
 from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.memory.host import HostBlockCache
@@ -108,6 +108,15 @@ class Source:
         assert saved.problem is None, saved.problem
         return self.manifest(request_id, num_tokens, len(block_ids), saved, epoch)
 
+    def begin(self, request_id: str, block_ids: Sequence[int], whole: int) -> Manifest:
+        """Save the first blocks of a prompt of `whole` blocks that is still computed."""
+        saved = self.saver.save(
+            SaveJob(request_id, 1, (Part(0, 0, tuple(block_ids)),), whole=whole, last=False)
+        )
+        assert saved is not None
+        assert saved.problem is None, saved.problem
+        return self.manifest(request_id, whole * BLOCK_SIZE, whole, saved)
+
     def manifest(
         self, request_id: str, num_tokens: int, num_blocks: int, saved: ShardSave, epoch: int = 1
     ) -> Manifest:
@@ -140,11 +149,14 @@ def source(
     staging_bytes: int = 16 * MIB,
     chunk_bytes: int = MIB,
     groups: tuple[CacheGroup, ...] = GROUPS,
+    names: Sequence[str] | None = ("shm", "grpc"),
+    step_bytes: int = STEP_BYTES,
 ) -> Source:
-    offering = transports.create()
+    """names: of the transports; by default those that take no time to make."""
+    offering = transports.create(names)
     pin = functools.partial(transports.register, offering)
     withdraw = functools.partial(transports.withdraw, offering)
-    staging = Staging(Arena(staging_bytes, cache.record_bytes, pin=pin), lease_s, withdraw)
+    staging = Staging(Arena(staging_bytes, cache.record_bytes, step_bytes, pin=pin), lease_s, withdraw)
     service = HandoffService(staging, 0, "127.0.0.1:0", chunk_bytes)
     saver = Saver(cache, staging, offering, rank=0, address=service.address, chunk_bytes=chunk_bytes)
     return Source(cache, staging, service, saver, offering, groups)
