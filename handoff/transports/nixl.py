@@ -84,7 +84,7 @@ class Nixl(Transport):
         self._agent.end((request_id, epoch))
 
     def reaches(self, shard: Shard) -> bool:
-        return self.name in shard.offers
+        return self.name in shard.offers and not self._agent.shuns(offer_of(shard).agent)
 
     def pull(self, pull: Pull) -> Iterator[Records]:
         offer = offer_of(pull.shard)

@@ -47,6 +47,8 @@ _IDLE_S = 0.1  # otherwise: for peers that come too late, and connections that e
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.00005, 1.2, 0.001  # between two looks at a read
 _LINGER_S = 1.0  # for reads that were given up to end by themselves; then their peer is disconnected
 _SETTLE_S = 5.0  # from then on until their memory is used again
+CONTACT_S = 5.0  # for a peer to answer for the first time
+_SHUNNED_S = 60.0  # for which one that did not is not asked again
 _MAX_PEERS = 256  # the least recently used one is disconnected when there are more
 
 
@@ -59,6 +61,14 @@ class Region:
     start: int  # address
     stop: int
     metadata: bytes  # with which a peer can read it; the first one's also says how to connect
+
+
+@dataclass
+class _Peer:
+    """An agent whose metadata was loaded."""
+
+    regions: set[int] = field(default_factory=set)
+    answered: bool = False
 
 
 class Buffer:
@@ -80,6 +90,7 @@ class Read:
         self.what = what
         self.handle = handle
         self.state = state
+        self.began_s = time.monotonic()
 
     def wait(self, check: Callable[[], None]) -> None:
         """Wait until the bytes are there. check: called between looks, and may raise.
@@ -89,6 +100,8 @@ class Read:
         look_s = _LOOK_S
         while not self._agent.is_over(self):
             check()
+            if time.monotonic() - self.began_s > CONTACT_S:
+                self._agent.check_contact(self)
             time.sleep(look_s)
             look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
 
@@ -121,7 +134,8 @@ class Agent:
         if _BACKEND not in self._nixl.backends:
             raise HandoffError(f"this NIXL has no {_BACKEND}; there are: {', '.join(self._nixl.plugin_list)}")
         self._lock = threading.Lock()  # NIXL is called under it
-        self._peers: OrderedDict[str, set[int]] = OrderedDict()  # regions by agent; changed under _lock
+        self._peers: OrderedDict[str, _Peer] = OrderedDict()  # by agent; changed under _lock
+        self._shunned: dict[str, float] = {}  # agents that cannot be reached, until when; the same
         self.regions: tuple[Region, ...] = ()
         self._changed = threading.Condition()  # of what follows; never held while _lock is taken
         self._offered: set[Hashable] = set()
@@ -161,7 +175,7 @@ class Agent:
         if peer == self.name:
             return
         with self._lock:
-            known = self._peers.setdefault(peer, set())
+            known = self._peers.setdefault(peer, _Peer()).regions
             self._peers.move_to_end(peer)
             try:
                 with _named(f"{what}: NIXL refuses the metadata"):
@@ -175,6 +189,21 @@ class Agent:
                 raise
             if len(self._peers) > _MAX_PEERS:
                 self._forget(next(iter(self._peers)))
+
+    def shuns(self, peer: str) -> bool:
+        """Return whether the peer did not answer a while ago: a firewall may be between."""
+        return self._shunned.get(peer, 0.0) > time.monotonic()
+
+    def check_contact(self, read: Read) -> None:
+        """Raise TransportFailed if the peer has never answered, and shun it for a while."""
+        with self._lock:
+            peer = self._peers.get(read.peer)
+            if peer is not None and not peer.answered:
+                self._forget(read.peer)
+                raise TransportFailed(
+                    f"{read.what}: no answer over NIXL within {CONTACT_S:g} s: let UCX's ports through between"
+                    " the workers, or leave nixl out of handoff.transports"
+                )
 
     @contextlib.contextmanager
     def buffer(self, size: int) -> Iterator[Buffer]:
@@ -254,6 +283,8 @@ class Agent:
                 read.state = call()
                 if read.state == "ERR":
                     raise RuntimeError("the transfer failed")
+                if read.state == "DONE" and (peer := self._peers.get(read.peer)) is not None:
+                    peer.answered = True
         except TransportFailed:
             read.state = "ERR"
             self._forget(read.peer)
@@ -263,7 +294,11 @@ class Agent:
                 self._nixl.release_xfer_handle(read.handle)
 
     def _forget(self, peer: str) -> None:
-        if self._peers.pop(peer, None):
+        known, now = self._peers.pop(peer, None), time.monotonic()
+        if known is not None and not known.answered:
+            self._shunned = {name: until for name, until in self._shunned.items() if until > now}
+            self._shunned[peer] = now + _SHUNNED_S
+        if known is not None and known.regions:
             with contextlib.suppress(TransportFailed), _named(peer):  # it may be gone by itself
                 self._nixl.remove_remote_agent(peer)
 

@@ -19,6 +19,7 @@ from baton.handoff import transports
 from baton.handoff.errors import HandoffError, LeaseExpired, PullTimeout, TransportFailed
 from baton.handoff.groups import Part
 from baton.handoff.save.saver import SaveJob
+from baton.handoff.transports import nixl_agent
 from baton.handoff.transports.nixl import Nixl, offer_of
 from baton.handoff.transports.nixl_agent import Agent
 from baton.protos.handoff_pb2 import Manifest
@@ -134,6 +135,25 @@ def test_a_source_that_hangs_ends_a_pull_at_its_deadline_and_can_be_read_later(
     eventually(lambda: nixl._agent._buffers == [buffer])
     assert np.array_equal(drain(nixl, pull_of(manifest)), expected)
     nixl.close()
+
+
+def test_a_source_that_never_answers_is_left_to_other_transports(
+    doomed: RemoteSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a firewall that lets gRPC's port through alone."""
+    monkeypatch.setattr(nixl_agent, "CONTACT_S", 0.2)
+    manifest = doomed.save("silent", range(1, 5))
+    made, pid = transports.create(["nixl", "grpc"]), doomed.process.pid or 0
+    nixl, grpc = made
+    assert transports.choose(made, manifest.shards[0]) is nixl
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(TransportFailed, match=r"no answer over NIXL within 0\.2 s: let UCX's ports through"):
+        drain(nixl, pull_of(manifest, deadline=time.monotonic() + 60 * PATIENCE))
+    os.kill(pid, signal.SIGCONT)
+    assert transports.choose(made, manifest.shards[0]) is grpc
+    assert np.array_equal(drain(grpc, pull_of(manifest)), doomed.records(range(1, 5)))
+    for one in made:
+        one.close()
 
 
 def test_a_killed_source_ends_pulls_at_once(doomed: RemoteSource, nixl: Nixl) -> None:
