@@ -29,7 +29,8 @@ from baton.handoff.memory.views import (
 from baton.handoff.records import Bytes, Digests, Records
 from baton.handoff.tickets import number
 from baton.handoff.transports.base import Pull, SavedShard, Transport
-from baton.handoff.transports.nixl_agent import Agent, Buffer, Read
+from baton.handoff.transports.nixl_agent import Agent
+from baton.handoff.transports.nixl_buffers import Buffer, Read
 from baton.protos.handoff_pb2 import NixlOffer, NixlRegion, Run, Shard
 
 _ADDRESSES = 1 << 57  # of a process, at most
@@ -174,7 +175,7 @@ class _Reader:
         pieces = [self._at(*self._plan.headers_of(*one)) for one in self._plan.pieces(first, stop, _AHEAD)]
         look_s = _LOOK_S
         while True:
-            self._read(pieces, 0).wait(self._pull.check_time)
+            self._await(self._read(pieces, 0))
             headers = self._headers(0, stop - first)
             self._check_ticket(headers)
             if count := whole_ones(headers, self._pull.what):
@@ -185,13 +186,13 @@ class _Reader:
 
     def _headers_again(self, chunk: _Chunk) -> Read:
         """Begin to read a chunk's headers once more, when its records are there."""
-        chunk.read.wait(self._pull.check_time)
+        self._await(chunk.read)
         piece = self._at(*self._plan.headers_of(chunk.first, chunk.stop))
         return self._read([piece], self._headers_at(chunk.half))
 
     def _checked(self, chunk: _Chunk, again: Read) -> Records:
         """Return a chunk, with the digests that lie beside the ticket found after its records."""
-        again.wait(self._pull.check_time)
+        self._await(again)
         count = chunk.stop - chunk.first
         headers = self._headers(self._headers_at(chunk.half), count)
         self._check_ticket(headers)
@@ -208,6 +209,9 @@ class _Reader:
 
     def _read(self, pieces: list[tuple[int, int]], offset: int) -> Read:
         return self._agent.read(self._offer.agent, pieces, self._buffer, offset, self._pull.what)
+
+    def _await(self, read: Read) -> None:
+        self._agent.wait(read, self._pull.check_time)
 
     def _at(self, start: int, size: int) -> tuple[int, int]:
         return self._offer.address + start, size

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import secrets
 import threading
@@ -23,11 +22,10 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from baton import rpc
 from baton.handoff.errors import HandoffError, TransportFailed
 from baton.handoff.records import Bytes
+from baton.handoff.transports.nixl_buffers import Buffer, Buffers, Read, State
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +43,6 @@ _ENVIRONMENT = {
 _SERVE_S = 0.001  # between two looks for what peers want, while something is offered
 _IDLE_S = 0.1  # otherwise: for peers that come too late, and connections that end
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.00005, 1.2, 0.001  # between two looks at a read
-_LINGER_S = 1.0  # for reads that were given up to end by themselves; then their peer is disconnected
-_SETTLE_S = 5.0  # from then on until their memory is used again
 CONTACT_S = 5.0  # for a peer to answer for the first time
 _SHUNNED_S = 60.0  # for which one that did not is not asked again
 _MAX_PEERS = 256  # the least recently used one is disconnected when there are more
@@ -71,54 +67,11 @@ class _Peer:
     answered: bool = False
 
 
-class Buffer:
-    """Memory of this process into which reads of one pull go."""
-
-    def __init__(self, size: int) -> None:
-        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.data: Bytes = np.frombuffer(memory, np.uint8)
-        self.address = int(self.data.ctypes.data)
-        self.reads: list[Read] = []  # those that may still write to it
-
-
-class Read:
-    """Bytes of a peer on their way into a buffer."""
-
-    def __init__(self, agent: Agent, peer: str, what: str, handle: Any, state: str) -> None:
-        self._agent = agent
-        self.peer = peer
-        self.what = what
-        self.handle = handle
-        self.state = state
-        self.began_s = time.monotonic()
-
-    def wait(self, check: Callable[[], None]) -> None:
-        """Wait until the bytes are there. check: called between looks, and may raise.
-
-        Raises TransportFailed.
-        """
-        look_s = _LOOK_S
-        while not self._agent.is_over(self):
-            check()
-            if time.monotonic() - self.began_s > CONTACT_S:
-                self._agent.check_contact(self)
-            time.sleep(look_s)
-            look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
-
-
-@dataclass(frozen=True)
-class _Orphan:
-    """A buffer whose pull gave up while reads into it were on their way."""
-
-    buffer: Buffer
-    since: float = field(default_factory=time.monotonic)
-
-
 class Agent:
     """Safe for any thread; NIXL itself is called by one at a time."""
 
     def __init__(self) -> None:
-        """Start NIXL, with UCX, which takes half a second. Raises HandoffError when that is not possible."""
+        """Start NIXL, with UCX, in half a second. Raises HandoffError when that is not possible."""
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         if not rpc.is_open():
@@ -135,12 +88,12 @@ class Agent:
             raise HandoffError(f"this NIXL has no {_BACKEND}; there are: {', '.join(self._nixl.plugin_list)}")
         self._lock = threading.Lock()  # NIXL is called under it
         self._peers: OrderedDict[str, _Peer] = OrderedDict()  # by agent; changed under _lock
+        self._reads: set[Read] = set()  # those under way; the same
         self._shunned: dict[str, float] = {}  # agents that cannot be reached, until when; the same
         self.regions: tuple[Region, ...] = ()
+        self.buffers = Buffers()
         self._changed = threading.Condition()  # of what follows; never held while _lock is taken
         self._offered: set[Hashable] = set()
-        self._buffers: list[Buffer] = []  # free ones
-        self._orphans: list[_Orphan] = []
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="baton-nixl", daemon=True)
         self._thread.start()
@@ -194,37 +147,19 @@ class Agent:
         """Return whether the peer did not answer a while ago: a firewall may be between."""
         return self._shunned.get(peer, 0.0) > time.monotonic()
 
-    def check_contact(self, read: Read) -> None:
-        """Raise TransportFailed if the peer has never answered, and shun it for a while."""
-        with self._lock:
-            peer = self._peers.get(read.peer)
-            if peer is not None and not peer.answered:
-                self._forget(read.peer)
-                raise TransportFailed(
-                    f"{read.what}: no answer over NIXL within {CONTACT_S:g} s: let UCX's ports through between"
-                    " the workers, or leave nixl out of handoff.transports"
-                )
-
     @contextlib.contextmanager
     def buffer(self, size: int) -> Iterator[Buffer]:
         """Lend a buffer of at least `size` bytes.
 
         It is lent to nobody else while reads that have not ended may still write to it.
         """
-        with self._changed:
-            found = next((one for one in self._buffers if one.data.size >= size), None)
-            if found is not None:
-                self._buffers.remove(found)
-        buffer = found or self._new_buffer(size)
+        buffer = self.buffers.take(size) or self._new_buffer(size)
         try:
             yield buffer
         finally:
+            self.buffers.give(buffer)
             with self._changed:
-                if any(read.state == "PROC" for read in buffer.reads):
-                    self._orphans.append(_Orphan(buffer))
-                    self._changed.notify()
-                else:
-                    self._put_back(buffer)
+                self._changed.notify()
 
     def read(
         self, peer: str, pieces: Sequence[tuple[int, int]], buffer: Buffer, offset: int, what: str
@@ -244,21 +179,24 @@ class Agent:
                 handle = agent.initialize_xfer(
                     "READ", agent.get_xfer_descs(ours, _KIND), agent.get_xfer_descs(theirs, _KIND), peer
                 )
-            read = Read(self, peer, what, handle, "PROC")
-            self._look(read, lambda: agent.transfer(handle))
-        buffer.reads = [one for one in buffer.reads if one.state == "PROC"]
-        if read.state == "PROC":
-            buffer.reads.append(read)
+            read = Read(peer, what, handle)
+            buffer.expect(read)
+            self._reads.add(read)
+            self._learn(read, lambda: agent.transfer(handle))
         return read
 
-    def is_over(self, read: Read) -> bool:
-        """Return whether a read's bytes are there. Raises TransportFailed if they will not come."""
-        with self._lock:
-            if read.state == "PROC":
-                self._look(read, lambda: self._nixl.check_xfer_state(read.handle))
-        if read.state == "ERR":
-            raise TransportFailed(f"{read.what}: NIXL gave up the transfer")
-        return read.state == "DONE"
+    def wait(self, read: Read, check: Callable[[], None]) -> None:
+        """Wait until a read's bytes are there. check: called between looks, and may raise.
+
+        Raises TransportFailed.
+        """
+        look_s = _LOOK_S
+        while not self._is_there(read):
+            check()
+            if time.monotonic() - read.began_s > CONTACT_S:
+                self._check_contact(read)
+            time.sleep(look_s)
+            look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
 
     def close(self) -> None:
         """Let go of all memory and connections. Idempotent."""
@@ -269,31 +207,59 @@ class Agent:
             self._changed.notify()
         self._thread.join()
         with self._lock:
-            for peer in list(self._peers):
+            for peer in {*self._peers, *(read.peer for read in self._reads)}:
                 self._forget(peer)
             self._nixl = None
             self.regions = ()
 
+    def _is_there(self, read: Read) -> bool:
+        """Return whether a read's bytes are there. Raises TransportFailed if they will not come."""
+        with self._lock:
+            if read.state is State.UNDER_WAY:
+                self._learn(read, lambda: self._nixl.check_xfer_state(read.handle))
+        if read.state is State.FAILED:
+            raise TransportFailed(f"{read.what}: NIXL gave up the transfer")
+        return read.state is State.THERE
+
+    def _check_contact(self, read: Read) -> None:
+        """Raise TransportFailed if the peer has never answered, and shun it for a while."""
+        with self._lock:
+            peer = self._peers.get(read.peer)
+            if peer is not None and not peer.answered:
+                self._forget(read.peer)
+                raise TransportFailed(
+                    f"{read.what}: no answer over NIXL within {CONTACT_S:g} s: let UCX's ports through"
+                    " between the workers, or leave nixl out of handoff.transports"
+                )
+
     # ---- called with _lock
 
-    def _look(self, read: Read, call: Callable[[], str]) -> None:
+    def _learn(self, read: Read, call: Callable[[], str]) -> None:
         """Learn a read's state. One that failed has lost its peer: the next pull connects anew."""
         try:
             with _named(f"{read.what}: NIXL"):
-                read.state = call()
-                if read.state == "ERR":
+                read.state = State(call())
+                if read.state is State.FAILED:
                     raise RuntimeError("the transfer failed")
-                if read.state == "DONE" and (peer := self._peers.get(read.peer)) is not None:
+                if read.state is State.THERE and (peer := self._peers.get(read.peer)) is not None:
                     peer.answered = True
         except TransportFailed:
-            read.state = "ERR"
+            self._let_go(read, State.FAILED)
             self._forget(read.peer)
             raise
-        finally:
-            if read.state != "PROC":
-                self._nixl.release_xfer_handle(read.handle)
+        if read.state is State.THERE:
+            self._let_go(read, State.THERE)
+
+    def _let_go(self, read: Read, state: State) -> None:
+        self._reads.discard(read)
+        read.state = state
+        with contextlib.suppress(TransportFailed), _named(read.what):
+            self._nixl.release_xfer_handle(read.handle)
 
     def _forget(self, peer: str) -> None:
+        """Disconnect a peer, after its reads: NIXL was seen to crash where one outlived its connection."""
+        for read in [read for read in self._reads if read.peer == peer]:
+            self._let_go(read, State.FAILED)
         known, now = self._peers.pop(peer, None), time.monotonic()
         if known is not None and not known.answered:
             self._shunned = {name: until for name, until in self._shunned.items() if until > now}
@@ -306,14 +272,18 @@ class Agent:
 
     def _new_buffer(self, size: int) -> Buffer:
         buffer = Buffer(size)
-        with self._lock:
+        with self._lock, _named("NIXL"):
             self._nixl.register_memory([(buffer.address, size, 0, "")], _KIND, [_BACKEND])
         return buffer
 
-    def _put_back(self, buffer: Buffer) -> None:
-        """Note that a buffer is free; called with _changed."""
-        buffer.reads.clear()
-        self._buffers.append(buffer)
+    def _look(self, read: Read) -> None:
+        with contextlib.suppress(TransportFailed):
+            self._is_there(read)
+
+    def _give_up(self, read: Read) -> None:
+        with self._lock:
+            self._let_go(read, State.FAILED)
+            self._forget(read.peer)
 
     # ---- the thread
 
@@ -321,16 +291,11 @@ class Agent:
         while True:
             with self._changed:
                 if not self._closed:
-                    self._changed.wait(_SERVE_S if self._offered or self._orphans else _IDLE_S)
+                    self._changed.wait(_SERVE_S if self._offered or self.buffers.left else _IDLE_S)
                 if self._closed:
                     return
-                orphans = list(self._orphans)
             self._answer()
-            for orphan in orphans:
-                if self._is_quiet(orphan):
-                    with self._changed:
-                        self._orphans.remove(orphan)
-                        self._put_back(orphan.buffer)
+            self.buffers.tend(self._look, self._give_up)
 
     def _answer(self) -> None:
         """Have UCX do what peers ask for. They send no notifications; to look for some makes it work."""
@@ -340,25 +305,6 @@ class Agent:
         except Exception:
             logger.exception("NIXL does not answer its peers; trying again")
             time.sleep(_IDLE_S)
-
-    def _is_quiet(self, orphan: _Orphan) -> bool:
-        """Return whether nothing writes to an orphan's buffer any more."""
-        age_s = time.monotonic() - orphan.since
-        if age_s < _LINGER_S:
-            return all(self._has_ended(read) for read in orphan.buffer.reads)
-        with self._lock:
-            for read in orphan.buffer.reads:
-                if read.state == "PROC":
-                    read.state = "ERR"
-                    self._forget(read.peer)
-                    self._nixl.release_xfer_handle(read.handle)
-        return age_s >= _LINGER_S + _SETTLE_S
-
-    def _has_ended(self, read: Read) -> bool:
-        try:
-            return self.is_over(read)
-        except TransportFailed:
-            return True
 
 
 @contextlib.contextmanager

@@ -129,10 +129,11 @@ def test_a_source_that_hangs_ends_a_pull_at_its_deadline_and_can_be_read_later(
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(PullTimeout):
         drain(nixl, pull_of(manifest, deadline=time.monotonic() + 0.2))
-    (buffer,) = [orphan.buffer for orphan in nixl._agent._orphans]  # something may still be written to it
-    assert nixl._agent._buffers == []
+    buffers = nixl._agent.buffers
+    (buffer,) = buffers.left  # something may still be written to it
+    assert buffers.free == []
     os.kill(pid, signal.SIGCONT)
-    eventually(lambda: nixl._agent._buffers == [buffer])
+    eventually(lambda: buffers.free == [buffer])
     assert np.array_equal(drain(nixl, pull_of(manifest)), expected)
     nixl.close()
 
@@ -173,12 +174,13 @@ def test_a_killed_source_ends_pulls_at_once(doomed: RemoteSource, nixl: Nixl) ->
 def test_a_pull_that_was_given_up_leaves_its_memory_when_nothing_writes_to_it(
     source: caches.Source, nixl: Nixl, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
-    manifest = source.save("left", 30 * caches.BLOCK_SIZE, range(1, 31))
-    free = len(nixl._agent._buffers)
+    manifest, buffers = source.save("left", 30 * caches.BLOCK_SIZE, range(1, 31)), nixl._agent.buffers
+    others = set(buffers.left)
     chunks = nixl.pull(pull_of(manifest, chunk_bytes=1))
     next(chunks)
+    free = len(buffers.free)
     chunks.close()
-    eventually(lambda: len(nixl._agent._buffers) == max(1, free) and not nixl._agent._orphans)
+    eventually(lambda: len(buffers.free) > free and buffers.left.keys() <= others)
 
 
 def test_another_agents_metadata_is_refused(source: caches.Source, nixl: Nixl) -> None:
@@ -279,3 +281,17 @@ def listening() -> set[tuple[str, int]]:
         for one in psutil.Process().net_connections("tcp")
         if one.status == psutil.CONN_LISTEN
     }
+
+
+def test_a_pull_that_outlives_its_transport_fails(source: caches.Source) -> None:
+    """No handle of NIXL's may outlive the connection that it reads from: that would end the process."""
+    manifest = source.save("outlived", 30 * caches.BLOCK_SIZE, range(1, 31))
+    for _ in range(5):
+        nixl = Nixl()
+        pulls = [nixl.pull(pull_of(manifest, chunk_bytes=1)) for _ in range(3)]
+        for chunks in pulls:
+            next(chunks)  # the next one is on its way
+        nixl.close()
+        for chunks in pulls:
+            with pytest.raises(TransportFailed):
+                list(chunks)
