@@ -4,7 +4,8 @@
 
 No engine runs: two processes with caches of the model's shapes, random numbers, random blocks. A round saves
 (gather, digest, publish), pulls (move, digest, scatter) and compares every byte; one difference ends the run
-without figures.
+without figures. On one machine NIXL copies out of the other process; over TCP it does as between hosts that
+have no RDMA. Ten rounds of each transport at a time, in turns.
 Defaults are the shapes of an 80 M model: 12 layers, 4 KV heads of 64, bfloat16, blocks of 32 tokens.
 """
 
@@ -14,11 +15,14 @@ import argparse
 import itertools
 import json
 import multiprocessing
+import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -42,6 +46,7 @@ from harness.stats import save
 
 MIB = 1 << 20
 HASH = "bench"
+TURN = 10  # rounds
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,11 @@ class Shape:
 def source(connection: Connection, shape: Shape) -> None:
     """Run the prefill worker's side in a process of its own: save on request."""
     cache = shape.cache(shape.tensors(1), shape.wire)
-    staging = Staging(Arena(512 * MIB, cache.record_bytes), lease_s=60)
+    offering = transports.create()
+    pin = partial(transports.register, offering)
+    withdraw = partial(transports.withdraw, offering)
+    staging = Staging(Arena(512 * MIB, cache.record_bytes, pin=pin), 60, withdraw)
     service = HandoffService(staging, 0, "127.0.0.1:0", shape.chunk_mib * MIB)
-    offering = transports.create(["shm", "grpc"])
     chunk_bytes = shape.chunk_mib * MIB
     saver = Saver(cache, staging, offering, rank=0, address=service.address, chunk_bytes=chunk_bytes)
     connection.send(None)
@@ -88,12 +95,32 @@ def source(connection: Connection, shape: Shape) -> None:
         connection.send((saved, expected))
     service.close()
     staging.close()
+    for transport in offering:
+        transport.close()
+
+
+ARMS: dict[str, tuple[str, dict[str, str]]] = {  # transport, and environment
+    "shm": ("shm", {}),
+    "nixl": ("nixl", {}),
+    "nixl, TCP": ("nixl", {"UCX_TLS": "tcp,self"}),
+    "grpc": ("grpc", {}),
+}
 
 
 class Bench:
-    def __init__(self, shape: Shape, connection: Connection) -> None:
+    """One transport, with a source of its own."""
+
+    def __init__(
+        self, shape: Shape, transport: str, serve: Callable[..., None] = source, *more: object
+    ) -> None:
+        """Start the source: `serve`, which is called with a connection, the shape, and `more`."""
         self.shape = shape
-        self.connection = connection
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, shape, *more), daemon=True)
+        self.process.start()
+        self.pulling = transports.create([transport])
+        self.connection.recv()
         tensors = shape.tensors(2)
         self.cache = shape.cache(tensors, shape.wire)
         self.plain = shape.cache(tensors, AS_IS)  # the same blocks, byte by byte
@@ -102,8 +129,17 @@ class Bench:
         self.client = HandoffClient()
         self.random = np.random.default_rng(0)
         self.count = 0
+        self.loader = Loader(
+            self.cache,
+            self.puller,
+            self.pulling,
+            self.client,
+            pull_timeout_s=20,
+            chunk_bytes=shape.chunk_mib * MIB,
+        )
+        self.results: list[tuple[ShardSave, ShardLoad, float]] = []
 
-    def round(self, loader: Loader) -> tuple[ShardSave, ShardLoad, float]:
+    def round(self) -> tuple[ShardSave, ShardLoad, float]:
         """Do one handoff. Return its save, its load, and the pull's wall time in ms."""
         self.count += 1
         request_id = f"bench-{self.count}"
@@ -124,8 +160,8 @@ class Bench:
         )
         seal(manifest)
         start = time.monotonic()
-        loader.submit(LoadJob(request_id, 1, manifest.SerializeToString(), (Part(0, 0, ours),), start))
-        while not (done := loader.take_finished()):
+        self.loader.submit(LoadJob(request_id, 1, manifest.SerializeToString(), (Part(0, 0, ours),), start))
+        while not (done := self.loader.take_finished()):
             time.sleep(0.0001)
         wall_ms = (time.monotonic() - start) * 1e3
         if done[0].problem is not None:
@@ -142,19 +178,18 @@ class Bench:
         blocks = self.random.permutation(np.arange(1, self.shape.cache_blocks))
         return tuple(blocks[: times * self.shape.blocks].tolist())
 
-    def run(self, transport: str, rounds: int) -> dict[str, float | str]:
-        pulling = transports.create([transport])
-        loader = Loader(
-            self.cache,
-            self.puller,
-            pulling,
-            self.client,
-            pull_timeout_s=20,
-            chunk_bytes=self.shape.chunk_mib * MIB,
-        )
-        results = [self.round(loader) for _ in range(rounds + 5)][5:]  # the first ones connect and map
-        loader.close()
-        pulling[0].close()
+    def run(self, rounds: int) -> None:
+        self.results += [self.round() for _ in range(rounds)]
+
+    def close(self) -> None:
+        self.loader.close()
+        self.pulling[0].close()
+        self.client.close()
+        self.connection.send(None)
+        self.process.join(timeout=10)
+
+    def summary(self) -> dict[str, float | str]:
+        results = self.results
         parts = {
             "save": [saved.save_ms for saved, _, _ in results],
             "wait": [load.costs.wait_ms for _, load, _ in results],
@@ -164,7 +199,7 @@ class Bench:
             "pull": [wall for _, _, wall in results],
             "total": [saved.save_ms + wall for saved, _, wall in results],
         }
-        p95 = sorted(parts["total"])[int(0.95 * rounds)]
+        p95 = sorted(parts["total"])[int(0.95 * len(results))]
         return {
             "MB": round(results[0][1].bytes / 1e6, 1),
             **{f"{name}_ms": round(statistics.median(values), 2) for name, values in parts.items()},
@@ -192,7 +227,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--chunk-mib", type=int, default=4)
-    parser.add_argument("--transports", nargs="+", default=["shm", "grpc"])
+    parser.add_argument("--transports", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--formats", nargs="+", default=list(WIRE_DTYPES), choices=WIRE_DTYPES)
     parser.add_argument("--busy", action="store_true", help="the pulling process computes meanwhile")
     given = parser.parse_args(arguments)
@@ -221,14 +256,30 @@ def main(arguments: list[str]) -> None:
 
 
 def compare(shape: Shape, names: list[str], rounds: int) -> Iterator[tuple[str, dict[str, float | str]]]:
-    """One transport after the other, with one source."""
-    context = multiprocessing.get_context("spawn")
-    connection, theirs = context.Pipe()
-    process = context.Process(target=source, args=(theirs, shape), daemon=True)
-    process.start()
-    connection.recv()
-    bench = Bench(shape, connection)
-    for transport in names:
-        yield transport, bench.run(transport, rounds)
-    connection.send(None)
-    process.join(timeout=10)
+    """Measure all in turns, ten rounds at a time."""
+    arms = {}
+    for name in names:
+        transport, environment = ARMS[name]
+        with changed(environment):
+            arms[name] = Bench(shape, transport)
+    for one in arms.values():
+        one.run(5)  # the first ones connect and map
+        one.results.clear()
+    for begun in range(0, rounds, TURN):
+        for one in arms.values():
+            one.run(min(TURN, rounds - begun))
+    for name, one in arms.items():
+        yield name, one.summary()
+        one.close()
+
+
+@contextmanager
+def changed(environment: Mapping[str, str]) -> Iterator[None]:
+    """Set these variables for a while."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -15,13 +15,14 @@ import math
 import random
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton.handoff import transports
 from bench.model import MODEL_NAME, engine_settings
 from bench.traffic import Mix, run, stream
 from harness.deployment import Deployment, deployment
@@ -38,8 +39,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=900)
     options = parser.parse_args(arguments)
     results: dict[str, dict[str, Any]] = {}
-    with up("shm") as shm, up("grpc") as grpc:
-        arms = {"shm": shm, "grpc": grpc}
+    with ExitStack() as stack:
+        arms = {name: stack.enter_context(up(name)) for name in transports.usable(None)}
         for one in arms.values():
             asyncio.run(run(Mix(seconds=5), one.url, MODEL_NAME, seed=0))
         for busy in (False, True):

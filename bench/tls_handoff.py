@@ -7,7 +7,6 @@ that is there.
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from baton import rpc
-from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.groups import num_blocks
-from baton.handoff.load.loader import Loader
 from baton.kernels.kv_pack import AS_IS
 from baton.protos.handoff_pb2 import Shard
 from baton.security import identity
@@ -60,34 +57,17 @@ class Side:
 
     def __init__(self, shape: Shape, folders: tuple[str, str], stack: ExitStack) -> None:
         """Start a source. folders: of the source's identity, and of the puller's; empty: plain text."""
-        context = multiprocessing.get_context("spawn")
-        connection, theirs = context.Pipe()
-        process = context.Process(target=source_as, args=(theirs, shape, folders[0]), daemon=True)
-        process.start()
-        connection.recv()
         self._folder = folders[1]
         self._become()
-        self._bench = Bench(shape, connection)
-        pulling = transports.create(["grpc"])
-        self._loader = Loader(
-            self._bench.cache,
-            self._bench.puller,
-            pulling,
-            self._bench.client,
-            pull_timeout_s=20,
-            chunk_bytes=shape.chunk_mib * MIB,
-        )
+        self._bench = Bench(shape, "grpc", source_as, folders[0])
         self.address = ""
         self.mib = 0.0
         self.ms: dict[str, list[float]] = {"move_ms": [], "total_ms": [], "call_ms": [], "connect_ms": []}
-        stack.callback(process.join, 10)
-        stack.callback(connection.send, None)
-        stack.callback(pulling[0].close)
-        stack.callback(self._loader.close)
+        stack.callback(self._bench.close)
 
     def round(self) -> None:
         """Hand one prompt's KV over."""
-        saved, load, wall_ms = self._bench.round(self._loader)
+        saved, load, wall_ms = self._bench.round()
         self.address = Shard.FromString(saved.shard).address
         self.mib = load.bytes / MIB
         self.ms["move_ms"].append(load.costs.move_ms)

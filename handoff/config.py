@@ -23,7 +23,7 @@ class HandoffConfig:
     """
 
     worker_id: str
-    transports: tuple[str, ...]  # best first
+    transports: tuple[str, ...] | None  # best first; None: those that can be used, see transports/__init__.py
     host: str  # address on which KV is served
     port: int  # of rank 0, the next ones of the others; 0: a free one each
     staging_mib: int | None  # a rank; None: see sizing.py
@@ -51,7 +51,8 @@ class HandoffConfig:
             raise HandoffError(f"kv_connector_extra_config: {', '.join(missing)} missing")
         if not extra["worker_id"]:
             raise HandoffError("kv_connector_extra_config: worker_id is empty; give the worker's unique name")
-        config = cls(**{**extra, "transports": tuple(extra["transports"])})
+        named = extra["transports"]
+        config = cls(**{**extra, "transports": None if named is None else tuple(named)})
         for name in ("staging_mib", "lease_s", "pull_timeout_s", "chunk_mib"):
             if (value := getattr(config, name)) is not None and value <= 0:
                 raise HandoffError(f"kv_connector_extra_config: {name} is {value}; above 0 is needed")

@@ -41,7 +41,7 @@ class Options:
     model: Path
     worker_id: str
     cores: str = "0"
-    transports: tuple[str, ...] = ("shm", "grpc")
+    transports: tuple[str, ...] | None = None
     drafter: Path | None = None
     handoff: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Engine:
         from vllm.v1.executor.abstract import Executor
 
         extra = HandoffSettings(host="127.0.0.1", staging_mib=64).model_dump(exclude={"enabled"})
-        extra |= {"worker_id": options.worker_id, "transports": list(options.transports)}
+        extra |= {"worker_id": options.worker_id, "transports": options.transports}
         arguments: dict[str, Any] = {
             "model": str(options.model),
             "skip_tokenizer_init": True,

@@ -81,6 +81,28 @@ class SharedMemoryOffer(_message.Message):
     runs: _containers.RepeatedCompositeFieldContainer[Run]
     def __init__(self, host: _Optional[str] = ..., segment: _Optional[str] = ..., offset: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
+class NixlOffer(_message.Message):
+    __slots__ = ("agent", "address", "offset", "runs", "regions")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    address: int
+    offset: int
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    regions: _containers.RepeatedCompositeFieldContainer[NixlRegion]
+    def __init__(self, agent: _Optional[str] = ..., address: _Optional[int] = ..., offset: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[NixlRegion, _Mapping]]] = ...) -> None: ...
+
+class NixlRegion(_message.Message):
+    __slots__ = ("number", "metadata")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    metadata: bytes
+    def __init__(self, number: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
+
 class Run(_message.Message):
     __slots__ = ("first", "count")
     FIRST_FIELD_NUMBER: _ClassVar[int]

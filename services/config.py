@@ -281,11 +281,12 @@ class HandoffSettings(_Section):
         "whole (baton up, offline) with mixed workers only. Without handoffs no memory is set aside for "
         "saved KV, and a worker stays a mixed one.",
     )
-    transports: list[TransportName] = Field(
-        ["shm", "grpc"],
+    transports: list[TransportName] | None = Field(
+        None,
         min_length=1,
-        description="Transports that a worker offers, best first; both ends agree on one. Other packages may "
-        "add some (docs/adding-a-transport.md).",
+        description="Transports that a worker offers, best first; both ends agree on one. If unset: shm, "
+        "nixl where it can be used (docs/transports.md), and grpc. Other packages may add some "
+        "(docs/adding-a-transport.md).",
     )
     host: str = Field(
         "",

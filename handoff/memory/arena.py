@@ -103,7 +103,10 @@ class Arena:
         pin: Callable[[Bytes], None] | None = None,
         create: Callable[[int, int], Segment] = segments.create,
     ) -> None:
-        """pin: called with memory when it can be used. Raises HandoffError for a bound below one slot."""
+        """pin: called with memory when it can be used; the first piece begins with the headers.
+
+        Raises HandoffError for a bound below one slot.
+        """
         self.record_bytes = record_bytes
         self._slots = slots_in(bound, record_bytes)
         if not self._slots:
@@ -207,7 +210,7 @@ class Arena:
             self._slots = first
             return False
         if self._pin is not None:
-            self._pin(self._segment.data[start:stop])
+            self._pin(self._segment.data[start if first else 0 : stop])
         with self._lock:
             self._grown = first + count
             self._holes.give(first, count)

@@ -15,6 +15,7 @@ still being copied to the host, so that one chunk is sent while the next is pack
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -65,30 +66,25 @@ def joined(runs: Sequence[Run]) -> list[Run]:
     return found
 
 
-def are_inside(runs: Sequence[Run], memory: Bytes, offset: int, record_bytes: int) -> bool:
-    """Return whether these slots can lie in that memory, whose records begin at `offset`."""
+def are_inside(runs: Sequence[Run], size: int, offset: int, record_bytes: int) -> bool:
+    """Return whether these slots can lie in memory of `size` bytes, whose records begin at `offset`."""
     last = max((first + count for first, count in runs), default=0)
     return (
         bool(runs)
         and offset % PAGE == 0
         and last * HEADER_BYTES <= offset
-        and offset + last * record_bytes <= memory.size
+        and offset + last * record_bytes <= size
         and all(count > 0 for _, count in runs)
     )
 
 
-class SaveView:
-    """One save's headers and records, by the numbers of its blocks.
+class SavePlan:
+    """The places of one save's headers and records in its segment, by the numbers of its blocks."""
 
-    Reading and writing take no lock: one process writes, each number at once.
-    """
-
-    def __init__(self, memory: Bytes, offset: int, record_bytes: int, runs: Sequence[Run]) -> None:
-        """memory: a segment; offset: of its first record; runs: the save's slots."""
-        self._memory = memory
+    def __init__(self, offset: int, record_bytes: int, runs: Sequence[Run]) -> None:
+        """offset: of the segment's first record; runs: the save's slots."""
         self._offset = offset
         self._record_bytes = record_bytes
-        self._headers: Digests = memory[:offset].view(np.uint64).reshape(-1, _WORDS)
         firsts, counts = np.array(runs, np.int64).T
         ends = np.cumsum(counts)
         self._slots: npt.NDArray[np.int64] = np.repeat(firsts - ends + counts, counts) + np.arange(ends[-1])
@@ -99,6 +95,58 @@ class SaveView:
         """Blocks of the save."""
         return len(self._slots)
 
+    def pieces(self, first: int, stop: int, most: int) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) of parts of at most `most` blocks, the records of each one piece of memory."""
+        for end in self._ends[bisect.bisect_right(self._ends, first) :]:
+            while first < min(end, stop):
+                last = min(first + most, end, stop)
+                yield first, last
+                first = last
+
+    def headers_of(self, first: int, stop: int) -> tuple[int, int]:
+        """Return where the headers of a piece lie, and their size, in bytes."""
+        return int(self._slots[first]) * HEADER_BYTES, (stop - first) * HEADER_BYTES
+
+    def records_of(self, first: int, stop: int) -> tuple[int, int]:
+        """Return where the records of a piece, or of a part of one, lie, and their size, in bytes."""
+        start = self._offset + int(self._slots[first]) * self._record_bytes
+        return start, (stop - first) * self._record_bytes
+
+
+def are_signed(headers: Digests, ticket: int) -> bool:
+    """Return whether the ticket is on all of these headers, [n, HEADER_BYTES / 8]."""
+    return bool((headers[:, _TICKET] == ticket).all())
+
+
+def whole_ones(headers: Digests, what: str) -> int:
+    """Return how many records can be read before the first that is still to come, by their headers.
+
+    Raises SaveFailed when one never will be there.
+    """
+    states = headers[:, _STATE]
+    if (states == _FAILED).any():
+        raise SaveFailed(f"{what}: the source could not save it all")
+    coming = np.flatnonzero(states != _WHOLE)
+    return int(coming[0]) if len(coming) else len(headers)
+
+
+def digests_in(headers: Digests) -> Digests:
+    """Return the digests in these headers: [n], a copy."""
+    return headers[:, _DIGEST].copy()
+
+
+class SaveView(SavePlan):
+    """One save's headers and records, where they can be read, and by their owner written.
+
+    Reading and writing take no lock: one process writes, each number at once.
+    """
+
+    def __init__(self, memory: Bytes, offset: int, record_bytes: int, runs: Sequence[Run]) -> None:
+        """memory: a segment; offset: of its first record; runs: the save's slots."""
+        super().__init__(offset, record_bytes, runs)
+        self._memory = memory
+        self._headers: Digests = memory[:offset].view(np.uint64).reshape(-1, _WORDS)
+
     # ---- headers
 
     def sign(self, ticket: int) -> None:
@@ -107,7 +155,7 @@ class SaveView:
 
     def holds(self, ticket: int, first: int, stop: int) -> bool:
         """Return whether the ticket is on all slots of blocks `first` to `stop`."""
-        return bool((self._headers[self._slots[first:stop], _TICKET] == ticket).all())
+        return are_signed(self._headers[self._slots[first:stop]], ticket)
 
     def expect(self) -> None:
         """Mark all records as still to come."""
@@ -135,36 +183,19 @@ class SaveView:
         check: called between looks, and may raise. Raises SaveFailed when one never will be.
         """
         slots, look_s = self._slots[first:stop], _LOOK_S
-        while True:
-            states = self._headers[slots, _STATE]
-            if (states == _FAILED).any():
-                raise SaveFailed(f"{what}: the source could not save it all")
-            coming = np.flatnonzero(states != _WHOLE)
-            if not len(coming):
-                return stop
-            if coming[0]:
-                return first + int(coming[0])
+        while not (count := whole_ones(self._headers[slots], what)):
             check()
             time.sleep(look_s)
             look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
+        return first + count
 
     def digests(self, first: int, stop: int) -> Digests:
         """Return the digests of blocks `first` to `stop`: [stop - first], a copy."""
-        found: Digests = self._headers[self._slots[first:stop], _DIGEST]
-        return found
+        return digests_in(self._headers[self._slots[first:stop]])
 
     # ---- records
 
-    def pieces(self, first: int, stop: int, most: int) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of parts of at most `most` blocks, the records of each one piece of memory."""
-        for end in self._ends:
-            while first < min(end, stop):
-                last = min(first + most, end, stop)
-                yield first, last
-                first = last
-
     def records(self, first: int, stop: int) -> Bytes:
         """Return the records of a piece, or of a part of one: [stop - first, record_bytes] uint8."""
-        start = self._offset + int(self._slots[first]) * self._record_bytes
-        size = (stop - first) * self._record_bytes
+        start, size = self.records_of(first, stop)
         return self._memory[start : start + size].reshape(stop - first, self._record_bytes)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from baton.handoff.errors import HandoffError, NoCommonTransport
+from baton.handoff.records import Bytes
 from baton.handoff.transports.base import Transport
 from baton.protos.handoff_pb2 import Shard
 from baton.registry import Registry
@@ -17,6 +18,7 @@ REGISTRY: Registry[type[Transport]] = Registry(
     Transport,
     {
         "shm": "baton.handoff.transports.shm:Shm",
+        "nixl": "baton.handoff.transports.nixl:Nixl",
         "grpc": "baton.handoff.transports.grpc:Grpc",
     },
     group="baton.handoff_transports",
@@ -24,17 +26,49 @@ REGISTRY: Registry[type[Transport]] = Registry(
 )
 
 
-def create(names: Iterable[str]) -> list[Transport]:
-    """Make the transports of those names, in that order. Raises HandoffError for one that cannot be had."""
+BY_DEFAULT = ("shm", "nixl", "grpc")
+
+
+def usable(names: Sequence[str] | None) -> list[str]:
+    """Return the names of the transports to use here, best first: the given ones, or those of BY_DEFAULT.
+
+    Of the latter, one that cannot be used is left out. Raises HandoffError for a given one that cannot.
+    """
+    hindrances = {name: REGISTRY.load(name).hindrance() for name in names or BY_DEFAULT}
+    for name, hindrance in hindrances.items():
+        if hindrance and names:
+            raise HandoffError(f"handoff transport {name!r} cannot be used: {hindrance}")
+        if hindrance:
+            logger.info("handoff transport %r is not used: %s", name, hindrance)
+    return [name for name, hindrance in hindrances.items() if not hindrance]
+
+
+def create(names: Sequence[str] | None = None) -> list[Transport]:
+    """Make the transports of these names, in that order; by default those of BY_DEFAULT that can be had.
+
+    Raises HandoffError for a given one that cannot be had.
+    """
     made: list[Transport] = []
-    for name in names:
-        transport = REGISTRY.load(name)()
+    for name in usable(names):
+        try:
+            transport = REGISTRY.load(name)()
+        except HandoffError as error:
+            if names:
+                raise
+            logger.warning("handoff transport %r is not used: %s", name, error)
+            continue
         if transport.name != name:
             raise HandoffError(
                 f"handoff transport {name!r} calls itself {transport.name!r}: its package is wrong"
             )
         made.append(transport)
     return made
+
+
+def register(transports: Iterable[Transport], memory: Bytes) -> None:
+    """Tell each transport of a piece of staging's memory."""
+    for transport in transports:
+        transport.register(memory)
 
 
 def withdraw(transports: Iterable[Transport], request_id: str, epoch: int) -> None:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from baton.handoff.errors import PullCancelled, PullTimeout
 from baton.handoff.memory.arena import StagingSlots
-from baton.handoff.records import Records
+from baton.handoff.records import Bytes, Records
 from baton.protos.handoff_pb2 import Shard
 
 
@@ -112,6 +112,18 @@ class Transport(ABC):
     """
 
     name: ClassVar[str]  # the one under which it is registered
+
+    @classmethod
+    def hindrance(cls) -> str:
+        """Return why it cannot be used in this process, and what to do about that; empty if it can."""
+        return ""
+
+    def register(self, memory: Bytes) -> None:  # noqa: B027 (most need not know)
+        """Take note of a piece of staging's memory, whole pages, before any save lies in it.
+
+        No save's record lies in two of them; the first piece holds all headers. They stay mapped for as long
+        as this object refers to them.
+        """
 
     @abstractmethod
     def offer(self, saved: SavedShard) -> bytes | None:

@@ -46,7 +46,7 @@ class Shm(Transport):
         if (there := sum(count for _, count in runs)) != pull.saved_blocks:
             raise MalformedManifest(f"{pull.what}: {there} slots for {pull.saved_blocks} blocks")
         segment = self._attach(pull, offer.segment)
-        if not are_inside(runs, segment, offer.offset, pull.record_bytes):
+        if not are_inside(runs, segment.size, offer.offset, pull.record_bytes):
             raise TransportFailed(
                 f"{pull.what}: its slots, from {offer.offset} on, do not lie in segment {offer.segment}"
             )

@@ -31,6 +31,7 @@ from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.cache import BlockCache
+from baton.handoff.records import Bytes
 from baton.handoff.save import sizing
 from baton.handoff.save.saver import Saver
 from baton.handoff.save.service import HandoffService
@@ -108,7 +109,12 @@ class WorkerSide:
         else:
             size = sizing.StagingSize(config.staging_mib * MIB, "handoff.staging_mib")
         logger.info("staging: %s", size)
-        arena = Arena(size.bytes, cache.record_bytes, pin=cache.pin)
+
+        def came(memory: Bytes) -> None:
+            cache.pin(memory)
+            transports.register(self._transports, memory)
+
+        arena = Arena(size.bytes, cache.record_bytes, pin=came)
         # Called on staging's or the service's threads.
         return Staging(arena, config.lease_s, functools.partial(transports.withdraw, self._transports))
 

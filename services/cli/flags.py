@@ -162,7 +162,7 @@ def _parse(section: str, key: str, value: Any) -> Any:
         return value
     if _is_mapping(annotation):
         return _parse_json(section, key, value, optional=type(None) in get_args(annotation))
-    if get_origin(annotation) is list:
+    if list in _leaves(annotation):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
 

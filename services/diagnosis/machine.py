@@ -34,7 +34,7 @@ class Needs:
         cache = int((engine.kv_cache_gib or 0) * 2**30)
         return cls(
             shm=(own.staging_mib or 0) * 2**20 * ranks,
-            uses_shm="shm" in own.transports and own.enabled is not False,
+            uses_shm=(own.transports is None or "shm" in own.transports) and own.enabled is not False,
             memory=weights + cache if weights else 0,
         )
 

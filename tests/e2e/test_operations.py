@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from baton.handoff import transports
 from baton.services.config import Settings, load
 from baton.services.diagnosis.doctor import examine
 from baton.services.diagnosis.finding import Finding, Verdict
@@ -34,7 +35,7 @@ def test_the_doctor_finds_a_whole_deployment_well(one_pair: Deployment) -> None:
     handoffs = [one for one in found if one.area == "handoff"]
     assert {one.subject for one in handoffs} == {f"{prefill} -> {decode}"}
     measured = {one.what.partition(":")[0]: one.what for one in handoffs}
-    assert set(measured) == {"shm", "grpc"}
+    assert set(measured) == set(transports.usable(None))
     for what in measured.values():
         speed, size = re.search(r": ([\d,]+) MB/s \(([\d.]+) MB in", what).groups()  # type: ignore[union-attr]
         assert int(speed.replace(",", "")) > 1

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 
 from baton.handoff import transports
 from baton.handoff.groups import CacheGroup, Part, described
 from baton.handoff.manifest import Puller, seal
-from baton.handoff.memory.arena import Arena
+from baton.handoff.memory.arena import STEP_BYTES, Arena
 from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.memory.host import HostBlockCache
@@ -22,8 +24,12 @@ from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Transport
+from baton.handoff.transports.nixl import Nixl
 from baton.protos.handoff_pb2 import Manifest, Shard
 
+# Of which tests are made; where the package nixl is missing, its own are skipped.
+_without_nixl = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
+TRANSPORTS = ["shm", pytest.param("nixl", marks=_without_nixl), "grpc"]
 MIB = 1 << 20
 BLOCK_SIZE = 32
 HASH = "abcdef0123456789"
@@ -102,6 +108,15 @@ class Source:
         assert saved.problem is None, saved.problem
         return self.manifest(request_id, num_tokens, len(block_ids), saved, epoch)
 
+    def begin(self, request_id: str, block_ids: Sequence[int], whole: int) -> Manifest:
+        """Save the first blocks of a prompt of `whole` blocks that is still computed."""
+        saved = self.saver.save(
+            SaveJob(request_id, 1, (Part(0, 0, tuple(block_ids)),), whole=whole, last=False)
+        )
+        assert saved is not None
+        assert saved.problem is None, saved.problem
+        return self.manifest(request_id, whole * BLOCK_SIZE, whole, saved)
+
     def manifest(
         self, request_id: str, num_tokens: int, num_blocks: int, saved: ShardSave, epoch: int = 1
     ) -> Manifest:
@@ -134,10 +149,15 @@ def source(
     staging_bytes: int = 16 * MIB,
     chunk_bytes: int = MIB,
     groups: tuple[CacheGroup, ...] = GROUPS,
+    names: Sequence[str] | None = ("shm", "grpc"),
+    step_bytes: int = STEP_BYTES,
 ) -> Source:
-    staging = Staging(Arena(staging_bytes, cache.record_bytes), lease_s)
+    """names: of the transports; by default those that take no time to make."""
+    offering = transports.create(names)
+    pin = functools.partial(transports.register, offering)
+    withdraw = functools.partial(transports.withdraw, offering)
+    staging = Staging(Arena(staging_bytes, cache.record_bytes, step_bytes, pin=pin), lease_s, withdraw)
     service = HandoffService(staging, 0, "127.0.0.1:0", chunk_bytes)
-    offering = transports.create(["shm", "grpc"])
     saver = Saver(cache, staging, offering, rank=0, address=service.address, chunk_bytes=chunk_bytes)
     return Source(cache, staging, service, saver, offering, groups)
 

@@ -21,9 +21,10 @@ from baton.handoff.errors import MalformedManifest
 from baton.handoff.manifest import seal
 from baton.handoff.records import Bytes
 from baton.handoff.save.staging import Entry
+from baton.handoff.transports.nixl import offer_of as nixl_offer_of
 from baton.handoff.transports.shm import offer_of
 from baton.handoff.wire import RawChunk
-from baton.protos.handoff_pb2 import Manifest, Run, SharedMemoryOffer
+from baton.protos.handoff_pb2 import Manifest, NixlOffer, Run, SharedMemoryOffer
 from tests.handoff.caches import Source
 from tests.handoff.server import FalseSource
 
@@ -127,18 +128,18 @@ _FIELDS: list[Callable[[random.Random, Manifest, Stage], object]] = [
 ]
 _PLACES: dict[str, list[Callable[[random.Random, Manifest, Stage], object]]] = {
     "shm": [
-        lambda r, m, _s: _place(m, segment=r.choice(("", "../../etc/passwd", "baton-kv-1-0", "\x00"))),
-        lambda _r, m, s: _place(m, segment=offer_of(s.theirs.shards[0]).segment),
-        lambda r, m, _s: _place(m, offset=r.choice((0, 1, 8, 63, 64, 128, *_HUGE, *_HUGER))),
-        lambda r, m, _s: _place(m, offset=_offer(m).offset + r.choice((-4096, -64, -8, -1, 1, 8, 64, 4096))),
-        lambda _r, m, s: _put_runs(m, _runs(s.others)),
-        lambda r, m, s: _put_runs(m, [r.choice((*_runs(m), *_runs(s.others))), *_runs(m)[1:], (0, 1)]),
-        lambda r, m, _s: _put_runs(m, r.choice(([], [(0, 0)], [*_runs(m), (0, 0)], _runs(m) * 2))),
-        lambda r, m, _s: _put_runs(m, [(r.choice((0, 1, 99, *_HUGE)), r.choice((1, 6, *_HUGE)))]),
-        lambda r, m, _s: _put_runs(m, [(one, 1) for one in _shuffled(r, m)]),
-        lambda _r, m, _s: _place(m, host="another machine"),
-        lambda _r, m, _s: m.shards[0].offers.pop("shm", None),
-        lambda r, m, _s: m.shards[0].offers.update(shm=r.choice((b"", b"\xff", r.randbytes(20)))),
+        lambda r, m, s: _place(m, s, segment=r.choice(("", "../../etc/passwd", "baton-kv-1-0", "\x00"))),
+        lambda _r, m, s: _place(m, s, segment=offer_of(s.theirs.shards[0]).segment),
+        lambda _r, m, s: _place(m, s, host="another machine"),
+    ],
+    "nixl": [
+        lambda r, m, s: _place(m, s, address=r.choice((0, 1, 2**63, 2**64 - 1))),
+        lambda r, m, s: _place(m, s, address=_offer(m, s).address + r.choice((-4096, -8, 8, 4096, 2**26))),
+        lambda _r, m, s: _place(m, s, address=nixl_offer_of(s.theirs.shards[0]).address),
+        lambda r, m, s: _place(m, s, agent=r.choice(("", "nobody", nixl_offer_of(s.theirs.shards[0]).agent))),
+        lambda _r, m, s: m.shards[0].offers.update(nixl=s.theirs.shards[0].offers["nixl"]),
+        lambda r, m, s: _put_metadata(m, s, r.choice((b"", b"\xff", r.randbytes(300)))),
+        lambda r, m, s: _put_metadata(m, s, _metadata(s.right)[: r.randrange(1, 300)]),
     ],
     "grpc": [
         lambda r, m, _s: setattr(
@@ -150,35 +151,63 @@ _PLACES: dict[str, list[Callable[[random.Random, Manifest, Stage], object]]] = {
 }
 
 
-def _offer(manifest: Manifest) -> SharedMemoryOffer:
-    """Return the offer of shm; an empty one where it was spoiled before."""
+# Of both transports that read where the source keeps its records.
+_SLOTS: list[Callable[[random.Random, Manifest, Stage], object]] = [
+    lambda r, m, s: _place(m, s, offset=r.choice((0, 1, 8, 63, 64, 128, *_HUGE, *_HUGER))),
+    lambda r, m, s: _place(m, s, offset=_offer(m, s).offset + r.choice((-4096, -64, -8, -1, 1, 8, 64, 4096))),
+    lambda _r, m, s: _put_runs(m, s, _runs(s.others, s)),
+    lambda r, m, s: _put_runs(m, s, [r.choice(_runs(m, s) + _runs(s.others, s)), *_runs(m, s)[1:], (0, 1)]),
+    lambda r, m, s: _put_runs(m, s, r.choice(([], [(0, 0)], [*_runs(m, s), (0, 0)], _runs(m, s) * 2))),
+    lambda r, m, s: _put_runs(m, s, [(r.choice((0, 1, 99, *_HUGE)), r.choice((1, 6, *_HUGE)))]),
+    lambda r, m, s: _put_runs(m, s, [(one, 1) for one in _shuffled(r, m, s)]),
+    lambda _r, m, s: m.shards[0].offers.pop(s.transport, None),
+    lambda r, m, s: m.shards[0].offers.update({s.transport: r.choice((b"", b"\xff", r.randbytes(20)))}),
+]
+_PLACES["shm"] += _SLOTS
+_PLACES["nixl"] += _SLOTS
+
+
+def _offer(manifest: Manifest, stage: Stage) -> SharedMemoryOffer | NixlOffer:
+    """Return the transport's offer; an empty one where it was spoiled before."""
+    parse, empty = (nixl_offer_of, NixlOffer) if stage.transport == "nixl" else (offer_of, SharedMemoryOffer)
     try:
-        return offer_of(manifest.shards[0])
+        return parse(manifest.shards[0])
     except MalformedManifest:
-        return SharedMemoryOffer()
+        return empty()
 
 
-def _place(manifest: Manifest, **changes: object) -> None:
-    offer = _offer(manifest)
+def _place(manifest: Manifest, stage: Stage, **changes: object) -> None:
+    offer = _offer(manifest, stage)
     for name, value in changes.items():
         setattr(offer, name, value)
-    manifest.shards[0].offers["shm"] = offer.SerializeToString()
+    manifest.shards[0].offers[stage.transport] = offer.SerializeToString()
 
 
-def _runs(manifest: Manifest) -> list[tuple[int, int]]:
-    return [(run.first, run.count) for run in _offer(manifest).runs]
+def _metadata(manifest: Manifest) -> bytes:
+    return nixl_offer_of(manifest.shards[0]).regions[0].metadata
 
 
-def _put_runs(manifest: Manifest, runs: list[tuple[int, int]]) -> None:
-    offer = _offer(manifest)
+def _put_metadata(manifest: Manifest, stage: Stage, metadata: bytes) -> None:
+    """Of an agent that nobody knows: a known one's is not loaded again."""
+    offer = NixlOffer.FromString(stage.right.shards[0].offers["nixl"])
+    offer.agent, offer.regions[0].metadata = "nobody", metadata
+    manifest.shards[0].offers["nixl"] = offer.SerializeToString()
+
+
+def _runs(manifest: Manifest, stage: Stage) -> list[tuple[int, int]]:
+    return [(run.first, run.count) for run in _offer(manifest, stage).runs]
+
+
+def _put_runs(manifest: Manifest, stage: Stage, runs: list[tuple[int, int]]) -> None:
+    offer = _offer(manifest, stage)
     del offer.runs[:]
     offer.runs.extend(Run(first=first, count=count) for first, count in runs)
-    manifest.shards[0].offers["shm"] = offer.SerializeToString()
+    manifest.shards[0].offers[stage.transport] = offer.SerializeToString()
 
 
-def _shuffled(rng: random.Random, manifest: Manifest) -> list[int]:
+def _shuffled(rng: random.Random, manifest: Manifest, stage: Stage) -> list[int]:
     """The slots in another order."""
-    slots = [slot for first, count in _runs(manifest) for slot in range(first, first + count)]
+    slots = [slot for first, count in _runs(manifest, stage) for slot in range(first, first + count)]
     while (mixed := rng.sample(slots, len(slots))) == slots:
         pass
     return mixed
@@ -193,7 +222,7 @@ def manifest_fields(rng: random.Random, stage: Stage) -> Mutant:
         rng.choice([*_FIELDS, *_PLACES[stage.transport] * 2])(rng, manifest, stage)
     if rng.random() < 0.8:
         # With the places mixed up, its first blocks may be the right ones.
-        untouched = _runs(manifest) == _runs(stage.right) if manifest.shards else True
+        untouched = not manifest.shards or _runs(manifest, stage) == _runs(stage.right, stage)
         return Mutant(
             "manifest's fields, sealed again", seal(manifest).SerializeToString(), untouched=untouched
         )
@@ -231,7 +260,7 @@ def swapped(rng: random.Random, stage: Stage) -> Mutant:
 
 
 def memory(rng: random.Random, stage: Stage) -> Mutant:
-    """Bytes in shared memory, which both transports read."""
+    """Bytes in shared memory, which all transports read."""
     ways: list[tuple[str, Callable[[random.Random, Entry, Stage], object]]] = [
         ("memory: a record's bit", _flip_record),
         ("memory: a digest", _flip_digest),
@@ -241,7 +270,7 @@ def memory(rng: random.Random, stage: Stage) -> Mutant:
         ("memory: said to have failed", _failed),
         ("memory: said not to be whole", lambda _r, entry, _s: entry.view.expect()),
     ]
-    if stage.transport == "shm":
+    if stage.transport != "grpc":
         ways.append(("memory: another's ticket", _ticket))
     kind, spoil = rng.choice(ways)
 

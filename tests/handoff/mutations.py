@@ -43,9 +43,9 @@ BLOCKS = 6
 TOKENS = BLOCKS * caches.BLOCK_SIZE - 5
 CHUNK_RECORDS = 2
 TIMEOUT_S = 10.0  # for a load to be reported; no mutation may take as long
-TRANSPORTS = ("shm", "grpc")
+TRANSPORTS = transports.usable(None)
 RIGHT_EVERY = 20  # mutations, then a right handoff must load
-MOST_GROWTH_MIB = 400  # sources, caches and staging of all ranges; their own is about half
+MOST_GROWTH_MIB = 500  # sources, caches and staging of all ranges, and NIXL; their own is about half
 
 
 @dataclass
@@ -104,7 +104,12 @@ class Range:
         self._cache = make(CACHE_BLOCKS, 2, wire_dtype)
         chunk_bytes = CHUNK_RECORDS * self._cache.record_bytes
         self._source, self._neighbour = (
-            caches.source(make(CACHE_BLOCKS, which, wire_dtype), chunk_bytes=chunk_bytes, groups=groups)
+            caches.source(
+                make(CACHE_BLOCKS, which, wire_dtype),
+                chunk_bytes=chunk_bytes,
+                groups=groups,
+                names=[transport],
+            )
             for which in (1, 3)
         )
         self._false = FalseSource()
@@ -284,7 +289,7 @@ def watched(tally: Tally) -> Iterator[None]:
 
 
 def run(number: int, seed: int) -> Tally:
-    """About `number` mutations: both transports, all wire formats, caches of one group and of several."""
+    """About `number` mutations: all transports, all wire formats, caches of one group and of several."""
     whole = Tally()
     with watched(whole):
         places = list(itertools.product(TRANSPORTS, WIRE_DTYPES, (False, True)))

@@ -18,12 +18,16 @@ CHUNK_BYTES = 256 << 10
 
 def _serve(connection: Connection, lease_s: float, chunk_bytes: int) -> None:
     cache = caches.make_cache(CACHE_BLOCKS, SEED)
-    source = caches.source(cache, lease_s=lease_s, chunk_bytes=chunk_bytes, staging_bytes=96 * caches.MIB)
+    source = caches.source(
+        cache, lease_s=lease_s, chunk_bytes=chunk_bytes, staging_bytes=96 * caches.MIB, names=None
+    )
     connection.send(None)
     while (asked := connection.recv()) is not None:
         name, arguments = asked
         if name == "save":
             connection.send(source.save(*arguments).SerializeToString())
+        elif name == "begin":
+            connection.send(source.begin(*arguments).SerializeToString())
         elif name == "held":
             connection.send(source.staging.held())
     source.close()
@@ -45,6 +49,10 @@ class RemoteSource:
     def save(self, request_id: str, block_ids: Sequence[int], epoch: int = 1) -> Manifest:
         tokens = len(block_ids) * caches.BLOCK_SIZE
         return Manifest.FromString(self._ask("save", request_id, tokens, tuple(block_ids), epoch))
+
+    def begin(self, request_id: str, block_ids: Sequence[int], whole: int) -> Manifest:
+        """Save the first blocks of a prompt that is still computed."""
+        return Manifest.FromString(self._ask("begin", request_id, tuple(block_ids), whole))
 
     def held(self) -> tuple[int, int]:
         answer: tuple[int, int] = self._ask("held")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from baton.handoff import transports
 from baton.handoff.groups import CacheGroup, final_records, num_records
 from baton.handoff.params import load_params, save_params
 from baton.protos.handoff_pb2 import Manifest
@@ -34,6 +35,7 @@ from harness.engines import (
     prefill,
     pulled,
 )
+from tests.handoff.caches import TRANSPORTS
 
 WRITTEN = 24
 LENGTHS = (16, 33, 200)
@@ -105,7 +107,7 @@ def read(engine: EngineProcess, name: str, prompt: list[int]) -> tuple[int, Mani
     return first, answer.saved.manifest
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_what_two_write_is_what_one_writes(engine: EngineProcess, transport: str) -> None:
     engine.call(prefer, transport)
     kept, before = engine.call(groups), engine.call(free)
@@ -202,7 +204,7 @@ def test_what_the_prefix_cache_has_is_not_pulled(windows: EngineProcess) -> None
     if full.first_block:
         full, window = window, full
     assert (full.num_blocks, window.first_block + window.num_blocks) == (6, 6)
-    for transport in ("shm", "grpc"):
+    for transport in transports.usable(None):
         windows.call(prefer, transport)
         windows.call(forget)
         windows.call(generate, f"{transport}-start", [*start, 5, 6], 1)
@@ -259,7 +261,7 @@ def test_what_keeps_all_tokens_is_pulled_while_the_prompt_is_prefilled(
     kept, length = source.call(groups), 3 * 128 + 21
     prompt = clear(source, length)
     expected = source.call(generate, "early-alone", prompt, WRITTEN)
-    for transport in ("shm", "grpc"):
+    for transport in transports.usable(None):
         name = f"early-{transport}"
         for one in decoding:
             one.call(forget)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.manifest import seal
 from baton.handoff.params import load_params, save_params
@@ -38,6 +39,7 @@ from harness.engines import (
 )
 from harness.support import PATIENCE
 from tests.handoff import checkpoints
+from tests.handoff.caches import TRANSPORTS
 
 LENGTHS = [1, 31, 32, 33, 63, 64, 65, 300]
 WRITTEN = 8
@@ -66,7 +68,7 @@ def writer(model: Path, reader: EngineProcess) -> Iterator[EngineProcess]:
         yield engine
 
 
-@pytest.fixture(params=["shm", "grpc"])
+@pytest.fixture(params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest, writer: EngineProcess) -> str:
     name: str = request.param
     writer.call(prefer, name)
@@ -388,7 +390,7 @@ def test_a_quantised_handoff_writes_about_the_same_and_other_formats_are_refused
     wire = {"kv_wire_dtype": "int8"}
     options = Options(model, "quantised", cores="1", handoff=wire, engine={"enable_prefix_caching": False})
     with EngineProcess(options) as quantised:
-        for transport in ("shm", "grpc"):
+        for transport in transports.usable(None):
             quantised.call(prefer, transport)
             prompt, name = clear_prompt_of(reader, 300), f"quantised-{transport}"
             as_it_is = read(reader, name, prompt)

@@ -10,6 +10,7 @@ import pytest
 from cryptography import x509
 
 from baton import addresses
+from baton.handoff import transports
 from baton.handoff.layers import CacheLayer
 from baton.handoff.reports import Loaded
 from baton.protos.handoff_pb2 import Manifest
@@ -58,7 +59,7 @@ def test_the_drafters_layers_come_along(tmp_path: Path) -> None:
     """With a drafter vLLM saves at the end of its step, behind the results it has taken already."""
     model, drafter = checkpoints.qwen2(tmp_path / "qwen2"), checkpoints.eagle(tmp_path / "eagle")
     with EngineProcess(Options(model, "both", drafter=drafter, engine=ALONE)) as engine:
-        for transport in ("shm", "grpc"):
+        for transport in transports.usable(None):
             engine.call(prefer, transport)
             for length, blocks in ((33, 1), (300, 10)):
                 manifest, loaded = hand_over(engine, f"{transport}-{length}", length)

@@ -26,7 +26,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     assert (settings.router.port, settings.router.host) == (1003, "0.0.0.0")
     assert load().router.port == 1002
     assert load().scheduler.topic == "from-file"
-    assert load().handoff.transports == ["shm", "grpc"]
+    assert load().handoff.transports is None
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,10 @@ def test_an_empty_section_is_the_default(yaml_file: Path) -> None:
             "engine: {dtype: float8}",
             ["engine.dtype", "'float8'", "'auto', 'float32', 'bfloat16' or 'float16'"],
         ),
-        ("handoff: {transports: [pigeon]}", ["handoff.transports.0", "'pigeon'", "there are: grpc, shm"]),
+        (
+            "handoff: {transports: [pigeon]}",
+            ["handoff.transports.0", "'pigeon'", "there are: grpc, nixl, shm"],
+        ),
         ("handoff: {transports: []}", ["handoff.transports", "at least 1"]),
         ("scheduler: {policy: {pickr: a}}", ["scheduler.policy.pickr", "'picker'", "allowed: filters"]),
         ("scheduler: {topic: 'a b'}", ["scheduler.topic", "'a b'", "pattern"]),

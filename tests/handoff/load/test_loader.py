@@ -21,7 +21,16 @@ from baton.handoff.save.saver import SaveJob
 from baton.handoff.transports.shm import Shm, offer_of
 from baton.protos.handoff_pb2 import Manifest
 from harness.support import PATIENCE
-from tests.handoff.caches import Source, make_cache, puller, random_blocks, records, source, tensors
+from tests.handoff.caches import (
+    TRANSPORTS,
+    Source,
+    make_cache,
+    puller,
+    random_blocks,
+    records,
+    source,
+    tensors,
+)
 from tests.handoff.mock import Mock
 
 CACHE_BLOCKS = 25
@@ -66,8 +75,13 @@ def wire_dtype() -> str:
 
 
 @pytest.fixture
-def pair(wire_dtype: str) -> Iterator[Pair]:
-    made = source(make_cache(CACHE_BLOCKS, 1, wire_dtype))
+def offered() -> list[str]:
+    return ["shm", "grpc"]
+
+
+@pytest.fixture
+def pair(wire_dtype: str, offered: list[str]) -> Iterator[Pair]:
+    made = source(make_cache(CACHE_BLOCKS, 1, wire_dtype), names=offered)
     cache = make_cache(CACHE_BLOCKS, 2, wire_dtype)
     client = HandoffClient()
     Mock.sources[made.service.address] = made.staging
@@ -284,9 +298,12 @@ def test_a_mangled_manifest_releases_nothing(pair: Pair) -> None:
     assert pair.source.staging.held()[0] == 1
 
 
-@pytest.mark.parametrize("transport", ["mock", "shm", "grpc"])
+@pytest.mark.parametrize("transport", ["mock", *TRANSPORTS])
+@pytest.mark.parametrize("offered", [None])  # all
 @pytest.mark.parametrize("first", [0, 3])
-def test_a_save_that_lies_in_pieces_is_loaded_like_any_other(pair: Pair, transport: str, first: int) -> None:
+def test_a_save_that_lies_in_pieces_is_loaded_like_any_other(
+    pair: Pair, transport: str, first: int, offered: None
+) -> None:
     if transport != "mock":
         pair.loader.transports[:] = transports.create([transport])
     staging = pair.source.staging
@@ -301,6 +318,7 @@ def test_a_save_that_lies_in_pieces_is_loaded_like_any_other(pair: Pair, transpo
     assert done.problem is None
     assert (done.transport, done.blocks) == (transport, 10 - first)
     assert np.array_equal(cache_of(pair, into), records(pair.source.cache, blocks[first:]))
+    pair.loader.transports[0].close()
 
 
 def test_more_blocks_than_the_source_has(pair: Pair) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -15,6 +16,7 @@ from baton.handoff.save.staging import Staging
 from baton.handoff.save.trial import Trials
 from baton.kernels import kv_pack
 from baton.protos import handoff_pb2 as pb
+from tests.handoff.caches import TRANSPORTS
 
 MIB = 1 << 20
 RECORD = 8192
@@ -23,9 +25,10 @@ RECORD = 8192
 class Rank:
     """A rank without an engine: staging, transports and the service."""
 
-    def __init__(self, names: list[str]) -> None:
-        self.staging = Staging(Arena(8 * MIB, RECORD), 30.0)
+    def __init__(self, names: list[str] | None) -> None:
         self.transports = transports.create(names)
+        pin = functools.partial(transports.register, self.transports)
+        self.staging = Staging(Arena(8 * MIB, RECORD, pin=pin), 30.0)
         self.client = HandoffClient()
         self.trials = Trials(self.staging, self.transports, self.client, rank=0, chunk_bytes=MIB)
         self.service = HandoffService(self.staging, 0, "127.0.0.1:0", MIB, trials=self.trials)
@@ -39,14 +42,19 @@ class Rank:
 
 
 @pytest.fixture
-def source() -> Iterator[Rank]:
-    with closing(Rank(["shm", "grpc"])) as made:
+def names() -> list[str]:
+    return ["shm", "grpc"]
+
+
+@pytest.fixture
+def source(names: list[str]) -> Iterator[Rank]:
+    with closing(Rank(names)) as made:
         yield made
 
 
 @pytest.fixture
-def puller() -> Iterator[Rank]:
-    with closing(Rank(["shm", "grpc"])) as made:
+def puller(names: list[str]) -> Iterator[Rank]:
+    with closing(Rank(names)) as made:
         yield made
 
 
@@ -55,9 +63,10 @@ def trial(puller: Rank, source: str, transport: str, size: int = MIB // 2) -> pb
     return puller.client.try_handoff([puller.service.local_address], [source], transport, size, 10)
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("names", [None])  # all
 def test_it_measures_what_it_pulled(
-    source: Rank, puller: Rank, transport: str, eventually: Callable[[Callable[[], bool]], None]
+    source: Rank, puller: Rank, transport: str, names: None, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
     reply = trial(puller, source.service.address, transport)
     assert (reply.problem, reply.bytes) == ("", MIB // 2)

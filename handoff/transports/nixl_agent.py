@@ -1,0 +1,316 @@
+"""A rank's NIXL agent: memory that peers may read, reads of theirs, and the thread that answers them.
+
+NIXL's own progress thread would keep a core busy for as long as the process lives, so it is off. Whoever
+waits for a read polls it; the agent's own thread polls for peers: often while something is offered or a read
+that was given up is still on its way, a few times a second otherwise.
+
+Leans on nixl 1.5: nixl_agent (register_memory, get_partial_agent_metadata, add_remote_agent,
+remove_remote_agent, get_xfer_descs, initialize_xfer, transfer, check_xfer_state, release_xfer_handle,
+get_new_notifs, backends). Its exceptions have no class in common but Exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton import rpc
+from baton.handoff.errors import HandoffError, TransportFailed
+from baton.handoff.records import Bytes
+from baton.handoff.transports.nixl_buffers import Buffer, Buffers, Read, State
+
+logger = logging.getLogger(__name__)
+
+_BACKEND, _KIND = "UCX", "DRAM"  # staging and buffers are host memory
+# Unless the environment says otherwise. Log levels: what fails is told by our own errors. Segments: UCX's
+# 8 KiB make TCP half as fast. Unreleased registrations: without a limit, UCX was seen to leak memory (vLLM
+# sets the same).
+_ENVIRONMENT = {
+    "NIXL_LOG_LEVEL": "FATAL",
+    "UCX_LOG_LEVEL": "fatal",
+    "UCX_RCACHE_MAX_UNRELEASED": "1024",
+    "UCX_TCP_RX_SEG_SIZE": "64k",
+    "UCX_TCP_TX_SEG_SIZE": "64k",
+}
+_SERVE_S = 0.001  # between two looks for what peers want, while something is offered
+_IDLE_S = 0.1  # otherwise: for peers that come too late, and connections that end
+_LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.00005, 1.2, 0.001  # between two looks at a read
+CONTACT_S = 5.0  # for a peer to answer for the first time
+_SHUNNED_S = 60.0  # for which one that did not is not asked again
+_MAX_PEERS = 256  # the least recently used one is disconnected when there are more
+
+
+@dataclass(frozen=True)
+class Region:
+    """Memory that peers may read."""
+
+    number: int
+    memory: Bytes = field(repr=False)  # keeps it mapped
+    start: int  # address
+    stop: int
+    metadata: bytes  # with which a peer can read it; the first one's also says how to connect
+
+
+@dataclass
+class _Peer:
+    """An agent whose metadata was loaded."""
+
+    regions: set[int] = field(default_factory=set)
+    answered: bool = False
+
+
+class Agent:
+    """Safe for any thread; NIXL itself is called by one at a time."""
+
+    def __init__(self) -> None:
+        """Start NIXL, with UCX, in half a second. Raises HandoffError when that is not possible."""
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        if not rpc.is_open():
+            os.environ["UCX_NET_DEVICES"] = "lo"  # whoever reaches UCX's ports reads and writes this memory
+        self.name = secrets.token_hex(16)
+        try:
+            from nixl._api import nixl_agent, nixl_agent_config
+
+            config = nixl_agent_config(enable_prog_thread=False, backends=[_BACKEND])
+            self._nixl: Any = nixl_agent(self.name, config)
+        except Exception as error:
+            raise HandoffError(f"NIXL cannot start: {type(error).__name__}: {error}") from error
+        if _BACKEND not in self._nixl.backends:
+            raise HandoffError(f"this NIXL has no {_BACKEND}; there are: {', '.join(self._nixl.plugin_list)}")
+        self._lock = threading.Lock()  # NIXL is called under it
+        self._peers: OrderedDict[str, _Peer] = OrderedDict()  # by agent; changed under _lock
+        self._reads: set[Read] = set()  # those under way; the same
+        self._shunned: dict[str, float] = {}  # agents that cannot be reached, until when; the same
+        self.regions: tuple[Region, ...] = ()
+        self.buffers = Buffers()
+        self._changed = threading.Condition()  # of what follows; never held while _lock is taken
+        self._offered: set[Hashable] = set()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="baton-nixl", daemon=True)
+        self._thread.start()
+
+    # ---- on the side that is read
+
+    def register(self, memory: Bytes) -> None:
+        """Let peers read the memory, from now until `close`."""
+        start = int(memory.ctypes.data)
+        with self._lock:
+            registered = self._nixl.register_memory([(start, memory.size, 0, "")], _KIND, [_BACKEND])
+            first = not self.regions
+            metadata = self._nixl.get_partial_agent_metadata(registered, first, [_BACKEND])
+            region = Region(len(self.regions), memory, start, start + memory.size, metadata)
+            self.regions = (*self.regions, region)
+
+    def begin(self, key: Hashable) -> None:
+        """Look often for what peers want, until `end`."""
+        with self._changed:
+            self._offered.add(key)
+            self._changed.notify()
+
+    def end(self, key: Hashable) -> None:
+        """Note that what was offered is so no more. One that is not known is ignored."""
+        with self._changed:
+            self._offered.discard(key)
+
+    # ---- on the side that reads
+
+    def know(self, peer: str, regions: Mapping[int, bytes], what: str) -> None:
+        """Load a peer's metadata, as far as that is new. Raises TransportFailed."""
+        if peer == self.name:
+            return
+        with self._lock:
+            known = self._peers.setdefault(peer, _Peer()).regions
+            self._peers.move_to_end(peer)
+            try:
+                with _named(f"{what}: NIXL refuses the metadata"):
+                    for number in sorted(regions.keys() - known):
+                        loaded = self._nixl.add_remote_agent(regions[number]).decode()
+                        if loaded != peer:
+                            raise ValueError(f"it is agent {loaded}'s")
+                        known.add(number)
+            except TransportFailed:
+                self._forget(peer)
+                raise
+            if len(self._peers) > _MAX_PEERS:
+                self._forget(next(iter(self._peers)))
+
+    def shuns(self, peer: str) -> bool:
+        """Return whether the peer did not answer a while ago: a firewall may be between."""
+        return self._shunned.get(peer, 0.0) > time.monotonic()
+
+    @contextlib.contextmanager
+    def buffer(self, size: int) -> Iterator[Buffer]:
+        """Lend a buffer of at least `size` bytes.
+
+        It is lent to nobody else while reads that have not ended may still write to it.
+        """
+        buffer = self.buffers.take(size) or self._new_buffer(size)
+        try:
+            yield buffer
+        finally:
+            self.buffers.give(buffer)
+            with self._changed:
+                self._changed.notify()
+
+    def read(
+        self, peer: str, pieces: Sequence[tuple[int, int]], buffer: Buffer, offset: int, what: str
+    ) -> Read:
+        """Begin to read a peer's memory into the buffer, one piece after the other, from `offset` on.
+
+        pieces: address and size of each, each within a region. Raises TransportFailed.
+        """
+        into, theirs, ours = buffer.address + offset, [], []
+        for address, size in pieces:
+            theirs.append((address, size, 0))
+            ours.append((into, size, 0))
+            into += size
+        with self._lock:
+            agent = self._nixl
+            with _named(f"{what}: NIXL cannot read there"):
+                handle = agent.initialize_xfer(
+                    "READ", agent.get_xfer_descs(ours, _KIND), agent.get_xfer_descs(theirs, _KIND), peer
+                )
+            read = Read(peer, what, handle)
+            buffer.expect(read)
+            self._reads.add(read)
+            self._learn(read, lambda: agent.transfer(handle))
+        return read
+
+    def wait(self, read: Read, check: Callable[[], None]) -> None:
+        """Wait until a read's bytes are there. check: called between looks, and may raise.
+
+        Raises TransportFailed.
+        """
+        look_s = _LOOK_S
+        while not self._is_there(read):
+            check()
+            if time.monotonic() - read.began_s > CONTACT_S:
+                self._check_contact(read)
+            time.sleep(look_s)
+            look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
+
+    def close(self) -> None:
+        """Let go of all memory and connections. Idempotent."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+        with self._lock:
+            for peer in {*self._peers, *(read.peer for read in self._reads)}:
+                self._forget(peer)
+            self._nixl = None
+            self.regions = ()
+
+    def _is_there(self, read: Read) -> bool:
+        """Return whether a read's bytes are there. Raises TransportFailed if they will not come."""
+        with self._lock:
+            if read.state is State.UNDER_WAY:
+                self._learn(read, lambda: self._nixl.check_xfer_state(read.handle))
+        if read.state is State.FAILED:
+            raise TransportFailed(f"{read.what}: NIXL gave up the transfer")
+        return read.state is State.THERE
+
+    def _check_contact(self, read: Read) -> None:
+        """Raise TransportFailed if the peer has never answered, and shun it for a while."""
+        with self._lock:
+            peer = self._peers.get(read.peer)
+            if peer is not None and not peer.answered:
+                self._forget(read.peer)
+                raise TransportFailed(
+                    f"{read.what}: no answer over NIXL within {CONTACT_S:g} s: let UCX's ports through"
+                    " between the workers, or leave nixl out of handoff.transports"
+                )
+
+    # ---- called with _lock
+
+    def _learn(self, read: Read, call: Callable[[], str]) -> None:
+        """Learn a read's state. One that failed has lost its peer: the next pull connects anew."""
+        try:
+            with _named(f"{read.what}: NIXL"):
+                read.state = State(call())
+                if read.state is State.FAILED:
+                    raise RuntimeError("the transfer failed")
+                if read.state is State.THERE and (peer := self._peers.get(read.peer)) is not None:
+                    peer.answered = True
+        except TransportFailed:
+            self._let_go(read, State.FAILED)
+            self._forget(read.peer)
+            raise
+        if read.state is State.THERE:
+            self._let_go(read, State.THERE)
+
+    def _let_go(self, read: Read, state: State) -> None:
+        self._reads.discard(read)
+        read.state = state
+        with contextlib.suppress(TransportFailed), _named(read.what):
+            self._nixl.release_xfer_handle(read.handle)
+
+    def _forget(self, peer: str) -> None:
+        """Disconnect a peer, after its reads: NIXL was seen to crash where one outlived its connection."""
+        for read in [read for read in self._reads if read.peer == peer]:
+            self._let_go(read, State.FAILED)
+        known, now = self._peers.pop(peer, None), time.monotonic()
+        if known is not None and not known.answered:
+            self._shunned = {name: until for name, until in self._shunned.items() if until > now}
+            self._shunned[peer] = now + _SHUNNED_S
+        if known is not None and known.regions:
+            with contextlib.suppress(TransportFailed), _named(peer):  # it may be gone by itself
+                self._nixl.remove_remote_agent(peer)
+
+    # ---- buffers
+
+    def _new_buffer(self, size: int) -> Buffer:
+        buffer = Buffer(size)
+        with self._lock, _named("NIXL"):
+            self._nixl.register_memory([(buffer.address, size, 0, "")], _KIND, [_BACKEND])
+        return buffer
+
+    def _look(self, read: Read) -> None:
+        with contextlib.suppress(TransportFailed):
+            self._is_there(read)
+
+    def _give_up(self, read: Read) -> None:
+        with self._lock:
+            self._let_go(read, State.FAILED)
+            self._forget(read.peer)
+
+    # ---- the thread
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                if not self._closed:
+                    self._changed.wait(_SERVE_S if self._offered or self.buffers.left else _IDLE_S)
+                if self._closed:
+                    return
+            self._answer()
+            self.buffers.tend(self._look, self._give_up)
+
+    def _answer(self) -> None:
+        """Have UCX do what peers ask for. They send no notifications; to look for some makes it work."""
+        try:
+            with self._lock:
+                self._nixl.get_new_notifs()
+        except Exception:
+            logger.exception("NIXL does not answer its peers; trying again")
+            time.sleep(_IDLE_S)
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Raise whatever NIXL raises as TransportFailed."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (its own have nothing else in common)
+        raise TransportFailed(f"{what}: {type(error).__name__}: {error}") from None

@@ -1,0 +1,297 @@
+"""What NIXL must do beyond what each transport does: over TCP, as between hosts, one of which may be lost."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from baton import rpc
+from baton.handoff import transports
+from baton.handoff.errors import HandoffError, LeaseExpired, PullTimeout, TransportFailed
+from baton.handoff.groups import Part
+from baton.handoff.save.saver import SaveJob
+from baton.handoff.transports import nixl_agent
+from baton.handoff.transports.nixl import Nixl, offer_of
+from baton.handoff.transports.nixl_agent import Agent
+from baton.protos.handoff_pb2 import Manifest
+from baton.security.authority import Authority
+from baton.security.identity import Identity, write
+from baton.security.names import Name, Role
+from harness.support import PATIENCE
+from tests.handoff import caches
+from tests.handoff.remote import RemoteSource
+from tests.handoff.transports.test_transports import drain, pull_of
+
+pytestmark = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
+
+BLOCKS = 41
+LOST_S = 1.0 * PATIENCE  # in which a pull from a source that was killed ends; its deadline is much later
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_between_hosts() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UCX_TLS", "tcp,self")
+        yield
+
+
+@pytest.fixture(scope="module")
+def nixl() -> Iterator[Nixl]:
+    made = Nixl()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def doomed() -> Iterator[RemoteSource]:
+    """The last test that it is for kills it."""
+    made = RemoteSource()
+    yield made
+    if made.process.is_alive():
+        os.kill(made.process.pid or 0, signal.SIGKILL)
+    made.process.join(timeout=10)
+
+
+@pytest.fixture
+def source() -> Iterator[caches.Source]:
+    """A source whose staging comes in steps of a few records."""
+    cache = caches.make_cache(BLOCKS, 1)
+    made = caches.source(cache, names=["nixl"], step_bytes=8 * cache.record_bytes)
+    yield made
+    made.close()
+
+
+def test_an_offer_is_small(source: caches.Source) -> None:
+    manifest = source.save("small", 16 * caches.BLOCK_SIZE, range(1, 17))
+    assert len(offer_of(manifest.shards[0]).regions) >= 2
+    assert len(manifest.shards[0].offers["nixl"]) < 2048
+
+
+def test_a_save_in_several_steps_of_staging_comes_whole(source: caches.Source, nixl: Nixl) -> None:
+    """Each step is registered by itself, and read by itself; a later save brings what is new."""
+    blocks = range(1, 31)
+    for first, stop in ((0, 6), (6, 30)):
+        own = blocks[first:stop]
+        manifest = source.save(f"steps-{first}", len(own) * caches.BLOCK_SIZE, own)
+        assert np.array_equal(drain(nixl, pull_of(manifest)), caches.records(source.cache, own))
+
+
+def test_records_come_while_the_prompt_is_still_computed(source: caches.Source, nixl: Nixl) -> None:
+    blocks = (1, 2, 3, 4, 9, 8, 7, 6, 5)
+    chunks = nixl.pull(pull_of(source.begin("early", blocks[:4], whole=9)))
+    expected = caches.records(source.cache, blocks)
+    there = came = 0
+    for stop in (4, 6, 9):
+        if there:
+            part = Part(0, there, blocks[there:stop])
+            source.saver.save(SaveJob("early", 1, (part,), whole=9, last=stop == 9))
+        there = stop
+        while came < there:
+            records = next(chunks)
+            assert records.first_block == came
+            came += len(records.data)
+            assert np.array_equal(records.data, expected[records.first_block : came])
+        assert came == there
+    assert next(chunks, None) is None
+
+
+def test_a_prompt_that_is_given_up_ends_its_pull(source: caches.Source, nixl: Nixl) -> None:
+    chunks = nixl.pull(pull_of(source.begin("given-up", (1, 2), whole=9)))
+    assert len(next(chunks).data) == 2
+    source.saver.drop([("given-up", 1)])
+    with pytest.raises(LeaseExpired, match=r"'given-up'.*holds it no more"):
+        next(chunks)
+
+
+def test_a_late_pull_is_answered_where_nothing_is_offered_any_more(source: caches.Source, nixl: Nixl) -> None:
+    manifest = source.save("late", 4 * caches.BLOCK_SIZE, range(1, 5))
+    source.staging.release("late", 1)
+    with pytest.raises(LeaseExpired, match=r"'late'.*holds it no more"):
+        drain(nixl, pull_of(manifest))
+
+
+def test_a_source_that_hangs_ends_a_pull_at_its_deadline_and_can_be_read_later(
+    doomed: RemoteSource, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    manifest = doomed.save("hangs", range(1, 31))
+    nixl, pid = Nixl(), doomed.process.pid or 0
+    expected = doomed.records(range(1, 31))
+    assert np.array_equal(drain(nixl, pull_of(manifest)), expected)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(PullTimeout):
+        drain(nixl, pull_of(manifest, deadline=time.monotonic() + 0.2))
+    buffers = nixl._agent.buffers
+    (buffer,) = buffers.left  # something may still be written to it
+    assert buffers.free == []
+    os.kill(pid, signal.SIGCONT)
+    eventually(lambda: buffers.free == [buffer])
+    assert np.array_equal(drain(nixl, pull_of(manifest)), expected)
+    nixl.close()
+
+
+def test_a_source_that_never_answers_is_left_to_other_transports(
+    doomed: RemoteSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a firewall that lets gRPC's port through alone."""
+    monkeypatch.setattr(nixl_agent, "CONTACT_S", 0.2)
+    manifest = doomed.save("silent", range(1, 5))
+    made, pid = transports.create(["nixl", "grpc"]), doomed.process.pid or 0
+    nixl, grpc = made
+    assert transports.choose(made, manifest.shards[0]) is nixl
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(TransportFailed, match=r"no answer over NIXL within 0\.2 s: let UCX's ports through"):
+        drain(nixl, pull_of(manifest, deadline=time.monotonic() + 60 * PATIENCE))
+    os.kill(pid, signal.SIGCONT)
+    assert transports.choose(made, manifest.shards[0]) is grpc
+    assert np.array_equal(drain(grpc, pull_of(manifest)), doomed.records(range(1, 5)))
+    for one in made:
+        one.close()
+
+
+def test_a_killed_source_ends_pulls_at_once(doomed: RemoteSource, nixl: Nixl) -> None:
+    """One that waits for a prompt's next step, and one in its midst; and none can begin."""
+    manifest, late = doomed.save("killed", range(1, 31)), time.monotonic() + 60 * PATIENCE
+    whole = nixl.pull(pull_of(manifest, chunk_bytes=1, deadline=late))
+    early = nixl.pull(pull_of(doomed.begin("steps", range(1, 3), whole=9), deadline=late))
+    assert [len(next(chunks).data) for chunks in (whole, early)] == [1, 2]
+    doomed.process.kill()
+    for name, chunks in ("steps", early), ("killed", whole), ("killed", nixl.pull(pull_of(manifest))):
+        began = time.monotonic()
+        with pytest.raises(TransportFailed, match=rf"'{name}', epoch 1, rank 0 at .*: NIXL"):
+            list(chunks)
+        assert time.monotonic() - began < LOST_S
+
+
+def test_a_pull_that_was_given_up_leaves_its_memory_when_nothing_writes_to_it(
+    source: caches.Source, nixl: Nixl, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    manifest, buffers = source.save("left", 30 * caches.BLOCK_SIZE, range(1, 31)), nixl._agent.buffers
+    others = set(buffers.left)
+    chunks = nixl.pull(pull_of(manifest, chunk_bytes=1))
+    next(chunks)
+    free = len(buffers.free)
+    chunks.close()
+    eventually(lambda: len(buffers.free) > free and buffers.left.keys() <= others)
+
+
+def test_another_agents_metadata_is_refused(source: caches.Source, nixl: Nixl) -> None:
+    manifest = source.save("misled", 4 * caches.BLOCK_SIZE, range(1, 5))
+    misled = Manifest()
+    misled.CopyFrom(manifest)
+    offer = offer_of(manifest.shards[0])
+    offer.agent = "somebody else"
+    misled.shards[0].offers["nixl"] = offer.SerializeToString()
+    with pytest.raises(TransportFailed, match=r"refuses the metadata: .* is agent"):
+        drain(nixl, pull_of(misled))
+    assert np.array_equal(drain(nixl, pull_of(manifest)), caches.records(source.cache, range(1, 5)))
+
+
+def test_an_idle_agent_looks_seldom_and_a_busy_one_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent()
+    pauses: list[float] = []
+    wait = agent._changed.wait
+
+    def noted(timeout: float | None = None) -> bool:
+        pauses.append(timeout or 0.0)
+        return wait(timeout)
+
+    monkeypatch.setattr(agent._changed, "wait", noted)
+    deadline = time.monotonic() + 10 * PATIENCE
+
+    def pauses_are(seconds: float) -> None:
+        pauses.clear()
+        while len(pauses) < 3 or pauses[-1] != seconds:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    pauses_are(0.1)
+    agent.begin("a save")
+    pauses_are(0.001)
+    agent.end("a save")
+    pauses_are(0.1)
+    agent.close()
+
+
+def test_where_it_is_not_installed_it_is_left_out_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert transports.usable(None) == ["shm", "nixl", "grpc"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert transports.usable(None) == ["shm", "grpc"]
+    made = transports.create()
+    assert [one.name for one in made] == ["shm", "grpc"]
+    for one in made:
+        one.close()
+    with pytest.raises(HandoffError, match=r"'nixl' cannot be used: .* pip install 'baton\[nixl\]'"):
+        transports.create(["nixl", "grpc"])
+
+
+def test_beside_certificates_it_is_left_out_unless_it_is_named(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "ca")
+    write(tmp_path / "own", authority.issue(Name("baton", Role.WORKER, "w")))
+    rpc.act_as(Identity(tmp_path / "own"))
+    try:
+        assert transports.usable(None) == ["shm", "grpc"]
+        with pytest.raises(HandoffError, match=r"security\.tls is on, and NIXL neither encrypts"):
+            transports.usable(["nixl"])
+    finally:
+        rpc.act_as(None)
+
+
+def test_a_nixl_that_cannot_start_is_left_out_unless_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nixl._api.nixl_agent", None)
+    made = transports.create()
+    assert [one.name for one in made] == ["shm", "grpc"]
+    assert "'nixl' is not used: NIXL cannot start: TypeError" in caplog.text
+    for one in made:
+        one.close()
+    with pytest.raises(HandoffError, match="NIXL cannot start: TypeError"):
+        transports.create(["nixl"])
+
+
+def test_it_listens_to_this_machine_alone_unless_plain_text_may_go_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever reaches UCX's ports can read and write the process's memory."""
+    monkeypatch.setenv("UCX_NET_DEVICES", "all")
+    before = listening()
+    agent = Agent()
+    try:
+        opened = listening() - before
+        assert opened
+        assert all(ipaddress.ip_address(host).is_loopback for host, _ in opened)
+    finally:
+        agent.close()
+    assert listening() <= before
+
+
+def listening() -> set[tuple[str, int]]:
+    """Return where this process takes TCP connections."""
+    return {
+        (one.laddr.ip, one.laddr.port)
+        for one in psutil.Process().net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN
+    }
+
+
+def test_a_pull_that_outlives_its_transport_fails(source: caches.Source) -> None:
+    """No handle of NIXL's may outlive the connection that it reads from: that would end the process."""
+    manifest = source.save("outlived", 30 * caches.BLOCK_SIZE, range(1, 31))
+    for _ in range(5):
+        nixl = Nixl()
+        pulls = [nixl.pull(pull_of(manifest, chunk_bytes=1)) for _ in range(3)]
+        for chunks in pulls:
+            next(chunks)  # the next one is on its way
+        nixl.close()
+        for chunks in pulls:
+            with pytest.raises(TransportFailed):
+                list(chunks)
