@@ -79,7 +79,7 @@ class Shape:
 def source(connection: Connection, shape: Shape) -> None:
     """Run the prefill worker's side in a process of its own: save on request."""
     cache = shape.cache(shape.tensors(1), shape.wire)
-    offering = transports.create()
+    offering = transports.create(transports.possible())
     pin = partial(transports.register, offering)
     withdraw = partial(transports.withdraw, offering)
     staging = Staging(Arena(512 * MIB, cache.record_bytes, pin=pin), 60, withdraw)

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     results: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
-        arms = {name: stack.enter_context(up(name)) for name in transports.usable(None)}
+        arms = {name: stack.enter_context(up(name)) for name in transports.possible()}
         for one in arms.values():
             asyncio.run(run(Mix(seconds=5), one.url, MODEL_NAME, seed=0))
         for busy in (False, True):

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from baton.handoff import transports
 from baton.handoff.params import load_params, save_params
 from baton.handoff.reports import Begun, Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
@@ -69,7 +70,7 @@ class Engine:
         from vllm.v1.executor.abstract import Executor
 
         extra = HandoffSettings(host="127.0.0.1", staging_mib=64).model_dump(exclude={"enabled"})
-        extra |= {"worker_id": options.worker_id, "transports": options.transports}
+        extra |= {"worker_id": options.worker_id, "transports": options.transports or transports.possible()}
         arguments: dict[str, Any] = {
             "model": str(options.model),
             "skip_tokenizer_init": True,

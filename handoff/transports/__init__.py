@@ -32,15 +32,24 @@ BY_DEFAULT = ("shm", "nixl", "grpc")
 def usable(names: Sequence[str] | None) -> list[str]:
     """Return the names of the transports to use here, best first: the given ones, or those of BY_DEFAULT.
 
-    Of the latter, one that cannot be used is left out. Raises HandoffError for a given one that cannot.
+    Of the latter, one that cannot be used or does not pay is left out. Raises HandoffError for a given one
+    that cannot.
     """
-    hindrances = {name: REGISTRY.load(name).hindrance() for name in names or BY_DEFAULT}
+    kinds = {name: REGISTRY.load(name) for name in names or BY_DEFAULT}
+    hindrances = {
+        name: kind.hindrance() or ("" if names else kind.needless()) for name, kind in kinds.items()
+    }
     for name, hindrance in hindrances.items():
         if hindrance and names:
             raise HandoffError(f"handoff transport {name!r} cannot be used: {hindrance}")
         if hindrance:
             logger.info("handoff transport %r is not used: %s", name, hindrance)
     return [name for name, hindrance in hindrances.items() if not hindrance]
+
+
+def possible() -> list[str]:
+    """Return the names of Baton's own transports that can be used here, also of those that do not pay."""
+    return [name for name in BY_DEFAULT if not REGISTRY.load(name).hindrance()]
 
 
 def create(names: Sequence[str] | None = None) -> list[Transport]:

@@ -118,6 +118,11 @@ class Transport(ABC):
         """Return why it cannot be used in this process, and what to do about that; empty if it can."""
         return ""
 
+    @classmethod
+    def needless(cls) -> str:
+        """Return why it is used here only where it is named, though it could be; empty if it pays."""
+        return ""
+
     def register(self, memory: Bytes) -> None:  # noqa: B027 (most need not know)
         """Take note of a piece of staging's memory, whole pages, before any save lies in it.
 

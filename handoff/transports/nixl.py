@@ -11,6 +11,7 @@ import importlib.util
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -33,6 +34,7 @@ from baton.handoff.transports.nixl_agent import Agent
 from baton.handoff.transports.nixl_buffers import Buffer, Read
 from baton.protos.handoff_pb2 import NixlOffer, NixlRegion, Run, Shard
 
+_RDMA = Path("/sys/class/infiniband")
 _ADDRESSES = 1 << 57  # of a process, at most
 _LINE = 64  # bytes
 _AHEAD = 512  # headers that are read at once, to learn which records are whole
@@ -53,6 +55,12 @@ class Nixl(Transport):
             )
         if importlib.util.find_spec("nixl") is None:
             return "the package nixl is not installed: pip install 'baton[nixl]'"
+        return ""
+
+    @classmethod
+    def needless(cls) -> str:
+        if not (_RDMA.is_dir() and any(_RDMA.iterdir())):
+            return f"{_RDMA} has no RDMA device, and over TCP NIXL is slower than gRPC (docs/transports.md)"
         return ""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ BLOCKS = 6
 TOKENS = BLOCKS * caches.BLOCK_SIZE - 5
 CHUNK_RECORDS = 2
 TIMEOUT_S = 10.0  # for a load to be reported; no mutation may take as long
-TRANSPORTS = transports.usable(None)
+TRANSPORTS = transports.possible()
 RIGHT_EVERY = 20  # mutations, then a right handoff must load
 MOST_GROWTH_MIB = 500  # sources, caches and staging of all ranges, and NIXL; their own is about half
 

@@ -204,7 +204,7 @@ def test_what_the_prefix_cache_has_is_not_pulled(windows: EngineProcess) -> None
     if full.first_block:
         full, window = window, full
     assert (full.num_blocks, window.first_block + window.num_blocks) == (6, 6)
-    for transport in transports.usable(None):
+    for transport in transports.possible():
         windows.call(prefer, transport)
         windows.call(forget)
         windows.call(generate, f"{transport}-start", [*start, 5, 6], 1)
@@ -261,7 +261,7 @@ def test_what_keeps_all_tokens_is_pulled_while_the_prompt_is_prefilled(
     kept, length = source.call(groups), 3 * 128 + 21
     prompt = clear(source, length)
     expected = source.call(generate, "early-alone", prompt, WRITTEN)
-    for transport in transports.usable(None):
+    for transport in transports.possible():
         name = f"early-{transport}"
         for one in decoding:
             one.call(forget)

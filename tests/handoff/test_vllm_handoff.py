@@ -390,7 +390,7 @@ def test_a_quantised_handoff_writes_about_the_same_and_other_formats_are_refused
     wire = {"kv_wire_dtype": "int8"}
     options = Options(model, "quantised", cores="1", handoff=wire, engine={"enable_prefix_caching": False})
     with EngineProcess(options) as quantised:
-        for transport in transports.usable(None):
+        for transport in transports.possible():
             quantised.call(prefer, transport)
             prompt, name = clear_prompt_of(reader, 300), f"quantised-{transport}"
             as_it_is = read(reader, name, prompt)

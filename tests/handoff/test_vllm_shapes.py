@@ -59,7 +59,7 @@ def test_the_drafters_layers_come_along(tmp_path: Path) -> None:
     """With a drafter vLLM saves at the end of its step, behind the results it has taken already."""
     model, drafter = checkpoints.qwen2(tmp_path / "qwen2"), checkpoints.eagle(tmp_path / "eagle")
     with EngineProcess(Options(model, "both", drafter=drafter, engine=ALONE)) as engine:
-        for transport in transports.usable(None):
+        for transport in transports.possible():
             engine.call(prefer, transport)
             for length, blocks in ((33, 1), (300, 10)):
                 manifest, loaded = hand_over(engine, f"{transport}-{length}", length)

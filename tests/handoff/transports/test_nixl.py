@@ -19,7 +19,7 @@ from baton.handoff import transports
 from baton.handoff.errors import HandoffError, LeaseExpired, PullTimeout, TransportFailed
 from baton.handoff.groups import Part
 from baton.handoff.save.saver import SaveJob
-from baton.handoff.transports import nixl_agent
+from baton.handoff.transports import nixl, nixl_agent
 from baton.handoff.transports.nixl import Nixl, offer_of
 from baton.handoff.transports.nixl_agent import Agent
 from baton.protos.handoff_pb2 import Manifest
@@ -221,8 +221,26 @@ def test_an_idle_agent_looks_seldom_and_a_busy_one_often(monkeypatch: pytest.Mon
     agent.close()
 
 
-def test_where_it_is_not_installed_it_is_left_out_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(name="rdma")
+def with_an_rdma_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make it look as if this host had one: NIXL goes over TCP all the same."""
+    device = tmp_path / "rdma" / "mlx5_0"
+    device.mkdir(parents=True)
+    monkeypatch.setattr(nixl, "_RDMA", device.parent)
+    return device
+
+
+def test_it_is_chosen_by_itself_where_there_is_a_device(rdma: Path) -> None:
     assert transports.usable(None) == ["shm", "nixl", "grpc"]
+    rdma.rmdir()
+    assert transports.usable(None) == ["shm", "grpc"]
+    assert transports.usable(["nixl"]) == ["nixl"]
+    rdma.parent.rmdir()
+    assert transports.usable(None) == ["shm", "grpc"]
+
+
+@pytest.mark.usefixtures("rdma")
+def test_where_it_is_not_installed_it_is_left_out_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert transports.usable(None) == ["shm", "grpc"]
     made = transports.create()
@@ -233,6 +251,7 @@ def test_where_it_is_not_installed_it_is_left_out_unless_it_is_named(monkeypatch
         transports.create(["nixl", "grpc"])
 
 
+@pytest.mark.usefixtures("rdma")
 def test_beside_certificates_it_is_left_out_unless_it_is_named(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "ca")
     write(tmp_path / "own", authority.issue(Name("baton", Role.WORKER, "w")))
@@ -245,6 +264,7 @@ def test_beside_certificates_it_is_left_out_unless_it_is_named(tmp_path: Path) -
         rpc.act_as(None)
 
 
+@pytest.mark.usefixtures("rdma")
 def test_a_nixl_that_cannot_start_is_left_out_unless_it_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
