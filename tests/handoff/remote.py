@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from baton.handoff import transports
 from baton.handoff.records import Bytes
 from baton.protos.handoff_pb2 import Manifest
 from tests.handoff import caches
@@ -19,7 +20,11 @@ CHUNK_BYTES = 256 << 10
 def _serve(connection: Connection, lease_s: float, chunk_bytes: int) -> None:
     cache = caches.make_cache(CACHE_BLOCKS, SEED)
     source = caches.source(
-        cache, lease_s=lease_s, chunk_bytes=chunk_bytes, staging_bytes=96 * caches.MIB, names=None
+        cache,
+        lease_s=lease_s,
+        chunk_bytes=chunk_bytes,
+        staging_bytes=96 * caches.MIB,
+        names=transports.possible(),
     )
     connection.send(None)
     while (asked := connection.recv()) is not None:

@@ -25,7 +25,7 @@ RECORD = 8192
 class Rank:
     """A rank without an engine: staging, transports and the service."""
 
-    def __init__(self, names: list[str] | None) -> None:
+    def __init__(self, names: list[str]) -> None:
         self.transports = transports.create(names)
         pin = functools.partial(transports.register, self.transports)
         self.staging = Staging(Arena(8 * MIB, RECORD, pin=pin), 30.0)
@@ -64,9 +64,13 @@ def trial(puller: Rank, source: str, transport: str, size: int = MIB // 2) -> pb
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("names", [None])  # all
+@pytest.mark.parametrize("names", [transports.possible()])
 def test_it_measures_what_it_pulled(
-    source: Rank, puller: Rank, transport: str, names: None, eventually: Callable[[Callable[[], bool]], None]
+    source: Rank,
+    puller: Rank,
+    transport: str,
+    names: list[str],
+    eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
     reply = trial(puller, source.service.address, transport)
     assert (reply.problem, reply.bytes) == ("", MIB // 2)

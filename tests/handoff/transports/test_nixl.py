@@ -19,7 +19,8 @@ from baton.handoff import transports
 from baton.handoff.errors import HandoffError, LeaseExpired, PullTimeout, TransportFailed
 from baton.handoff.groups import Part
 from baton.handoff.save.saver import SaveJob
-from baton.handoff.transports import nixl, nixl_agent
+from baton.handoff.transports import nixl as nixl_transport
+from baton.handoff.transports import nixl_agent
 from baton.handoff.transports.nixl import Nixl, offer_of
 from baton.handoff.transports.nixl_agent import Agent
 from baton.protos.handoff_pb2 import Manifest
@@ -226,7 +227,7 @@ def with_an_rdma_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """Make it look as if this host had one: NIXL goes over TCP all the same."""
     device = tmp_path / "rdma" / "mlx5_0"
     device.mkdir(parents=True)
-    monkeypatch.setattr(nixl, "_RDMA", device.parent)
+    monkeypatch.setattr(nixl_transport, "_RDMA", device.parent)
     return device
 
 
