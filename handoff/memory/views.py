@@ -3,32 +3,36 @@
     header 0, header 1, ... | padding to a page | record 0, record 1, ...
                                                 ^ Shard.offset
 
-A slot is a header and its record; a save has one slot for each block, in the order of the blocks. As headers
-stand apart, the records of neighbouring slots are one piece of memory.
+A slot is a header and its record. A save has one slot for each block, in the order of the blocks; or a
+window of fewer, in which record r lies in slot r % slots, after record r - slots was taken. As headers stand
+apart, the records of neighbouring slots are one piece of memory.
 
 A header holds its slot's ticket, state and digest. The ticket is the number of the save's own (tickets.py),
-written at publication and wiped before the slot is reused. A reader in another process that finds it before
-and after its copy knows that the bytes did not change meanwhile (the idea of a sequence lock). The state
-tells whether record and digest can be read. The first ones can while the rest of an accelerator's KV is
-still being copied to the host, so that one chunk is sent while the next is packed.
+written at publication and wiped before another save gets the slot. The state is a word, written at once: the
+record's number, and whether it is coming, whole or failed. A reader in another process that finds ticket and
+number before and after its copy knows that the bytes did not change meanwhile (the idea of a sequence lock).
+The first records can be read while the rest of an accelerator's KV is still being copied to the host, so that
+one chunk is sent while the next is packed.
 """
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from baton.handoff.errors import SaveFailed
+from baton.handoff.errors import AlreadyTaken, SaveFailed
 from baton.handoff.memory.segments import PAGE
 from baton.handoff.records import Bytes, Digests
 
 HEADER_BYTES = 32
 _WORDS = HEADER_BYTES // 8
 _TICKET, _STATE, _DIGEST = range(3)
-_COMING, _WHOLE, _FAILED = range(3)
+_COMING, _WHOLE, _FAILED = range(3)  # the low bits of a state; the record's number is above them
+_NUMBER, _KIND = np.uint64(2), np.uint64(3)  # bits to shift, and to keep
 # Between looks for a record. A chunk of 4 MiB takes about as long to arrive from a device; a step of a prompt
 # that is still computed takes some hundred times that.
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0001, 1.1, 0.002
@@ -95,8 +99,8 @@ class SaveView:
         self._ends: list[int] = ends.tolist()  # of the runs, in blocks
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks of the save."""
+    def slots(self) -> int:
+        """Slots of the save: one for each record, or fewer."""
         return len(self._slots)
 
     # ---- headers
@@ -107,39 +111,56 @@ class SaveView:
 
     def holds(self, ticket: int, first: int, stop: int) -> bool:
         """Return whether the ticket is on all slots of blocks `first` to `stop`."""
-        return bool((self._headers[self._slots[first:stop], _TICKET] == ticket).all())
+        return bool((self._headers[self._at(first, min(stop, first + self.slots)), _TICKET] == ticket).all())
 
-    def expect(self) -> None:
-        """Mark all records as still to come."""
-        self._headers[self._slots, _STATE] = _COMING
+    def lends(self, ticket: int, first: int, stop: int) -> bool:
+        """Return whether these slots hold the whole records of blocks `first` to `stop`, under the ticket."""
+        states = self._headers[self._at(first, stop), _STATE]
+        return self.holds(ticket, first, stop) and bool((states == _states(first, stop, _WHOLE)).all())
+
+    def expect(self, first: int = 0, stop: int | None = None) -> None:
+        """Mark records as still to come, by default as many as there are slots."""
+        stop = first + self.slots if stop is None else stop
+        self._headers[self._at(first, stop), _STATE] = _states(first, stop, _COMING)
 
     def arrived(self, first: int, own: Digests) -> None:
         """Mark the records from block `first` on as written. own: their digests, with their seed."""
-        slots = self._slots[first : first + len(own)]
+        slots = self._at(first, first + len(own))
         self._headers[slots, _DIGEST] = own
-        self._headers[slots, _STATE] = _WHOLE
+        self._headers[slots, _STATE] = _states(first, first + len(own), _WHOLE)
+
+    def is_whole(self, record: int) -> bool:
+        """Return whether a record is in its slot, and was written."""
+        state = self._headers[self._at(record, record + 1), _STATE]
+        return bool(state[0] == _states(record, record + 1, _WHOLE)[0])
 
     def fail(self) -> None:
         """Mark the records that did not arrive as failed: they never will."""
         states = self._headers[self._slots, _STATE]
-        self._headers[self._slots[states == _COMING], _STATE] = _FAILED
+        coming = states & _KIND == _COMING
+        self._headers[self._slots[coming], _STATE] = states[coming] | np.uint64(_FAILED)
 
     @property
     def whole(self) -> int:
         """The number of records that can be read."""
-        return int((self._headers[self._slots, _STATE] == _WHOLE).sum())
+        return int((self._headers[self._slots, _STATE] & _KIND == _WHOLE).sum())
 
     def wait(self, first: int, stop: int, what: str, check: Callable[[], None]) -> int:
         """Wait until the record of block `first` is whole. Return the end of those that are, `stop` at most.
 
-        check: called between looks, and may raise. Raises SaveFailed when one never will be.
+        check: called between looks, and may raise. Raises SaveFailed when one never will be, AlreadyTaken
+        when its slot has gone to a later one.
         """
-        slots, look_s = self._slots[first:stop], _LOOK_S
+        slots, look_s = self._at(first, stop), _LOOK_S
+        wanted = _states(first, stop, _WHOLE)
         while True:
             states = self._headers[slots, _STATE]
-            if (states == _FAILED).any():
+            if (states & _KIND == _FAILED).any():
                 raise SaveFailed(f"{what}: the source could not save it all")
-            coming = np.flatnonzero(states != _WHOLE)
+            if states[0] > wanted[0]:
+                check()  # whose is it?
+                raise AlreadyTaken(f"{what}: block {first} was taken before, and its slot was used again")
+            coming = np.flatnonzero(states != wanted)
             if not len(coming):
                 return stop
             if coming[0]:
@@ -150,21 +171,33 @@ class SaveView:
 
     def digests(self, first: int, stop: int) -> Digests:
         """Return the digests of blocks `first` to `stop`: [stop - first], a copy."""
-        found: Digests = self._headers[self._slots[first:stop], _DIGEST]
+        found: Digests = self._headers[self._at(first, stop), _DIGEST]
         return found
 
     # ---- records
 
     def pieces(self, first: int, stop: int, most: int) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of parts of at most `most` blocks, the records of each one piece of memory."""
-        for end in self._ends:
-            while first < min(end, stop):
-                last = min(first + most, end, stop)
-                yield first, last
-                first = last
+        while first < stop:
+            lap = first - first % self.slots
+            end = lap + self._ends[bisect.bisect(self._ends, first - lap)]
+            last = min(first + most, end, stop)
+            yield first, last
+            first = last
 
     def records(self, first: int, stop: int) -> Bytes:
         """Return the records of a piece, or of a part of one: [stop - first, record_bytes] uint8."""
-        start = self._offset + int(self._slots[first]) * self._record_bytes
+        start = self._offset + int(self._slots[first % self.slots]) * self._record_bytes
         size = (stop - first) * self._record_bytes
         return self._memory[start : start + size].reshape(stop - first, self._record_bytes)
+
+    def _at(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the slots of blocks `first` to `stop`."""
+        if stop <= self.slots:
+            return self._slots[first:stop]
+        return self._slots[np.arange(first, stop) % self.slots]
+
+
+def _states(first: int, stop: int, kind: int) -> Digests:
+    """Return the states of the records of blocks `first` to `stop`."""
+    return np.arange(first, stop, dtype=np.uint64) << _NUMBER | np.uint64(kind)

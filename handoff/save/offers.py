@@ -24,12 +24,15 @@ def offers(
         epoch=entry.epoch,
         rank=rank,
         num_blocks=entry.num_blocks,
+        slots=entry.slots,
         ticket=staging.tickets.of(*entry.key),
         place=entry.place,
         read=lambda: staging.read(*entry.key, None, chunk_bytes),
     )
     found = {}
     for transport in offering:
+        if entry.windowed and not transport.windows:
+            continue
         try:
             offer = transport.offer(saved)
         except Exception:  # another package's: the other transports carry the KV all the same

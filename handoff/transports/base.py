@@ -56,6 +56,7 @@ class SavedShard:
     epoch: int
     rank: int
     num_blocks: int
+    slots: int  # fewer than blocks only for transports with `windows`
     ticket: bytes  # which `Pull.shard.ticket` has to be: a transport with a server of its own compares them
     place: StagingSlots  # in this host's shared memory; reused when the lease has ended, whoever looks at it
     read: Callable[[], Iterator[Records]]  # all records in order, as they arrive; raises SourceError
@@ -92,6 +93,11 @@ class Pull:
         return self.shard.record_bytes
 
     @property
+    def slots(self) -> int:
+        """The shard's slots: one for each of the saved records, or fewer."""
+        return self.shard.slots or self.saved_blocks
+
+    @property
     def records_a_chunk(self) -> int:
         """Whole records that fit into a chunk, one at least."""
         return max(1, self.chunk_bytes // self.record_bytes)
@@ -112,6 +118,9 @@ class Transport(ABC):
     """
 
     name: ClassVar[str]  # the one under which it is registered
+    # Whether it moves saves with fewer slots than records: record r lies in slot r % slots, and comes there
+    # only when the consumer of `pull` has had record r - slots. Others are not asked to offer such a save.
+    windows: ClassVar[bool] = False
 
     @abstractmethod
     def offer(self, saved: SavedShard) -> bytes | None:

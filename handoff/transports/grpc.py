@@ -21,6 +21,7 @@ class Grpc(Transport):
     """Streams from the source's Handoff service, which every rank runs at its shards' address."""
 
     name: ClassVar[str] = "grpc"
+    windows: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._channels = Channels()
