@@ -158,16 +158,18 @@ class RenewReply(_message.Message):
     def __init__(self, gone: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
 
 class TakenRequest(_message.Message):
-    __slots__ = ("request_id", "epoch", "ticket", "taken")
+    __slots__ = ("request_id", "epoch", "ticket", "taken", "wanted")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     ticket: bytes
     taken: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., ticket: _Optional[bytes] = ..., taken: _Optional[int] = ...) -> None: ...
+    wanted: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., ticket: _Optional[bytes] = ..., taken: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
 
 class TakenReply(_message.Message):
     __slots__ = ()

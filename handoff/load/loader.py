@@ -284,9 +284,8 @@ class Loader:
         landing = self._cache.landing(what, digests.seed(job.request_id, job.epoch), progress.after)
         try:
             for pull in pulls:
-                if taken.is_due(pull.first_block):  # what comes before it is not wanted
-                    landing.finish()
-                    taken.tell(pull.first_block)
+                if taken.is_due(pull.first_block):
+                    taken.pass_over(pull.first_block)
                 self._land(progress, landing, taken, transport.pull(pull))
             landing.finish()
             taken.end()
@@ -331,10 +330,14 @@ class Loader:
     @staticmethod
     def _land(progress: _Progress, landing: Landing, taken: Taken, chunks: Iterator[Records]) -> None:
         job = progress.job
+        stop = 0
         while True:
             start = time.monotonic()
             records = next(chunks, None)
             progress.move += time.monotonic() - max(start, progress.resumed_s)
+            if taken.is_due(stop):  # the transport has found that they were left alone while they were copied
+                landing.finish()
+                taken.tell(stop)
             if records is None:
                 return
             progress.heard_s = time.monotonic()
@@ -349,9 +352,6 @@ class Loader:
                 progress.early_bytes = progress.bytes
                 progress.move = 0.0
                 progress.check, progress.load = -landing.check_s, -landing.load_s
-            if taken.is_due(stop):
-                landing.finish()  # checked, too
-                taken.tell(stop)
 
 
 def _timed_out(job: LoadJob) -> PullTimeout:

@@ -12,13 +12,12 @@ from typing import Any
 
 import grpc
 
+from baton.handoff import windows
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, TransportFailed, named
 from baton.handoff.transports.base import Pull
 from baton.handoff.wire import ERROR_KEY
 from baton.protos.handoff_pb2 import TakenRequest
-
-SHARE = 4  # a call for each such part of the window
 
 
 class Taken:
@@ -29,8 +28,10 @@ class Taken:
         self._client = client
         self._pull = pull
         self._failed = failed
-        self._step = max(1, pull.slots // SHARE) if pull.slots < pull.saved_blocks else pull.saved_blocks + 1
+        windowed = pull.slots < pull.saved_blocks
+        self._step = windows.part(pull.slots) if windowed else pull.saved_blocks + 1
         self._told = 0
+        self._wanted = 0
         self._calling = False
         self._ended = False
         self._lock = threading.Lock()
@@ -39,20 +40,21 @@ class Taken:
     @property
     def told(self) -> bool:
         """Whether the source may have let go of something."""
-        return self._told > 0
+        return bool(self._told or self._wanted)
 
     def is_due(self, place: int) -> bool:
-        """Return whether the source should hear that all records before this place were taken."""
-        return place - self._told >= self._step
+        """Return whether the source should hear that no records before this place are needed any more."""
+        return place - max(self._told, self._wanted) >= self._step
 
     def tell(self, place: int) -> None:
-        """Tell it, without waiting."""
-        with self._lock:
-            self._told = place
-            if self._calling:
-                return
-            self._calling = True
-        self._call()
+        """Tell it, without waiting, that all records before this place were taken."""
+        self._told = place
+        self._soon()
+
+    def pass_over(self, place: int) -> None:
+        """Tell it, without waiting, that no record before this place is wanted but those told before."""
+        self._wanted = place
+        self._soon()
 
     def end(self) -> None:
         """Note that all is here: the calls under way do not matter. Raises the error of one that did."""
@@ -61,15 +63,26 @@ class Taken:
         if self.error is not None:
             raise self.error
 
+    def _soon(self) -> None:
+        with self._lock:
+            if self._calling:
+                return
+            self._calling = True
+        self._call()
+
     def _call(self) -> None:
-        pull, place = self._pull, self._told
+        pull, told = self._pull, (self._told, self._wanted)
         request = TakenRequest(
-            request_id=pull.request_id, epoch=pull.epoch, ticket=pull.shard.ticket, taken=place
+            request_id=pull.request_id,
+            epoch=pull.epoch,
+            ticket=pull.shard.ticket,
+            taken=told[0],
+            wanted=told[1],
         )
         call = self._client.taken(request, pull.shard.address)
-        call.add_done_callback(lambda done: self._on_done(done, place))
+        call.add_done_callback(lambda done: self._on_done(done, told))
 
-    def _on_done(self, call: Any, place: int) -> None:
+    def _on_done(self, call: Any, told: tuple[int, int]) -> None:
         try:
             call.result()
         except (grpc.RpcError, grpc.FutureCancelledError) as error:
@@ -80,7 +93,7 @@ class Taken:
             self._failed()
             return
         with self._lock:
-            self._calling = self._told > place and not self._ended
+            self._calling = (self._told, self._wanted) != told and not self._ended
             if not self._calling:
                 return
         self._call()

@@ -195,7 +195,8 @@ class SaveView:
         """Return the slots of blocks `first` to `stop`."""
         if stop <= self.slots:
             return self._slots[first:stop]
-        return self._slots[np.arange(first, stop) % self.slots]
+        found: npt.NDArray[np.int64] = self._slots[np.arange(first, stop) % self.slots]
+        return found
 
 
 def _states(first: int, stop: int, kind: int) -> Digests:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from baton.handoff import windows
 from baton.handoff.errors import HandoffError
 from baton.handoff.groups import Part
 from baton.handoff.memory.cache import BlockCache
@@ -21,7 +22,6 @@ from baton.handoff.save.staging import Entry, Key, Staging
 
 logger = logging.getLogger(__name__)
 
-TURN = 4  # a turn copies this part of a window at most: others get theirs, and a preemption waits for no more
 _WITHHOLD_S = 30.0  # for a turn that has begun; a turn takes milliseconds
 
 
@@ -36,10 +36,14 @@ class _Stream:
 
     def next_turn(self) -> tuple[Part, Mark | None] | None:
         """Take the next records for which there is room; None if there are none."""
-        room = min(self.entry.room, max(1, self.entry.slots // TURN))
+        # A turn is short: others get theirs, and a preemption waits for no more.
+        room, start = min(self.entry.room, windows.part(self.entry.slots)), self.entry.next
+        while self.waiting and self.waiting[0][0].stop <= start:  # nobody wants these
+            self.waiting.popleft()
         if self.copying or not self.waiting or room <= 0:
             return None
         part, mark = self.waiting.popleft()
+        part = part.within(start, part.stop)
         now = part.within(part.first, part.first + room)
         if now.stop < part.stop:
             self.waiting.appendleft((part.within(now.stop, part.stop), mark))
@@ -143,9 +147,9 @@ class Backlog:
     def _copy(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and (turn := self._next()) is None:
+                while (turn := self._next()) is None and not self._closed:
                     self._changed.wait()
-                if self._closed:
+                if turn is None or self._closed:
                     return
                 stream, part, mark = turn
                 stream.copying = True

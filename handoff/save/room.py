@@ -13,8 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-WHOLE_SHARE = 2  # what takes more than this part of staging gets a window
-WINDOW_SHARE = 4  # of this part of staging
+from baton.handoff import windows
+
 KEPT_SHARE = 2  # such prompts keep at most this part of the engine's cache; one may keep more
 WAIT_S = 3.0  # time for some pulls of long prompts; a router that learns of it has other workers
 
@@ -43,9 +43,7 @@ class SaveRoom:
     def slots(self, blocks: int) -> int:
         """Return how many slots a save of so many blocks gets: all, or a window."""
         capacity = min((capacity for _, capacity in self._staging.values()), default=0)
-        if not (self.windows and capacity) or blocks * WHOLE_SHARE <= capacity:
-            return blocks
-        return min(blocks, max(1, capacity // WINDOW_SHARE))
+        return windows.slots_for(blocks, capacity) if self.windows and capacity else blocks
 
     def admits(self, request_id: str, blocks: int, slots: int) -> bool:
         """Return whether a request that will save so many blocks in so many slots may be prefilled now.

@@ -183,7 +183,7 @@ class HandoffService:
     def _taken(self, request: pb.TakenRequest, context: grpc.ServicerContext) -> pb.TakenReply:
         try:
             self._staging.tickets.check(request.request_id, request.epoch, request.ticket)
-            self._staging.take(request.request_id, request.epoch, request.taken)
+            self._staging.take(request.request_id, request.epoch, request.taken, request.wanted)
         except HandoffError as error:
             _fail(context, error)
         return pb.TakenReply()

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from baton.handoff import digests
+from baton.handoff import digests, windows
 from baton.handoff.errors import HandoffError, LeaseExpired, MalformedManifest, UnknownHandoff
 from baton.handoff.memory.arena import Arena, StagingSlots
 from baton.handoff.memory.fill import Fill
@@ -47,6 +47,7 @@ class Entry:
     slots: int
     filled: int = 0  # records whose writing has begun
     taken: int = 0  # records that are not needed here any more; stays 0 where each has a slot
+    wanted: int = 0  # the first one that is, if more are not: those never need a slot
     published_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
     expires_at: float = float("inf")  # the same
     readers: int = 0  # pulls under way, and Fills
@@ -71,7 +72,12 @@ class Entry:
     @property
     def room(self) -> int:
         """The number of further records that can be written now."""
-        return min(self.num_blocks, self.taken + self.slots) - self.filled
+        return min(self.num_blocks, max(self.taken, self.wanted) + self.slots) - self.next
+
+    @property
+    def next(self) -> int:
+        """The place of the next record to write."""
+        return max(self.filled, self.wanted)
 
     @functools.cached_property
     def view(self) -> SaveView:
@@ -211,7 +217,8 @@ class Staging:
                     raise self._fate(request_id, epoch)
                 check()
 
-            for at, stop in view.pieces(first, first + count, max(1, chunk_bytes // entry.record_bytes)):
+            most = windows.at_once(chunk_bytes // entry.record_bytes, entry.slots, entry.num_blocks)
+            for at, stop in view.pieces(first, first + count, most):
                 while at < stop:
                     end = view.wait(at, stop, what, look)
                     yield Records(at, view.records(at, end), view.digests(at, end))
@@ -222,8 +229,8 @@ class Staging:
         entry = self._entries.get((request_id, epoch))
         return entry is not None and entry.growing
 
-    def take(self, request_id: str, epoch: int, taken: int) -> None:
-        """Let the slots of all records before `taken` be used again.
+    def take(self, request_id: str, epoch: int, taken: int, wanted: int = 0) -> None:
+        """Let the slots of all records before `taken` be used again; those before `wanted` need none.
 
         What was said before may be said again. Raises UnknownHandoff, LeaseExpired, MalformedManifest for an
         entry that has no window, for less than was taken before, and for what is not whole yet.
@@ -232,13 +239,14 @@ class Staging:
             entry = self._entries.get((request_id, epoch))
             if entry is None:
                 raise self._fate(request_id, epoch)
-            fits = entry.windowed and entry.taken <= taken <= entry.filled
+            fits = entry.windowed and entry.taken <= taken <= entry.filled and wanted <= entry.num_blocks
             if not fits or not (taken == entry.taken or entry.view.is_whole(taken - 1)):
                 raise MalformedManifest(
-                    f"{_what(request_id, epoch)}: {taken} records are said to be taken; {entry.taken} were"
+                    f"{_what(request_id, epoch)}: {taken} records are said to be taken, others wanted from"
+                    f" {wanted} on; {entry.taken} were"
                     f" before, and up to {entry.filled} of {entry.num_blocks} are in its {entry.slots} slots"
                 )
-            entry.taken = taken
+            entry.taken, entry.wanted = taken, max(entry.wanted, wanted)
         self.on_room()
 
     def release(self, request_id: str, epoch: int) -> bool:

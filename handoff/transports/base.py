@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from baton.handoff import windows
 from baton.handoff.errors import PullCancelled, PullTimeout
 from baton.handoff.memory.arena import StagingSlots
 from baton.handoff.records import Records
@@ -99,8 +100,8 @@ class Pull:
 
     @property
     def records_a_chunk(self) -> int:
-        """Whole records that fit into a chunk, one at least."""
-        return max(1, self.chunk_bytes // self.record_bytes)
+        """Whole records that fit into a chunk, one at least, and of a window no more than a part."""
+        return windows.at_once(self.chunk_bytes // self.record_bytes, self.slots, self.saved_blocks)
 
     def check_time(self) -> None:
         """Raise PullCancelled or PullTimeout when the pull is to end now."""

@@ -99,7 +99,8 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def wake_on_loads(self, wake: Callable[[], object]) -> bool:
         """Have `wake` called, on any thread, when a load has ended, or what was kept may be freed.
 
-        Return whether it will be. It is not where ranks have processes of their own: their loads are noticed in the next step.
+        Return whether it will be. It is not where ranks have processes of their own: their loads are noticed
+        in the next step.
         """
         rank = get_kv_transfer_group() if has_kv_transfer_group() else None
         if not isinstance(rank, BatonConnector):
