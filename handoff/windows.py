@@ -1,8 +1,8 @@
 """The numbers of saves with fewer slots than records: how large a window is, and in which parts it moves.
 
 A window is filled, pulled and said to be taken in parts. What is pulled counts as taken when the next part is
-asked for, as its memory is looked at once more then; and it is told when a part has come together. So the slots
-of two parts wait at most, and the others are filled meanwhile.
+asked for, as its memory is looked at once more then; and it is told when a part has come together. So the
+slots of two parts wait at most, and the others are filled meanwhile.
 """
 
 from __future__ import annotations
