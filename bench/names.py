@@ -37,4 +37,5 @@ ALONE = [
     "soak",
     "tls",
     "watched",
+    "window",
 ]

@@ -1,7 +1,7 @@
 """Prompts that are larger than their window of staging, or than all of it, between real engines.
 
-The prefill side's staging has 31 slots and its cache 63 blocks, and it has no prefix cache: what is not copied
-in time is gone.
+The prefill side's staging has 31 slots and its cache 63 blocks. It has no prefix cache: what is not copied in
+time is gone.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def test_an_early_pull_goes_through_a_window(
 
 
 def preempt(engine: Engine, name: str, prompt: list[int], others: Sequence[list[int]]) -> int:
-    """Prefill with a preemption in between, then let others write all blocks that are free; return how many."""
+    """Prefill with a preemption in between, then let others write the free blocks; return how many."""
     answer = engine.add(name, prompt, 1, save_params(1))
     for _ in range(4):
         engine.step()
