@@ -112,6 +112,17 @@ class Saver:
             if self._growing.pop(key, None) is not None:
                 self._staging.release(*key)
 
+    def withhold(self, keys: Iterable[Key]) -> None:
+        """Let go of the blocks of requests that were preempted.
+
+        One whose prompt was complete is computed no more, so that its save would never be: it ends.
+        """
+        keys = list(keys)
+        self.backlog.withhold(keys)
+        for key in keys:
+            if key not in self._growing:
+                self._staging.release(*key)
+
     def _grow(self, job: SaveJob, before: _Growing) -> _Growing:
         """Save the job's part, if all went well so far."""
         if before.problem is not None:

@@ -29,7 +29,7 @@ class StepJobs(KVConnectorMetadata):
     cancels: list[Key] = field(default_factory=list)  # loads of earlier steps whose requests ended
     resumes: list[Key] = field(default_factory=list)  # early loads whose prompts are complete now
     drops: list[Key] = field(default_factory=list)  # saves whose prompts are computed no further
-    preempted: list[Key] = field(default_factory=list)  # prompts whose blocks this step may write to
+    preempted: list[Key] = field(default_factory=list)  # requests whose blocks this step may write to
     ended: list[Key] = field(default_factory=list)  # requests whose blocks are kept until all is copied
 
 

@@ -235,7 +235,8 @@ class SchedulerSide:
         for request_id in scheduler_output.preempted_req_ids or ():
             if (prompt := self._to_save.get(request_id)) is not None:
                 prompt.records = 0  # the ranks know what they have copied, and leave that out
-                self._jobs.preempted.append((request_id, prompt.wish.epoch))
+            if (key := self._kept.get(request_id)) is not None:
+                self._jobs.preempted.append(key)
         for request_id in [name for name in self._to_save if name in scheduler_output.num_scheduled_tokens]:
             prompt = self._to_save[request_id]
             prompt.chunks += 1

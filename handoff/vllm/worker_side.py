@@ -144,7 +144,7 @@ class WorkerSide:
 
     def withhold(self, jobs: StepJobs) -> None:
         """Read no block any more that the step may write to."""
-        self._saver.backlog.withhold(jobs.preempted)
+        self._saver.withhold(jobs.preempted)
 
     def begin_step(self, jobs: StepJobs) -> None:
         """Start the step's loads before its forward pass, which hides them."""

@@ -81,7 +81,9 @@ class Step(SimpleNamespace):
 
     def __init__(self, scheduled: int, *tables: list[int]) -> None:
         state = SimpleNamespace(get_block_ids=lambda _: tables)
-        super().__init__(num_scheduled_tokens={"r": scheduled}, kv_connector_block_state=state)
+        super().__init__(
+            num_scheduled_tokens={"r": scheduled}, kv_connector_block_state=state, preempted_req_ids=set()
+        )
 
 
 @pytest.mark.parametrize(
@@ -95,9 +97,15 @@ class Step(SimpleNamespace):
 def test_a_step_that_does_not_leave_what_is_saved_saves_nothing(step: Step, why: str | None) -> None:
     extra = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
     config = HandoffConfig.from_extra_config(extra | {"worker_id": "w"})
-    side = SchedulerSide(config, (CacheGroup(32), CacheGroup(32, window=33), CacheGroup(512, state="s")))
+    groups = CacheGroup(32), CacheGroup(32, window=33), CacheGroup(512, state="s")
+    side = SchedulerSide(config, groups, 100)
     request = SimpleNamespace(
-        request_id="r", num_tokens=70, num_computed_tokens=0, kv_transfer_params=save_params(1)
+        request_id="r",
+        num_tokens=70,
+        num_computed_tokens=0,
+        num_output_tokens=0,
+        max_tokens=1,
+        kv_transfer_params=save_params(1),
     )
     side.add(request)
     assert side.loadable_tokens(request, 0) == 0

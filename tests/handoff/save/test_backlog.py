@@ -123,12 +123,21 @@ def test_a_preempted_prompt_is_read_no_more_and_saved_from_where_it_is_computed_
     expected = records(saving.cache, blocks)
     entry = begin(saving, blocks, stop=12)
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
-    saving.saver.backlog.withhold([KEY, ("else", 1)])
+    saving.saver.withhold([KEY, ("else", 1)])
     again = tuple(block for block in range(1, BLOCKS) if block not in blocks)[:RECORDS]
     saving.cache.scatter(0, expected, again)
     saving.cache.scatter(0, np.full_like(expected, 0xA5), blocks)  # another request's
     go_on(saving, again, 0)
     assert np.array_equal(pull(saving), expected)
+
+
+def test_a_preemption_behind_the_prompts_end_ends_its_save(saving: Source, eventually: Eventually) -> None:
+    """Its last token may be on its way from the step before: nothing computes its blocks again."""
+    begin(saving, random_blocks(BLOCKS, RECORDS, 1))
+    saving.saver.withhold([KEY])
+    assert saving.staging.held() == (0, 0)
+    saving.saver.backlog.leave([KEY])
+    assert saving.saver.backlog.copied() == [KEY]
 
 
 def test_a_preemption_waits_for_the_copy_under_way(
