@@ -53,7 +53,7 @@ GROUPS = (CacheGroup(SHAPE.block_size),)
 
 @dataclass(frozen=True)
 class Ended:
-    """What the prefill worker's side knows at the end of a prompt."""
+    """The end of a prompt, as the prefill worker's side knows it."""
 
     save: ShardSave
     began_s: float  # the last step's save; CLOCK_MONOTONIC

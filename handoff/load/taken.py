@@ -1,4 +1,4 @@
-"""What one pull has taken of a save that has fewer slots than records, told to its source in few calls.
+"""Acknowledgements: the source of a save with fewer slots than records hears what a pull has taken of it.
 
 One call is under way at most; what is taken meanwhile goes with the next one. A call that fails ends the
 pull: without it no further record would come.

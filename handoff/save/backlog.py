@@ -51,7 +51,7 @@ class _Stream:
 
 
 class Backlog:
-    """What the window of each save has no slot for. Safe for any thread."""
+    """The records for which the windows of saves have no slot. Safe for any thread."""
 
     def __init__(self, cache: BlockCache, staging: Staging) -> None:
         """Begin with nothing; `staging` tells of room from now on."""
