@@ -22,6 +22,7 @@ from baton.handoff.save.staging import Entry, Key, Staging
 
 logger = logging.getLogger(__name__)
 
+TURN_BYTES = 16 << 20  # a turn copies no more: others get theirs, and a preemption waits for one turn
 _WITHHOLD_S = 30.0  # for a turn that has begun; a turn takes milliseconds
 
 
@@ -36,8 +37,9 @@ class _Stream:
 
     def next_turn(self) -> tuple[Part, Mark | None] | None:
         """Take the next records for which there is room; None if there are none."""
-        # A turn is short: others get theirs, and a preemption waits for no more.
-        room, start = min(self.entry.room, windows.part(self.entry.slots)), self.entry.next
+        entry, start = self.entry, self.entry.next
+        most = windows.at_once(TURN_BYTES // entry.record_bytes, entry.slots, entry.num_blocks)
+        room = min(entry.room, most)
         while self.waiting and self.waiting[0][0].stop <= start:  # nobody wants these
             self.waiting.popleft()
         if self.copying or not self.waiting or room <= 0:
@@ -111,7 +113,7 @@ class Backlog:
         """Return the ended requests whose blocks nothing reads any more, each once."""
         with self._changed:
             self._drop_ended()
-            done = [key for key in self._leaving if key not in self._streams or self._is_idle(key)]
+            done = [key for key in self._leaving if self._is_idle(key)]
             for key in done:
                 self._leaving.remove(key)
                 self._streams.pop(key, None)
