@@ -20,7 +20,18 @@ from baton.handoff.save.saver import SaveJob
 from baton.handoff.wire import ERROR_KEY
 from baton.protos import handoff_pb2 as pb
 from harness.support import PATIENCE
-from tests.handoff.caches import Source, make_cache, puller, random_blocks, records, source
+from tests.handoff.caches import (
+    MIB,
+    MIXED,
+    Source,
+    make_cache,
+    mixed_cache,
+    parts,
+    puller,
+    random_blocks,
+    records,
+    source,
+)
 
 BLOCKS, RECORDS, SLOTS = 41, 30, 8
 TOKENS = RECORDS * 32
@@ -220,3 +231,26 @@ def test_wrong_calls_change_nothing(
         found.append(chunk.data.copy())
         pair.source.staging.take("r", 1, chunk.first_block + 1)
     assert np.array_equal(np.concatenate(found), records(pair.source.cache, blocks[3:]))
+
+
+def test_all_groups_go_through_one_window() -> None:
+    tokens = 640
+    count = sum(len(group.live(tokens)) for group in MIXED)
+    blocks, into = random_blocks(BLOCKS, count, 1), random_blocks(BLOCKS, count, 3)
+    made, cache = transports.create(["shm"]), mixed_cache(BLOCKS, 2)
+    with (
+        closing(source(mixed_cache(BLOCKS, 1), groups=MIXED)) as saving,
+        closing(HandoffClient()) as client,
+        closing(
+            Loader(cache, puller(cache, MIXED), made, client, pull_timeout_s=5, chunk_bytes=MIB)
+        ) as loader,
+    ):
+        pair = Pair(saving, loader, client)
+        saved = saving.saver.save(SaveJob("r", 1, parts(MIXED, tokens, blocks), slots=SLOTS))
+        assert saved is not None
+        pair.load(saving.manifest("r", tokens, count, saved), *parts(MIXED, tokens, into))
+        assert pair.finished().problem is None
+        for there, here in zip(parts(MIXED, tokens, blocks), parts(MIXED, tokens, into), strict=True):
+            wanted = records(saving.cache, there.block_ids, there.group)
+            assert np.array_equal(records(cache, here.block_ids, here.group), wanted)
+    made[0].close()
