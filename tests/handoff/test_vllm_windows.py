@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.handoff.params import load_params, save_params
+from baton.handoff.params import save_params
 from baton.protos.handoff_pb2 import Manifest
 from harness.engines import (
     BLOCK_SIZE,
@@ -50,7 +50,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reader(model: Path) -> Iterator[EngineProcess]:
     """The prefill side; also answers alone, as the reference."""
-    with EngineProcess(Options(model, "prefill", cores="0", handoff={"staging_mib": 1}, **SMALL)) as engine:
+    handoff = {"staging_mib": 1, "lease_s": 300}  # nobody renews here
+    with EngineProcess(Options(model, "prefill", cores="0", handoff=handoff, **SMALL)) as engine:
         yield engine
 
 
@@ -271,11 +272,6 @@ def test_who_does_not_pull_slows_no_other_prompt(reader: EngineProcess, writer: 
 
 def release(engine: Engine, manifest: Manifest) -> None:
     engine.connector._scheduler_side._client.release(manifest)
-
-
-def begin_pull(engine: Engine, name: str, prompt: list[int], manifest: Manifest) -> None:
-    engine.add(name, prompt, WRITTEN, load_params(1, manifest))
-    engine.step()
 
 
 def test_leases_and_lost_sources_end_it_by_name(model: Path, writer: EngineProcess, transport: str) -> None:
