@@ -2,9 +2,9 @@
 
 Prompts of 1 to 16 steps of the engine, one at a time, in 1P1D: over shared memory and over gRPC on one
 machine, and over a wire of 1 Gbit/s between two hosts (network namespaces, mutual TLS). With `--staging-mib
-64` the longest go through a window of it: an arm of its own, beside that with room for all. Early bytes are those
-that were in the decode worker's cache before it heard that the prompt was complete. The rest of the handoff
-lasts from the end of the prefill's last step until the decode worker's engine knows that all is loaded.
+64` the longest go through a window of it: an arm of its own, beside that with room for all. Early bytes are
+those that were in the decode worker's cache before it heard that the prompt was complete. The rest of the
+handoff lasts from the end of the last step until the decode worker's engine knows that all is loaded.
 """
 
 from __future__ import annotations
