@@ -18,7 +18,8 @@ from baton.handoff.errors import HandoffError
 from baton.handoff.groups import Part
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.memory.streams import Mark
-from baton.handoff.save.staging import Entry, Key, Staging
+from baton.handoff.save.entry import Entry, Key
+from baton.handoff.save.staging import Staging
 
 logger = logging.getLogger(__name__)
 

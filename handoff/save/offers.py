@@ -6,7 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from baton.handoff import transports
-from baton.handoff.save.staging import Entry, Staging
+from baton.handoff.save.entry import Entry
+from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import SavedShard, Transport
 
 logger = logging.getLogger(__name__)

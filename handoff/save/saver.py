@@ -16,8 +16,9 @@ from baton.handoff.groups import Part, parts_from
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.reports import Problem, ShardSave
 from baton.handoff.save.backlog import Backlog
+from baton.handoff.save.entry import Entry, Key
 from baton.handoff.save.offers import offers
-from baton.handoff.save.staging import Entry, Key, Staging
+from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Transport
 from baton.protos.handoff_pb2 import Shard
 

@@ -22,7 +22,8 @@ from baton.handoff.errors import (
     SourceBusy,
     WrongTicket,
 )
-from baton.handoff.save.staging import Key, Staging
+from baton.handoff.save.entry import Key
+from baton.handoff.save.staging import Staging
 from baton.handoff.save.trial import Trials
 from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, RENEW, SAMPLE, SERVICE, STAGED, TAKEN, TRIAL
 from baton.protos import handoff_pb2 as pb

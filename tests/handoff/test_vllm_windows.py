@@ -250,10 +250,10 @@ def steps(engine: Engine, name: str, prompt: list[int]) -> tuple[int, str, list[
 
 
 def test_who_does_not_pull_slows_no_other_prompt(reader: EngineProcess, writer: EngineProcess) -> None:
-    slow = reader.call(prefill, "slow", prompt_of("slow", 700)).saved
-    assert slow is not None
     prompt = clear(reader, "beside", 700)
     expected = reader.call(generate, "beside-alone", prompt, WRITTEN)
+    slow = reader.call(prefill, "slow", prompt_of("slow", 700)).saved
+    assert slow is not None
     assert reader.call(steps, "beside", prompt) == (-(-700 // STEP), "None", expected[:1])
     short = reader.call(steps, "short", prompt_of("short", 100))
     assert short[:2] == (1, "None")
