@@ -1,9 +1,10 @@
 """Measure what is left of a handoff that began with its prompt, by the prompt's length.
 
 Prompts of 1 to 16 steps of the engine, one at a time, in 1P1D: over shared memory, NIXL and gRPC on one
-machine, and over a wire of 1 Gbit/s between two hosts (network namespaces, mutual TLS). Early bytes are those
-that were in the decode worker's cache before it heard that the prompt was complete. The rest of the handoff
-lasts from the end of the prefill's last step until the decode worker's engine knows that all is loaded.
+machine, and over a wire of 1 Gbit/s between two hosts (network namespaces, mutual TLS). With `--staging-mib
+64` the longest go through a window of it: an arm of its own, beside that with room for all. Early bytes are
+those that were in the decode worker's cache before it heard that the prompt was complete. The rest of the
+handoff lasts from the end of the last step until the decode worker's engine knows that all is loaded.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import random
 import tempfile
@@ -34,6 +36,7 @@ from harness.wired import wired
 RESULT = "early"
 STEPS = (1, 2, 4, 16)
 GBIT = Wire(rate_mbit=1000)
+ROOMY_MIB = 512  # staging that holds two of the longest prompts and more
 GOAL = 0.8  # of the bytes of prompts of GOAL_STEPS and more
 GOAL_STEPS = 4
 
@@ -49,13 +52,16 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--arm", choices=ARMS, action="append", help="one of them; the others keep their figures"
     )
+    parser.add_argument("--staging-mib", type=int, default=ROOMY_MIB)
     options = parser.parse_args(arguments)
     kept = RESULTS / f"{RESULT}.json"
     arms: dict[str, dict[str, Any]] = json.loads(kept.read_text())["arms"] if kept.is_file() else {}
     for arm in options.arm or ARMS:
-        print(arm, flush=True)
-        with ARMS[arm]() as (url, inside), inside:
-            arms[arm] = asyncio.run(measure(url, options.rounds))
+        staging = options.staging_mib
+        name = arm if staging == ROOMY_MIB else f"{arm}, staging of {staging} MiB"
+        print(name, flush=True)
+        with ARMS[arm](staging) as (url, inside), inside:
+            arms[name] = asyncio.run(measure(url, options.rounds))
     save(RESULT, {"step_tokens": CPU_STEP_TOKENS, "goal": GOAL, "goal_steps": GOAL_STEPS, "arms": arms})
 
 
@@ -110,40 +116,40 @@ async def handed_over(http: aiohttp.ClientSession, url: str) -> dict[str, float]
 Served = tuple[str, AbstractContextManager[Any]]  # a router's URL, and the network that it is in
 
 
-def settings(**handoff: Any) -> dict[str, Any]:
+def settings(staging_mib: int, **handoff: Any) -> dict[str, Any]:
     """Return the sections of settings for long prompts."""
     tokens = CPU_STEP_TOKENS * max(STEPS) + 64
     engine = engine_settings() | {"max_model_len": tokens, "model": str(longer(tokens)), "kv_cache_gib": 1}
     every = {"idle_decode_tokens": 0}  # every prompt is handed over
-    return {"engine": engine, "scheduler": every, "handoff": {"staging_mib": 512, **handoff}}
+    return {"engine": engine, "scheduler": every, "handoff": {"staging_mib": staging_mib, **handoff}}
 
 
 @contextmanager
-def here(transport: str) -> Iterator[Served]:
+def here(transport: str, staging_mib: int) -> Iterator[Served]:
     """Serve on this machine."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        deployment(Path(folder), **settings(transports=[transport])) as one,
+        deployment(Path(folder), **settings(staging_mib, transports=[transport])) as one,
     ):
         one.up(1, 1)
         yield one.url, nullcontext()
 
 
 @contextmanager
-def over(wire: Wire) -> Iterator[Served]:
+def over(wire: Wire, staging_mib: int) -> Iterator[Served]:
     """Serve on two hosts, with a wire between."""
     if why := why_not():
         raise SystemExit(f"no wires: {why}")
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        one = stack.enter_context(wired(Path(folder), config=settings()))
+        one = stack.enter_context(wired(Path(folder), config=settings(staging_mib)))
         one.links.be(wire)
         yield one.url, one.network.inside()
 
 
 ARMS = {
-    "shm": lambda: here("shm"),
-    "nixl": lambda: here("nixl"),
-    "grpc": lambda: here("grpc"),
-    "1 Gbit/s": lambda: over(GBIT),
+    "shm": functools.partial(here, "shm"),
+    "nixl": functools.partial(here, "nixl"),
+    "grpc": functools.partial(here, "grpc"),
+    "1 Gbit/s": functools.partial(over, GBIT),
 }

@@ -39,4 +39,5 @@ ALONE = [
     "soak",
     "tls",
     "watched",
+    "window",
 ]

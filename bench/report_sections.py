@@ -329,6 +329,34 @@ def early(result: Result) -> list[Block]:
     ]
 
 
+def window(result: Result) -> list[Block]:
+    large, small = result["staging_mib"].values()
+    rows = []
+    for way, found in result["ways"].items():
+        total, step = found["total_ms"], found["step_ms"]
+        rows.append(
+            [
+                way,
+                f"{total['large']['p50']:.1f}",
+                f"{total['small']['p50']:.1f}",
+                f"{total['ratio']['p50']:.2f} ({total['ratio']['p25']:.2f} to {total['ratio']['p75']:.2f})",
+                f"{step['large']['p50']:.2f}",
+                f"{step['small']['p50']:.2f}",
+            ]
+        )
+    return [
+        "## A prompt larger than staging\n",
+        f"{result['prompt_mib']} MiB of KV between two processes without engines, staging of {large} MiB and of {small} MiB (a window of "
+        f"{small // 4}) in turns, medians of {result['rounds']} rounds, ms. Whole: saved, and then pulled. Early: in steps of "
+        f"{result['step_tokens']} tokens, one every {result['step_s'] * 1e3:.0f} ms, and pulled meanwhile; from the begin of the last step's "
+        "save until all is loaded. Step: what the engine's thread spends on a save. The ratio is that of each round, with its quartiles.",
+        measured(result, "python -m bench window"),
+        table(
+            ["", f"{large} MiB", f"{small} MiB", "ratio", f"step, {large} MiB", f"step, {small} MiB"], rows
+        ),
+    ]
+
+
 def attribution(result: Result) -> list[Block]:
     loads = result["loads"]
     rows = [
@@ -941,6 +969,7 @@ SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
     "attribution": attribution,
     "path": path,
     "early": early,
+    "window": window,
     "watched": watched,
     "handoff": handoff,
     "tls": tls,

@@ -119,6 +119,11 @@ class HandoffClient:
             found |= {(one.request_id, one.epoch) for one in keys} - gone
         return found
 
+    def taken(self, request: pb.TakenRequest, address: str) -> grpc.Future[pb.TakenReply]:
+        """Tell a rank what was taken of its save; whoever called looks at the reply."""
+        call: grpc.Future[pb.TakenReply] = self._stub(address).Taken.future(request, timeout=CALL_TIMEOUT_S)
+        return call
+
     def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> Staged:
         """Return what these ranks hold. Raises TransportFailed."""
         calls = [

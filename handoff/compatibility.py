@@ -16,7 +16,7 @@ from baton.handoff.layers import CacheLayer
 
 # The form of manifests, offers and streams. It rises with each change that an older worker would misread:
 # workers of two forms have different hashes, so that no scheduler pairs them.
-PROTOCOL = 5
+PROTOCOL = 6
 _SHORT = 8  # hex digits of a digest that a person compares
 
 

@@ -13,6 +13,7 @@ BatonError
     ├── SourceError              the prefill worker no longer holds the KV
     │   ├── UnknownHandoff       it never did, or it was released
     │   ├── LeaseExpired         it did, for as long as the lease said
+    │   ├── AlreadyTaken         another pull has taken its first records, whose slots were used again
     │   ├── SaveFailed           it could not bring it all from the accelerator
     │   └── SourceBusy           the prompt is still computed, and too many pull such ones already
     ├── StagingFull              there is no room to keep KV until it is pulled
@@ -77,6 +78,10 @@ class UnknownHandoff(SourceError):
 
 class LeaseExpired(SourceError):
     """The KV was not pulled before its lease ended."""
+
+
+class AlreadyTaken(SourceError):
+    """Another pull has taken records, and their slots were used again."""
 
 
 class SaveFailed(SourceError):

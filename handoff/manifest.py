@@ -79,6 +79,7 @@ def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str
     groups = described(puller.groups, manifest.num_tokens)
     expected: dict[str, tuple[object, object]] = {
         "rank of the shard": (shard.rank, puller.rank),
+        "number of slots": (shard.slots, min(shard.slots, manifest.num_blocks)),
         "number of groups": (len(manifest.groups), len(groups)),
         "num_blocks": (manifest.num_blocks, num_records(puller.groups, manifest.num_tokens)),
         "record_bytes": (shard.record_bytes, puller.record_bytes),

@@ -49,7 +49,7 @@ class Group(_message.Message):
     def __init__(self, block_size: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
-    __slots__ = ("rank", "address", "record_bytes", "offers", "ticket")
+    __slots__ = ("rank", "address", "record_bytes", "offers", "ticket", "slots")
     class OffersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -62,12 +62,14 @@ class Shard(_message.Message):
     RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     address: str
     record_bytes: int
     offers: _containers.ScalarMap[str, bytes]
     ticket: bytes
-    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., record_bytes: _Optional[int] = ..., offers: _Optional[_Mapping[str, bytes]] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    slots: int
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., record_bytes: _Optional[int] = ..., offers: _Optional[_Mapping[str, bytes]] = ..., ticket: _Optional[bytes] = ..., slots: _Optional[int] = ...) -> None: ...
 
 class SharedMemoryOffer(_message.Message):
     __slots__ = ("host", "segment", "offset", "runs")
@@ -178,6 +180,24 @@ class RenewReply(_message.Message):
     GONE_FIELD_NUMBER: _ClassVar[int]
     gone: _containers.RepeatedCompositeFieldContainer[Held]
     def __init__(self, gone: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+
+class TakenRequest(_message.Message):
+    __slots__ = ("request_id", "epoch", "ticket", "taken", "wanted")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    ticket: bytes
+    taken: int
+    wanted: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., ticket: _Optional[bytes] = ..., taken: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class TakenReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StagedRequest(_message.Message):
     __slots__ = ()

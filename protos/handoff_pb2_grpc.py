@@ -49,6 +49,11 @@ class HandoffStub:
                 request_serializer=baton_dot_protos_dot_handoff__pb2.RenewRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_handoff__pb2.RenewReply.FromString,
                 _registered_method=True)
+        self.Taken = channel.unary_unary(
+                '/baton.handoff.v1.Handoff/Taken',
+                request_serializer=baton_dot_protos_dot_handoff__pb2.TakenRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_handoff__pb2.TakenReply.FromString,
+                _registered_method=True)
         self.Staged = channel.unary_unary(
                 '/baton.handoff.v1.Handoff/Staged',
                 request_serializer=baton_dot_protos_dot_handoff__pb2.StagedRequest.SerializeToString,
@@ -83,6 +88,13 @@ class HandoffServicer:
 
     def Renew(self, request, context):
         """Begin leases anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Taken(self, request, context):
+        """Make room for further records of a save.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,6 +138,11 @@ def add_HandoffServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=baton_dot_protos_dot_handoff__pb2.RenewRequest.FromString,
                     response_serializer=baton_dot_protos_dot_handoff__pb2.RenewReply.SerializeToString,
+            ),
+            'Taken': grpc.unary_unary_rpc_method_handler(
+                    servicer.Taken,
+                    request_deserializer=baton_dot_protos_dot_handoff__pb2.TakenRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_handoff__pb2.TakenReply.SerializeToString,
             ),
             'Staged': grpc.unary_unary_rpc_method_handler(
                     servicer.Staged,
@@ -224,6 +241,33 @@ class Handoff:
             '/baton.handoff.v1.Handoff/Renew',
             baton_dot_protos_dot_handoff__pb2.RenewRequest.SerializeToString,
             baton_dot_protos_dot_handoff__pb2.RenewReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Taken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.handoff.v1.Handoff/Taken',
+            baton_dot_protos_dot_handoff__pb2.TakenRequest.SerializeToString,
+            baton_dot_protos_dot_handoff__pb2.TakenReply.FromString,
             options,
             channel_credentials,
             insecure,

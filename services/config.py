@@ -302,7 +302,8 @@ class HandoffSettings(_Section):
         None,
         ge=1,
         description="Memory for saved KV that waits to be pulled, in MiB per rank. If unset: half of the KV "
-        "cache, or one prompt of max_model_len if that is more, but at most a quarter of the free /dev/shm.",
+        "cache, or one prompt of max_model_len if that is more, but at most a quarter of the free /dev/shm. "
+        "A prompt that takes more than half of it goes through a quarter of it, part by part.",
     )
     lease_s: Seconds = Field(30.0, description="Time that saved KV is kept for the decode worker.")
     pull_timeout_s: Seconds = Field(20.0, description="Deadline of one pull.")

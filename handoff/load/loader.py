@@ -6,6 +6,9 @@ then.
 
 An early load pulls what a prompt's steps leave while the next ones are computed. Once the prompt is complete,
 `resume` says so, and an early load that went well is reported only after that: its request could not go on.
+
+What has been taken of a save with fewer slots than records is gone there (taken.py): a load that fails after
+that gives the save up.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from baton.handoff.errors import (
     TransportFailed,
 )
 from baton.handoff.groups import Part, runs
+from baton.handoff.load.taken import Taken
 from baton.handoff.load.turns import EARLY, THREADS, Turns
 from baton.handoff.manifest import Puller
 from baton.handoff.memory.cache import BlockCache, Landing
@@ -72,6 +76,7 @@ class _Progress:
     resumed_s: float = 0.0  # of an early load: when its prompt was complete; its times count from then on
     ends_s: float = math.inf  # and its deadline from then on, if its pull had begun before
     late: bool = False  # it missed that
+    taken: Taken | None = None  # once it has begun
     transport: str = ""
     bytes: int = 0
     early_bytes: int = 0
@@ -229,7 +234,8 @@ class Loader:
             shard = manifest.check(described, job.request_id, job.epoch, self._puller)
             self._pull(progress, shard, described.num_blocks)
         except HandoffError as error:
-            problem = Problem.of(_timed_out(job) if progress.late else error)
+            lost = progress.taken.error if progress.taken is not None else None
+            problem = Problem.of(_timed_out(job) if progress.late else lost or error)
         except Exception as error:  # a load that is not reported would hold its request for ever
             logger.exception(
                 "loading request %r failed unexpectedly", job.request_id, extra={"request_id": job.request_id}
@@ -238,8 +244,10 @@ class Loader:
                 TransportFailed(f"request {job.request_id!r}: {type(error).__name__}: {error}")
             )
         early = self._end(progress, problem)
-        # One that failed early leaves all there: the prompt goes on, and its KV may come whole at its end.
-        if described is not None and not (early and problem is not None):
+        # One that failed early leaves all there, if nothing of it is gone: the prompt goes on, and its KV may
+        # come whole at its end.
+        leaves = early and problem is not None and not (progress.taken is not None and progress.taken.told)
+        if described is not None and not leaves:
             self._release(job, described, shard, problem)  # now: the request waits for nothing here
 
     def _end(self, progress: _Progress, problem: Problem | None) -> bool:
@@ -272,11 +280,15 @@ class Loader:
         progress.transport = transport.name
         pulls[0].check_time()
         what = pulls[0].what
+        taken = progress.taken = Taken(self._client, pulls[0], progress.cancellation.set)
         landing = self._cache.landing(what, digests.seed(job.request_id, job.epoch), progress.after)
         try:
             for pull in pulls:
-                self._land(progress, landing, transport.pull(pull))
+                if taken.is_due(pull.first_block):
+                    taken.pass_over(pull.first_block)
+                self._land(progress, landing, taken, transport.pull(pull))
             landing.finish()
+            taken.end()
         finally:
             landing.close()
             progress.check += landing.check_s
@@ -316,12 +328,16 @@ class Loader:
         return pulls
 
     @staticmethod
-    def _land(progress: _Progress, landing: Landing, chunks: Iterator[Records]) -> None:
+    def _land(progress: _Progress, landing: Landing, taken: Taken, chunks: Iterator[Records]) -> None:
         job = progress.job
+        stop = 0
         while True:
             start = time.monotonic()
             records = next(chunks, None)
             progress.move += time.monotonic() - max(start, progress.resumed_s)
+            if taken.is_due(stop):  # the transport has found that they were left alone while they were copied
+                landing.finish()
+                taken.tell(stop)
             if records is None:
                 return
             progress.heard_s = time.monotonic()

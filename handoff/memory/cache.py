@@ -76,12 +76,13 @@ class BlockCache(ABC):
         return self._tables[0].record_bytes
 
     @abstractmethod
-    def fill(self, parts: Sequence[Part], fill: Fill) -> None:
+    def fill(self, parts: Sequence[Part], fill: Fill, after: Mark | None = None) -> None:
         """Gather cache blocks into the records of fill.view, and close it at the end.
 
         parts: all that the fill is to write, in order. Called on the engine's thread, after the step that
         wrote the blocks. On return the engine may reuse them by work that it queues from then on; the records
-        may still be on their way.
+        may still be on their way. On another thread it is called with a `mark` from after that step, and the
+        blocks have been read on return.
         """
 
     @abstractmethod
@@ -99,7 +100,7 @@ class BlockCache(ABC):
         """
 
     def mark(self) -> Mark | None:
-        """Mark the work that the engine has queued, on its thread: a landing writes only after it."""
+        """Mark the work that the engine has queued, on its thread: to write, or to read, only after it."""
         return None
 
     def pin(self, memory: Bytes) -> None:  # noqa: B027 (host memory needs nothing)

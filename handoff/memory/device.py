@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -88,7 +89,7 @@ class _Coming:
 
 
 class DeviceBlockCache(BlockCache):
-    """`fill` and `mark` are called on the engine's thread, `landing` on any."""
+    """`mark` is called on the engine's thread, `fill` there or with a mark, `landing` on any."""
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class DeviceBlockCache(BlockCache):
         self._packing, self._copying = self.device.queue(), self.device.queue()
         self._slots = [_Slot(self.room(self._save_chunk)) for _ in range(_SAVE_SLOTS)]
         self._next_slot = 0
+        self._sending = threading.Lock()  # of the slots and both queues
         self._lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()  # left by pulls that ended
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-save")
         self._compile()
@@ -131,18 +133,21 @@ class DeviceBlockCache(BlockCache):
     def pin(self, memory: Bytes) -> None:
         self.device.pin(memory)
 
-    def fill(self, parts: Sequence[Part], fill: Fill) -> None:
+    def fill(self, parts: Sequence[Part], fill: Fill, after: Mark | None = None) -> None:
         try:
-            coming = [one for part in parts for one in self._send_down(part, fill.view)]
+            coming = self._send_down(parts, fill.view, after)
+            read = self._packing.mark()
             self._thread.submit(_bring, coming, fill)
         except BaseException:
             for each in (self._packing, self._copying):
                 each.mark().synchronize()  # nothing may write to the memory that is given up now
             fill.close()
             raise
+        if after is not None:
+            read.synchronize()
 
     def gather(self, group: int, block_ids: Sequence[int], records: Bytes) -> Digests:
-        coming = list(self._send_down(Part(group, 0, tuple(block_ids)), _Plain(records)))
+        coming = self._send_down([Part(group, 0, tuple(block_ids))], _Plain(records))
         return np.concatenate([_arrived(one) for one in coming] or [np.empty(0, np.uint64)])
 
     def landing(self, what: str, seed: int, after: Mark | None = None) -> Landing:
@@ -161,15 +166,25 @@ class DeviceBlockCache(BlockCache):
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
-    def _send_down(self, part: Part, records: _Target) -> Iterator[_Coming]:
-        """Queue all packs and copies: nothing here waits for the device."""
+    def _send_down(self, parts: Sequence[Part], records: _Target, after: Mark | None = None) -> list[_Coming]:
+        """Queue all packs and copies: nothing here waits for the device.
+
+        after: where the calling thread is not the engine's, which then waits for nothing of this.
+        """
+        engine = self.device.current()
+        with self._sending:
+            self._packing.after(engine.mark() if after is None else after)
+            coming = [one for part in parts for one in self._queue_part(part, records)]
+            if after is None:
+                engine.after(self._packing.mark())
+        return coming
+
+    def _queue_part(self, part: Part, records: _Target) -> Iterator[_Coming]:
         count = len(part.block_ids)
         table, device = self._tables[part.group], self._on
         ids_host = self.device.pinned((count,), torch.int64)
         ids_host.numpy()[:] = part.block_ids
         found_host = self.device.pinned((count,), torch.int64)
-        engine = self.device.current()
-        self._packing.after(engine.mark())
         with self._packing.use():
             ids = ids_host.to(device, non_blocking=True)
             found = torch.empty(count, dtype=torch.int64, device=device)
@@ -190,7 +205,6 @@ class DeviceBlockCache(BlockCache):
                 found_host[start:stop].copy_(found[start:stop], non_blocking=True)
             slot.left = self._copying.mark()
             yield _Coming(slot.left, found_host[start:stop], (ids_host, ids, found))
-        engine.after(self._packing.mark())
 
 
 def _arrived(chunk: _Coming) -> Digests:

@@ -1,6 +1,7 @@
 """The writing side of a save's memory: records arrive in order, at once or while the save can be pulled.
 
-A prompt that is computed in several steps is saved by a `Fill` for each.
+A prompt that is computed in several steps is saved by a `Fill` for each, and one that has a window of slots
+by one for each part of that.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ class Fill:
     """
 
     def __init__(
-        self, view: SaveView, seed: int, closed: Callable[[], None], first: int = 0, stop: int | None = None
+        self, view: SaveView, seed: int, closed: Callable[[bool], None], first: int, stop: int
     ) -> None:
-        """Begin to write the records from `first` to `stop`, all by default.
+        """Begin to write the records from `first` to `stop`.
 
-        view: whose records are to be written; seed: of its digests; closed: called by `close`.
+        view: whose records are to be written; seed: of its digests; closed: called by `close`, with whether
+        all of them were written.
         """
         self.view = view
         self._seed = seed
         self._closed = closed
         self._whole = first
-        self._stop = view.num_blocks if stop is None else stop
+        self._stop = stop
 
     def add(self, own: Digests) -> None:
         """Publish the next len(own) records, which are written. own: their digests without a seed."""
@@ -38,6 +40,7 @@ class Fill:
 
     def close(self) -> None:
         """End the writing; readers of records that never arrived get an error."""
-        if self._whole < self._stop:
+        complete = self._whole == self._stop
+        if not complete:
             self.view.fail()
-        self._closed()
+        self._closed(complete)

@@ -30,7 +30,8 @@ class HostBlockCache(BlockCache):
             0, (), np.empty((0, self.record_bytes), np.uint8)
         )  # compiles: no save shall wait for that
 
-    def fill(self, parts: Sequence[Part], fill: Fill) -> None:
+    def fill(self, parts: Sequence[Part], fill: Fill, after: Mark | None = None) -> None:
+        del after  # what a step wrote is there when it ends
         try:
             for part in parts:
                 for start, stop in fill.view.pieces(part.first, part.stop, len(part.block_ids)):

@@ -3,14 +3,16 @@
     header 0, header 1, ... | padding to a page | record 0, record 1, ...
                                                 ^ Shard.offset
 
-A slot is a header and its record; a save has one slot for each block, in the order of the blocks. As headers
-stand apart, the records of neighbouring slots are one piece of memory.
+A slot is a header and its record. A save has one slot for each block, in the order of the blocks; or a
+window of fewer, in which record r lies in slot r % slots, after record r - slots was taken. As headers stand
+apart, the records of neighbouring slots are one piece of memory.
 
 A header holds its slot's ticket, state and digest. The ticket is the number of the save's own (tickets.py),
-written at publication and wiped before the slot is reused. A reader in another process that finds it before
-and after its copy knows that the bytes did not change meanwhile (the idea of a sequence lock). The state
-tells whether record and digest can be read. The first ones can while the rest of an accelerator's KV is
-still being copied to the host, so that one chunk is sent while the next is packed.
+written at publication and wiped before another save gets the slot. The state is a word, written at once: the
+record's number, and whether it is coming, whole or failed. A reader in another process that finds ticket and
+number before and after its copy knows that the bytes did not change meanwhile (the idea of a sequence lock).
+The first records can be read while the rest of an accelerator's KV is still being copied to the host, so that
+one chunk is sent while the next is packed.
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from baton.handoff.errors import SaveFailed
+from baton.handoff.errors import AlreadyTaken, SaveFailed
 from baton.handoff.memory.segments import PAGE
 from baton.handoff.records import Bytes, Digests
 
 HEADER_BYTES = 32
 _WORDS = HEADER_BYTES // 8
 _TICKET, _STATE, _DIGEST = range(3)
-_COMING, _WHOLE, _FAILED = range(3)
+_COMING, _WHOLE, _FAILED = range(3)  # the low bits of a state; the record's number is above them
+_NUMBER, _KIND = np.uint64(2), np.uint64(3)  # bits to shift, and to keep
 # Between looks for a record. A chunk of 4 MiB takes about as long to arrive from a device; a step of a prompt
 # that is still computed takes some hundred times that.
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0001, 1.1, 0.002
@@ -91,26 +94,34 @@ class SavePlan:
         self._ends: list[int] = ends.tolist()  # of the runs, in blocks
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks of the save."""
+    def slots(self) -> int:
+        """Slots of the save: one for each record, or fewer."""
         return len(self._slots)
 
     def pieces(self, first: int, stop: int, most: int) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of parts of at most `most` blocks, the records of each one piece of memory."""
-        for end in self._ends[bisect.bisect_right(self._ends, first) :]:
-            while first < min(end, stop):
-                last = min(first + most, end, stop)
-                yield first, last
-                first = last
+        while first < stop:
+            lap = first - first % self.slots
+            end = lap + self._ends[bisect.bisect(self._ends, first - lap)]
+            last = min(first + most, end, stop)
+            yield first, last
+            first = last
 
     def headers_of(self, first: int, stop: int) -> tuple[int, int]:
         """Return where the headers of a piece lie, and their size, in bytes."""
-        return int(self._slots[first]) * HEADER_BYTES, (stop - first) * HEADER_BYTES
+        return int(self._slots[first % self.slots]) * HEADER_BYTES, (stop - first) * HEADER_BYTES
 
     def records_of(self, first: int, stop: int) -> tuple[int, int]:
         """Return where the records of a piece, or of a part of one, lie, and their size, in bytes."""
-        start = self._offset + int(self._slots[first]) * self._record_bytes
+        start = self._offset + int(self._slots[first % self.slots]) * self._record_bytes
         return start, (stop - first) * self._record_bytes
+
+    def _at(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the slots of blocks `first` to `stop`."""
+        if stop <= self.slots:
+            return self._slots[first:stop]
+        found: npt.NDArray[np.int64] = self._slots[np.arange(first, stop) % self.slots]
+        return found
 
 
 def are_signed(headers: Digests, ticket: int) -> bool:
@@ -118,15 +129,15 @@ def are_signed(headers: Digests, ticket: int) -> bool:
     return bool((headers[:, _TICKET] == ticket).all())
 
 
-def whole_ones(headers: Digests, what: str) -> int:
-    """Return how many records can be read before the first that is still to come, by their headers.
+def whole_ones(headers: Digests, first: int, what: str) -> int:
+    """Return how many records from `first` on can be read before one that is still to come, by their headers.
 
     Raises SaveFailed when one never will be there.
     """
     states = headers[:, _STATE]
-    if (states == _FAILED).any():
+    if (states & _KIND == _FAILED).any():
         raise SaveFailed(f"{what}: the source could not save it all")
-    coming = np.flatnonzero(states != _WHOLE)
+    coming = np.flatnonzero(states != _states(first, first + len(headers), _WHOLE))
     return int(coming[0]) if len(coming) else len(headers)
 
 
@@ -155,35 +166,52 @@ class SaveView(SavePlan):
 
     def holds(self, ticket: int, first: int, stop: int) -> bool:
         """Return whether the ticket is on all slots of blocks `first` to `stop`."""
-        return are_signed(self._headers[self._slots[first:stop]], ticket)
+        return are_signed(self._headers[self._at(first, min(stop, first + self.slots))], ticket)
 
-    def expect(self) -> None:
-        """Mark all records as still to come."""
-        self._headers[self._slots, _STATE] = _COMING
+    def lends(self, ticket: int, first: int, stop: int) -> bool:
+        """Return whether these slots hold the whole records of blocks `first` to `stop`, under the ticket."""
+        states = self._headers[self._at(first, stop), _STATE]
+        return self.holds(ticket, first, stop) and bool((states == _states(first, stop, _WHOLE)).all())
+
+    def expect(self, first: int = 0, stop: int | None = None) -> None:
+        """Mark records as still to come, by default as many as there are slots."""
+        stop = first + self.slots if stop is None else stop
+        self._headers[self._at(first, stop), _STATE] = _states(first, stop, _COMING)
 
     def arrived(self, first: int, own: Digests) -> None:
         """Mark the records from block `first` on as written. own: their digests, with their seed."""
-        slots = self._slots[first : first + len(own)]
+        slots = self._at(first, first + len(own))
         self._headers[slots, _DIGEST] = own
-        self._headers[slots, _STATE] = _WHOLE
+        self._headers[slots, _STATE] = _states(first, first + len(own), _WHOLE)
+
+    def is_whole(self, record: int) -> bool:
+        """Return whether a record is in its slot, and was written."""
+        state = self._headers[self._at(record, record + 1), _STATE]
+        return bool(state[0] == _states(record, record + 1, _WHOLE)[0])
 
     def fail(self) -> None:
         """Mark the records that did not arrive as failed: they never will."""
         states = self._headers[self._slots, _STATE]
-        self._headers[self._slots[states == _COMING], _STATE] = _FAILED
+        coming = states & _KIND == _COMING
+        self._headers[self._slots[coming], _STATE] = states[coming] | np.uint64(_FAILED)
 
     @property
     def whole(self) -> int:
         """The number of records that can be read."""
-        return int((self._headers[self._slots, _STATE] == _WHOLE).sum())
+        return int((self._headers[self._slots, _STATE] & _KIND == _WHOLE).sum())
 
     def wait(self, first: int, stop: int, what: str, check: Callable[[], None]) -> int:
         """Wait until the record of block `first` is whole. Return the end of those that are, `stop` at most.
 
-        check: called between looks, and may raise. Raises SaveFailed when one never will be.
+        check: called between looks, and may raise. Raises SaveFailed when one never will be, AlreadyTaken
+        when its slot has gone to a later one.
         """
-        slots, look_s = self._slots[first:stop], _LOOK_S
-        while not (count := whole_ones(self._headers[slots], what)):
+        slots, look_s = self._at(first, stop), _LOOK_S
+        wanted = _states(first, first + 1, _WHOLE)[0]
+        while not (count := whole_ones(headers := self._headers[slots], first, what)):
+            if headers[0, _STATE] > wanted:
+                check()  # whose is it?
+                raise AlreadyTaken(f"{what}: block {first} was taken before, and its slot was used again")
             check()
             time.sleep(look_s)
             look_s = min(look_s * _LOOK_GROWTH, _LOOK_MOST_S)
@@ -191,7 +219,7 @@ class SaveView(SavePlan):
 
     def digests(self, first: int, stop: int) -> Digests:
         """Return the digests of blocks `first` to `stop`: [stop - first], a copy."""
-        return digests_in(self._headers[self._slots[first:stop]])
+        return digests_in(self._headers[self._at(first, stop)])
 
     # ---- records
 
@@ -199,3 +227,8 @@ class SaveView(SavePlan):
         """Return the records of a piece, or of a part of one: [stop - first, record_bytes] uint8."""
         start, size = self.records_of(first, stop)
         return self._memory[start : start + size].reshape(stop - first, self._record_bytes)
+
+
+def _states(first: int, stop: int, kind: int) -> Digests:
+    """Return the states of the records of blocks `first` to `stop`."""
+    return np.arange(first, stop, dtype=np.uint64) << _NUMBER | np.uint64(kind)

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from baton.handoff import transports
-from baton.handoff.save.staging import Entry, Staging
+from baton.handoff.save.entry import Entry
+from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import SavedShard, Transport
 
 logger = logging.getLogger(__name__)
@@ -24,12 +25,15 @@ def offers(
         epoch=entry.epoch,
         rank=rank,
         num_blocks=entry.num_blocks,
+        slots=entry.slots,
         ticket=staging.tickets.of(*entry.key),
         place=entry.place,
         read=lambda: staging.read(*entry.key, None, chunk_bytes),
     )
     found = {}
     for transport in offering:
+        if entry.windowed and not transport.windows:
+            continue
         try:
             offer = transport.offer(saved)
         except Exception:  # another package's: the other transports carry the KV all the same

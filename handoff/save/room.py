@@ -3,6 +3,9 @@
 A prompt prefilled without room is prefilled once more by the decode worker, among the streams that it
 decodes. So it waits, for a short while; then its router learns that there is no room, and may try another
 worker.
+
+A prompt that would take most of staging gets a window of it instead, and may keep blocks of the engine's
+cache until they are pulled. These are bounded, too: other prompts go on in the other half of the cache.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from baton.handoff import windows
+
+KEPT_SHARE = 2  # such prompts keep at most this part of the engine's cache; one may keep more
 WAIT_S = 3.0  # time for some pulls of long prompts; a router that learns of it has other workers
 
 
@@ -19,29 +25,40 @@ class SaveRoom:
     Invariant: a request is promised room, waits for it, or is unknown.
     """
 
-    def __init__(self, wait_s: float = WAIT_S) -> None:
+    def __init__(self, cache_blocks: int, wait_s: float = WAIT_S) -> None:
+        """Know of no rank. cache_blocks: of the engine."""
+        self.windows = True  # whether the ranks' transports move saves with fewer slots than records
+        self._keepable = cache_blocks // KEPT_SHARE
+        self._keeping: dict[str, int] = {}  # by request id: blocks beyond the window, until `freed`
         self._wait_s = wait_s
         self._staging: Mapping[int, tuple[int, int]] = {}  # by rank: free blocks, and all blocks
-        self._promised: dict[str, int] = {}  # by request id: blocks
-        self._waiting: dict[str, tuple[int, float]] = {}  # blocks, until when; first come, first served
+        self._promised: dict[str, int] = {}  # by request id: slots
+        self._waiting: dict[str, tuple[int, float]] = {}  # slots, until when; first come, first served
         self._overdue: list[str] = []
 
     def hear(self, staging: Mapping[int, tuple[int, int]]) -> None:
         """Take over what ranks report after a step: free blocks and all, by rank."""
         self._staging = {**self._staging, **staging}
 
-    def admits(self, request_id: str, blocks: int) -> bool:
-        """Return whether a request that will save so many blocks may be prefilled now.
+    def slots(self, blocks: int) -> int:
+        """Return how many slots a save of so many blocks gets: all, or a window."""
+        capacity = min((capacity for _, capacity in self._staging.values()), default=0)
+        return windows.slots_for(blocks, capacity) if self.windows and capacity else blocks
+
+    def admits(self, request_id: str, blocks: int, slots: int) -> bool:
+        """Return whether a request that will save so many blocks in so many slots may be prefilled now.
 
         A request that has waited for too long may, too: `take_overdue` names it first.
         """
         if request_id in self._promised:
             return True
         now = time.monotonic()
-        _, until = self._waiting.setdefault(request_id, (blocks, now + self._wait_s))
-        if self._fits(request_id, blocks):
+        _, until = self._waiting.setdefault(request_id, (slots, now + self._wait_s))
+        if self._fits(request_id, slots) and self._may_keep(blocks - slots):
             del self._waiting[request_id]
-            self._promised[request_id] = blocks
+            self._promised[request_id] = slots
+            if blocks > slots:
+                self._keeping[request_id] = blocks - slots
             return True
         if now >= until:
             del self._waiting[request_id]
@@ -70,14 +87,21 @@ class SaveRoom:
         if request_id in self._overdue:
             self._overdue.remove(request_id)
 
-    def _fits(self, request_id: str, blocks: int) -> bool:
-        free = min((free for free, _ in self._staging.values()), default=blocks)
-        capacity = min((capacity for _, capacity in self._staging.values()), default=blocks)
-        if blocks > capacity:
+    def freed(self, request_id: str) -> None:
+        """Note that the engine's blocks of a request are kept no more."""
+        self._keeping.pop(request_id, None)
+
+    def _may_keep(self, blocks: int) -> bool:
+        return not (blocks and self._keeping) or sum(self._keeping.values()) + blocks <= self._keepable
+
+    def _fits(self, request_id: str, slots: int) -> bool:
+        free = min((free for free, _ in self._staging.values()), default=slots)
+        capacity = min((capacity for _, capacity in self._staging.values()), default=slots)
+        if slots > capacity:
             return True  # it never will fit here: the decode worker prefills it
         ahead = 0
         for other, (others, _) in self._waiting.items():
             if other == request_id:
                 break
             ahead += others
-        return sum(self._promised.values()) + ahead + blocks <= free
+        return sum(self._promised.values()) + ahead + slots <= free

@@ -1,7 +1,8 @@
 """A rank's saves: whole blocks of every layer into staging, digested on the way.
 
 A prompt that is computed in several steps is saved step by step, into one entry: its first records can be
-pulled while the others are computed.
+pulled while the others are computed. Where the entry has a slot for each record, a step's are copied when it
+ends; where it has a window of fewer, they wait in the engine's blocks (backlog.py).
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.handoff.errors import HandoffError
-from baton.handoff.groups import Part
+from baton.handoff.groups import Part, parts_from
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.reports import Problem, ShardSave
+from baton.handoff.save.backlog import Backlog
+from baton.handoff.save.entry import Entry, Key
 from baton.handoff.save.offers import offers
-from baton.handoff.save.staging import Entry, Staging
+from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Transport
 from baton.protos.handoff_pb2 import Shard
 
@@ -30,9 +33,10 @@ class SaveJob:
     # Of a prompt that is computed in several steps: the records of all, and whether these are the last ones.
     whole: int | None = None
     last: bool = True
+    slots: int | None = None  # of a window; one for each record by default
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Key:
         """Request id and epoch."""
         return self.request_id, self.epoch
 
@@ -74,11 +78,13 @@ class Saver:
         self._rank = rank
         self._address = address
         self._chunk_bytes = chunk_bytes
-        self._growing: dict[tuple[str, int], _Growing] = {}
+        self._growing: dict[Key, _Growing] = {}
+        self.backlog = Backlog(cache, staging)
 
     def save(self, job: SaveJob) -> ShardSave | None:
-        """Save the job's blocks and offer them over each transport. The engine may reuse them on return.
+        """Save the job's blocks and offer them over each transport. What was saved before is left out.
 
+        The engine may reuse the blocks on return; those of a save with a window when the backlog says so.
         Returns None for a part between the first and the last. Never raises HandoffError: a save that fails
         is a problem to report, with the last part, and not the end of a step.
         """
@@ -101,10 +107,21 @@ class Saver:
             begun=not job.last,
         )
 
-    def drop(self, keys: Iterable[tuple[str, int]]) -> None:
+    def drop(self, keys: Iterable[Key]) -> None:
         """End the saves of prompts that are computed no further."""
         for key in keys:
             if self._growing.pop(key, None) is not None:
+                self._staging.release(*key)
+
+    def withhold(self, keys: Iterable[Key]) -> None:
+        """Let go of the blocks of requests that were preempted.
+
+        One whose prompt was complete is computed no more, so that its save would never be: it ends.
+        """
+        keys = list(keys)
+        self.backlog.withhold(keys)
+        for key in keys:
+            if key not in self._growing:
                 self._staging.release(*key)
 
     def _grow(self, job: SaveJob, before: _Growing) -> _Growing:
@@ -126,21 +143,28 @@ class Saver:
         if entry is not None:
             self._fill(job, entry)
         else:
-            entry = self._staging.reserve(job.request_id, job.epoch, job.num_records)
+            entry = self._staging.reserve(job.request_id, job.epoch, job.num_records, job.slots)
             try:
-                self._fill(job, entry)
+                if not entry.windowed:
+                    self._fill(job, entry)
             except BaseException:
                 self._staging.discard(entry)
                 raise
             self._staging.publish(entry, growing=not job.last)
+            if entry.windowed:
+                self._fill(job, entry)
         if job.last:
             self._staging.grown(entry)
         return entry
 
     def _fill(self, job: SaveJob, entry: Entry) -> None:
-        if job.parts:
-            first, stop = job.parts[0].first, job.parts[-1].stop
-            self._cache.fill(job.parts, self._staging.filling(entry, first, stop))
+        parts = parts_from(job.parts, self.backlog.reached(entry))
+        if not parts:
+            self._staging.check(entry)
+        elif entry.windowed:
+            self.backlog.add(entry, parts, self._cache.mark())
+        else:
+            self._cache.fill(parts, self._staging.filling(entry, parts[0].first, parts[-1].stop))
 
     def _shard(self, entry: Entry) -> Shard:
         return Shard(
@@ -149,4 +173,9 @@ class Saver:
             record_bytes=entry.record_bytes,
             offers=offers(self._staging, self._transports, entry, self._rank, self._chunk_bytes),
             ticket=self._staging.tickets.of(*entry.key),
+            slots=entry.slots if entry.windowed else 0,
         )
+
+    def close(self) -> None:
+        """End the backlog's thread. Idempotent."""
+        self.backlog.close()

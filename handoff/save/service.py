@@ -1,4 +1,4 @@
-"""A rank's Handoff service: it serves what staging holds, and takes releases and renewals."""
+"""A rank's Handoff service: it serves what staging holds, and takes releases, renewals and what was taken."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from baton.handoff.errors import (
     SourceBusy,
     WrongTicket,
 )
-from baton.handoff.save.staging import Key, Staging
+from baton.handoff.save.entry import Key
+from baton.handoff.save.staging import Staging
 from baton.handoff.save.trial import Trials
-from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, RENEW, SAMPLE, SERVICE, STAGED, TRIAL
+from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, RENEW, SAMPLE, SERVICE, STAGED, TAKEN, TRIAL
 from baton.protos import handoff_pb2 as pb
 from baton.rpc import MAX_MESSAGE_BYTES
 
@@ -98,6 +99,11 @@ class HandoffService:
                     self._renew,
                     request_deserializer=pb.RenewRequest.FromString,
                     response_serializer=pb.RenewReply.SerializeToString,
+                ),
+                TAKEN: grpc.unary_unary_rpc_method_handler(
+                    self._taken,
+                    request_deserializer=pb.TakenRequest.FromString,
+                    response_serializer=pb.TakenReply.SerializeToString,
                 ),
                 STAGED: grpc.unary_unary_rpc_method_handler(
                     self._staged,
@@ -180,6 +186,14 @@ class HandoffService:
             (theirs if self._staging.tickets.fits(*key, held.ticket) else gone).append(key)
         gone += self._staging.renew(theirs)
         return pb.RenewReply(gone=[pb.Held(request_id=name, epoch=epoch) for name, epoch in gone])
+
+    def _taken(self, request: pb.TakenRequest, context: grpc.ServicerContext) -> pb.TakenReply:
+        try:
+            self._staging.tickets.check(request.request_id, request.epoch, request.ticket)
+            self._staging.take(request.request_id, request.epoch, request.taken, request.wanted)
+        except HandoffError as error:
+            _fail(context, error)
+        return pb.TakenReply()
 
     def _staged(self, request: pb.StagedRequest, context: grpc.ServicerContext) -> pb.StagedReply:
         del request, context

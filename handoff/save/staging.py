@@ -4,6 +4,9 @@ An entry's life: `reserve`; `filling` (by one `Fill`, or by one for each step th
 prompt); `publish`, which begins the lease; then pulls `read` it, and renewals keep the lease for as long as
 somebody wants the KV; one end, `release` or expiry. Any thread may call any method. A thread of its own ends
 leases, so that they run out with an idle engine as well. memory/views.py describes how it all lies in memory.
+
+An entry may have fewer slots than records: a window. Its one puller says what it has `taken`, and those slots
+are filled again (backlog.py). What was taken is gone.
 """
 
 from __future__ import annotations
@@ -17,50 +20,18 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
-from baton.handoff import digests
+from baton.handoff import digests, windows
 from baton.handoff.errors import HandoffError, LeaseExpired, MalformedManifest, UnknownHandoff
-from baton.handoff.memory.arena import Arena, StagingSlots
+from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.fill import Fill
-from baton.handoff.memory.views import SaveView
 from baton.handoff.records import Records
+from baton.handoff.save.entry import Entry, Key
 from baton.handoff.tickets import Tickets
 
 logger = logging.getLogger(__name__)
 
 _REMEMBERED = 4096  # ended entries of which a late pull still learns how they ended
-Key = tuple[str, int]  # request id, epoch
-
-
-@dataclass(eq=False)
-class Entry:
-    """One saved prompt of one rank."""
-
-    request_id: str
-    epoch: int
-    place: StagingSlots = field(repr=False)
-    num_blocks: int
-    published_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
-    expires_at: float = float("inf")  # the same
-    readers: int = 0  # pulls under way, and Fills
-    growing: bool = False  # its prompt is still computed: further fills will come
-    ended: bool = False
-
-    @property
-    def key(self) -> Key:
-        """Request id and epoch."""
-        return self.request_id, self.epoch
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of one block's record."""
-        return self.place.record_bytes
-
-    @functools.cached_property
-    def view(self) -> SaveView:
-        """The entry's headers and records."""
-        return self.place.view()
 
 
 def _nothing(*_: object) -> None:
@@ -79,6 +50,8 @@ class Staging:
         self.tickets = Tickets()
         self._arena = arena
         self._on_end = ended
+        # Called, without a lock, when records of a window were taken, and when an entry has ended.
+        self.on_room: Callable[[], None] = _nothing
         self._entries: dict[Key, Entry] = {}
         self._pinned: dict[Entry, None] = {}  # published, in that order, and their memory is not free
         self._fates: OrderedDict[Key, type[HandoffError]] = OrderedDict()
@@ -89,22 +62,36 @@ class Staging:
         self._reaper = threading.Thread(target=self._reap, name="baton-leases", daemon=True)
         self._reaper.start()
 
-    def reserve(self, request_id: str, epoch: int, num_blocks: int) -> Entry:
-        """Return room for a save, visible to nobody yet. Raises StagingFull."""
-        entry = Entry(request_id, epoch, self._arena.allocate(num_blocks), num_blocks)
+    def reserve(self, request_id: str, epoch: int, num_blocks: int, slots: int | None = None) -> Entry:
+        """Return room for a save, visible to nobody yet. Raises StagingFull.
+
+        slots: of a window; one for each block by default.
+        """
+        slots = min(num_blocks, slots or num_blocks)
+        entry = Entry(request_id, epoch, self._arena.allocate(slots), num_blocks, slots)
         entry.view.expect()
         return entry
 
     def filling(self, entry: Entry, first: int = 0, stop: int | None = None) -> Fill:
         """Begin to write a reserved entry's records from `first` to `stop`, all by default.
 
-        Raises UnknownHandoff, LeaseExpired for an entry that has ended.
+        There must be room for them. Raises UnknownHandoff, LeaseExpired for an entry that has ended.
         """
+        stop = entry.num_blocks if stop is None else stop
         with self._changed:
-            if entry.ended:
-                raise self._fate(*entry.key)
+            self.check(entry)
             entry.readers += 1
-        return Fill(entry.view, digests.seed(*entry.key), lambda: self._left(entry), first, stop)
+            if stop > entry.slots:
+                entry.view.expect(max(first, entry.slots), stop)
+            entry.filled = stop
+        return Fill(
+            entry.view, digests.seed(*entry.key), functools.partial(self._written, entry), first, stop
+        )
+
+    def check(self, entry: Entry) -> None:
+        """Raise UnknownHandoff or LeaseExpired for an entry that has ended."""
+        if entry.ended:
+            raise self._fate(*entry.key)
 
     def publish(self, entry: Entry, *, growing: bool = False) -> None:
         """Begin the lease of an entry whose records are there or coming. An older one of its key ends.
@@ -124,10 +111,10 @@ class Staging:
             heapq.heappush(self._deadlines, (entry.expires_at, next(self._order), entry))
             self._changed.notify()
         if older is not None:
-            self._on_end(*entry.key)
+            self._tell_end(*entry.key)
 
     def grown(self, entry: Entry) -> None:
-        """Note that all fills of an entry have begun."""
+        """Note that an entry's prompt is complete."""
         entry.growing = False
 
     def discard(self, entry: Entry) -> None:
@@ -163,7 +150,7 @@ class Staging:
 
         blocks: the first, and how many; None: all. check: called while a chunk is waited for, and may raise.
         The entry is held until the iteration ends. Raises UnknownHandoff, LeaseExpired, MalformedManifest for
-        blocks that it does not have, SaveFailed.
+        blocks that it does not have, AlreadyTaken, SaveFailed.
         """
         with self.opened(request_id, epoch) as entry:
             first, count = blocks or (0, entry.num_blocks)
@@ -175,11 +162,12 @@ class Staging:
             view, what = entry.view, f"KV of request {request_id!r}"
 
             def look() -> None:
-                if entry.ended and entry.growing:  # nobody will write the rest
+                if entry.ended and (entry.growing or entry.filled < entry.num_blocks):  # the rest never comes
                     raise self._fate(request_id, epoch)
                 check()
 
-            for at, stop in view.pieces(first, first + count, max(1, chunk_bytes // entry.record_bytes)):
+            most = windows.at_once(chunk_bytes // entry.record_bytes, entry.slots, entry.num_blocks)
+            for at, stop in view.pieces(first, first + count, most):
                 while at < stop:
                     end = view.wait(at, stop, what, look)
                     yield Records(at, view.records(at, end), view.digests(at, end))
@@ -190,6 +178,26 @@ class Staging:
         entry = self._entries.get((request_id, epoch))
         return entry is not None and entry.growing
 
+    def take(self, request_id: str, epoch: int, taken: int, wanted: int = 0) -> None:
+        """Let the slots of all records before `taken` be used again; those before `wanted` need none.
+
+        What was said before may be said again. Raises UnknownHandoff, LeaseExpired, MalformedManifest for an
+        entry that has no window, for less than was taken before, and for what is not whole yet.
+        """
+        with self._changed:
+            entry = self._entries.get((request_id, epoch))
+            if entry is None:
+                raise self._fate(request_id, epoch)
+            fits = entry.windowed and entry.taken <= taken <= entry.filled and wanted <= entry.num_blocks
+            if not fits or not (taken == entry.taken or entry.view.is_whole(taken - 1)):
+                raise MalformedManifest(
+                    f"{_what(request_id, epoch)}: {taken} records are said to be taken, others wanted from"
+                    f" {wanted} on; {entry.taken} were"
+                    f" before, and up to {entry.filled} of {entry.num_blocks} are in its {entry.slots} slots"
+                )
+            entry.taken, entry.wanted = taken, max(entry.wanted, wanted)
+        self.on_room()
+
     def release(self, request_id: str, epoch: int) -> bool:
         """End a lease. Returns False for one that had ended before, or never begun."""
         with self._changed:
@@ -197,7 +205,7 @@ class Staging:
             if entry is None:
                 return False
             self._end(entry, UnknownHandoff)
-        self._on_end(request_id, epoch)
+        self._tell_end(request_id, epoch)
         return True
 
     def renew(self, keys: Iterable[Key]) -> list[Key]:
@@ -233,10 +241,10 @@ class Staging:
         return self._arena.slots * self._arena.record_bytes
 
     def held(self) -> tuple[int, int]:
-        """Return the number of saved prompts under a lease, and their bytes."""
+        """Return the number of saved prompts under a lease, and the bytes of their slots."""
         with self._changed:
             entries = list(self._entries.values())
-        return len(entries), sum(entry.num_blocks * entry.record_bytes for entry in entries)
+        return len(entries), sum(entry.slots * entry.record_bytes for entry in entries)
 
     def overdue_s(self) -> float:
         """Return how much older than one lease the oldest save is whose memory is not free; at least 0.
@@ -256,12 +264,22 @@ class Staging:
                 self._end(entry, UnknownHandoff)
             self._changed.notify()
         for entry in ended:
-            self._on_end(*entry.key)
+            self._tell_end(*entry.key)
         self._reaper.join(timeout=5)
         self._arena.close()
 
+    def _written(self, entry: Entry, complete: bool) -> None:
+        """Note that a Fill is through. What a window was to hold after a failure is not waited for."""
+        self._left(entry)
+        if entry.windowed and not complete and self._entries.get(entry.key) is entry:
+            self.release(*entry.key)
+
+    def _tell_end(self, request_id: str, epoch: int) -> None:
+        self._on_end(request_id, epoch)
+        self.on_room()
+
     def _left(self, entry: Entry) -> None:
-        """Note that a reader, or the Fill, is through with an entry."""
+        """Note that a reader, or a Fill, is through with an entry."""
         with self._changed:
             entry.readers -= 1
             self._free_if_done(entry)
@@ -304,7 +322,7 @@ class Staging:
                     _what(*entry.key),
                     extra={"request_id": entry.request_id},
                 )
-                self._on_end(*entry.key)
+                self._tell_end(*entry.key)
 
     def _expire(self, now: float) -> list[Entry]:
         """End the leases that have run out; returns their entries."""

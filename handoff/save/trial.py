@@ -18,8 +18,9 @@ import numpy as np
 from baton.handoff import digests
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, NoCommonTransport, TransportFailed
+from baton.handoff.save.entry import Entry, Key
 from baton.handoff.save.offers import offers
-from baton.handoff.save.staging import Entry, Key, Staging
+from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Pull, Transport
 from baton.kernels import kv_pack
 from baton.protos import handoff_pb2 as pb

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from baton.handoff import windows
 from baton.handoff.errors import PullCancelled, PullTimeout
 from baton.handoff.memory.arena import StagingSlots
 from baton.handoff.records import Bytes, Records
@@ -56,6 +57,7 @@ class SavedShard:
     epoch: int
     rank: int
     num_blocks: int
+    slots: int  # fewer than blocks only for transports with `windows`
     ticket: bytes  # which `Pull.shard.ticket` has to be: a transport with a server of its own compares them
     place: StagingSlots  # in this host's shared memory; reused when the lease has ended, whoever looks at it
     read: Callable[[], Iterator[Records]]  # all records in order, as they arrive; raises SourceError
@@ -92,9 +94,14 @@ class Pull:
         return self.shard.record_bytes
 
     @property
+    def slots(self) -> int:
+        """The shard's slots: one for each of the saved records, or fewer."""
+        return self.shard.slots or self.saved_blocks
+
+    @property
     def records_a_chunk(self) -> int:
-        """Whole records that fit into a chunk, one at least."""
-        return max(1, self.chunk_bytes // self.record_bytes)
+        """Whole records that fit into a chunk, one at least, and of a window no more than a part."""
+        return windows.at_once(self.chunk_bytes // self.record_bytes, self.slots, self.saved_blocks)
 
     def check_time(self) -> None:
         """Raise PullCancelled or PullTimeout when the pull is to end now."""
@@ -112,6 +119,9 @@ class Transport(ABC):
     """
 
     name: ClassVar[str]  # the one under which it is registered
+    # Whether it moves saves with fewer slots than records: record r lies in slot r % slots, and comes there
+    # only when the consumer of `pull` has had record r - slots. Others are not asked to offer such a save.
+    windows: ClassVar[bool] = False
 
     @classmethod
     def hindrance(cls) -> str:

@@ -22,6 +22,7 @@ class Grpc(Transport):
     """Streams from the source's Handoff service, which every rank runs at its shards' address."""
 
     name: ClassVar[str] = "grpc"
+    windows: ClassVar[bool] = True
 
     def __init__(self, message_bytes: int = wire.MESSAGE_BYTES) -> None:
         """message_bytes: of records in a message, at most; 0: whole ones, as many as the source likes."""

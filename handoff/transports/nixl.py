@@ -104,8 +104,8 @@ class Nixl(Transport):
             raise TransportFailed(f"{pull.what}: its slots cannot lie where the offer of nixl says")
         plan = SavePlan(offer.offset, pull.record_bytes, runs)
         stop = pull.first_block + pull.num_blocks
-        if stop > plan.num_blocks:
-            raise TransportFailed(f"{pull.what}: {stop} records are needed, {plan.num_blocks} are there")
+        if stop > plan.slots:
+            raise TransportFailed(f"{pull.what}: {stop} records are needed, {plan.slots} are there")
         pull.check_time()
         self._agent.know(offer.agent, {one.number: one.metadata for one in offer.regions}, pull.what)
         with self._agent.buffer(_Reader.size(pull)) as buffer:
@@ -186,7 +186,7 @@ class _Reader:
             self._await(self._read(pieces, 0))
             headers = self._headers(0, stop - first)
             self._check_ticket(headers)
-            if count := whole_ones(headers, self._pull.what):
+            if count := whole_ones(headers, first, self._pull.what):
                 return first + count
             self._pull.check_time()
             time.sleep(look_s)

@@ -23,6 +23,7 @@ class Shm(Transport):
     """Offers the records' place, and reads it. Their tickets tell whether they were left alone."""
 
     name: ClassVar[str] = "shm"
+    windows: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._host = host_id()
@@ -43,8 +44,8 @@ class Shm(Transport):
     def pull(self, pull: Pull) -> Iterator[Records]:
         offer = offer_of(pull.shard)
         runs = [(run.first, run.count) for run in offer.runs]
-        if (there := sum(count for _, count in runs)) != pull.saved_blocks:
-            raise MalformedManifest(f"{pull.what}: {there} slots for {pull.saved_blocks} blocks")
+        if (there := sum(count for _, count in runs)) != pull.slots:
+            raise MalformedManifest(f"{pull.what}: {there} slots are offered; the shard has {pull.slots}")
         segment = self._attach(pull, offer.segment)
         if not are_inside(runs, segment.size, offer.offset, pull.record_bytes):
             raise TransportFailed(
@@ -53,20 +54,20 @@ class Shm(Transport):
         view = SaveView(segment, offer.offset, pull.record_bytes, runs)
         ticket = number(pull.shard.ticket, pull.request_id, pull.epoch)
         stop = pull.first_block + pull.num_blocks
-        if stop > view.num_blocks:
-            raise TransportFailed(f"{pull.what}: {stop} records are needed, {view.num_blocks} are there")
-        self._check_ticket(pull, view, ticket, pull.first_block, stop)  # before anything is loaded
+        if stop > pull.saved_blocks:
+            raise TransportFailed(f"{pull.what}: {stop} records are needed, {pull.saved_blocks} are there")
+        self._check(pull, view.holds(ticket, pull.first_block, stop))  # before anything is loaded
 
         def check() -> None:
             pull.check_time()
-            self._check_ticket(pull, view, ticket, first, first + 1)
+            self._check(pull, view.holds(ticket, first, first + 1))
 
         for first, last in view.pieces(pull.first_block, stop, pull.records_a_chunk):
             while first < last:
                 pull.check_time()
                 end = view.wait(first, last, pull.what, check)
                 yield Records(first, view.records(first, end), view.digests(first, end))
-                self._check_ticket(pull, view, ticket, first, end)
+                self._check(pull, view.lends(ticket, first, end))
                 first = end  # noqa: PLW2901
 
     def close(self) -> None:
@@ -74,8 +75,8 @@ class Shm(Transport):
             self._attached.clear()
 
     @staticmethod
-    def _check_ticket(pull: Pull, view: SaveView, ticket: int, first: int, last: int) -> None:
-        if not view.holds(ticket, first, last):
+    def _check(pull: Pull, there: bool) -> None:
+        if not there:
             raise LeaseExpired(
                 f"{pull.what}: its place in shared memory holds it no more under this ticket;"
                 " it was released or its lease ran out"

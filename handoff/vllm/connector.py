@@ -52,11 +52,16 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(self._config, facts.groups(kv_cache_config))
+            self._scheduler = SchedulerSide(
+                self._config, facts.groups(kv_cache_config), kv_cache_config.num_blocks
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """False: a save ends in the step that computed the last block; no preemption comes in between."""
+        """False: a save ends in the step that computed the last block; no preemption comes in between.
+
+        What is not copied by then is kept, as the request ends in that step.
+        """
         return False
 
     # ---- for the worker's host: on the scheduler's object, between steps
@@ -92,14 +97,15 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler_side.try_handoff(sources, transport, size, timeout_s)
 
     def wake_on_loads(self, wake: Callable[[], object]) -> bool:
-        """Have `wake` called, on any thread, when a load has ended. Return whether it will be.
+        """Have `wake` called, on any thread, when a load has ended, or what was kept may be freed.
 
-        It is not where ranks have processes of their own: their loads are noticed in the next step.
+        Return whether it will be. It is not where ranks have processes of their own: their loads are noticed
+        in the next step.
         """
         rank = get_kv_transfer_group() if has_kv_transfer_group() else None
         if not isinstance(rank, BatonConnector):
             return False
-        rank._worker_side.loader.on_finished = wake
+        rank._worker_side.wake_on_ends(wake)
         return True
 
     @property
@@ -132,6 +138,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: Any) -> None:
         if isinstance(connector_output.kv_connector_worker_meta, StepResults):
             self._scheduler_side.update(connector_output.kv_connector_worker_meta)
+        self._scheduler_side.freed(connector_output.finished_sending or ())
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """All of them: vLLM zeroes no block of a load, which may be under way by then."""
@@ -141,9 +148,8 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        del block_ids  # may be freed: what is kept was copied
-        self._scheduler_side.finished(request)
-        return False, None
+        del block_ids
+        return self._scheduler_side.finished(request), None
 
     # ---- a rank's side
 
@@ -153,6 +159,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> RankHandshake:
         return self._worker_side.handshake()
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        if isinstance(kv_connector_metadata, StepJobs):
+            self._worker_side.withhold(kv_connector_metadata)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)

@@ -29,6 +29,8 @@ class StepJobs(KVConnectorMetadata):
     cancels: list[Key] = field(default_factory=list)  # loads of earlier steps whose requests ended
     resumes: list[Key] = field(default_factory=list)  # early loads whose prompts are complete now
     drops: list[Key] = field(default_factory=list)  # saves whose prompts are computed no further
+    preempted: list[Key] = field(default_factory=list)  # requests whose blocks this step may write to
+    ended: list[Key] = field(default_factory=list)  # requests whose blocks are kept until all is copied
 
 
 @dataclass
@@ -51,5 +53,7 @@ class RankHandshake(KVConnectorHandshakeMetadata):
 
     rank: int
     address: str  # of its Handoff service, as processes of this machine dial it
+    slots: int  # of staging
+    windows: bool  # whether a save may have fewer slots than records: one of its transports moves such
     compatibility_hash: str
     facts: Mapping[str, str]  # the hash's ingredients in words

@@ -1,7 +1,8 @@
 """The scheduler's half of the connector: it orders saves and loads, and collects their results.
 
-Leans on vllm.v1.request.Request (request_id, num_tokens, num_computed_tokens, kv_transfer_params, status),
-RequestStatus.FINISHED_ABORTED, SchedulerOutput (num_scheduled_tokens, kv_connector_block_state), on
+Leans on vllm.v1.request.Request (request_id, num_tokens, num_computed_tokens, num_output_tokens, max_tokens,
+kv_transfer_params, status), RequestStatus.FINISHED_ABORTED, SchedulerOutput (num_scheduled_tokens,
+kv_connector_block_state, preempted_req_ids), on
 Scheduler.schedule calling get_num_new_matched_tokens again in each step after it returned None, and on
 Scheduler.update_from_output calling update_connector_output after it has finished requests:
 `request_finished` cannot return the manifest, so the worker's host takes it with `take_reports` after each
@@ -11,7 +12,7 @@ step.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,7 +90,7 @@ class _Load:
 class SchedulerSide:
     """The state of all saves and loads of an engine. All methods are called on the engine's thread."""
 
-    def __init__(self, config: HandoffConfig, groups: tuple[CacheGroup, ...]) -> None:
+    def __init__(self, config: HandoffConfig, groups: tuple[CacheGroup, ...], cache_blocks: int) -> None:
         self._config = config
         self._groups = groups
         self._host = host_id()
@@ -103,7 +104,8 @@ class SchedulerSide:
         self._begun: list[Begun] = []
         self._saved: list[Saved] = []
         self._loaded: list[Loaded] = []
-        self._room = SaveRoom()
+        self._kept: dict[str, Key] = {}  # requests whose blocks a window's save may read, by request id
+        self._room = SaveRoom(cache_blocks)
 
     # ---- for the worker's host
 
@@ -173,6 +175,8 @@ class SchedulerSide:
             raise CompatibilityMismatch(
                 f"the ranks of worker {self._config.worker_id!r} differ: {sorted(hashes)}"
             )
+        self._room.windows = all(rank.windows for rank in self._ranks)
+        self._room.hear({rank.rank: (rank.slots, rank.slots) for rank in self._ranks})
 
     def add(self, request: Any) -> None:
         """Note what a new request wants. Raises InvalidWish."""
@@ -191,7 +195,8 @@ class SchedulerSide:
         """
         if request.request_id in self._to_save:
             blocks = num_records(self._groups, request.num_tokens)
-            return 0 if self._room.admits(request.request_id, blocks) else None
+            admitted = self._room.admits(request.request_id, blocks, self._slots(request, blocks))
+            return 0 if admitted else None
         if request.request_id not in self._to_load:
             return 0
         wish, _ = self._to_load[request.request_id]
@@ -227,6 +232,11 @@ class SchedulerSide:
 
     def build_step(self, scheduler_output: Any) -> StepJobs:
         """Return the step's loads, and a save of each prompt's records that are final after it."""
+        for request_id in scheduler_output.preempted_req_ids or ():
+            if (prompt := self._to_save.get(request_id)) is not None:
+                prompt.records = 0  # the ranks know what they have copied, and leave that out
+            if (key := self._kept.get(request_id)) is not None:
+                self._jobs.preempted.append(key)
         for request_id in [name for name in self._to_save if name in scheduler_output.num_scheduled_tokens]:
             prompt = self._to_save[request_id]
             prompt.chunks += 1
@@ -240,8 +250,9 @@ class SchedulerSide:
 
     def _has_more(self, prompt: _Prompt, end: int) -> bool:
         """Tell whether a step that ends before the prompt does leaves records that can travel."""
-        promised = self._room.promised(prompt.request.request_id) or prompt.records
-        return bool(promised) and final_records(self._groups, end) > prompt.records
+        request_id, epoch = prompt.request.request_id, prompt.wish.epoch
+        promised = self._room.promised(request_id) or (request_id, epoch) in self._saving
+        return promised and final_records(self._groups, end) > prompt.records
 
     def _save(self, prompt: _Prompt, tables: Sequence[Sequence[int]], end: int) -> None:
         """Order the save of what is final after the first `end` tokens; with the last, of all the rest."""
@@ -255,7 +266,10 @@ class SchedulerSide:
             parts = (final_part(self._groups, tables, prompt.records, stop),)
             prompt.records = stop
         key = request.request_id, epoch
-        job = SaveJob(*key, parts, whole, last)
+        slots = self._slots(request, whole)
+        job = SaveJob(*key, parts, whole, last, slots)
+        if slots < whole:
+            self._kept[request.request_id] = key
         save = self._saving.setdefault(key, _Save(request.num_tokens))
         if last:
             del self._to_save[request.request_id]
@@ -274,8 +288,19 @@ class SchedulerSide:
         if save is not None and save.manifest is not None:  # at once: there may be no next step
             self._client.release_soon(save.manifest)
 
-    def finished(self, request: Any) -> None:
-        """Stop the load of a request that ended, or release what it has not begun to load."""
+    def _slots(self, request: Any, records: int) -> int:
+        """Return how many slots of staging the save of a request gets.
+
+        Only of one that ends with its prompt the blocks stay as they are until they are copied.
+        """
+        ends = request.max_tokens <= request.num_output_tokens + 1
+        return self._room.slots(records) if ends else records
+
+    def finished(self, request: Any) -> bool:
+        """Stop the load of a request that ended, or release what it has not begun to load.
+
+        Returns whether its blocks are to be kept until the ranks say that nothing reads them.
+        """
         self._jobs.cancels += [key for key in self._loading if key[0] == request.request_id]
         if (prompt := self._to_save.pop(request.request_id, None)) is not None:
             self._drop((request.request_id, prompt.wish.epoch))
@@ -285,6 +310,17 @@ class SchedulerSide:
             for (request_id, _), save in self._saving.items():
                 if request_id == request.request_id:
                     save.wanted = False
+        key = self._kept.pop(request.request_id, None)
+        if key is None:
+            self._room.freed(request.request_id)
+        else:
+            self._jobs.ended.append(key)
+        return key is not None
+
+    def freed(self, request_ids: Iterable[str]) -> None:
+        """Note that all ranks have copied what they kept of these."""
+        for request_id in request_ids:
+            self._room.freed(request_id)
 
     def update(self, results: StepResults) -> None:
         """Take over what the ranks did in a step."""

@@ -1,10 +1,10 @@
 """A rank's half of the connector: the owner of its staging, service, transports, saver and loader.
 
 Leans on the order in which vLLM's model runners call a connector in one step (V1 without speculation, V1
-with, V2): bind_connector_metadata, forward, wait_for_save, get_transfer_results,
-build_connector_worker_meta; with speculation on V1 wait_for_save comes last, after the drafter. A step's
-`StepResults` is therefore one object, to which wait_for_save may still add after vLLM has taken it; vLLM
-passes it on only when the step is over. And on VllmConfig.model_config.max_model_len.
+with, V2): handle_preemptions (before anything is written), bind_connector_metadata, forward, wait_for_save,
+get_transfer_results, build_connector_worker_meta; with speculation on V1 wait_for_save comes last, after the
+drafter. A step's `StepResults` is therefore one object, to which wait_for_save may still add after vLLM has
+taken it; vLLM passes it on only when the step is over. And on VllmConfig.model_config.max_model_len.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +139,24 @@ class WorkerSide:
 
     def handshake(self) -> RankHandshake:
         """Describe this rank to the scheduler's side."""
-        return RankHandshake(self._rank, self._service.local_address, self._hash, self._facts)
+        return RankHandshake(
+            self._rank,
+            self._service.local_address,
+            self.staging.capacity,
+            any(transport.windows for transport in self._transports),
+            self._hash,
+            self._facts,
+        )
+
+    def withhold(self, jobs: StepJobs) -> None:
+        """Read no block any more that the step may write to."""
+        self._saver.withhold(jobs.preempted)
 
     def begin_step(self, jobs: StepJobs) -> None:
         """Start the step's loads before its forward pass, which hides them."""
         self._results = StepResults()
         self._saver.drop(jobs.drops)
+        self._saver.backlog.leave(jobs.ended)
         self.loader.cancel(jobs.cancels)
         self.loader.resume(jobs.resumes)
         for job in jobs.loads:
@@ -157,10 +169,11 @@ class WorkerSide:
         self._report_room()
 
     def transfer_results(self) -> KVConnectorTransferResults:
-        """Return the loads that ended; failed ones are in both sets."""
+        """Return the loads that ended, failed ones in both sets, and the saves whose blocks may be freed."""
         loads = self.loader.take_finished()
         self._results.loads += loads
         return KVConnectorTransferResults(
+            finished_sending={request_id for request_id, _ in self._saver.backlog.copied()},
             finished_recving={load.request_id for load in loads},
             failed_recving={load.request_id for load in loads if load.problem is not None},
         )
@@ -177,11 +190,16 @@ class WorkerSide:
         if room != self._reported_room:
             self._reported_room = self._results.staging[self._rank] = room
 
+    def wake_on_ends(self, wake: Callable[[], object]) -> None:
+        """Have `wake` called, on any thread, when a load has ended, or blocks that were kept may be freed."""
+        self.loader.on_finished = self._saver.backlog.on_copied = wake
+
     def close(self) -> None:
         """Stop everything and remove the shared memory. Idempotent."""
         atexit.unregister(self.close)
         self.loader.close()
         self._service.close()
+        self._saver.close()
         self._cache.close()
         self.staging.close()
         for transport in self._transports:

@@ -136,6 +136,7 @@ class Source:
 
     def close(self) -> None:
         self.service.close(grace_s=0)
+        self.saver.close()
         self.cache.close()
         self.staging.close()
         for transport in self.transports:

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, SERVICE
+from baton.handoff.wire import ERROR_KEY, PULL, RELEASE, SERVICE, TAKEN
 from baton.protos import handoff_pb2 as pb
 from baton.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS
 from tests.handoff import caches
@@ -83,7 +83,7 @@ def _call(channel: grpc.Channel, method: str, message: bytes, timeout: float | N
 def _garbage(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
     del ticket
     message = b"\x0a\xff" + rng.randbytes(rng.choice((0, 5, 4096)))  # a string that is longer than all of it
-    return "service: garbage", rng.choice((PULL, RELEASE)), message, 5.0
+    return "service: garbage", rng.choice((PULL, RELEASE, TAKEN)), message, 5.0
 
 
 def _wrong_pull(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
@@ -113,6 +113,16 @@ def _wrong_release(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, 
     return "service: another's release", RELEASE, request.SerializeToString(), 5.0
 
 
+def _wrong_taken(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
+    """Of a save without a window nothing is taken, and nobody without its ticket takes anything."""
+    request = pb.TakenRequest(request_id="victim", epoch=3, ticket=ticket)
+    if rng.random() < 0.5:
+        request.ticket = rng.choice((b"", ticket[:-1], rng.randbytes(16)))
+    request.taken = rng.choice((0, 1, 6, 7, 2**31, 2**32 - 1))
+    request.wanted = rng.choice((0, 1, 6, 2**32 - 1))
+    return "service: wrong word of what was taken", TAKEN, request.SerializeToString(), 5.0
+
+
 def _no_deadline(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
     request = _right_pull(ticket)
     return "service: no deadline", PULL, request.SerializeToString(), rng.choice((None, 1e5))
@@ -123,5 +133,6 @@ _CALLS: list[Callable[[random.Random, bytes], tuple[str, str, bytes, float | Non
     _wrong_pull,
     _wrong_pull,
     _wrong_release,
+    _wrong_taken,
     _no_deadline,
 ]

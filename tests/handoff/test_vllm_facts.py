@@ -24,8 +24,10 @@ with warnings.catch_warnings():
         SlidingWindowSpec,
         UniformTypeKVCacheSpecs,
     )
+    from vllm.v1.request import RequestStatus
 
     from baton.handoff.vllm import facts
+    from baton.handoff.vllm.metadata import RankHandshake
     from baton.handoff.vllm.scheduler_side import SchedulerSide
 
 _HEADS: dict[str, Any] = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
@@ -81,7 +83,13 @@ class Step(SimpleNamespace):
 
     def __init__(self, scheduled: int, *tables: list[int]) -> None:
         state = SimpleNamespace(get_block_ids=lambda _: tables)
-        super().__init__(num_scheduled_tokens={"r": scheduled}, kv_connector_block_state=state)
+        super().__init__(
+            num_scheduled_tokens={"r": scheduled}, kv_connector_block_state=state, preempted_req_ids=set()
+        )
+
+
+PREEMPTED = Step(0, [])
+PREEMPTED.preempted_req_ids = {"r"}
 
 
 @pytest.mark.parametrize(
@@ -95,9 +103,15 @@ class Step(SimpleNamespace):
 def test_a_step_that_does_not_leave_what_is_saved_saves_nothing(step: Step, why: str | None) -> None:
     extra = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
     config = HandoffConfig.from_extra_config(extra | {"worker_id": "w"})
-    side = SchedulerSide(config, (CacheGroup(32), CacheGroup(32, window=33), CacheGroup(512, state="s")))
+    groups = CacheGroup(32), CacheGroup(32, window=33), CacheGroup(512, state="s")
+    side = SchedulerSide(config, groups, 100)
     request = SimpleNamespace(
-        request_id="r", num_tokens=70, num_computed_tokens=0, kv_transfer_params=save_params(1)
+        request_id="r",
+        num_tokens=70,
+        num_computed_tokens=0,
+        num_output_tokens=0,
+        max_tokens=1,
+        kv_transfer_params=save_params(1),
     )
     side.add(request)
     assert side.loadable_tokens(request, 0) == 0
@@ -109,4 +123,29 @@ def test_a_step_that_does_not_leave_what_is_saved_saves_nothing(step: Step, why:
     else:
         assert jobs.saves == []
         assert problems == [f"SaveFailed: KV of request 'r', epoch 1: {why}"]
+    side.close()
+
+
+def test_a_window_is_for_a_request_that_ends_with_its_prompt() -> None:
+    extra = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
+    side = SchedulerSide(HandoffConfig.from_extra_config(extra | {"worker_id": "w"}), (CacheGroup(32),), 100)
+    side.set_ranks({0: RankHandshake(0, "nowhere:0", 8, True, "00", {})})
+    step = Step(320, list(range(1, 11)))
+    for max_tokens, slots in ((1, 2), (2, 10)):
+        request = SimpleNamespace(
+            request_id="r",
+            num_tokens=320,
+            num_computed_tokens=0,
+            num_output_tokens=0,
+            max_tokens=max_tokens,
+            kv_transfer_params=save_params(1),
+            status=RequestStatus.FINISHED_LENGTH_CAPPED,
+        )
+        side.add(request)
+        (job,) = side.build_step(step).saves
+        assert job.slots == slots
+        # The next step may take its blocks before it is known to have ended, as steps may overlap.
+        assert side.build_step(PREEMPTED).preempted == ([("r", 1)] if slots == 2 else [])
+        assert side.finished(request) == (slots == 2)
+        assert side.build_step(Step(0, [])).ended == ([("r", 1)] if slots == 2 else [])
     side.close()

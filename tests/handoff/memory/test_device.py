@@ -191,6 +191,28 @@ def test_a_pack_waits_for_the_step_and_for_its_slot_and_the_engine_for_the_packs
     cache.close()
 
 
+def test_a_pack_on_another_thread_waits_for_the_step_that_is_marked_and_the_engine_for_none() -> None:
+    device = Recording()
+    cache = on_device(1, device=device, chunk=1)
+    packing, copying = device.queues[:2]
+    staging = Staging(Arena(2 * MIB, cache.record_bytes), lease_s=30)
+    entry = staging.reserve("r", 1, 4)
+    with device.engine.use():
+        pass  # the step that wrote the blocks
+    mark = cache.mark()
+    with device.engine.use():
+        pass  # the next one
+    device.log.clear()
+    waited = dict(device.engine.waited)
+    cache.fill([Part(0, 0, (1, 2, 3, 4))], staging.filling(entry), mark)
+    assert {waited[device.engine] for queue, waited in device.log if queue is packing} == {1}
+    assert device.engine.waited == waited
+    assert len([queue for queue, _ in device.log if queue is copying]) == 4
+    cache.close()
+    assert entry.view.whole == 4
+    staging.close()
+
+
 def test_a_load_waits_for_what_the_engine_had_queued() -> None:
     device = Recording()
     cache = on_device(1, device=device)

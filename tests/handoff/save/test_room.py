@@ -5,8 +5,15 @@ from __future__ import annotations
 from baton.handoff.save.room import SaveRoom
 
 
-def room(free: int, capacity: int = 10, wait_s: float = 60.0) -> SaveRoom:
-    made = SaveRoom(wait_s)
+class Room(SaveRoom):
+    """Admits by the number of blocks alone, as where each has a slot."""
+
+    def admits(self, request_id: str, blocks: int, slots: int | None = None) -> bool:
+        return super().admits(request_id, blocks, blocks if slots is None else slots)
+
+
+def room(free: int, capacity: int = 10, wait_s: float = 60.0, cache_blocks: int = 100) -> Room:
+    made = Room(cache_blocks, wait_s)
     made.hear({0: (free, capacity)})
     return made
 
@@ -58,7 +65,7 @@ def test_who_waited_too_long_is_told_once_and_begins_if_nobody_minds() -> None:
 def test_what_never_fits_and_what_is_not_known_do_not_wait() -> None:
     assert room(free=0, capacity=10).admits("a", 11)
     assert room(free=0, capacity=0).admits("a", 1)  # no shared memory at all
-    assert SaveRoom().admits("a", 1)
+    assert Room(100).admits("a", 1)
 
 
 def test_what_has_its_room_before_it_is_complete_counts_once() -> None:
@@ -70,3 +77,36 @@ def test_what_has_its_room_before_it_is_complete_counts_once() -> None:
     assert not made.promised("a")
     assert made.admits("b", 4)
     assert made.admits("a", 6)  # asked again after a preemption
+
+
+def test_what_would_take_most_of_staging_gets_a_window() -> None:
+    made = room(free=40, capacity=40)
+    assert [made.slots(blocks) for blocks in (1, 20, 21, 40, 1000)] == [1, 20, 10, 10, 10]
+    assert [room(free=2, capacity=2).slots(blocks) for blocks in (1, 2, 9)] == [1, 2, 2]
+    assert SaveRoom(100).slots(1000) == 1000  # no rank has told
+    made.windows = False
+    assert made.slots(1000) == 1000
+
+
+def test_a_window_alone_is_asked_for() -> None:
+    made = room(free=25, capacity=40, cache_blocks=600)
+    for name in ("a", "b"):
+        assert made.admits(name, 100, made.slots(100))
+    assert not made.admits("c", 100, made.slots(100))
+    made.hear({0: (35, 40)})
+    assert made.admits("c", 100, made.slots(100))
+
+
+def test_windows_leave_half_of_the_cache_to_others() -> None:
+    made = room(free=40, capacity=40, cache_blocks=200)
+    assert made.admits("a", 70, 10)
+    assert not made.admits("b", 70, 10)
+    assert made.admits("short", 5, 5)
+    made.forget("a")  # it is saved; its blocks are kept all the same
+    assert not made.admits("b", 70, 10)
+    made.freed("a")
+    assert made.admits("b", 70, 10)
+    made.freed("b")
+    made.forget("b")
+    assert made.admits("more than half, alone", 190, 10)
+    assert not made.admits("c", 50, 10)

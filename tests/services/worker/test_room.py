@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from baton.protos import worker_pb2 as pb
 from harness.support import eventually
-from harness.workers import Fleet
-from tests.services.worker.router import PREFILL, connected, prompt, request
+from harness.workers import Fleet, Worker
+from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
 
 WAITING, PINNED = "baton_worker_requests_waiting", "baton_worker_handoffs_pinned"
+USED = "baton_worker_kv_cache_usage_ratio"
 
 
 async def test_a_prompt_waits_for_room_and_is_sent_elsewhere_if_there_is_none(workers: Fleet) -> None:
@@ -34,3 +35,26 @@ async def test_a_prompt_waits_for_room_and_is_sent_elsewhere_if_there_is_none(wo
         assert saved is not None
         assert saved.HasField("manifest"), saved.problem
     eventually(lambda: worker.figure(PINNED) == 0, 10, "all is released")
+
+
+async def test_a_prompt_larger_than_staging_is_handed_over_part_by_part(
+    workers: Fleet, mixed: Worker
+) -> None:
+    worker = workers.started("prefill", handoff={"staging_mib": 1})
+    core = request("large", prompt(1000, seed=610), max_tokens=8)
+    async with connected(worker.address) as source, connected(mixed.address) as target:
+        begun = await source.run(core, PREFILL)
+        assert begun.saved is not None
+        assert begun.saved.HasField("manifest"), begun.saved.problem
+        manifest = begun.saved.manifest
+        assert manifest.shards[0].slots < manifest.num_blocks / 2
+        assert manifest.num_blocks * manifest.shards[0].record_bytes > 2**20 - 2**12
+        eventually(lambda: worker.figure(USED) > 0, 10, "what has no slot is kept")
+        rest = await target.run(core, DECODE, written=begun.tokens, manifest=manifest)
+        core.request_id = "large, whole"
+        whole = await target.run(core, DECODE)
+    assert begun.tokens + rest.tokens == whole.tokens
+    assert rest.admitted is not None
+    assert rest.admitted.blocks_pulled == manifest.num_blocks
+    eventually(lambda: worker.figure(PINNED) == 0, 10, "all is released")
+    eventually(lambda: worker.figure(USED) == 0, 10, "and nothing is kept")

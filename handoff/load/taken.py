@@ -1,0 +1,109 @@
+"""Acknowledgements: the source of a save with fewer slots than records hears what a pull has taken of it.
+
+One call is under way at most; what is taken meanwhile goes with the next one. A call that fails ends the
+pull: without it no further record would come.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from baton.handoff import windows
+from baton.handoff.channels import HandoffClient
+from baton.handoff.errors import HandoffError, TransportFailed, named
+from baton.handoff.transports.base import Pull
+from baton.handoff.wire import ERROR_KEY
+from baton.protos.handoff_pb2 import TakenRequest
+
+
+class Taken:
+    """The acknowledgements of one pull of records. Without a window there are none."""
+
+    def __init__(self, client: HandoffClient, pull: Pull, failed: Callable[[], object]) -> None:
+        """Begin with nothing taken. failed: called, on any thread, when a call has failed."""
+        self._client = client
+        self._pull = pull
+        self._failed = failed
+        windowed = pull.slots < pull.saved_blocks
+        self._step = windows.part(pull.slots) if windowed else pull.saved_blocks + 1
+        self._told = 0
+        self._wanted = 0
+        self._calling = False
+        self._ended = False
+        self._lock = threading.Lock()
+        self.error: HandoffError | None = None
+
+    @property
+    def told(self) -> bool:
+        """Whether the source may have let go of something."""
+        return bool(self._told or self._wanted)
+
+    def is_due(self, place: int) -> bool:
+        """Return whether the source should hear that no records before this place are needed any more."""
+        return place - max(self._told, self._wanted) >= self._step
+
+    def tell(self, place: int) -> None:
+        """Tell it, without waiting, that all records before this place were taken."""
+        self._told = place
+        self._soon()
+
+    def pass_over(self, place: int) -> None:
+        """Tell it, without waiting, that no record before this place is wanted but those told before."""
+        self._wanted = place
+        self._soon()
+
+    def end(self) -> None:
+        """Note that all is here: the calls under way do not matter. Raises the error of one that did."""
+        with self._lock:
+            self._ended = True
+        if self.error is not None:
+            raise self.error
+
+    def _soon(self) -> None:
+        with self._lock:
+            if self._calling:
+                return
+            self._calling = True
+        self._call()
+
+    def _call(self) -> None:
+        pull, told = self._pull, (self._told, self._wanted)
+        request = TakenRequest(
+            request_id=pull.request_id,
+            epoch=pull.epoch,
+            ticket=pull.shard.ticket,
+            taken=told[0],
+            wanted=told[1],
+        )
+        call = self._client.taken(request, pull.shard.address)
+        call.add_done_callback(lambda done: self._on_done(done, told))
+
+    def _on_done(self, call: Any, told: tuple[int, int]) -> None:
+        try:
+            call.result()
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            with self._lock:
+                if self._ended:
+                    return
+                self.error = self._translated(error)
+            self._failed()
+            return
+        with self._lock:
+            self._calling = (self._told, self._wanted) != told and not self._ended
+            if not self._calling:
+                return
+        self._call()
+
+    def _translated(self, error: Any) -> HandoffError:
+        what = f"{self._pull.what}: it does not hear what was taken"
+        if not isinstance(error, grpc.RpcError):
+            return TransportFailed(f"{what}: the connection was closed")
+        failed: Any = error
+        for key, value in failed.trailing_metadata() or ():
+            if key == ERROR_KEY:
+                return named(value)(failed.details())
+        return TransportFailed(f"{what}: {failed.code().name}: {failed.details()}")

@@ -1,0 +1,176 @@
+"""The records of saves with a window that have no slot yet: they stay in the engine's blocks until they have.
+
+A thread copies them as slots come free, whatever the engine does meanwhile, prompt after prompt in turns.
+The engine must not write to a block that waits here: before a step that may, `withhold` is called for prompts
+that were preempted, and the blocks of a request that ended are freed when `copied` says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from baton.handoff import windows
+from baton.handoff.errors import HandoffError
+from baton.handoff.groups import Part
+from baton.handoff.memory.cache import BlockCache
+from baton.handoff.memory.streams import Mark
+from baton.handoff.save.entry import Entry, Key
+from baton.handoff.save.staging import Staging
+
+logger = logging.getLogger(__name__)
+
+TURN_BYTES = 16 << 20  # a turn copies no more: others get theirs, and a preemption waits for one turn
+_WITHHOLD_S = 30.0  # for a turn that has begun; a turn takes milliseconds
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One save. Invariant: `reached` is the place behind what was copied and what waits."""
+
+    entry: Entry
+    waiting: deque[tuple[Part, Mark | None]] = field(default_factory=deque)
+    reached: int = 0
+    copying: bool = False
+
+    def next_turn(self) -> tuple[Part, Mark | None] | None:
+        """Take the next records for which there is room; None if there are none."""
+        entry, start = self.entry, self.entry.next
+        most = windows.at_once(TURN_BYTES // entry.record_bytes, entry.slots, entry.num_blocks)
+        room = min(entry.room, most)
+        while self.waiting and self.waiting[0][0].stop <= start:  # nobody wants these
+            self.waiting.popleft()
+        if self.copying or not self.waiting or room <= 0:
+            return None
+        part, mark = self.waiting.popleft()
+        part = part.within(start, part.stop)
+        now = part.within(part.first, part.first + room)
+        if now.stop < part.stop:
+            self.waiting.appendleft((part.within(now.stop, part.stop), mark))
+        return now, mark
+
+
+class Backlog:
+    """The records for which the windows of saves have no slot. Safe for any thread."""
+
+    def __init__(self, cache: BlockCache, staging: Staging) -> None:
+        """Begin with nothing; `staging` tells of room from now on."""
+        self._cache = cache
+        self._staging = staging
+        self._streams: dict[Key, _Stream] = {}  # whose turn it is comes first
+        self._leaving: set[Key] = set()  # their requests have ended, and their blocks are kept for this
+        self.on_copied: Callable[[], object] = lambda: None  # called when blocks of one of these may be freed
+        self._changed = threading.Condition()
+        self._closed = False
+        staging.on_room = self._look
+        self._thread = threading.Thread(target=self._copy, name="baton-backlog", daemon=True)
+        self._thread.start()
+
+    def add(self, entry: Entry, parts: Sequence[Part], mark: Mark | None) -> None:
+        """Queue further records of a published entry. mark: of the step that wrote their blocks.
+
+        Raises UnknownHandoff, LeaseExpired for an entry that has ended.
+        """
+        self._staging.check(entry)
+        with self._changed:
+            stream = self._streams.get(entry.key)
+            if stream is None or stream.entry is not entry:
+                stream = self._streams[entry.key] = _Stream(entry)
+            for part in parts:
+                stream.waiting.append((part, mark))
+                stream.reached = part.stop
+            self._changed.notify_all()
+
+    def reached(self, entry: Entry) -> int:
+        """Return the place of the first record that is neither copied nor waits."""
+        with self._changed:
+            stream = self._streams.get(entry.key)
+            return stream.reached if stream is not None and stream.entry is entry else entry.filled
+
+    def withhold(self, keys: Iterable[Key]) -> None:
+        """Let go of the blocks of prompts that will be computed again; on return nothing reads them.
+
+        Raises HandoffError where that does not come: the engine must not go on, or KV would be wrong.
+        """
+        with self._changed:
+            streams = [self._streams[key] for key in keys if key in self._streams]
+            for stream in streams:
+                stream.waiting.clear()
+            done = self._changed.wait_for(lambda: not any(one.copying for one in streams), _WITHHOLD_S)
+            for stream in streams:
+                stream.reached = stream.entry.filled
+        if not done:
+            raise HandoffError(f"KV of a preempted request is still being copied after {_WITHHOLD_S:g} s")
+
+    def leave(self, keys: Iterable[Key]) -> None:
+        """Note that requests have ended, whose blocks are kept until `copied` returns them."""
+        with self._changed:
+            self._leaving.update(keys)
+
+    def copied(self) -> list[Key]:
+        """Return the ended requests whose blocks nothing reads any more, each once."""
+        with self._changed:
+            self._drop_ended()
+            done = [key for key in self._leaving if self._is_idle(key)]
+            for key in done:
+                self._leaving.remove(key)
+                self._streams.pop(key, None)
+            return done
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _look(self) -> None:
+        with self._changed:
+            self._drop_ended()
+            told = any(self._is_idle(key) for key in self._leaving)
+            self._changed.notify_all()
+        if told:
+            self.on_copied()
+
+    def _is_idle(self, key: Key) -> bool:
+        stream = self._streams.get(key)
+        return stream is None or not (stream.waiting or stream.copying)
+
+    def _drop_ended(self) -> None:
+        """Forget what nobody will pull any more."""
+        for key, stream in list(self._streams.items()):
+            if stream.entry.ended:
+                stream.waiting.clear()
+                if not stream.copying:
+                    del self._streams[key]
+
+    def _copy(self) -> None:
+        while True:
+            with self._changed:
+                while (turn := self._next()) is None and not self._closed:
+                    self._changed.wait()
+                if turn is None or self._closed:
+                    return
+                stream, part, mark = turn
+                stream.copying = True
+            try:
+                fill = self._staging.filling(stream.entry, part.first, part.stop)
+                self._cache.fill((part,), fill, mark)
+            except HandoffError as error:
+                logger.info("KV of request %r is not copied: %s", stream.entry.request_id, error)
+            except Exception:  # the device's; pullers learn of it by the fill
+                logger.exception("KV of request %r could not be copied", stream.entry.request_id)
+            with self._changed:
+                stream.copying = False
+            self._look()
+
+    def _next(self) -> tuple[_Stream, Part, Mark | None] | None:
+        """Return the next turn; its save goes behind the others."""
+        for key, stream in self._streams.items():
+            if not stream.entry.ended and (turn := stream.next_turn()) is not None:
+                self._streams[key] = self._streams.pop(key)
+                return stream, *turn
+        return None

@@ -1,0 +1,60 @@
+"""One saved prompt of a rank: its slots, and how far they are filled and taken."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+from baton.handoff.memory.arena import StagingSlots
+from baton.handoff.memory.views import SaveView
+
+Key = tuple[str, int]  # request id, epoch
+
+
+@dataclass(eq=False)
+class Entry:
+    """One saved prompt of one rank."""
+
+    request_id: str
+    epoch: int
+    place: StagingSlots = field(repr=False)
+    num_blocks: int
+    slots: int
+    filled: int = 0  # records whose writing has begun
+    taken: int = 0  # records that are not needed here any more; stays 0 where each has a slot
+    wanted: int = 0  # the first one that is, if more are not: those never need a slot
+    published_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
+    expires_at: float = float("inf")  # the same
+    readers: int = 0  # pulls under way, and Fills
+    growing: bool = False  # its prompt is still computed: further fills will come
+    ended: bool = False
+
+    @property
+    def key(self) -> Key:
+        """Request id and epoch."""
+        return self.request_id, self.epoch
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of one block's record."""
+        return self.place.record_bytes
+
+    @property
+    def windowed(self) -> bool:
+        """Whether it has fewer slots than records."""
+        return self.slots < self.num_blocks
+
+    @property
+    def room(self) -> int:
+        """The number of further records that can be written now."""
+        return min(self.num_blocks, max(self.taken, self.wanted) + self.slots) - self.next
+
+    @property
+    def next(self) -> int:
+        """The place of the next record to write."""
+        return max(self.filled, self.wanted)
+
+    @functools.cached_property
+    def view(self) -> SaveView:
+        """The entry's headers and records."""
+        return self.place.view()

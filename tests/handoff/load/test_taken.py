@@ -1,0 +1,256 @@
+"""Loads of saves with fewer slots than records, over the real transports: what was taken, and what failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+import pytest
+
+from baton.handoff import transports
+from baton.handoff.channels import HandoffClient
+from baton.handoff.groups import Part
+from baton.handoff.load.loader import Loader, LoadJob
+from baton.handoff.reports import ShardLoad
+from baton.handoff.save.saver import SaveJob
+from baton.handoff.wire import ERROR_KEY
+from baton.protos import handoff_pb2 as pb
+from harness.support import PATIENCE
+from tests.handoff.caches import (
+    MIB,
+    MIXED,
+    Source,
+    make_cache,
+    mixed_cache,
+    parts,
+    puller,
+    random_blocks,
+    records,
+    source,
+)
+
+BLOCKS, RECORDS, SLOTS = 41, 30, 8
+TOKENS = RECORDS * 32
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+@dataclass
+class Pair:
+    """A source and a loader in one process, with one transport between."""
+
+    source: Source
+    loader: Loader
+    client: HandoffClient
+
+    def begin(self, blocks: tuple[int, ...], stop: int = RECORDS) -> pb.Manifest:
+        """Save the first records of a prompt, and return its manifest so far."""
+        job = SaveJob("r", 1, (Part(0, 0, blocks[:stop]),), RECORDS, last=stop == RECORDS, slots=SLOTS)
+        saved = self.source.saver.save(job)
+        assert saved is not None
+        return self.source.manifest("r", TOKENS, RECORDS, saved)
+
+    def end(self, blocks: tuple[int, ...], first: int) -> None:
+        """Save the prompt's records from `first` on."""
+        self.source.saver.save(SaveJob("r", 1, (Part(0, first, blocks[first:]),), RECORDS, slots=SLOTS))
+
+    def load(self, manifest: pb.Manifest, *parts: Part, early: bool = False) -> None:
+        self.loader.submit(
+            LoadJob("r", 1, manifest.SerializeToString(), parts, time.monotonic(), "s", early=early)
+        )
+
+    def finished(self) -> ShardLoad:
+        deadline = time.monotonic() + 10 * PATIENCE
+        while not (done := self.loader.take_finished()):
+            assert time.monotonic() < deadline, "the load was never reported"
+            time.sleep(0.001)
+        (one,) = done
+        return one
+
+    def landed(self, blocks: tuple[int, ...]) -> np.ndarray:
+        return records(self.loader._cache, blocks)
+
+
+@pytest.fixture(params=["shm", "grpc"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    cache = make_cache(BLOCKS, 2)
+    made = transports.create([request.param])
+    with (
+        closing(source(make_cache(BLOCKS, 1), chunk_bytes=3 * cache.record_bytes)) as saving,
+        closing(HandoffClient()) as client,
+        closing(
+            Loader(cache, puller(cache), made, client, pull_timeout_s=5, chunk_bytes=3 * cache.record_bytes)
+        ) as loader,
+    ):
+        yield Pair(saving, loader, client)
+    made[0].close()
+
+
+def calls(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record what the source hears."""
+    heard: list[int] = []
+    take = pair.source.staging.take
+
+    def hear(request_id: str, epoch: int, taken: int, wanted: int) -> None:
+        heard.append(taken)
+        take(request_id, epoch, taken, wanted)
+
+    monkeypatch.setattr(pair.source.staging, "take", hear)
+    return heard
+
+
+def test_a_window_serves_more_records_than_it_has_slots(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
+    heard = calls(pair, monkeypatch)
+    pair.load(pair.begin(blocks), Part(0, 0, into))
+    done = pair.finished()
+    assert done.problem is None
+    assert done.blocks == RECORDS
+    assert np.array_equal(pair.landed(into), records(pair.source.cache, blocks))
+    assert heard == sorted(set(heard))
+    assert 2 <= len(heard) <= RECORDS // (SLOTS // 4)
+    eventually(lambda: pair.source.staging.held() == (0, 0))
+
+
+def test_a_save_with_all_its_slots_hears_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = calls(pair, monkeypatch)
+    blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
+    pair.load(pair.source.save("r", TOKENS, blocks), Part(0, 0, into))
+    assert pair.finished().problem is None
+    assert heard == []
+
+
+def test_records_that_are_not_wanted_are_passed_over(pair: Pair, eventually: Eventually) -> None:
+    """The prefix cache has some; they may even be more than there are slots."""
+    blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
+    pair.load(pair.begin(blocks), Part(0, 3, into[3:5]), Part(0, 5, into[5:6]), Part(0, 19, into[19:29]))
+    done = pair.finished()
+    assert done.problem is None
+    assert done.blocks == 13
+    for part in (slice(3, 6), slice(19, 29)):
+        assert np.array_equal(pair.landed(into[part]), records(pair.source.cache, blocks[part]))
+    eventually(lambda: pair.source.staging.held() == (0, 0))
+
+
+def test_an_early_load_takes_what_steps_leave_and_all_in_the_end(pair: Pair, eventually: Eventually) -> None:
+    blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
+    manifest = pair.begin(blocks, stop=21)
+    pair.load(manifest, Part(0, 0, into), early=True)
+    running = pair.loader._running["r", 1]
+    eventually(lambda: running.blocks == 21)
+    pair.end(blocks, 21)
+    eventually(lambda: pair.source.staging.held() == (0, 0))
+    pair.loader.resume([("r", 1)])
+    done = pair.finished()
+    assert done.problem is None
+    assert done.early_bytes == done.bytes
+    assert np.array_equal(pair.landed(into), records(pair.source.cache, blocks))
+
+
+def test_an_early_load_that_took_something_gives_the_save_up(pair: Pair, eventually: Eventually) -> None:
+    """Another pull would not find it all: so the prompt is prefilled elsewhere, as where a source is lost."""
+    blocks = random_blocks(BLOCKS, RECORDS, 1)
+    manifest = pair.begin(blocks, stop=21)
+    pair.load(manifest, Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)), early=True)
+    running = pair.loader._running["r", 1]
+    eventually(lambda: running.blocks == 21)
+    pair.loader.cancel([("r", 1)])
+    assert pair.finished().problem is not None
+    eventually(lambda: pair.source.staging.held() == (0, 0))
+    late = pair.source.saver.save(SaveJob("r", 1, (Part(0, 21, blocks[21:]),), RECORDS, slots=SLOTS))
+    assert late is not None
+    assert late.problem is not None
+    assert late.problem.name == "UnknownHandoff"
+
+
+def test_a_second_pull_of_what_was_taken_fails_by_name(pair: Pair, eventually: Eventually) -> None:
+    blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
+    manifest = pair.begin(blocks)
+    entry = pair.source.staging._entries["r", 1]
+    for taken in (SLOTS, 2 * SLOTS):
+        eventually(lambda taken=taken: entry.view.is_whole(taken - 1))  # type: ignore[misc]
+        pair.source.staging.take("r", 1, taken)
+    eventually(lambda: entry.view.is_whole(3 * SLOTS - 1))
+    pair.load(manifest, Part(0, 0, into))
+    problem = pair.finished().problem
+    assert problem is not None
+    assert problem.name == "AlreadyTaken"
+    eventually(lambda: pair.source.staging.held() == (0, 0))
+
+
+def test_a_source_that_does_not_hear_ends_the_load(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deaf(*_: object) -> None:
+        raise RuntimeError("broken on demand")
+
+    monkeypatch.setattr(pair.source.staging, "take", deaf)
+    pair.load(pair.begin(random_blocks(BLOCKS, RECORDS, 1)), Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)))
+    problem = pair.finished().problem
+    assert problem is not None
+    assert problem.name == "TransportFailed"
+    assert "does not hear what was taken: UNKNOWN" in problem.text
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"ticket": b""}, "WrongTicket"),
+        ({"ticket": b"x" * 16}, "WrongTicket"),
+        ({"request_id": "else"}, "WrongTicket"),
+        ({"epoch": 2}, "WrongTicket"),
+        ({"taken": 2**32 - 1}, "MalformedManifest"),
+        ({"taken": SLOTS + 1}, "MalformedManifest"),
+        ({"taken": 2}, "MalformedManifest"),
+        ({"wanted": RECORDS + 1}, "MalformedManifest"),
+    ],
+)
+def test_wrong_calls_change_nothing(
+    pair: Pair, change: dict[str, bytes | str | int], error: str, eventually: Eventually
+) -> None:
+    blocks = random_blocks(BLOCKS, RECORDS, 1)
+    manifest = pair.begin(blocks, stop=SLOTS)
+    entry = pair.source.staging._entries["r", 1]
+    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+    (shard,) = manifest.shards
+    right = pb.TakenRequest(request_id="r", epoch=1, ticket=shard.ticket, taken=3)
+    pair.client.taken(right, shard.address).result()
+    wrong = pb.TakenRequest.FromString(right.SerializeToString())
+    for key, value in change.items():
+        setattr(wrong, key, value)
+    with pytest.raises(grpc.RpcError) as refused:
+        pair.client.taken(wrong, shard.address).result()
+    assert dict(refused.value.trailing_metadata())[ERROR_KEY] == error  # type: ignore[attr-defined]
+    assert entry.taken == 3
+    pair.end(blocks, SLOTS)
+    found = []
+    for chunk in pair.source.staging.read("r", 1, (3, RECORDS - 3), 1):
+        found.append(chunk.data.copy())
+        pair.source.staging.take("r", 1, chunk.first_block + 1)
+    assert np.array_equal(np.concatenate(found), records(pair.source.cache, blocks[3:]))
+
+
+def test_all_groups_go_through_one_window() -> None:
+    tokens = 640
+    count = sum(len(group.live(tokens)) for group in MIXED)
+    blocks, into = random_blocks(BLOCKS, count, 1), random_blocks(BLOCKS, count, 3)
+    made, cache = transports.create(["shm"]), mixed_cache(BLOCKS, 2)
+    with (
+        closing(source(mixed_cache(BLOCKS, 1), groups=MIXED)) as saving,
+        closing(HandoffClient()) as client,
+        closing(
+            Loader(cache, puller(cache, MIXED), made, client, pull_timeout_s=5, chunk_bytes=MIB)
+        ) as loader,
+    ):
+        pair = Pair(saving, loader, client)
+        saved = saving.saver.save(SaveJob("r", 1, parts(MIXED, tokens, blocks), slots=SLOTS))
+        assert saved is not None
+        pair.load(saving.manifest("r", tokens, count, saved), *parts(MIXED, tokens, into))
+        assert pair.finished().problem is None
+        for there, here in zip(parts(MIXED, tokens, blocks), parts(MIXED, tokens, into), strict=True):
+            wanted = records(saving.cache, there.block_ids, there.group)
+            assert np.array_equal(records(cache, here.block_ids, here.group), wanted)
+    made[0].close()

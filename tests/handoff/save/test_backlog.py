@@ -1,0 +1,224 @@
+"""Saves with fewer slots than records: what waits in the engine's blocks, and when these are free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from baton.handoff import windows
+from baton.handoff.errors import AlreadyTaken, HandoffError, MalformedManifest, UnknownHandoff
+from baton.handoff.groups import Part
+from baton.handoff.memory.host import HostBlockCache
+from baton.handoff.records import Bytes
+from baton.handoff.save import backlog
+from baton.handoff.save.entry import Entry
+from baton.handoff.save.saver import SaveJob
+from tests.handoff.caches import MIB, Source, make_cache, random_blocks, records, source
+
+BLOCKS, RECORDS, SLOTS = 41, 20, 8
+KEY = "r", 1
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+@pytest.fixture
+def saving() -> Iterator[Source]:
+    with closing(source(make_cache(BLOCKS, 1), lease_s=30)) as made:
+        yield made
+
+
+def begin(saving: Source, blocks: tuple[int, ...], name: str = "r", stop: int = RECORDS) -> Entry:
+    """Order the save of a prompt's records up to `stop`."""
+    parts = (Part(0, 0, blocks[:stop]),)
+    saved = saving.saver.save(SaveJob(name, 1, parts, RECORDS, last=stop == RECORDS, slots=SLOTS))
+    assert saved is not None
+    assert saved.problem is None, saved.problem
+    return saving.staging._entries[name, 1]
+
+
+def go_on(saving: Source, blocks: tuple[int, ...], first: int) -> None:
+    """Order the save of the prompt's records from `first` on."""
+    assert (
+        saving.saver.save(SaveJob(*KEY, (Part(0, first, blocks[first:]),), RECORDS, slots=SLOTS)) is not None
+    )
+
+
+def pull(saving: Source, name: str = "r", first: int = 0) -> Bytes:
+    """Read all records as a puller does, which says what it has taken; return those from `first` on."""
+    found = []
+    for chunk in saving.staging.read(name, 1, (first, RECORDS - first), MIB):
+        found.append(chunk.data.copy())
+        saving.staging.take(name, 1, chunk.first_block + len(chunk.data))
+    return np.concatenate(found)
+
+
+def test_what_has_no_slot_waits_in_its_blocks_until_others_are_taken(
+    saving: Source, eventually: Eventually
+) -> None:
+    free, blocks = saving.staging.free_blocks, random_blocks(BLOCKS, RECORDS, 1)
+    entry = begin(saving, blocks)
+    assert saving.staging.free_blocks == free - SLOTS
+    saving.saver.backlog.leave([KEY])
+    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+    assert entry.room == 0
+    assert saving.saver.backlog.copied() == []
+    assert saving.staging.held() == (1, SLOTS * entry.record_bytes)
+    assert np.array_equal(pull(saving), records(saving.cache, blocks))
+    assert saving.saver.backlog.copied() == [KEY]
+    assert saving.saver.backlog.copied() == []
+    assert saving.staging.release(*KEY)
+    assert saving.staging.free_blocks == free
+
+
+def test_steps_add_to_what_waits(saving: Source, eventually: Eventually) -> None:
+    blocks = random_blocks(BLOCKS, RECORDS, 1)
+    begin(saving, blocks, stop=12)
+    go_on(saving, blocks, 12)
+    assert np.array_equal(pull(saving), records(saving.cache, blocks))
+    saving.saver.backlog.leave([KEY])
+    assert saving.saver.backlog.copied() == [KEY]
+
+
+def test_wrong_words_of_what_was_taken_are_refused(saving: Source, eventually: Eventually) -> None:
+    entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
+    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+    take = saving.staging.take
+    for name, epoch in (("r", 2), ("else", 1)):
+        with pytest.raises(UnknownHandoff):
+            take(name, epoch, 1)
+    for taken in (SLOTS + 1, RECORDS, 2**32 - 1):
+        with pytest.raises(MalformedManifest, match=f"{taken} records are said to be taken.*; 0 were"):
+            take(*KEY, taken)
+    take(*KEY, 3)
+    take(*KEY, 3)  # said again
+    eventually(lambda: entry.view.is_whole(SLOTS + 2))
+    with pytest.raises(MalformedManifest, match=r"2 records are said to be taken.*; 3 were"):
+        take(*KEY, 2)
+    saving.save("whole", 64, (1, 2))
+    with pytest.raises(MalformedManifest, match="in its 2 slots"):
+        take("whole", 1, 1)
+
+
+def test_what_was_taken_is_gone(saving: Source, eventually: Eventually) -> None:
+    entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
+    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+    (first, *_) = saving.staging.read(*KEY, (0, SLOTS), MIB)
+    assert first.first_block == 0
+    saving.staging.take(*KEY, 1)
+    eventually(lambda: entry.view.is_whole(SLOTS))
+    with pytest.raises(AlreadyTaken, match="block 0 was taken before"):
+        next(iter(saving.staging.read(*KEY, (0, 1), MIB)))
+    ticket = saving.staging.tickets.number(*KEY)
+    assert not entry.view.lends(ticket, 0, 1)
+    assert entry.view.lends(ticket, SLOTS, SLOTS + 1)
+
+
+def test_a_preempted_prompt_is_read_no_more_and_saved_from_where_it_is_computed_again(
+    saving: Source, eventually: Eventually
+) -> None:
+    assert isinstance(saving.cache, HostBlockCache)
+    blocks = random_blocks(BLOCKS, RECORDS, 1)
+    expected = records(saving.cache, blocks)
+    entry = begin(saving, blocks, stop=12)
+    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+    saving.saver.withhold([KEY, ("else", 1)])
+    again = tuple(block for block in range(1, BLOCKS) if block not in blocks)[:RECORDS]
+    saving.cache.scatter(0, expected, again)
+    saving.cache.scatter(0, np.full_like(expected, 0xA5), blocks)  # another request's
+    go_on(saving, again, 0)
+    assert np.array_equal(pull(saving), expected)
+
+
+def test_a_preemption_behind_the_prompts_end_ends_its_save(saving: Source, eventually: Eventually) -> None:
+    """Its last token may be on its way from the step before: nothing computes its blocks again."""
+    begin(saving, random_blocks(BLOCKS, RECORDS, 1))
+    saving.saver.withhold([KEY])
+    assert saving.staging.held() == (0, 0)
+    saving.saver.backlog.leave([KEY])
+    assert saving.saver.backlog.copied() == [KEY]
+
+
+def test_a_preemption_waits_for_the_copy_under_way(
+    saving: Source, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
+    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+    stream = saving.saver.backlog._streams[KEY]
+    stream.copying = True
+    saving.saver.backlog.leave([KEY])
+    monkeypatch.setattr(backlog, "_WITHHOLD_S", 0.01)
+    with pytest.raises(HandoffError, match="still being copied"):
+        saving.saver.backlog.withhold([KEY])
+    assert saving.saver.backlog.copied() == []
+    stream.copying = False
+    assert saving.saver.backlog.copied() == [KEY]
+
+
+@pytest.mark.parametrize("how", ["release", "lease"])
+def test_the_end_of_the_lease_frees_blocks_and_slots(how: str, eventually: Eventually) -> None:
+    with closing(source(make_cache(BLOCKS, 1), lease_s=0.2 if how == "lease" else 30)) as saving:
+        free = saving.staging.free_blocks
+        told = []
+        saving.saver.backlog.on_copied = lambda: told.append(1)
+        begin(saving, random_blocks(BLOCKS, RECORDS, 1), stop=12)
+        saving.saver.backlog.leave([KEY])
+        if how == "release":
+            saving.staging.release(*KEY)
+        eventually(lambda: bool(told))
+        eventually(lambda: saving.saver.backlog.copied() == [KEY])
+        eventually(lambda: saving.staging.free_blocks == free)
+        late = saving.saver.save(SaveJob(*KEY, (Part(0, 12, (1,) * 8),), RECORDS, slots=SLOTS))
+        assert late is not None
+        assert late.problem is not None
+        assert late.problem.name == ("LeaseExpired" if how == "lease" else "UnknownHandoff")
+
+
+def test_requests_that_left_nothing_are_free_at_once(saving: Source) -> None:
+    saving.saver.backlog.leave([("nothing", 1)])
+    assert saving.saver.backlog.copied() == [("nothing", 1)]
+
+
+def test_a_slow_puller_does_not_hold_up_another(saving: Source, eventually: Eventually) -> None:
+    begin(saving, random_blocks(BLOCKS, RECORDS, 1), "slow")
+    blocks = random_blocks(BLOCKS, RECORDS, 3)
+    begin(saving, blocks, "quick")
+    assert np.array_equal(pull(saving, "quick"), records(saving.cache, blocks))
+    assert saving.staging._entries["slow", 1].taken == 0
+
+
+def test_turns_are_short_and_go_round(
+    saving: Source, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    turns: list[tuple[int, int]] = []
+    original = saving.cache.fill
+
+    def fill(parts: tuple[Part, ...], *rest: object) -> None:
+        turns.append((parts[0].block_ids[0], len(parts[0].block_ids)))
+        if len(turns) == 1:
+            begin(saving, tuple(range(21, 41)), "second")  # while the first is being copied
+        original(parts, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(saving.cache, "fill", fill)
+    begin(saving, tuple(range(1, 21)), "first")
+    eventually(lambda: saving.staging.held()[0] == 2)
+    assert len(pull(saving, "second")) == RECORDS
+    assert max(count for _, count in turns) == windows.part(SLOTS)
+    assert [block > 20 for block, _ in turns[1:5]] == [False, True, False, True]
+
+
+def test_a_copy_that_fails_ends_the_save(
+    saving: Source, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    def gather(*_: object) -> None:
+        raise RuntimeError("broken on demand")
+
+    entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
+    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+    monkeypatch.setattr(saving.cache, "gather", gather)
+    saving.staging.take(*KEY, 1)
+    saving.saver.backlog.leave([KEY])
+    eventually(lambda: saving.staging.held() == (0, 0))
+    eventually(lambda: saving.saver.backlog.copied() == [KEY])
+    assert saving.staging.free_blocks == saving.staging.capacity

@@ -1,0 +1,305 @@
+"""Prompts that are larger than their window of staging, or than all of it, between real engines.
+
+The prefill side's staging has 31 slots and its cache 63 blocks. It has no prefix cache: what is not copied in
+time is gone.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from baton.handoff.params import save_params
+from baton.protos.handoff_pb2 import Manifest
+from harness.engines import (
+    BLOCK_SIZE,
+    Answer,
+    Engine,
+    EngineProcess,
+    Options,
+    begin_decode,
+    begin_prefill,
+    clear_prompt,
+    decode,
+    end_decode,
+    generate,
+    prefer,
+    pulled,
+)
+from harness.support import PATIENCE
+from tests.handoff import checkpoints
+
+WRITTEN = 8
+STEP = 128  # tokens
+LENGTHS = [700, 1010]  # the second has more records than staging has slots
+CACHE_BLOCKS = 64
+SMALL = {"engine": {"num_gpu_blocks_override": CACHE_BLOCKS, "enable_prefix_caching": False}}
+
+pytestmark = pytest.mark.timeout(240)  # engines start within the first test of each
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def reader(model: Path) -> Iterator[EngineProcess]:
+    """The prefill side; also answers alone, as the reference."""
+    handoff = {"staging_mib": 1, "lease_s": 300}  # nobody renews here
+    with EngineProcess(Options(model, "prefill", cores="0", handoff=handoff, **SMALL)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def writer(model: Path, reader: EngineProcess) -> Iterator[EngineProcess]:
+    """The decode side."""
+    options = Options(model, "decode", cores="1", engine={"enable_prefix_caching": False})
+    with EngineProcess(options) as engine:
+        yield engine
+
+
+@pytest.fixture(params=["shm", "grpc"])
+def transport(request: pytest.FixtureRequest, writer: EngineProcess) -> str:
+    name: str = request.param
+    writer.call(prefer, name)
+    return name
+
+
+def prompt_of(name: str, length: int) -> list[int]:
+    """The same for the same name, whichever other tests run."""
+    return random.Random(f"{name}-{length}").choices(range(2, checkpoints.VOCAB), k=length)
+
+
+def clear(reader: EngineProcess, name: str, length: int) -> list[int]:
+    draw = random.Random(f"{name}-{length}")
+    return clear_prompt(reader, lambda: draw.choices(range(2, checkpoints.VOCAB), k=length), WRITTEN)
+
+
+def end(engine: Engine, name: str) -> Answer:
+    """Run to the end of a prompt whose blocks may be kept beyond it."""
+    answer = engine.answers[name]
+    engine.run(lambda: answer.finish_reason is not None)
+    return answer
+
+
+def prefill(engine: Engine, name: str, prompt: list[int]) -> Answer:
+    engine.add(name, prompt, 1, save_params(1))
+    return end(engine, name)
+
+
+def left(engine: Engine) -> tuple[int, int, int]:
+    """Step; return the free blocks, and what waits to be pulled."""
+    engine.step()
+    staged = engine.connector.staged()
+    return engine.free_blocks, staged.handoffs, staged.bytes
+
+
+def until(what: Callable[[], bool], why: str) -> None:
+    deadline = time.monotonic() + 20 * PATIENCE
+    while not what():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.01)
+
+
+def until_free(engine: EngineProcess) -> None:
+    until(lambda: engine.call(left) == (CACHE_BLOCKS - 1, 0, 0), "a handoff stayed pinned")
+
+
+def manifest_of(answer: Answer, length: int) -> Manifest:
+    assert answer.saved is not None
+    assert answer.saved.problem is None
+    assert answer.saved_with_first_token
+    manifest = answer.saved.manifest
+    assert manifest is not None
+    assert manifest.num_blocks == -(-length // BLOCK_SIZE)
+    assert manifest.shards[0].slots < manifest.num_blocks / 2
+    return manifest
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_whole_handoff_goes_through_a_window(
+    reader: EngineProcess, writer: EngineProcess, transport: str, length: int
+) -> None:
+    name = f"whole-{length}-{transport}"
+    prompt = clear(reader, name, length)
+    expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
+    first = reader.call(prefill, name, prompt)
+    manifest = manifest_of(first, length)
+    free, handoffs, held = reader.call(left)
+    assert free == CACHE_BLOCKS - 1 - manifest.num_blocks  # kept until they are copied
+    assert (handoffs, held) == (1, manifest.shards[0].slots * manifest.shards[0].record_bytes)
+    answer = writer.call(decode, name, prompt, WRITTEN, manifest, 1, first.tokens)
+    assert first.tokens + answer.tokens == expected
+    assert answer.loaded is not None
+    assert answer.loaded.problem is None
+    assert answer.loaded.transport == transport
+    assert answer.loaded.bytes == manifest.num_blocks * manifest.shards[0].record_bytes
+    until_free(reader)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_an_early_pull_goes_through_a_window(
+    reader: EngineProcess, writer: EngineProcess, transport: str, length: int
+) -> None:
+    name = f"early-{length}-{transport}"
+    prompt = clear(reader, name, length)
+    expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
+    early = reader.call(begin_prefill, name, prompt)
+    assert early is not None
+    record = early.shards[0].record_bytes
+    there = writer.call(begin_decode, name, prompt, WRITTEN, early)
+    first = reader.call(end, name)
+    manifest = manifest_of(first, length)
+    until(lambda: writer.call(pulled, name, 1) == 0, "the pull did not end")  # nothing is pulled any more
+    answer = writer.call(end_decode, name, first.tokens, manifest)
+    assert first.tokens + answer.tokens == expected
+    assert answer.loaded is not None
+    assert answer.loaded.problem is None
+    assert there == STEP // BLOCK_SIZE * record
+    assert answer.loaded.early_bytes == answer.loaded.bytes == manifest.num_blocks * record
+    until_free(reader)
+
+
+def preempt(engine: Engine, name: str, prompt: list[int], others: Sequence[list[int]]) -> int:
+    """Prefill with a preemption in between, then let others write the free blocks; return how many."""
+    answer = engine.add(name, prompt, 1, save_params(1))
+    for _ in range(4):
+        engine.step()
+    assert answer.begun is not None
+    engine.core.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert engine.core.scheduler.requests[name].num_preemptions == 1
+    engine.run(lambda: answer.finish_reason is not None)
+    free = engine.free_blocks
+    written = [engine.add(f"{name}-{number}", tokens, 1) for number, tokens in enumerate(others)]
+    engine.run(lambda: all(one.finish_reason is not None for one in written))
+    return free
+
+
+def test_a_preempted_prompt_hands_over_what_it_computes_in_the_end(
+    reader: EngineProcess, writer: EngineProcess, transport: str
+) -> None:
+    """Some of its blocks wait for slots when they become others'."""
+    name = f"preempted-{transport}"
+    prompt = clear(reader, name, 700)
+    expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
+    others = [prompt_of(f"{name}-{number}", 20 * BLOCK_SIZE) for number in range(3)]
+    assert reader.call(preempt, name, prompt, others) < 3 * 20
+    first = reader.call(end, name)
+    answer = writer.call(decode, name, prompt, WRITTEN, manifest_of(first, 700), 1, first.tokens)
+    assert answer.loaded is not None
+    assert answer.loaded.problem is None
+    assert first.tokens + answer.tokens == expected
+    until_free(reader)
+
+
+def abort(engine: Engine, name: str) -> Answer:
+    engine.core.abort_requests([name])
+    engine.run()
+    return engine.answers[name]
+
+
+def test_the_end_of_a_prefill_frees_what_waits_for_slots(
+    reader: EngineProcess, writer: EngineProcess, transport: str
+) -> None:
+    name = f"given-up-{transport}"
+    prompt = prompt_of(name, 1010)
+    early = reader.call(begin_prefill, name, prompt)
+    assert early is not None
+    for _ in range(4):
+        reader.call(Engine.step)
+    reader.call(abort, name)
+    until_free(reader)
+    answer = writer.call(decode, name, prompt, WRITTEN, early)
+    assert answer.finish_reason == "error"
+    assert answer.loaded is not None
+    assert str(answer.loaded.problem).startswith(("LeaseExpired: ", "UnknownHandoff: "))
+
+
+def test_the_end_of_a_pull_that_took_something_gives_the_save_up(
+    reader: EngineProcess, writer: EngineProcess, transport: str
+) -> None:
+    name = f"left-{transport}"
+    prompt = prompt_of(name, 1010)
+    early = reader.call(begin_prefill, name, prompt)
+    assert early is not None
+    writer.call(begin_decode, name, prompt, WRITTEN, early)
+    problem = writer.call(abort, name).loaded
+    assert problem is not None
+    assert str(problem.problem).startswith("PullCancelled: ")
+    until(lambda: reader.call(left)[1] == 0, "the save was not given up")
+    saved = reader.call(end, name).saved
+    assert saved is not None
+    assert str(saved.problem).startswith("UnknownHandoff: ")
+    until_free(reader)
+
+
+def steps(engine: Engine, name: str, prompt: list[int]) -> tuple[int, str, list[int]]:
+    """Prefill; return the steps that it took, what became of its save, and its token."""
+    answer = engine.add(name, prompt, 1, save_params(1))
+    count = 0
+    while answer.finish_reason is None:
+        engine.step()
+        count += 1
+    assert answer.saved is not None
+    return count, str(answer.saved.problem), answer.tokens
+
+
+def test_who_does_not_pull_slows_no_other_prompt(reader: EngineProcess, writer: EngineProcess) -> None:
+    prompt = clear(reader, "beside", 700)
+    expected = reader.call(generate, "beside-alone", prompt, WRITTEN)
+    slow = reader.call(prefill, "slow", prompt_of("slow", 700)).saved
+    assert slow is not None
+    assert reader.call(steps, "beside", prompt) == (-(-700 // STEP), "None", expected[:1])
+    short = reader.call(steps, "short", prompt_of("short", 100))
+    assert short[:2] == (1, "None")
+    manifest = reader.call(end, "beside").saved
+    assert manifest is not None
+    answer = writer.call(decode, "beside", prompt, WRITTEN, manifest.manifest, 1, expected[:1])
+    assert expected[:1] + answer.tokens == expected
+    _, handoffs, _ = reader.call(left)
+    assert handoffs == 2  # the slow one's, and the short one's
+    for name in ("slow", "short"):
+        saved = reader.call(end, name).saved
+        assert saved is not None
+        reader.call(release, saved.manifest)
+    until_free(reader)
+
+
+def release(engine: Engine, manifest: Manifest) -> None:
+    engine.connector._scheduler_side._client.release(manifest)
+
+
+def test_leases_and_lost_sources_end_it_by_name(model: Path, writer: EngineProcess, transport: str) -> None:
+    name = f"lost-{transport}"
+    options = Options(model, f"brief-{transport}", handoff={"staging_mib": 1, "lease_s": 1.0}, **SMALL)
+    with EngineProcess(options) as brief:
+        prompt = prompt_of(name, 1010)
+        saved = brief.call(prefill, f"{name}-late", prompt).saved
+        assert saved is not None
+        until_free(brief)
+        late = writer.call(decode, f"{name}-late", prompt, WRITTEN, saved.manifest)
+        assert late.loaded is not None
+        assert str(late.loaded.problem).startswith("LeaseExpired: ")
+        early = brief.call(begin_prefill, name, prompt)
+        assert early is not None
+        writer.call(begin_decode, name, prompt, WRITTEN, early)
+        brief._process.kill()
+        began = time.monotonic()
+        answer = writer.call(resumed, name, early)
+        assert answer.finish_reason == "error"
+        assert answer.loaded is not None
+        assert str(answer.loaded.problem).startswith(("TransportFailed: ", "PullTimeout: "))
+        assert time.monotonic() - began < 25 * PATIENCE
+
+
+def resumed(engine: Engine, name: str, early: Manifest) -> Answer:
+    """Let an early load end, whose source may be gone."""
+    if (name, 1) in engine.connector._scheduler_side._loading:
+        engine.connector.resume(name, 1, early)
+    engine.run()
+    return engine.answers[name]
