@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/protos/handoff.proto\x12\x10\x62\x61ton.handoff.v1\"\xd2\x02\n\x08Manifest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x1a\n\x12\x63ompatibility_hash\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\'\n\x06shards\x18\t \x03(\x0b\x32\x17.baton.handoff.v1.Shard\x12\x0f\n\x07lease_s\x18\n \x01(\x01\x12\x12\n\nsaved_at_s\x18\x0b \x01(\x01\x12\x0f\n\x07save_ms\x18\x0c \x01(\x01\x12\x0e\n\x06\x64igest\x18\x0f \x01(\x06\x12\x0c\n\x04host\x18\x10 \x01(\t\x12\x0e\n\x06\x63hunks\x18\x12 \x01(\r\x12\'\n\x06groups\x18\x11 \x03(\x0b\x32\x17.baton.handoff.v1.GroupJ\x04\x08\x06\x10\x07J\x04\x08\x08\x10\tJ\x04\x08\r\x10\x0eJ\x04\x08\x0e\x10\x0f\"D\n\x05Group\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\xbc\x01\n\x05Shard\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\x0crecord_bytes\x18\x06 \x01(\x04\x12\x33\n\x06offers\x18\t \x03(\x0b\x32#.baton.handoff.v1.Shard.OffersEntry\x12\x0e\n\x06ticket\x18\n \x01(\x0c\x1a-\n\x0bOffersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x04\x08\x03\x10\x06J\x04\x08\x07\x10\t\"g\n\x11SharedMemoryOffer\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07segment\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12#\n\x04runs\x18\x04 \x03(\x0b\x32\x15.baton.handoff.v1.Run\"#\n\x03Run\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"w\n\x0bPullRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x0e\n\x06ticket\x18\x06 \x01(\x0c\">\n\x05\x43hunk\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\x0f\n\x07records\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\"V\n\x0eReleaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tconfirmed\x18\x03 \x01(\x08\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\"\x1c\n\x0cReleaseReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\"9\n\x04Held\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\"8\n\x0cRenewRequest\x12(\n\x08handoffs\x18\x01 \x03(\x0b\x32\x16.baton.handoff.v1.Held\"2\n\nRenewReply\x12$\n\x04gone\x18\x01 \x03(\x0b\x32\x16.baton.handoff.v1.Held\"\x0f\n\rStagedRequest\"S\n\x0bStagedReply\x12\x10\n\x08handoffs\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\x04\x12\x11\n\toverdue_s\x18\x04 \x01(\x01\"\x1e\n\rSampleRequest\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\"]\n\x0bSampleReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05shard\x18\x02 \x01(\x0b\x32\x17.baton.handoff.v1.Shard\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"@\n\x0cTrialRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"=\n\nTrialReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0f\n\x07problem\x18\x03 \x01(\t2\xba\x03\n\x07Handoff\x12@\n\x04Pull\x12\x1d.baton.handoff.v1.PullRequest\x1a\x17.baton.handoff.v1.Chunk0\x01\x12K\n\x07Release\x12 .baton.handoff.v1.ReleaseRequest\x1a\x1e.baton.handoff.v1.ReleaseReply\x12\x45\n\x05Renew\x12\x1e.baton.handoff.v1.RenewRequest\x1a\x1c.baton.handoff.v1.RenewReply\x12H\n\x06Staged\x12\x1f.baton.handoff.v1.StagedRequest\x1a\x1d.baton.handoff.v1.StagedReply\x12H\n\x06Sample\x12\x1f.baton.handoff.v1.SampleRequest\x1a\x1d.baton.handoff.v1.SampleReply\x12\x45\n\x05Trial\x12\x1e.baton.handoff.v1.TrialRequest\x1a\x1c.baton.handoff.v1.TrialReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/protos/handoff.proto\x12\x10\x62\x61ton.handoff.v1\"\xe6\x02\n\x08Manifest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x1a\n\x12\x63ompatibility_hash\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\'\n\x06shards\x18\t \x03(\x0b\x32\x17.baton.handoff.v1.Shard\x12\x0f\n\x07lease_s\x18\n \x01(\x01\x12\x12\n\nsaved_at_s\x18\x0b \x01(\x01\x12\x0f\n\x07save_ms\x18\x0c \x01(\x01\x12\x0e\n\x06\x64igest\x18\x0f \x01(\x06\x12\x0c\n\x04host\x18\x10 \x01(\t\x12\x0e\n\x06\x63hunks\x18\x12 \x01(\r\x12\'\n\x06groups\x18\x11 \x03(\x0b\x32\x17.baton.handoff.v1.Group\x12\x12\n\nwire_dtype\x18\x13 \x01(\tJ\x04\x08\x06\x10\x07J\x04\x08\x08\x10\tJ\x04\x08\r\x10\x0eJ\x04\x08\x0e\x10\x0f\"D\n\x05Group\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\xbc\x01\n\x05Shard\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\x0crecord_bytes\x18\x06 \x01(\x04\x12\x33\n\x06offers\x18\t \x03(\x0b\x32#.baton.handoff.v1.Shard.OffersEntry\x12\x0e\n\x06ticket\x18\n \x01(\x0c\x1a-\n\x0bOffersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x04\x08\x03\x10\x06J\x04\x08\x07\x10\t\"g\n\x11SharedMemoryOffer\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07segment\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12#\n\x04runs\x18\x04 \x03(\x0b\x32\x15.baton.handoff.v1.Run\"#\n\x03Run\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"w\n\x0bPullRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x0e\n\x06ticket\x18\x06 \x01(\x0c\">\n\x05\x43hunk\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\x0f\n\x07records\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\"w\n\x0eReleaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tconfirmed\x18\x03 \x01(\x08\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\x12\x0e\n\x06reader\x18\x05 \x01(\r\x12\x0f\n\x07readers\x18\x06 \x01(\r\"\x1c\n\x0cReleaseReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\"9\n\x04Held\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\"8\n\x0cRenewRequest\x12(\n\x08handoffs\x18\x01 \x03(\x0b\x32\x16.baton.handoff.v1.Held\"2\n\nRenewReply\x12$\n\x04gone\x18\x01 \x03(\x0b\x32\x16.baton.handoff.v1.Held\"\x0f\n\rStagedRequest\"S\n\x0bStagedReply\x12\x10\n\x08handoffs\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\x04\x12\x11\n\toverdue_s\x18\x04 \x01(\x01\"\x1e\n\rSampleRequest\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\"]\n\x0bSampleReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05shard\x18\x02 \x01(\x0b\x32\x17.baton.handoff.v1.Shard\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"@\n\x0cTrialRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"=\n\nTrialReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0f\n\x07problem\x18\x03 \x01(\t2\xba\x03\n\x07Handoff\x12@\n\x04Pull\x12\x1d.baton.handoff.v1.PullRequest\x1a\x17.baton.handoff.v1.Chunk0\x01\x12K\n\x07Release\x12 .baton.handoff.v1.ReleaseRequest\x1a\x1e.baton.handoff.v1.ReleaseReply\x12\x45\n\x05Renew\x12\x1e.baton.handoff.v1.RenewRequest\x1a\x1c.baton.handoff.v1.RenewReply\x12H\n\x06Staged\x12\x1f.baton.handoff.v1.StagedRequest\x1a\x1d.baton.handoff.v1.StagedReply\x12H\n\x06Sample\x12\x1f.baton.handoff.v1.SampleRequest\x1a\x1d.baton.handoff.v1.SampleReply\x12\x45\n\x05Trial\x12\x1e.baton.handoff.v1.TrialRequest\x1a\x1c.baton.handoff.v1.TrialReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,43 +34,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHARD_OFFERSENTRY']._loaded_options = None
   _globals['_SHARD_OFFERSENTRY']._serialized_options = b'8\001'
   _globals['_MANIFEST']._serialized_start=49
-  _globals['_MANIFEST']._serialized_end=387
-  _globals['_GROUP']._serialized_start=389
-  _globals['_GROUP']._serialized_end=457
-  _globals['_SHARD']._serialized_start=460
-  _globals['_SHARD']._serialized_end=648
-  _globals['_SHARD_OFFERSENTRY']._serialized_start=591
-  _globals['_SHARD_OFFERSENTRY']._serialized_end=636
-  _globals['_SHAREDMEMORYOFFER']._serialized_start=650
-  _globals['_SHAREDMEMORYOFFER']._serialized_end=753
-  _globals['_RUN']._serialized_start=755
-  _globals['_RUN']._serialized_end=790
-  _globals['_PULLREQUEST']._serialized_start=792
-  _globals['_PULLREQUEST']._serialized_end=911
-  _globals['_CHUNK']._serialized_start=913
-  _globals['_CHUNK']._serialized_end=975
-  _globals['_RELEASEREQUEST']._serialized_start=977
-  _globals['_RELEASEREQUEST']._serialized_end=1063
-  _globals['_RELEASEREPLY']._serialized_start=1065
-  _globals['_RELEASEREPLY']._serialized_end=1093
-  _globals['_HELD']._serialized_start=1095
-  _globals['_HELD']._serialized_end=1152
-  _globals['_RENEWREQUEST']._serialized_start=1154
-  _globals['_RENEWREQUEST']._serialized_end=1210
-  _globals['_RENEWREPLY']._serialized_start=1212
-  _globals['_RENEWREPLY']._serialized_end=1262
-  _globals['_STAGEDREQUEST']._serialized_start=1264
-  _globals['_STAGEDREQUEST']._serialized_end=1279
-  _globals['_STAGEDREPLY']._serialized_start=1281
-  _globals['_STAGEDREPLY']._serialized_end=1364
-  _globals['_SAMPLEREQUEST']._serialized_start=1366
-  _globals['_SAMPLEREQUEST']._serialized_end=1396
-  _globals['_SAMPLEREPLY']._serialized_start=1398
-  _globals['_SAMPLEREPLY']._serialized_end=1491
-  _globals['_TRIALREQUEST']._serialized_start=1493
-  _globals['_TRIALREQUEST']._serialized_end=1557
-  _globals['_TRIALREPLY']._serialized_start=1559
-  _globals['_TRIALREPLY']._serialized_end=1620
-  _globals['_HANDOFF']._serialized_start=1623
-  _globals['_HANDOFF']._serialized_end=2065
+  _globals['_MANIFEST']._serialized_end=407
+  _globals['_GROUP']._serialized_start=409
+  _globals['_GROUP']._serialized_end=477
+  _globals['_SHARD']._serialized_start=480
+  _globals['_SHARD']._serialized_end=668
+  _globals['_SHARD_OFFERSENTRY']._serialized_start=611
+  _globals['_SHARD_OFFERSENTRY']._serialized_end=656
+  _globals['_SHAREDMEMORYOFFER']._serialized_start=670
+  _globals['_SHAREDMEMORYOFFER']._serialized_end=773
+  _globals['_RUN']._serialized_start=775
+  _globals['_RUN']._serialized_end=810
+  _globals['_PULLREQUEST']._serialized_start=812
+  _globals['_PULLREQUEST']._serialized_end=931
+  _globals['_CHUNK']._serialized_start=933
+  _globals['_CHUNK']._serialized_end=995
+  _globals['_RELEASEREQUEST']._serialized_start=997
+  _globals['_RELEASEREQUEST']._serialized_end=1116
+  _globals['_RELEASEREPLY']._serialized_start=1118
+  _globals['_RELEASEREPLY']._serialized_end=1146
+  _globals['_HELD']._serialized_start=1148
+  _globals['_HELD']._serialized_end=1205
+  _globals['_RENEWREQUEST']._serialized_start=1207
+  _globals['_RENEWREQUEST']._serialized_end=1263
+  _globals['_RENEWREPLY']._serialized_start=1265
+  _globals['_RENEWREPLY']._serialized_end=1315
+  _globals['_STAGEDREQUEST']._serialized_start=1317
+  _globals['_STAGEDREQUEST']._serialized_end=1332
+  _globals['_STAGEDREPLY']._serialized_start=1334
+  _globals['_STAGEDREPLY']._serialized_end=1417
+  _globals['_SAMPLEREQUEST']._serialized_start=1419
+  _globals['_SAMPLEREQUEST']._serialized_end=1449
+  _globals['_SAMPLEREPLY']._serialized_start=1451
+  _globals['_SAMPLEREPLY']._serialized_end=1544
+  _globals['_TRIALREQUEST']._serialized_start=1546
+  _globals['_TRIALREQUEST']._serialized_end=1610
+  _globals['_TRIALREPLY']._serialized_start=1612
+  _globals['_TRIALREPLY']._serialized_end=1673
+  _globals['_HANDOFF']._serialized_start=1676
+  _globals['_HANDOFF']._serialized_end=2118
 # @@protoc_insertion_point(module_scope)

@@ -154,7 +154,8 @@ class HandoffService:
             self._staging.tickets.check(request.request_id, request.epoch, request.ticket)
         except WrongTicket as error:
             _fail(context, error)
-        held = self._staging.release(request.request_id, request.epoch)
+        reader = (request.reader, request.readers) if request.confirmed else (0, 1)
+        held = self._staging.release(request.request_id, request.epoch, reader)
         logger.debug(
             "release of %s/%d, confirmed %s: held %s",
             request.request_id,

@@ -46,6 +46,7 @@ class Entry:
     readers: int = 0  # pulls under way, and Fills
     growing: bool = False  # its prompt is still computed: further fills will come
     ended: bool = False
+    had_by: set[int] = field(default_factory=set, repr=False)  # of several ranks that pull it
 
     @property
     def key(self) -> Key:
@@ -190,12 +191,18 @@ class Staging:
         entry = self._entries.get((request_id, epoch))
         return entry is not None and entry.growing
 
-    def release(self, request_id: str, epoch: int) -> bool:
-        """End a lease. Returns False for one that had ended before, or never begun."""
+    def release(self, request_id: str, epoch: int, reader: tuple[int, int] = (0, 1)) -> bool:
+        """End a lease. Returns False for one that had ended before, or never begun.
+
+        reader: the rank that has pulled it, and how many will: the lease ends with the last one's release.
+        """
         with self._changed:
             entry = self._entries.get((request_id, epoch))
             if entry is None:
                 return False
+            entry.had_by.add(reader[0])
+            if len(entry.had_by) < reader[1]:
+                return True
             self._end(entry, UnknownHandoff)
         self._on_end(request_id, epoch)
         return True
