@@ -137,6 +137,14 @@ def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> str:
     return ", ".join(sorted({getattr(layers.get(name), "isa", "") for name in names} - {""}))
 
 
+def parallel_sizes(vllm_config: Any, cache: BlockCache) -> dict[str, int]:
+    """Return the sizes in which two workers must not differ, by names that say why."""
+    found = {name: int(getattr(vllm_config.parallel_config, name)) for name in _PARALLEL_SIZES}
+    if undivided := next((layer.name for layer in cache.layers if not layer.heads), None):
+        found[f"tensor_parallel_size (equal on both: {undivided} has no heads to divide)"] = cache.form.ranks
+    return found
+
+
 def facts(
     vllm_config: Any,
     kv_cache_config: Any,
@@ -146,9 +154,6 @@ def facts(
 ) -> Facts:
     """Return the facts of one rank. Raises UnsupportedCache."""
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
-    parallel = {name: getattr(vllm_config.parallel_config, name) for name in _PARALLEL_SIZES}
-    if undivided := next((layer.name for layer in cache.layers if not layer.heads), None):
-        parallel[f"tensor_parallel_size, as {undivided} has no heads to divide"] = cache.form.ranks
     if speculative is not None and not speculative.uses_draft_kv_cache():
         speculative = None  # it drafts from tokens or hidden states, and keeps nothing in the KV cache
     drafter = speculative.draft_model_config if speculative is not None else None
@@ -161,7 +166,7 @@ def facts(
         quantization=str(model.quantization or ""),
         groups=groups(kv_cache_config),
         attention_kernels=attention_kernels(vllm_config, kv_cache_config),
-        parallel_sizes=parallel,
+        parallel_sizes=parallel_sizes(vllm_config, cache),
         speculative_method=str(speculative.method) if speculative is not None else "",
         drafter=drafter.hf_config.to_dict() if drafter is not None else {},
         drafter_fingerprint=drafter_fingerprint if drafter is not None else "",

@@ -65,8 +65,8 @@ def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) ->
 def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer | None) -> None:
     """Scatter records to blocks, in the cache's own dtype; a negative block id is skipped.
 
-    Shapes as in `pack`; `digests` are overwritten with those of the records as they are; on a GPU, of that for
-    which the table has a place. On the CPU they may be left out. Raises ValueError for buffers of another
+    Shapes as in `pack`; `digests` are overwritten with those of the records as they are, on a GPU with those
+    of what the table names of them. On the CPU they may be left out. Raises ValueError for buffers of another
     shape.
     """
     _check(table, block_ids, records, digests)
