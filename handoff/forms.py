@@ -1,4 +1,4 @@
-"""How the ranks of a worker divide the heads of a KV cache, and what a rank needs of another worker's ranks.
+"""The division of a KV cache's heads among a worker's ranks, and what a rank needs of another worker's.
 
 The compatibility hash is over the whole cache. In what is here two workers may differ: a load joins the parts
 of several ranks, or takes a part of one's.
@@ -51,7 +51,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank does with one shard of a save: take these heads of it, and release it."""
+    """One rank's part in one shard of a save: heads to take from it, and its release."""
 
     form: Form  # of the save
     record_bytes: int  # of the shard

@@ -31,7 +31,7 @@ class Puller:
 
     @functools.cached_property
     def shares(self) -> Callable[[Form, int], tuple[Share, ...]]:
-        """What the rank takes of a save in another form, in each turn : forms.shares, kept."""
+        """The rank's shares of a save, by its form and turn, kept for the next one: see forms.shares."""
         return functools.lru_cache(_PLANS)(functools.partial(forms.shares, self.layers, self.form, self.rank))
 
 

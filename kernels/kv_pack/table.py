@@ -49,7 +49,7 @@ _KINDS = {torch.float32: PartKind.FLOAT32, torch.float16: PartKind.FLOAT16, torc
 
 
 class Place(NamedTuple):
-    """Where a layer's part lies in a record: bytes from its beginning."""
+    """The place of a layer's part in a record: bytes from its beginning."""
 
     offset: int
     scales: int = 0  # of a quantised one
