@@ -24,10 +24,17 @@ from harness.support import ROOT, eventually
 from harness.workers import fleet
 
 RESULTS = ROOT / "bench" / "results" / "unequal.json"
-MODELS = ("EAGLE", "n-gram", "MTP, GLM-4-MoE", "MTP, DeepSeek-V3", "EAGLE-3, gpt-oss (windows)")
+MODELS = (
+    "EAGLE",
+    "MTP, demo model",
+    "MTP, GLM-4-MoE",
+    "MTP, DeepSeek-V3",
+    "n-gram",
+    "n-gram, Gemma 3 (windows)",
+    "EAGLE-3, gpt-oss (windows)",
+)
 START_S = 240.0
-# A prompt takes two steps or more, so that its KV begins to travel before it is complete.
-STEP = 32
+STEP = 32  # tokens: most prompts take two steps
 SIZES = {"2 -> 1": (2, 1), "1 -> 2": (1, 2)}  # of the prefill and of the decode worker
 
 

@@ -14,10 +14,22 @@ import pytest
 from baton.handoff.params import load_params, save_params
 from baton.protos.handoff_pb2 import Manifest
 from harness.architectures.experts import deepseek_v3
-from harness.engines import Answer, Engine, EngineProcess, Options
+from harness.engines import (
+    BLOCK_SIZE,
+    Answer,
+    Engine,
+    EngineProcess,
+    Options,
+    begin_decode,
+    begin_prefill,
+    end_decode,
+    end_prefill,
+    pulled,
+)
 from tests.handoff import checkpoints
 
-PROMPTS, WRITTEN = 20, 12
+WRITTEN = 12
+STEP = 128  # tokens
 RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 # Float32: two ranks do their sums in another order, and no answer may depend on the last bit.
 OWN: dict[str, Any] = {"dtype": "float32", "enable_prefix_caching": False}
@@ -100,6 +112,20 @@ def test_heads_of_a_model_and_its_drafter_are_joined_and_cut(tmp_path: Path) -> 
     with pair(Options(model, "one", drafter=drafter, engine=OWN)) as made:
         answers = hand_over(made, prompts)
         assert {one.loaded.transport for one in answers if one.loaded} == {"shm"}
+        # And early: of both shards what the first step left, before the second begins.
+        prompt, name = prompts[-1], "early"
+        (expected,) = made.one.call(write_all, {"alone": prompt}, None).values()
+        early = made.two.call(begin_prefill, name, prompt)
+        assert early is not None
+        there = made.one.call(begin_decode, name, prompt, WRITTEN, early)
+        assert there == STEP // BLOCK_SIZE * sum(shard.record_bytes for shard in early.shards)
+        first = made.two.call(end_prefill, name)
+        assert first.saved is not None
+        assert first.saved.manifest is not None, first.saved.problem
+        made.one.call(pulled, name, 1)
+        last = made.one.call(end_decode, name, first.tokens, first.saved.manifest)
+        assert first.tokens + last.tokens == expected.tokens
+        assert made.two.call(held) == (0, 0)
 
 
 def test_a_latent_that_all_ranks_have_is_pulled_once(tmp_path: Path) -> None:
