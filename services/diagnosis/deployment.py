@@ -201,8 +201,8 @@ async def _pair(
     one, other = source.identity, puller.identity
     between = f"{one.worker_id} -> {other.worker_id}"
     sides = f"on {one.worker_id}", f"on {other.worker_id}"
-    engines = ((each.capacity.compatibility_hash, each.capacity.facts) for each in (one, other))
-    if why := facts.unlike(*engines, sides):
+    there, here = ((each.capacity.compatibility_hash, each.capacity.facts) for each in (one, other))
+    if why := facts.unlike(there, here, sides):
         yield wrong(
             "handoff", between, f"their KV means different things: {why}", "configure both the same way"
         )
