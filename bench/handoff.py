@@ -125,7 +125,7 @@ class Bench:
         self.cache = shape.cache(tensors, shape.wire)
         self.plain = shape.cache(tensors, AS_IS)  # the same blocks, byte by byte
         self.groups = (CacheGroup(shape.block_size),)
-        self.puller = Puller("bench", 0, HASH, self.groups, self.cache.record_bytes)
+        self.puller = Puller("bench", 0, HASH, self.groups, self.cache.layers, self.cache.form)
         self.client = HandoffClient()
         self.random = np.random.default_rng(0)
         self.count = 0
@@ -157,6 +157,7 @@ class Bench:
             num_blocks=self.shape.blocks,
             groups=described(self.groups, self.shape.tokens),
             shards=[Shard.FromString(saved.shard)],
+            wire_dtype=self.shape.wire,
         )
         seal(manifest)
         start = time.monotonic()

@@ -178,7 +178,7 @@ class Measuring:
         wrong = [(number, pair) for number, pair in enumerate(pairs) if not pair[0] == pair[1] == pair[2]]
         cell = {
             "equal": len(pairs) - len(wrong),
-            "near_ties": sum(_near_tie(pair, expected.gaps[number]) for number, pair in wrong),
+            "near_ties": sum(near_tie(pair, expected.gaps[number]) for number, pair in wrong),
             "of": len(pairs),
             "drafts": found.drafts,
             "drafted": found.drafted,
@@ -213,7 +213,7 @@ class Measuring:
         }
 
 
-def _near_tie(answers: tuple[list[int], ...], gaps: list[float]) -> bool:
+def near_tie(answers: tuple[list[int], ...], gaps: list[float]) -> bool:
     """Tell whether two tokens are nearly equal where these answers part: there bfloat16 decides by chance."""
     part = next((at for at, tokens in enumerate(zip(*answers, strict=True)) if len(set(tokens)) > 1), None)
     return part is not None and gaps[part] < NEAR_TIE

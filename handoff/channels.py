@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -86,10 +87,19 @@ class HandoffClient:
         return False not in [_held(call) for call in calls]  # every call is waited for
 
     def release_soon(
-        self, manifest: pb.Manifest, *, confirmed: bool = False, shards: Iterable[pb.Shard] | None = None
+        self,
+        manifest: pb.Manifest,
+        *,
+        confirmed: bool = False,
+        shards: Iterable[pb.Shard] | None = None,
+        reader: tuple[int, int] = (0, 1),
     ) -> None:
-        """Release all shards, or some, without waiting."""
-        for call in self._start_release(manifest, shards or manifest.shards, confirmed, CALL_TIMEOUT_S):
+        """Release all shards, or some, without waiting.
+
+        reader: the rank that has pulled them, and how many will: the last one's release counts.
+        """
+        chosen = manifest.shards if shards is None else shards
+        for call in self._start_release(manifest, chosen, confirmed, CALL_TIMEOUT_S, reader):
             call.add_done_callback(_note)
 
     def renew(
@@ -156,27 +166,32 @@ class HandoffClient:
     def try_handoff(
         self, ranks: Sequence[str], sources: Sequence[str], transport: str, size: int, timeout_s: float
     ) -> pb.TrialReply:
-        """Have these ranks pull test payloads from those of another worker, all at once.
+        """Have these ranks pull test payloads from those of another worker, one each at once.
 
-        Returns the sum of the bytes and the slowest rank's seconds; or a problem.
+        Where they are not as many, some do it twice. Returns the sum of the bytes, and the seconds that the
+        slowest took each time; or a problem.
         """
-        if len(ranks) != len(sources):
-            return pb.TrialReply(problem=f"{len(sources)} ranks there, {len(ranks)} here")
-        calls = [
-            self._stub(rank).Trial.future(
-                pb.TrialRequest(source=source, transport=transport, bytes=size), timeout=timeout_s
-            )
-            for rank, source in zip(ranks, sources, strict=True)
-        ]
-        try:
-            replies = [call.result() for call in calls]
-        except grpc.RpcError as error:
-            return pb.TrialReply(problem=f"a rank does not answer: {error.code().name}: {error.details()}")
-        return pb.TrialReply(
-            bytes=sum(reply.bytes for reply in replies),
-            seconds=max((reply.seconds for reply in replies), default=0.0),
-            problem=next((reply.problem for reply in replies if reply.problem), ""),
-        )
+        count, total = max(len(ranks), len(sources)), pb.TrialReply()
+        pairs = list(itertools.islice(zip(itertools.cycle(ranks), itertools.cycle(sources)), count))
+        ends = time.monotonic() + timeout_s
+        for at in range(0, count, len(ranks)):
+            calls = [
+                self._stub(rank).Trial.future(
+                    pb.TrialRequest(source=source, transport=transport, bytes=size),
+                    timeout=max(0.0, ends - time.monotonic()),
+                )
+                for rank, source in pairs[at : at + len(ranks)]
+            ]
+            try:
+                replies = [call.result() for call in calls]
+            except grpc.RpcError as error:
+                return pb.TrialReply(
+                    problem=f"a rank does not answer: {error.code().name}: {error.details()}"
+                )
+            total.bytes += sum(reply.bytes for reply in replies)
+            total.seconds += max(reply.seconds for reply in replies)
+            total.problem = total.problem or next((one.problem for one in replies if one.problem), "")
+        return total
 
     def close(self) -> None:
         """Close the channels. Idempotent."""
@@ -186,7 +201,12 @@ class HandoffClient:
         return HandoffStub(self.channels.to(address))  # type: ignore[no-untyped-call]
 
     def _start_release(
-        self, manifest: pb.Manifest, shards: Iterable[pb.Shard], confirmed: bool, timeout_s: float
+        self,
+        manifest: pb.Manifest,
+        shards: Iterable[pb.Shard],
+        confirmed: bool,
+        timeout_s: float,
+        reader: tuple[int, int] = (0, 1),
     ) -> list[grpc.Future[pb.ReleaseReply]]:
         def request(shard: pb.Shard) -> pb.ReleaseRequest:
             return pb.ReleaseRequest(
@@ -194,6 +214,8 @@ class HandoffClient:
                 epoch=manifest.epoch,
                 confirmed=confirmed,
                 ticket=shard.ticket,
+                reader=reader[0],
+                readers=reader[1],
             )
 
         return [

@@ -1,6 +1,7 @@
 """Whether two engines' KV means the same: a hash over everything that gives the bytes their meaning.
 
-The number of blocks, the batch's limits and the number of drafted tokens are left out on purpose.
+The number of blocks, the batch's limits and the number of drafted tokens are left out on purpose; so is the
+form (forms.py): how many ranks divide the heads, and in which dtype KV travels.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SHORT = 8  # hex digits of a digest that a person compares
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that decides the meaning of a rank's KV bytes."""
+    """Everything that decides the meaning of KV bytes, in whichever form they are."""
 
     vllm_version: str
     model: Mapping[str, Any]  # its configuration in Hugging Face's form
@@ -32,13 +33,12 @@ class Facts:
     quantization: str
     groups: tuple[CacheGroup, ...]
     attention_kernels: str  # where each has a KV layout of its own (CPUs); empty elsewhere
-    parallel_sizes: Mapping[str, int]  # how a model is split, by vLLM's name: whose heads, layers, tokens
+    parallel_sizes: Mapping[str, int]  # in which workers must not differ, by vLLM's name
     speculative_method: str  # empty without a drafter that keeps KV
     drafter: Mapping[str, Any]  # its configuration
     drafter_fingerprint: str  # of its weights; empty where they are the model's
     drafter_quantization: str
-    layers: tuple[CacheLayer, ...]  # one rank's, the drafter's included
-    wire_dtype: str  # how KV travels
+    layers: tuple[CacheLayer, ...]  # the drafter's included
 
 
 def in_words(facts: Facts) -> dict[str, str]:
@@ -58,7 +58,6 @@ def in_words(facts: Facts) -> dict[str, str]:
         "draft model": facts.drafter_fingerprint[:_SHORT],
         "draft model's configuration": _digest(_essence(facts.drafter)) if facts.drafter else "",
         "draft model's quantization": facts.drafter_quantization,
-        "KV wire dtype": facts.wire_dtype,
         "KV layers": f"{len(facts.layers)} ({_digest([asdict(layer) for layer in facts.layers])})",
     }
     return {name: value for name, value in words.items() if value}
@@ -76,7 +75,7 @@ _INCIDENTAL = frozenset(
 
 
 def compatibility_hash(facts: Facts) -> str:
-    """Return 32 hex digits. KV passes only between ranks whose hashes are equal."""
+    """Return 32 hex digits. KV passes between workers whose hashes are equal, and no others."""
     content = asdict(facts) | {
         "protocol": PROTOCOL,
         "model": _essence(facts.model),

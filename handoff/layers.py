@@ -1,18 +1,40 @@
-"""The layers of a rank's KV cache, as the compatibility hash compares them."""
+"""The layers of a KV cache, as the compatibility hash compares them: before ranks divide their heads."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from baton.kernels.kv_pack import AS_IS, scaled_bytes
 
 
 @dataclass(frozen=True)
 class CacheLayer:
-    """One layer's part of a block."""
+    """One layer's part of a block, of all heads that a worker's ranks divide among them."""
 
     name: str
     dtype: str  # torch's name without "torch."
     block_shape: tuple[int, ...]  # [heads, tokens, channels]; one head for MLA
     block_strides: tuple[int, ...]  # elements
     block_bytes: int
-    record_bytes: int  # of its part in a record
+    row_width: int  # elements that share a scale when quantised
+    heads: int = 0  # KV heads; 0: each rank's part is its own, and fits no other rank's
+    stretches: int = 1  # pieces of memory in a block in each of which all heads lie, one after another
     group: int = 0  # whose blocks it has a part of
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return self.block_bytes // math.prod(self.block_shape)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one head in a block; where heads are not told apart, of all that a rank has."""
+        return self.block_bytes // max(1, self.heads)
+
+    def part_bytes(self, heads: int, wire_dtype: str) -> int:
+        """Return the bytes of `heads` heads in a record."""
+        size = heads * self.head_bytes
+        if wire_dtype == AS_IS or self.element_bytes == 1:
+            return size
+        return scaled_bytes(size // self.element_bytes // self.row_width, self.row_width)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from baton.handoff import digests
+from baton.handoff import digests, forms
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
+from baton.handoff.forms import Form, Share
 from baton.handoff.groups import CacheGroup, described, num_records
-from baton.protos.handoff_pb2 import Manifest, Shard
+from baton.handoff.layers import CacheLayer
+from baton.protos.handoff_pb2 import Manifest
+
+_PLANS = 64  # forms of sources, in turns
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,13 @@ class Puller:
     rank: int
     compatibility_hash: str
     groups: tuple[CacheGroup, ...]
-    record_bytes: int  # of one block
+    layers: tuple[CacheLayer, ...]
+    form: Form  # in which it would save
+
+    @functools.cached_property
+    def shares(self) -> Callable[[Form, int], tuple[Share, ...]]:
+        """The rank's shares of a save, by its form and turn, kept for the next one: see forms.shares."""
+        return functools.lru_cache(_PLANS)(functools.partial(forms.shares, self.layers, self.form, self.rank))
 
 
 def seal(manifest: Manifest) -> Manifest:
@@ -43,8 +55,8 @@ def is_of(manifest: Manifest, request_id: str, epoch: int) -> bool:
     return named == (request_id, epoch) and manifest.digest == _digest(manifest)
 
 
-def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Shard:
-    """Return the shard that this rank has to pull for attempt `epoch` at `request_id`.
+def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> tuple[Share, ...]:
+    """Return what this rank has to take of the shards for attempt `epoch` at `request_id`.
 
     Raises WrongRequest, StaleEpoch, CompatibilityMismatch, MalformedManifest.
     """
@@ -66,24 +78,26 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> Sh
             f"{source} has compatibility hash {manifest.compatibility_hash}; worker {puller.worker_id!r} has"
             f" {puller.compatibility_hash}: `baton doctor --config FILE` tells in what they differ"
         )
-    if puller.rank >= len(manifest.shards):
-        raise MalformedManifest(
-            f"{source} has {len(manifest.shards)} shards; rank {puller.rank} finds none of its own"
-        )
-    shard = manifest.shards[puller.rank]
-    _check_numbers(manifest, shard, puller, source)
-    return shard
+    there = Form(len(manifest.shards), manifest.wire_dtype)
+    if why := forms.unfit(puller.layers, puller.form, there):
+        raise MalformedManifest(f"{source} for request {request_id!r}: {why}")
+    # Ranks that have the same heads are asked in turns.
+    found = puller.shares(there, digests.seed(request_id, epoch) % there.ranks)
+    _check_numbers(manifest, found, puller, source)
+    return found
 
 
-def _check_numbers(manifest: Manifest, shard: Shard, puller: Puller, source: str) -> None:
+def _check_numbers(manifest: Manifest, found: tuple[Share, ...], puller: Puller, source: str) -> None:
     groups = described(puller.groups, manifest.num_tokens)
     expected: dict[str, tuple[object, object]] = {
-        "rank of the shard": (shard.rank, puller.rank),
-        "number of slots": (shard.slots, min(shard.slots, manifest.num_blocks)),
         "number of groups": (len(manifest.groups), len(groups)),
         "num_blocks": (manifest.num_blocks, num_records(puller.groups, manifest.num_tokens)),
-        "record_bytes": (shard.record_bytes, puller.record_bytes),
     }
+    for share in found:
+        shard = manifest.shards[share.rank]
+        expected[f"rank of shard {share.rank}"] = shard.rank, share.rank
+        expected[f"slots of shard {share.rank}"] = shard.slots, min(shard.slots, manifest.num_blocks)
+        expected[f"record_bytes of shard {share.rank}"] = shard.record_bytes, share.record_bytes
     for number, (one, other) in enumerate(zip(manifest.groups, groups, strict=False)):
         for name in ("block_size", "first_block", "num_blocks"):
             expected[f"{name} of group {number}"] = getattr(one, name), getattr(other, name)

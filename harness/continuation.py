@@ -117,7 +117,7 @@ def site(
     }
     with ExitStack() as stack:
         workers = stack.enter_context(fleet(model, folder, scheduler))
-        url = stack.enter_context(_router(folder, engine, {**scheduler, "address": workers.scheduler}))
+        url = stack.enter_context(router(folder, engine, {**scheduler, "address": workers.scheduler}))
         cutters = [stack.enter_context(cutter()) for _ in ROLES]
         started = [
             workers.start(
@@ -138,7 +138,8 @@ def site(
 
 
 @contextmanager
-def _router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> Iterator[str]:
+def router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> Iterator[str]:
+    """Start a router, and return its URL before it is ready."""
     port = free_port()
     file = folder / "router.yaml"
     settings = {"engine": engine, "scheduler": scheduler, "router": {"port": port}}

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Manifest(_message.Message):
-    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "num_blocks", "shards", "lease_s", "saved_at_s", "save_ms", "digest", "host", "chunks", "groups")
+    __slots__ = ("request_id", "epoch", "worker_id", "compatibility_hash", "num_tokens", "num_blocks", "shards", "lease_s", "saved_at_s", "save_ms", "digest", "host", "chunks", "groups", "wire_dtype")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class Manifest(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     worker_id: str
@@ -36,7 +37,8 @@ class Manifest(_message.Message):
     host: str
     chunks: int
     groups: _containers.RepeatedCompositeFieldContainer[Group]
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ..., digest: _Optional[int] = ..., host: _Optional[str] = ..., chunks: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
+    wire_dtype: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., lease_s: _Optional[float] = ..., saved_at_s: _Optional[float] = ..., save_ms: _Optional[float] = ..., digest: _Optional[int] = ..., host: _Optional[str] = ..., chunks: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("block_size", "first_block", "num_blocks")
@@ -142,16 +144,20 @@ class Chunk(_message.Message):
     def __init__(self, first_block: _Optional[int] = ..., records: _Optional[bytes] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("request_id", "epoch", "confirmed", "ticket")
+    __slots__ = ("request_id", "epoch", "confirmed", "ticket", "reader", "readers")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     confirmed: bool
     ticket: bytes
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., confirmed: _Optional[bool] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    reader: int
+    readers: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., confirmed: _Optional[bool] = ..., ticket: _Optional[bytes] = ..., reader: _Optional[int] = ..., readers: _Optional[int] = ...) -> None: ...
 
 class ReleaseReply(_message.Message):
     __slots__ = ("held",)
@@ -182,18 +188,22 @@ class RenewReply(_message.Message):
     def __init__(self, gone: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
 
 class TakenRequest(_message.Message):
-    __slots__ = ("request_id", "epoch", "ticket", "taken", "wanted")
+    __slots__ = ("request_id", "epoch", "ticket", "taken", "wanted", "reader", "readers")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     ticket: bytes
     taken: int
     wanted: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., ticket: _Optional[bytes] = ..., taken: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
+    reader: int
+    readers: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., ticket: _Optional[bytes] = ..., taken: _Optional[int] = ..., wanted: _Optional[int] = ..., reader: _Optional[int] = ..., readers: _Optional[int] = ...) -> None: ...
 
 class TakenReply(_message.Message):
     __slots__ = ()

@@ -316,7 +316,7 @@ class HandoffSettings(_Section):
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = Field(
         "auto",
         description="Data type of KV in a handoff: auto is that of the cache; the others halve the bytes and "
-        "lose precision (docs/handoff-wire.md). It must be the same on all workers.",
+        "lose precision (docs/handoff-wire.md). A worker saves in its own, and loads from any.",
     )
 
     @field_validator("host")

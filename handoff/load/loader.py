@@ -7,17 +7,19 @@ then.
 An early load pulls what a prompt's steps leave while the next ones are computed. Once the prompt is complete,
 `resume` says so, and an early load that went well is reported only after that: its request could not go on.
 
-What has been taken of a save with fewer slots than records is gone there (taken.py): a load that fails after
-that gives the save up.
+Where the source has more ranks or fewer (forms.py), a load takes its heads out of several shards, a chunk of
+each in turns: they grow together. What has been taken of a save with fewer slots than records is gone there
+(taken.py): a load that fails after that gives the save up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from baton.handoff import digests, manifest
@@ -30,6 +32,7 @@ from baton.handoff.errors import (
     PullTimeout,
     TransportFailed,
 )
+from baton.handoff.forms import Share
 from baton.handoff.groups import Part, runs
 from baton.handoff.load.taken import Taken
 from baton.handoff.load.turns import EARLY, THREADS, Turns
@@ -40,10 +43,11 @@ from baton.handoff.records import Records
 from baton.handoff.reports import Costs, Problem, ShardLoad
 from baton.handoff.transports import choose
 from baton.handoff.transports.base import Cancellation, Pull, Transport
-from baton.protos.handoff_pb2 import Manifest, Shard
+from baton.protos.handoff_pb2 import Manifest
 
 logger = logging.getLogger(__name__)
 
+_ENDED = object()
 Key = tuple[str, int]  # request id, epoch
 
 
@@ -76,7 +80,7 @@ class _Progress:
     resumed_s: float = 0.0  # of an early load: when its prompt was complete; its times count from then on
     ends_s: float = math.inf  # and its deadline from then on, if its pull had begun before
     late: bool = False  # it missed that
-    taken: Taken | None = None  # once it has begun
+    taken: list[Taken] = field(default_factory=list)  # of each shard, once its pull has begun
     transport: str = ""
     bytes: int = 0
     early_bytes: int = 0
@@ -228,13 +232,13 @@ class Loader:
         progress.wait = 0.0 if progress.early else time.monotonic() - (progress.resumed_s or job.arrived_s)
         problem: Problem | None = None
         described: Manifest | None = None
-        shard: Shard | None = None
+        shares: tuple[Share, ...] = ()
         try:
             described = manifest.read(job.manifest)
-            shard = manifest.check(described, job.request_id, job.epoch, self._puller)
-            self._pull(progress, shard, described.num_blocks)
+            shares = manifest.check(described, job.request_id, job.epoch, self._puller)
+            self._pull(progress, described, shares)
         except HandoffError as error:
-            lost = progress.taken.error if progress.taken is not None else None
+            lost = next((each.error for each in progress.taken if each.error is not None), None)
             problem = Problem.of(_timed_out(job) if progress.late else lost or error)
         except Exception as error:  # a load that is not reported would hold its request for ever
             logger.exception(
@@ -246,9 +250,9 @@ class Loader:
         early = self._end(progress, problem)
         # One that failed early leaves all there, if nothing of it is gone: the prompt goes on, and its KV may
         # come whole at its end.
-        leaves = early and problem is not None and not (progress.taken is not None and progress.taken.told)
+        leaves = early and problem is not None and not any(each.told for each in progress.taken)
         if described is not None and not leaves:
-            self._release(job, described, shard, problem)  # now: the request waits for nothing here
+            self._release(job, described, shares, problem)  # now: the request waits for nothing here
 
     def _end(self, progress: _Progress, problem: Problem | None) -> bool:
         """Report a load, or hold it until its prompt is complete. Return whether that is still computed."""
@@ -263,61 +267,76 @@ class Loader:
         return early
 
     def _release(
-        self, job: LoadJob, described: Manifest, shard: Shard | None, problem: Problem | None
+        self, job: LoadJob, described: Manifest, shares: Sequence[Share], problem: Problem | None
     ) -> None:
         """Release what this attempt has pulled, all ranks' shards if it failed; never another attempt's."""
         if not manifest.is_of(described, job.request_id, job.epoch):
             return
-        if problem is None and shard is not None:
-            self._client.release_soon(described, confirmed=True, shards=[shard])
-        else:
+        if problem is not None:
             self._client.release_soon(described)
+            return
+        for share in shares:
+            shard, reader = described.shards[share.rank], (self._puller.rank, share.readers)
+            self._client.release_soon(described, confirmed=True, shards=[shard], reader=reader)
 
-    def _pull(self, progress: _Progress, shard: Shard, num_blocks: int) -> None:
-        job = progress.job
-        pulls = self._pulls(progress, shard, num_blocks)
-        transport = choose(self.transports, shard)
-        progress.transport = transport.name
-        pulls[0].check_time()
-        what = pulls[0].what
-        taken = progress.taken = Taken(self._client, pulls[0], progress.cancellation.set)
-        landing = self._cache.landing(what, digests.seed(job.request_id, job.epoch), progress.after)
+    def _pull(self, progress: _Progress, described: Manifest, shares: Sequence[Share]) -> None:
+        seed = digests.seed(progress.job.request_id, progress.job.epoch)
+        # A pull from a prompt that is still computed ends with it; from then on `take_finished` looks at it.
+        deadline = time.monotonic() + (EARLY_PULL_S if progress.early else self._pull_timeout_s)
+        landings: list[Landing] = []
+        coming: list[Generator[None]] = []
         try:
-            for pull in pulls:
-                if taken.is_due(pull.first_block):
-                    taken.pass_over(pull.first_block)
-                self._land(progress, landing, taken, transport.pull(pull))
-            landing.finish()
-            taken.end()
+            for share in shares:
+                pulls = self._pulls(progress, described, share, deadline)
+                if not pulls:
+                    continue
+                transport = choose(self.transports, pulls[0].shard)
+                progress.transport = transport.name
+                pulls[0].check_time()
+                landing = self._cache.landing(pulls[0].what, seed, progress.after, share)
+                landings.append(landing)
+                reader = self._puller.rank, share.readers
+                taken = Taken(self._client, pulls[0], progress.cancellation.set, reader)
+                progress.taken.append(taken)
+                coming.append(_land(progress, landing, taken, transport, pulls))
+            while coming:
+                coming = [each for each in coming if next(each, _ENDED) is not _ENDED]
+                if progress.early:  # all so far is hidden behind the prompt's own steps
+                    progress.early_bytes = progress.bytes
+                    progress.move = 0.0
+                    progress.check = -sum(each.check_s for each in landings)
+                    progress.load = -sum(each.load_s for each in landings)
+            for landing in landings:
+                landing.finish()
+            for taken in progress.taken:
+                taken.end()
         finally:
-            landing.close()
-            progress.check += landing.check_s
-            progress.load += landing.load_s
-        wanted = sum(pull.num_blocks for pull in pulls)
-        if progress.blocks != wanted:
-            raise TransportFailed(f"{what}: {progress.blocks} of {wanted} blocks came")
+            for each in coming:
+                each.close()
+            for landing in landings:
+                landing.close()
+                progress.check += landing.check_s
+                progress.load += landing.load_s
 
-    def _pulls(self, progress: _Progress, shard: Shard, num_blocks: int) -> list[Pull]:
+    def _pulls(self, progress: _Progress, described: Manifest, share: Share, deadline: float) -> list[Pull]:
         """Return an order for each run of records, all under one deadline: mostly there is one.
 
         Where the prefix cache has the first blocks, what is missing of each group lies apart.
         """
         job = progress.job
-        # A pull from a prompt that is still computed ends with it; from then on `take_finished` looks at it.
-        deadline = time.monotonic() + (EARLY_PULL_S if progress.early else self._pull_timeout_s)
         pulls = []
-        for first, stop in runs(job.parts):
-            if stop > num_blocks:
+        for first, stop in runs(self._parts(job, share)):
+            if stop > described.num_blocks:
                 raise MalformedManifest(
                     f"request {job.request_id!r}: blocks {first} to {stop} are needed;"
-                    f" the source has {num_blocks}"
+                    f" the source has {described.num_blocks}"
                 )
             pulls.append(
                 Pull(
                     request_id=job.request_id,
                     epoch=job.epoch,
-                    shard=shard,
-                    saved_blocks=num_blocks,
+                    shard=described.shards[share.rank],
+                    saved_blocks=described.num_blocks,
                     first_block=first,
                     num_blocks=stop - first,
                     deadline=deadline,
@@ -327,31 +346,52 @@ class Loader:
             )
         return pulls
 
-    @staticmethod
-    def _land(progress: _Progress, landing: Landing, taken: Taken, chunks: Iterator[Records]) -> None:
-        job = progress.job
-        stop = 0
-        while True:
-            start = time.monotonic()
-            records = next(chunks, None)
-            progress.move += time.monotonic() - max(start, progress.resumed_s)
-            if taken.is_due(stop):  # the transport has found that they were left alone while they were copied
-                landing.finish()
-                taken.tell(stop)
-            if records is None:
-                return
-            progress.heard_s = time.monotonic()
-            first, stop = records.first_block, records.first_block + len(records.data)
-            for part in (whole.within(first, stop) for whole in job.parts):
-                if part.block_ids:
-                    own = slice(part.first - first, part.stop - first)
-                    landing.take(part, records.data[own], records.digests[own])
-                    progress.blocks += len(part.block_ids)
-            progress.bytes += records.data.size
-            if progress.early:  # all so far is hidden behind the prompt's own steps
-                progress.early_bytes = progress.bytes
-                progress.move = 0.0
-                progress.check, progress.load = -landing.check_s, -landing.load_s
+    def _parts(self, job: LoadJob, share: Share) -> list[Part]:
+        """Return the parts of the groups of which this rank takes heads of the shard."""
+        groups = {self._puller.layers[cut.layer].group for cut in share.cuts}
+        return [part for part in job.parts if part.group in groups]
+
+
+def _land(
+    progress: _Progress, landing: Landing, taken: Taken, transport: Transport, pulls: Sequence[Pull]
+) -> Generator[None]:
+    """Bring all of it, a chunk with each `next`. Raises TransportFailed for less."""
+    blocks = 0
+    for pull in pulls:
+        if taken.is_due(pull.first_block):
+            landing.finish()
+            taken.pass_over(pull.first_block)
+        stop = pull.first_block
+        with contextlib.closing(_chunks(transport, pull)) as chunks:
+            while True:
+                start = time.monotonic()
+                records = next(chunks, None)
+                progress.move += time.monotonic() - max(start, progress.resumed_s)
+                if taken.is_due(
+                    stop
+                ):  # the transport has found them left alone until now
+                    landing.finish()
+                    taken.tell(stop)
+                if records is None:
+                    break
+                progress.heard_s = time.monotonic()
+                first, stop = records.first_block, records.first_block + len(records.data)
+                for part in (whole.within(first, stop) for whole in progress.job.parts):
+                    if part.block_ids:
+                        own = slice(part.first - first, part.stop - first)
+                        landing.take(part, records.data[own], records.digests[own])
+                        blocks += len(part.block_ids)
+                progress.blocks = max(progress.blocks, blocks)
+                progress.bytes += records.data.size
+                yield
+    wanted = sum(pull.num_blocks for pull in pulls)
+    if blocks != wanted:
+        raise TransportFailed(f"{landing.what}: {blocks} of {wanted} blocks came")
+
+
+def _chunks(transport: Transport, pull: Pull) -> Generator[Records]:
+    """Yield a pull's chunks; what transports return need not be closable."""
+    yield from transport.pull(pull)
 
 
 def _timed_out(job: LoadJob) -> PullTimeout:

@@ -23,8 +23,18 @@ from baton.protos.handoff_pb2 import TakenRequest
 class Taken:
     """The acknowledgements of one pull of records. Without a window there are none."""
 
-    def __init__(self, client: HandoffClient, pull: Pull, failed: Callable[[], object]) -> None:
-        """Begin with nothing taken. failed: called, on any thread, when a call has failed."""
+    def __init__(
+        self,
+        client: HandoffClient,
+        pull: Pull,
+        failed: Callable[[], object],
+        reader: tuple[int, int] = (0, 1),
+    ) -> None:
+        """Begin with nothing taken.
+
+        failed: called, on any thread, when a call has failed. reader: this rank, and how many pull this save.
+        """
+        self._reader = reader
         self._client = client
         self._pull = pull
         self._failed = failed
@@ -78,6 +88,8 @@ class Taken:
             ticket=pull.shard.ticket,
             taken=told[0],
             wanted=told[1],
+            reader=self._reader[0],
+            readers=self._reader[1],
         )
         call = self._client.taken(request, pull.shard.address)
         call.add_done_callback(lambda done: self._on_done(done, told))

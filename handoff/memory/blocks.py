@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from baton.handoff.errors import UnsupportedCache
+from baton.handoff.forms import UNDIVIDED, Division
 from baton.handoff.layers import CacheLayer
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.memory.device import DeviceBlockCache
 from baton.handoff.memory.host import HostBlockCache
-from baton.kernels.kv_pack import AS_IS, KVTable
+from baton.kernels.kv_pack import AS_IS, WORD, KVTable
 
 
 def block_cache(
@@ -26,6 +27,8 @@ def block_cache(
     wire_dtype: str = AS_IS,
     row_widths: Mapping[str, int] | None = None,
     groups: Sequence[Sequence[str]] = ((),),
+    *,
+    division: Division = UNDIVIDED,
 ) -> BlockCache:
     """Make the cache of one rank. tensors: by layer, dimension 0 the block, in the order of the records.
 
@@ -43,14 +46,14 @@ def block_cache(
         table = _table(blocks, rows, wire_dtype)
         tables.append(table)
         layers += [
-            _describe(name, tensors[name], num_blocks, size, number)
-            for name, size in zip(blocks, table.part_bytes, strict=True)
+            _describe(name, tensors[name], num_blocks, division, row_width=row, group=number)
+            for name, row in zip(blocks, rows, strict=True)
         ]
     record_bytes = max(table.record_bytes for table in tables)
     filled = tuple(_filled_up(table, record_bytes) for table in tables)
     if filled[0].on_cpu:
-        return HostBlockCache(tuple(layers), filled)
-    return DeviceBlockCache(tuple(layers), filled)
+        return HostBlockCache(tuple(layers), filled, division)
+    return DeviceBlockCache(tuple(layers), filled, division)
 
 
 def _grouped(
@@ -123,15 +126,41 @@ def _row_width(name: str, tensor: torch.Tensor, wanted: int | None) -> int:
     return wanted
 
 
-def _describe(name: str, tensor: torch.Tensor, num_blocks: int, record_bytes: int, group: int) -> CacheLayer:
+def _describe(
+    name: str, tensor: torch.Tensor, num_blocks: int, division: Division, *, row_width: int, group: int
+) -> CacheLayer:
     shape, strides = tuple(tensor.shape[1:]), tuple(tensor.stride()[1:])
     pieces = tensor.shape[0] // num_blocks
+    heads, stretches = division.heads.get(name, 0), 1
+    if heads > 1:
+        # From the outermost in memory to the innermost; a single one of anything is nowhere, and counts last.
+        order = sorted(range(len(shape)), key=lambda at: (-strides[at], shape[at] == 1))
+        outside = math.prod(shape[at] for at in order[: order.index(0)])
+        together = math.prod(shape[1:]) // outside  # elements of a head
+        apart = not (together * tensor.element_size() % WORD or together % (2 * row_width))
+        if apart and shape[0] == max(1, heads // division.ranks):
+            shape, stretches = (heads, *shape[1:]), pieces * outside
+            strides = _strides(shape, order)
+        else:
+            heads = 0
+    spanned = math.prod(shape)
     return CacheLayer(
         name=name,
         dtype=str(tensor.dtype).removeprefix("torch."),
         block_shape=shape if pieces == 1 else (pieces, *shape),
-        block_strides=strides if pieces == 1 else (tensor.stride(0), *strides),
-        block_bytes=pieces * math.prod(shape) * tensor.element_size(),
-        record_bytes=record_bytes,
+        block_strides=strides if pieces == 1 else (spanned, *strides),
+        block_bytes=pieces * spanned * tensor.element_size(),
+        row_width=row_width,
+        heads=heads,
+        stretches=stretches,
         group=group,
     )
+
+
+def _strides(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a tensor whose dimensions lie in memory in this order, the outermost first."""
+    found, stride = [0] * len(shape), 1
+    for at in reversed(order):
+        found[at] = stride
+        stride *= shape[at]
+    return tuple(found)

@@ -9,14 +9,17 @@ latent, a state): both ends must agree on it, which the compatibility hash over 
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from baton.handoff.forms import UNDIVIDED, Division, Form, Share
 from baton.handoff.groups import Part
 from baton.handoff.layers import CacheLayer
+from baton.handoff.memory.cuts import cut_tables
 from baton.handoff.memory.fill import Fill
 from baton.handoff.memory.streams import Mark
 from baton.handoff.records import Bytes, Digests
@@ -24,15 +27,18 @@ from baton.kernels.kv_pack import KVTable
 
 # vLLM's placeholder for a block that a sliding window has left behind: never read, never written.
 NULL_BLOCK = 0
+_SHARES = 64  # whose tables are kept: of all forms of the sources, in turns
+Tables = Mapping[int, KVTable]  # by group
 
 
 class Landing(ABC):
     """The writing of one pull's records into the cache, from one thread; the blocks are its own meanwhile."""
 
-    def __init__(self, what: str, seed: int) -> None:
-        """Begin. what: the pulled KV, for the texts of errors; seed: of its digests."""
+    def __init__(self, what: str, seed: int, tables: Tables) -> None:
+        """Begin. what: the pulled KV, for the texts of errors; seed: of its digests; tables: of its kind."""
         self.what = what
         self.seed = seed
+        self._tables = tables
         self.check_s = 0.0  # time for digests, where they are computed apart
         self.load_s = 0.0
 
@@ -60,15 +66,15 @@ class BlockCache(ABC):
     The caller ensures that the engine does not use the blocks meanwhile.
     """
 
-    def __init__(self, layers: tuple[CacheLayer, ...], tables: tuple[KVTable, ...]) -> None:
+    def __init__(
+        self, layers: tuple[CacheLayer, ...], tables: tuple[KVTable, ...], division: Division = UNDIVIDED
+    ) -> None:
         """tables: of each group, all with one record's size, wire format and device."""
         self.layers = layers
+        self.rank = division.rank
+        self.form = Form(division.ranks, tables[0].wire)
         self._tables = tables
-
-    @property
-    def wire_dtype(self) -> str:
-        """The form in which KV travels: one of WIRE_DTYPES."""
-        return self._tables[0].wire
+        self._tables_for = functools.lru_cache(_SHARES)(self._cut)
 
     @property
     def record_bytes(self) -> int:
@@ -93,11 +99,20 @@ class BlockCache(ABC):
         """
 
     @abstractmethod
-    def landing(self, what: str, seed: int, after: Mark | None = None) -> Landing:
+    def landing(self, what: str, seed: int, after: Mark | None = None, share: Share | None = None) -> Landing:
         """Return a landing for one pull, on its thread.
 
-        after: a `mark` from when the blocks became its own.
+        after: a `mark` from when the blocks became its own. share: of whose records; this rank's own kind by
+        default.
         """
+
+    def _tables_of(self, share: Share | None) -> Tables:
+        if share is None or (share.form, share.rank) == (self.form, self.rank):
+            return dict(enumerate(self._tables))
+        return self._tables_for(share)
+
+    def _cut(self, share: Share) -> Tables:
+        return cut_tables(self._tables, self.layers, self.form, self.rank, share)
 
     def mark(self) -> Mark | None:
         """Mark the work that the engine has queued, on its thread: to write, or to read, only after it."""

@@ -21,6 +21,7 @@ import logging
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,10 +31,11 @@ import numpy as np
 import torch
 
 from baton.handoff import digests
+from baton.handoff.forms import UNDIVIDED, Division, Share
 from baton.handoff.groups import Part
 from baton.handoff.layers import CacheLayer
 from baton.handoff.memory import streams
-from baton.handoff.memory.cache import BlockCache, Landing, pieces, wanted
+from baton.handoff.memory.cache import BlockCache, Landing, Tables, pieces, wanted
 from baton.handoff.memory.fill import Fill
 from baton.handoff.memory.streams import Mark
 from baton.handoff.records import Bytes, Digests
@@ -95,27 +97,29 @@ class DeviceBlockCache(BlockCache):
         self,
         layers: tuple[CacheLayer, ...],
         tables: tuple[KVTable, ...],
+        division: Division = UNDIVIDED,
         *,
         device: streams.Device | None = None,
         save_bytes: int = SAVE_BYTES,
         load_bytes: int = LOAD_BYTES,
     ) -> None:
-        super().__init__(layers, tables)
+        super().__init__(layers, tables, division)
         self._on = tables[0].device
         self.device = device or streams.of(self._on)
-        self.load_chunk = max(1, load_bytes // self.record_bytes)  # records
+        self.load_bytes = load_bytes
         self._save_chunk = max(1, save_bytes // self.record_bytes)
         self._packing, self._copying = self.device.queue(), self.device.queue()
-        self._slots = [_Slot(self.room(self._save_chunk)) for _ in range(_SAVE_SLOTS)]
+        self._slots = [_Slot(self.room(self._save_chunk, self.record_bytes)) for _ in range(_SAVE_SLOTS)]
         self._next_slot = 0
         self._sending = threading.Lock()  # of the slots and both queues
-        self._lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()  # left by pulls that ended
+        # Left by pulls that ended, by the size of their records.
+        self._lanes: defaultdict[int, queue.SimpleQueue[_Lane]] = defaultdict(queue.SimpleQueue)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-save")
         self._compile()
 
-    def room(self, records: int) -> torch.Tensor:
+    def room(self, records: int, record_bytes: int) -> torch.Tensor:
         """Return device memory for so many records."""
-        return torch.empty((records, self.record_bytes), dtype=torch.uint8, device=self._on)
+        return torch.empty((records, record_bytes), dtype=torch.uint8, device=self._on)
 
     def _compile(self) -> None:
         """Run both kernels once, to no effect: no request shall wait for the compiler."""
@@ -150,18 +154,20 @@ class DeviceBlockCache(BlockCache):
         coming = self._send_down([Part(group, 0, tuple(block_ids))], _Plain(records))
         return np.concatenate([_arrived(one) for one in coming] or [np.empty(0, np.uint64)])
 
-    def landing(self, what: str, seed: int, after: Mark | None = None) -> Landing:
+    def landing(self, what: str, seed: int, after: Mark | None = None, share: Share | None = None) -> Landing:
+        tables = self._tables_of(share)
+        size = next(iter(tables.values())).record_bytes
         try:
-            lane = self._lanes.get_nowait()
+            lane = self._lanes[size].get_nowait()
         except queue.Empty:
-            lane = _Lane(self)
+            lane = _Lane(self, size)
         if after is not None:
             lane.queue.after(after)
-        return _DeviceLanding(self, self._tables, lane, what, seed)
+        return _DeviceLanding(self, tables, lane, what, seed)
 
     def give_back(self, lane: _Lane) -> None:
-        """Keep a lane for the next pull."""
-        self._lanes.put(lane)
+        """Keep a lane for the next pull of records of that size."""
+        self._lanes[lane.record_bytes].put(lane)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
@@ -249,6 +255,7 @@ class _Lane:
     """A queue and its slots, used by one pull at a time."""
 
     cache: DeviceBlockCache
+    record_bytes: int
     queue: streams.Queue = field(init=False)
     slots: list[_LoadSlot] = field(init=False)
 
@@ -256,23 +263,25 @@ class _Lane:
         self.queue = self.cache.device.queue()
         self.slots = []
         for _ in range(_LOAD_SLOTS):
-            records = self.cache.room(self.cache.load_chunk)
+            records = self.cache.room(self.chunk, self.record_bytes)
             self.slots.append(_LoadSlot(self.cache.device.pinned(tuple(records.shape), torch.uint8), records))
+
+    @property
+    def chunk(self) -> int:
+        """Records of a chunk."""
+        return max(1, self.cache.load_bytes // self.record_bytes)
 
 
 class _DeviceLanding(Landing):
-    def __init__(
-        self, cache: DeviceBlockCache, tables: tuple[KVTable, ...], lane: _Lane, what: str, seed: int
-    ) -> None:
-        super().__init__(what, seed)
+    def __init__(self, cache: DeviceBlockCache, tables: Tables, lane: _Lane, what: str, seed: int) -> None:
+        super().__init__(what, seed, tables)
         self._cache = cache
-        self._tables = tables
         self._lane: _Lane | None = lane
         self._next_slot = 0
 
     def take(self, part: Part, records: Bytes, saved: Digests) -> None:
         began = time.monotonic()
-        for start, stop in pieces(len(records), self._cache.load_chunk):
+        for start, stop in pieces(len(records), self._lane.chunk if self._lane else 1):
             piece = part.within(part.first + start, part.first + stop)
             self._queue(piece, records[start:stop], saved[start:stop])
         self.load_s += time.monotonic() - began

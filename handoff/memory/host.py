@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from baton.handoff import digests
+from baton.handoff.forms import UNDIVIDED, Division, Share
 from baton.handoff.groups import Part
 from baton.handoff.layers import CacheLayer
-from baton.handoff.memory.cache import BlockCache, Landing, pieces, wanted
+from baton.handoff.memory.cache import BlockCache, Landing, Tables, pieces, wanted
 from baton.handoff.memory.fill import Fill
 from baton.handoff.memory.streams import Mark
 from baton.handoff.records import Bytes, Digests
@@ -24,8 +25,10 @@ _CACHED_BYTES = 512 << 10
 class HostBlockCache(BlockCache):
     """A cache in host memory: all work is done on the calling thread, on return. Any thread may call."""
 
-    def __init__(self, layers: tuple[CacheLayer, ...], tables: tuple[KVTable, ...]) -> None:
-        super().__init__(layers, tables)
+    def __init__(
+        self, layers: tuple[CacheLayer, ...], tables: tuple[KVTable, ...], division: Division = UNDIVIDED
+    ) -> None:
+        super().__init__(layers, tables, division)
         self.gather(
             0, (), np.empty((0, self.record_bytes), np.uint8)
         )  # compiles: no save shall wait for that
@@ -45,30 +48,33 @@ class HostBlockCache(BlockCache):
         kv_pack.pack(self._tables[group], np.asarray(block_ids, np.int64), records, own)
         return own
 
-    def scatter(self, group: int, records: Bytes, block_ids: Sequence[int]) -> None:
-        """Write records to cache blocks of a group; NULL_BLOCK is left alone."""
-        kv_pack.unpack(self._tables[group], records, wanted(block_ids), None)
+    def scatter(
+        self, group: int, records: Bytes, block_ids: Sequence[int], table: KVTable | None = None
+    ) -> None:
+        """Write records to cache blocks of a group; NULL_BLOCK is left alone. table: of the records' kind."""
+        kv_pack.unpack(table or self._tables[group], records, wanted(block_ids), None)
 
-    def landing(self, what: str, seed: int, after: Mark | None = None) -> Landing:
+    def landing(self, what: str, seed: int, after: Mark | None = None, share: Share | None = None) -> Landing:
         del after  # the engine's steps end before the next begins
-        return _HostLanding(self, what, seed)
+        return _HostLanding(self, what, seed, self._tables_of(share))
 
 
 class _HostLanding(Landing):
     """A landing that checks first and copies then: nothing of a broken chunk reaches the cache."""
 
-    def __init__(self, cache: HostBlockCache, what: str, seed: int) -> None:
-        super().__init__(what, seed)
+    def __init__(self, cache: HostBlockCache, what: str, seed: int, tables: Tables) -> None:
+        super().__init__(what, seed, tables)
         self._cache = cache
 
     def take(self, part: Part, records: Bytes, saved: Digests) -> None:
+        table = self._tables[part.group]
         began = time.monotonic()
-        for start, stop in pieces(len(records), _CACHED_BYTES // self._cache.record_bytes):
+        for start, stop in pieces(len(records), _CACHED_BYTES // table.record_bytes):
             piece = records[start:stop]
             came = digests.of_records(piece, self.seed, part.first + start)
             digests.compare(self.what, part.first + start, came, saved[start:stop])
             checked = time.monotonic()
-            self._cache.scatter(part.group, piece, part.block_ids[start:stop])
+            self._cache.scatter(part.group, piece, part.block_ids[start:stop], table)
             self.check_s += checked - began
             began = time.monotonic()
             self.load_s += began - checked

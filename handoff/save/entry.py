@@ -28,6 +28,9 @@ class Entry:
     readers: int = 0  # pulls under way, and Fills
     growing: bool = False  # its prompt is still computed: further fills will come
     ended: bool = False
+    had_by: set[int] = field(default_factory=set, repr=False)  # the readers that have released it, of several
+    # Of each reader: what it has taken, and from where on it wants others.
+    taken_by: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)
 
     @property
     def key(self) -> Key:
@@ -53,6 +56,14 @@ class Entry:
     def next(self) -> int:
         """The place of the next record to write."""
         return max(self.filled, self.wanted)
+
+    def take(self, taken: int, wanted: int, reader: tuple[int, int]) -> None:
+        """Note what a reader has taken; what all of them have need not be kept."""
+        rank, readers = reader
+        self.taken_by[rank] = taken, max(wanted, self.taken_by.get(rank, (0, 0))[1])
+        if len(self.taken_by) >= readers:
+            self.taken = min(one for one, _ in self.taken_by.values())
+            self.wanted = min(max(each) for each in self.taken_by.values())
 
     @functools.cached_property
     def view(self) -> SaveView:

@@ -166,7 +166,8 @@ class HandoffService:
             self._staging.tickets.check(request.request_id, request.epoch, request.ticket)
         except WrongTicket as error:
             _fail(context, error)
-        held = self._staging.release(request.request_id, request.epoch)
+        reader = (request.reader, request.readers) if request.confirmed else (0, 1)
+        held = self._staging.release(request.request_id, request.epoch, reader)
         logger.debug(
             "release of %s/%d, confirmed %s: held %s",
             request.request_id,
@@ -190,7 +191,8 @@ class HandoffService:
     def _taken(self, request: pb.TakenRequest, context: grpc.ServicerContext) -> pb.TakenReply:
         try:
             self._staging.tickets.check(request.request_id, request.epoch, request.ticket)
-            self._staging.take(request.request_id, request.epoch, request.taken, request.wanted)
+            reader = request.reader, max(1, request.readers)
+            self._staging.take(request.request_id, request.epoch, request.taken, request.wanted, reader)
         except HandoffError as error:
             _fail(context, error)
         return pb.TakenReply()

@@ -178,32 +178,42 @@ class Staging:
         entry = self._entries.get((request_id, epoch))
         return entry is not None and entry.growing
 
-    def take(self, request_id: str, epoch: int, taken: int, wanted: int = 0) -> None:
+    def take(
+        self, request_id: str, epoch: int, taken: int, wanted: int = 0, reader: tuple[int, int] = (0, 1)
+    ) -> None:
         """Let the slots of all records before `taken` be used again; those before `wanted` need none.
 
-        What was said before may be said again. Raises UnknownHandoff, LeaseExpired, MalformedManifest for an
-        entry that has no window, for less than was taken before, and for what is not whole yet.
+        What was said before may be said again. reader: the rank that says so, and how many pull this save:
+        what all of them have taken is gone. Raises UnknownHandoff, LeaseExpired, MalformedManifest for an
+        entry that has no window, for less than the reader had taken before, and for what is not whole yet.
         """
         with self._changed:
             entry = self._entries.get((request_id, epoch))
             if entry is None:
                 raise self._fate(request_id, epoch)
-            fits = entry.windowed and entry.taken <= taken <= entry.filled and wanted <= entry.num_blocks
-            if not fits or not (taken == entry.taken or entry.view.is_whole(taken - 1)):
+            before, _ = entry.taken_by.get(reader[0], (0, 0))
+            fits = entry.windowed and before <= taken <= entry.filled and wanted <= entry.num_blocks
+            if not fits or not (taken == before or entry.view.is_whole(taken - 1)):
                 raise MalformedManifest(
                     f"{_what(request_id, epoch)}: {taken} records are said to be taken, others wanted from"
-                    f" {wanted} on; {entry.taken} were"
+                    f" {wanted} on; {before} were"
                     f" before, and up to {entry.filled} of {entry.num_blocks} are in its {entry.slots} slots"
                 )
-            entry.taken, entry.wanted = taken, max(entry.wanted, wanted)
+            entry.take(taken, wanted, reader)
         self.on_room()
 
-    def release(self, request_id: str, epoch: int) -> bool:
-        """End a lease. Returns False for one that had ended before, or never begun."""
+    def release(self, request_id: str, epoch: int, reader: tuple[int, int] = (0, 1)) -> bool:
+        """End a lease. Returns False for one that had ended before, or never begun.
+
+        reader: the rank that has pulled it, and how many will: the lease ends with the last one's release.
+        """
         with self._changed:
             entry = self._entries.get((request_id, epoch))
             if entry is None:
                 return False
+            entry.had_by.add(reader[0])
+            if len(entry.had_by) < reader[1]:
+                return True
             self._end(entry, UnknownHandoff)
         self._tell_end(request_id, epoch)
         return True

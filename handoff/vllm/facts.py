@@ -1,13 +1,13 @@
 """The meaning of KV bytes, as vLLM's configuration states it.
 
-Leans on vllm.__version__ and on VllmConfig: model_config (hf_config, dtype, quantization),
-cache_config.cache_dtype, parallel_config.{_PARALLEL_SIZES}, speculative_config (method,
-uses_draft_kv_cache, draft_model_config.{hf_config, quantization}),
+Leans on vllm.__version__ and on VllmConfig: model_config (hf_config, dtype, quantization,
+get_total_num_kv_heads), cache_config.cache_dtype, parallel_config.{_PARALLEL_SIZES, tensor_parallel_size},
+speculative_config (method, uses_draft_kv_cache, draft_model_config.{as of model_config}),
 compilation_config.static_forward_context[layer].isa, which vllm.v1.attention.backends.cpu_attn sets before a
 connector is given the caches;
 KVCacheConfig.kv_cache_groups[] (layer_names, kv_cache_spec), vllm.v1.kv_cache_interface: AttentionSpec
-(block_size, head_size, head_size_v), FullAttentionSpec, SlidingWindowSpec (sliding_window,
-extra_retained_tokens), MambaSpec (mamba_type, shapes, dtypes, mamba_cache_mode),
+(block_size, num_kv_heads, head_size, head_size_v), FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+(sliding_window, extra_retained_tokens), MambaSpec (mamba_type, shapes, dtypes, mamba_cache_mode),
 UniformTypeKVCacheSpecs.kv_cache_specs; and on the tokens that SingleTypeKVCacheManager.get_num_skipped_tokens
 of each of these lets go; vllm.model_executor.layers.mamba.mamba_utils.is_conv_state_dim_first.
 """
@@ -15,12 +15,12 @@ of each of these lets go; vllm.model_executor.layers.mamba.mamba_utils.is_conv_s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import vllm
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from baton.handoff.compatibility import Facts
 from baton.handoff.errors import UnsupportedCache
@@ -28,9 +28,8 @@ from baton.handoff.groups import CacheGroup
 from baton.handoff.memory.cache import BlockCache
 
 # Each decides which part of the KV a rank keeps. Expert parallelism is not among them: it splits no
-# attention.
+# attention. Tensor parallelism divides heads (forms.py): workers may differ in it, unless a layer has none.
 _PARALLEL_SIZES = (
-    "tensor_parallel_size",
     "pipeline_parallel_size",
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
@@ -90,16 +89,42 @@ def row_widths(kv_cache_config: Any) -> dict[str, int]:
 
     Where heads of keys and values differ in size, it is their greatest common divisor. States have no rows.
     """
-    widths = {}
+    return {
+        name: math.gcd(int(spec.head_size), int(spec.head_size_v or 0))
+        for name, spec in _specs(kv_cache_config)
+        if not isinstance(spec, MambaSpec)
+    }
+
+
+def _specs(kv_cache_config: Any) -> Iterator[tuple[str, Any]]:
     for group in kv_cache_config.kv_cache_groups:
         shared = group.kv_cache_spec
         specs = getattr(shared, "kv_cache_specs", {})
         for name in group.layer_names:
-            spec = specs.get(name, shared)
-            if isinstance(spec, MambaSpec):
-                continue
-            widths[name] = math.gcd(int(spec.head_size), int(spec.head_size_v or 0))
-    return widths
+            yield name, specs.get(name, shared)
+
+
+def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
+    """Return, by layer, the KV heads of all tensor-parallel ranks together; 1 for MLA, whose latent all have.
+
+    States have none, nor has a layer whose single head of each rank may be the same on several, or not.
+    """
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    configs = [vllm_config.model_config, getattr(vllm_config.speculative_config, "draft_model_config", None)]
+    totals = {int(config.get_total_num_kv_heads()) for config in configs if config is not None}
+    found = {}
+    for name, spec in _specs(kv_cache_config):
+        if isinstance(spec, MambaSpec):
+            continue
+        own = int(spec.num_kv_heads)
+        possible = {total for total in totals if max(1, total // ranks) == own}
+        if isinstance(spec, MLAAttentionSpec):
+            found[name] = 1
+        elif own > 1 or ranks == 1:
+            found[name] = own * ranks
+        elif len(possible) == 1:
+            found[name] = possible.pop()
+    return found
 
 
 def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> str:
@@ -110,6 +135,14 @@ def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> str:
     layers = vllm_config.compilation_config.static_forward_context
     names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
     return ", ".join(sorted({getattr(layers.get(name), "isa", "") for name in names} - {""}))
+
+
+def parallel_sizes(vllm_config: Any, cache: BlockCache) -> dict[str, int]:
+    """Return the sizes in which two workers must not differ, by names that say why."""
+    found = {name: int(getattr(vllm_config.parallel_config, name)) for name in _PARALLEL_SIZES}
+    if undivided := next((layer.name for layer in cache.layers if not layer.heads), None):
+        found[f"tensor_parallel_size (equal on both: {undivided} has no heads to divide)"] = cache.form.ranks
+    return found
 
 
 def facts(
@@ -133,11 +166,10 @@ def facts(
         quantization=str(model.quantization or ""),
         groups=groups(kv_cache_config),
         attention_kernels=attention_kernels(vllm_config, kv_cache_config),
-        parallel_sizes={name: getattr(vllm_config.parallel_config, name) for name in _PARALLEL_SIZES},
+        parallel_sizes=parallel_sizes(vllm_config, cache),
         speculative_method=str(speculative.method) if speculative is not None else "",
         drafter=drafter.hf_config.to_dict() if drafter is not None else {},
         drafter_fingerprint=drafter_fingerprint if drafter is not None else "",
         drafter_quantization=str(drafter.quantization or "") if drafter is not None else "",
         layers=cache.layers,
-        wire_dtype=cache.wire_dtype,
     )

@@ -405,6 +405,7 @@ class SchedulerSide:
                 for part in sorted(shards, key=lambda part: part.rank)
                 if part.problem is None
             ],
+            wire_dtype=self._config.kv_wire_dtype,
             lease_s=self._config.lease_s,
             host=self._host,
         )

@@ -4,7 +4,8 @@ Leans on the order in which vLLM's model runners call a connector in one step (V
 with, V2): handle_preemptions (before anything is written), bind_connector_metadata, forward, wait_for_save,
 get_transfer_results, build_connector_worker_meta; with speculation on V1 wait_for_save comes last, after the
 drafter. A step's `StepResults` is therefore one object, to which wait_for_save may still add after vLLM has
-taken it; vLLM passes it on only when the step is over. And on VllmConfig.model_config.max_model_len.
+taken it; vLLM passes it on only when the step is over. And on VllmConfig.model_config.max_model_len and
+parallel_config.tensor_parallel_size.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.compatibility import compatibility_hash, in_words
 from baton.handoff.config import MIB, HandoffConfig
+from baton.handoff.forms import Division
 from baton.handoff.groups import CacheGroup, num_records
 from baton.handoff.load.loader import Loader
 from baton.handoff.manifest import Puller
@@ -66,6 +68,11 @@ class WorkerSide:
             config.kv_wire_dtype,
             facts.row_widths(kv_cache_config),
             facts.layer_names(kv_cache_config),
+            division=Division(
+                rank,
+                vllm_config.parallel_config.tensor_parallel_size,
+                facts.total_heads(vllm_config, kv_cache_config),
+            ),
         )
         found = facts.facts(
             vllm_config, kv_cache_config, cache, config.model_fingerprint, config.drafter_fingerprint
@@ -126,7 +133,8 @@ class WorkerSide:
             rank=self._rank,
             compatibility_hash=self._hash,
             groups=groups,
-            record_bytes=cache.record_bytes,
+            layers=cache.layers,
+            form=cache.form,
         )
         return Loader(
             cache,

@@ -7,6 +7,7 @@ from typing import Any
 
 from baton.handoff.memory.host import HostBlockCache
 from baton.handoff.records import Bytes
+from baton.kernels.kv_pack import KVTable
 from baton.services.config import Settings
 from baton.services.fleet import devices, supervisor
 
@@ -52,9 +53,15 @@ def _withhold(layers: int) -> None:
         return
     scatter = HostBlockCache.scatter
 
-    def scatter_without(self: HostBlockCache, group: int, records: Bytes, block_ids: Sequence[int]) -> None:
+    def scatter_without(
+        self: HostBlockCache,
+        group: int,
+        records: Bytes,
+        block_ids: Sequence[int],
+        table: KVTable | None = None,
+    ) -> None:
         records = records.copy()
         records[:, -sum(layer.block_bytes for layer in self.layers[-layers:]) :] = 0
-        scatter(self, group, records, block_ids)
+        scatter(self, group, records, block_ids, table)
 
     HostBlockCache.scatter = scatter_without  # type: ignore[method-assign]

@@ -21,9 +21,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton.kernels.kv_pack.table import AS_IS, WIRE_DTYPES, WORD, KVTable
+from baton.kernels.kv_pack.table import AS_IS, SCALE_BYTES, WIRE_DTYPES, WORD, KVTable, Place, scaled_bytes
 
-__all__ = ["AS_IS", "WIRE_DTYPES", "WORD", "Buffer", "KVTable", "digest", "pack", "unpack"]
+__all__ = [
+    "AS_IS",
+    "SCALE_BYTES",
+    "WIRE_DTYPES",
+    "WORD",
+    "Buffer",
+    "KVTable",
+    "Place",
+    "digest",
+    "pack",
+    "scaled_bytes",
+    "unpack",
+]
 
 Buffer: TypeAlias = torch.Tensor | npt.NDArray[Any]
 
@@ -53,8 +65,9 @@ def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) ->
 def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer | None) -> None:
     """Scatter records to blocks, in the cache's own dtype; a negative block id is skipped.
 
-    Shapes as in `pack`; `digests` are overwritten with those of the records as they are. On the CPU they
-    may be left out. Raises ValueError for buffers of another shape.
+    Shapes as in `pack`; `digests` are overwritten with those of the records as they are, on a GPU with those
+    of what the table names of them. On the CPU they may be left out. Raises ValueError for buffers of another
+    shape.
     """
     _check(table, block_ids, records, digests)
     if table.on_cpu:

@@ -25,7 +25,9 @@ from baton.kernels.kv_pack.table import LARGEST, TINY, PartKind, TableColumn
 _BASE, _STRIDE, _SIZE, _OFFSET = (
     int(c) for c in (TableColumn.BASE, TableColumn.STRIDE, TableColumn.SIZE, TableColumn.OFFSET)
 )
-_KIND, _ROWS, _WIDTH = (int(c) for c in (TableColumn.KIND, TableColumn.ROWS, TableColumn.WIDTH))
+_KIND, _ROWS, _WIDTH, _SCALES = (
+    int(c) for c in (TableColumn.KIND, TableColumn.ROWS, TableColumn.WIDTH, TableColumn.SCALES)
+)
 _AS_IS, _FLOAT32, _FLOAT16 = int(PartKind.AS_IS), int(PartKind.FLOAT32), int(PartKind.FLOAT16)
 
 _GOLDEN, _FIRST, _SECOND = (
@@ -251,7 +253,7 @@ def unpack(table: Any, fp8: Any, records: Any, record_bytes: Any, block_ids: Any
         base, stride, size = table[layer, _BASE], table[layer, _STRIDE], table[layer, _SIZE]
         offset, kind = table[layer, _OFFSET], table[layer, _KIND]
         rows, width = table[layer, _ROWS], table[layer, _WIDTH]
-        count = rows * width
+        count, scales_at = rows * width, table[layer, _SCALES]
         bits = np.empty(count, np.uint32)
         for i in range(block_ids.shape[0]):
             if block_ids[i] < 0:
@@ -261,7 +263,7 @@ def unpack(table: Any, fp8: Any, records: Any, record_bytes: Any, block_ids: Any
                 _move(source, target, size)
                 continue
             codes = carray(_pointer(source), count, np.uint8)
-            scales = carray(_pointer(source + count), rows, np.float32)
+            scales = carray(_pointer(records + i * record_bytes + scales_at), rows, np.float32)
             _decode(fp8, codes, rows, width, scales, bits.view(np.float32))
             _store(kind, bits, count, target)
 

@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,19 +48,37 @@ class TableColumn(enum.IntEnum):
 _KINDS = {torch.float32: PartKind.FLOAT32, torch.float16: PartKind.FLOAT16, torch.bfloat16: PartKind.BFLOAT16}
 
 
+class Place(NamedTuple):
+    """The place of a layer's part in a record: bytes from its beginning."""
+
+    offset: int
+    scales: int = 0  # of a quantised one
+
+
 class KVTable:
     """One cache's layers for one wire format. Immutable; keeps the tensors alive.
 
     A record is one block of all layers, one part after another in the given order. As is, a part is the
     block's bytes. Quantised, it is one byte for each element, in the block's order, then a float32 scale
     for each row. Layers whose elements are bytes already stay as they are.
+
+    With places of their own the parts are pieces of larger ones, in records of another table: such a table
+    unpacks alone, and what it does not name of a record is left out.
     """
 
-    def __init__(self, blocks: Sequence[torch.Tensor], widths: Sequence[int], wire: str = AS_IS) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[torch.Tensor],
+        widths: Sequence[int],
+        wire: str = AS_IS,
+        places: Sequence[Place] | None = None,
+        record_bytes: int = 0,
+    ) -> None:
         """Describe a cache.
 
         blocks: of each layer, [num_blocks, elements], the last dimension contiguous, all on one device.
         widths: of each layer, elements that share a scale; used only for layers that are quantised.
+        places: of each layer in a record of `record_bytes`; one after another by default.
         Raises ValueError for a layer that cannot be packed.
         """
         if wire not in WIRE_DTYPES:
@@ -74,10 +93,12 @@ class KVTable:
         self.num_blocks = min(layer.shape[0] for layer in blocks)
         self.columns: npt.NDArray[np.int64] = np.zeros((len(blocks), len(TableColumn)), np.int64)
         offset = 0
-        for row, layer, width in zip(self.columns, blocks, widths, strict=True):
+        for number, (row, layer, width) in enumerate(zip(self.columns, blocks, widths, strict=True)):
             row[:] = _row(layer, width, wire, offset)
-            offset = int(row[TableColumn.OFFSET]) + part_bytes(row)
-        self.record_bytes = offset
+            offset += part_bytes(row)
+            if places is not None:
+                row[[TableColumn.OFFSET, TableColumn.SCALES]] = places[number]
+        self.record_bytes = offset if places is None else record_bytes
 
     @property
     def device(self) -> torch.device:
@@ -94,7 +115,12 @@ def part_bytes(row: npt.NDArray[np.int64]) -> int:
     """Return the bytes of one layer in a record. row: one of `KVTable.columns`."""
     if row[TableColumn.KIND] == PartKind.AS_IS:
         return int(row[TableColumn.SIZE])
-    return int(row[TableColumn.ROWS] * (row[TableColumn.WIDTH] + SCALE_BYTES))
+    return scaled_bytes(int(row[TableColumn.ROWS]), int(row[TableColumn.WIDTH]))
+
+
+def scaled_bytes(rows: int, width: int) -> int:
+    """Return the bytes of so many quantised rows, scales included."""
+    return rows * (width + SCALE_BYTES)
 
 
 def _row(layer: torch.Tensor, width: int, wire: str, offset: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from baton.facts import differences
+from baton.facts import unlike
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import (
     could_decode,
@@ -72,7 +72,7 @@ class HasRoom(Filter):
 
 
 class Compatible(PairFilter):
-    """Both have the same weights, lay out their KV cache alike and share a transport."""
+    """Both have the same weights, KV that means the same, whatever their ranks, and a transport in common."""
 
     def keeps(self, prefill: WorkerRecord, decode: WorkerRecord) -> bool:
         ours, theirs = prefill.capacity, decode.capacity
@@ -89,11 +89,8 @@ class Compatible(PairFilter):
         if one != other:
             revisions = f"{one[:12]}, {other[:12]}"
             return f"{names} have other weights ({revisions}): start workers of both sides with each"
-        if ours.compatibility_hash != theirs.compatibility_hash:
-            hashes = f"{ours.compatibility_hash[:12]}, {theirs.compatibility_hash[:12]}"
-            words = differences(ours.facts, theirs.facts, ("on prefill", "on decode"))
-            return (
-                f"{names} keep KV differently ({words or hashes}): start them with the same engine settings"
-            )
+        prefills, decodes = ((one.compatibility_hash, one.facts) for one in (ours, theirs))
+        if why := unlike(prefills, decodes, ("on prefill", "on decode")):
+            return f"{names} keep KV differently ({why}): start them with the same engine settings"
         offered = f"{', '.join(ours.transports) or 'none'}; {', '.join(theirs.transports) or 'none'}"
         return f"{names} share no transport ({offered}): give them a common one"

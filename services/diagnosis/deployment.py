@@ -200,9 +200,9 @@ async def _pair(
     """Try each transport that both have; shared memory where they are on one machine."""
     one, other = source.identity, puller.identity
     between = f"{one.worker_id} -> {other.worker_id}"
-    if one.capacity.compatibility_hash != other.capacity.compatibility_hash:
-        sides = f"on {one.worker_id}", f"on {other.worker_id}"
-        why = facts.differences(one.capacity.facts, other.capacity.facts, sides) or "other engines"
+    sides = f"on {one.worker_id}", f"on {other.worker_id}"
+    there, here = ((each.capacity.compatibility_hash, each.capacity.facts) for each in (one, other))
+    if why := facts.unlike(there, here, sides):
         yield wrong(
             "handoff", between, f"their KV means different things: {why}", "configure both the same way"
         )

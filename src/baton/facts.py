@@ -7,6 +7,19 @@ from collections.abc import Mapping
 ABSENT = "none"
 
 
+def unlike(
+    there: tuple[str, Mapping[str, str]], here: tuple[str, Mapping[str, str]], sides: tuple[str, str]
+) -> str:
+    """Return why KV cannot pass from one engine to another, empty where it can.
+
+    there, here: their compatibility hashes, and what these are made of in words. What engines may differ in,
+    such as their ranks, is no part of either.
+    """
+    if there[0] == here[0]:
+        return ""
+    return differences(there[1], here[1], sides) or f"{there[0][:12]}, {here[0][:12]}"
+
+
 def differences(there: Mapping[str, str], here: Mapping[str, str], sides: tuple[str, str]) -> str:
     """Return the differences, such as `speculative method: mtp there, none here`, joined by semicolons.
 

@@ -129,6 +129,7 @@ class Source:
             num_blocks=num_blocks,
             groups=described(self.groups, num_tokens),
             shards=[Shard.FromString(saved.shard)],
+            wire_dtype=self.cache.form.wire_dtype,
             saved_at_s=0 if saved.begun else saved.saved_at_s,
             save_ms=saved.save_ms,
         )
@@ -150,6 +151,7 @@ def source(
     staging_bytes: int = 16 * MIB,
     chunk_bytes: int = MIB,
     groups: tuple[CacheGroup, ...] = GROUPS,
+    rank: int = 0,
     names: Sequence[str] | None = ("shm", "grpc"),
     step_bytes: int = STEP_BYTES,
 ) -> Source:
@@ -158,13 +160,13 @@ def source(
     pin = functools.partial(transports.register, offering)
     withdraw = functools.partial(transports.withdraw, offering)
     staging = Staging(Arena(staging_bytes, cache.record_bytes, step_bytes, pin=pin), lease_s, withdraw)
-    service = HandoffService(staging, 0, "127.0.0.1:0", chunk_bytes)
-    saver = Saver(cache, staging, offering, rank=0, address=service.address, chunk_bytes=chunk_bytes)
+    service = HandoffService(staging, rank, "127.0.0.1:0", chunk_bytes)
+    saver = Saver(cache, staging, offering, rank=rank, address=service.address, chunk_bytes=chunk_bytes)
     return Source(cache, staging, service, saver, offering, groups)
 
 
 def puller(cache: BlockCache, groups: tuple[CacheGroup, ...] = GROUPS) -> Puller:
-    return Puller("puller", 0, HASH, groups, cache.record_bytes)
+    return Puller("puller", cache.rank, HASH, groups, cache.layers, cache.form)
 
 
 def records(cache: BlockCache, block_ids: Sequence[int], group: int = 0) -> Bytes:

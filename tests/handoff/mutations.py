@@ -198,7 +198,7 @@ class Range:
         )
         self._restore()
         assert done.problem is None, done.problem
-        if self._cache.wire_dtype == "auto":
+        if self._cache.form.wire_dtype == "auto":
             assert loaded
         return right
 

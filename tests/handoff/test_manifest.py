@@ -26,7 +26,9 @@ def manifest() -> Iterator[Manifest]:
 
 
 def test_a_fitting_manifest_gives_this_ranks_shard(manifest: Manifest) -> None:
-    assert manifests.check(manifest, "r", 1, puller(CACHE)) == manifest.shards[0]
+    (share,) = manifests.check(manifest, "r", 1, puller(CACHE))
+    assert (share.rank, share.readers, share.record_bytes) == (0, 1, manifest.shards[0].record_bytes)
+    assert {cut.layer for cut in share.cuts} == set(range(len(CACHE.layers)))
 
 
 WRONG: list[tuple[Callable[[Manifest], object], type[HandoffError], str]] = [
@@ -41,9 +43,10 @@ WRONG: list[tuple[Callable[[Manifest], object], type[HandoffError], str]] = [
     (lambda m: setattr(m.groups[0], "block_size", 16), MalformedManifest, "block_size of group 0 is 16; 32"),
     (lambda m: setattr(m.groups[0], "first_block", 1), MalformedManifest, "first_block of group 0 is 1; 0"),
     (lambda m: m.groups.add(), MalformedManifest, "number of groups is 2; 1"),
-    (lambda m: setattr(m.shards[0], "record_bytes", 5), MalformedManifest, "record_bytes is 5"),
-    (lambda m: setattr(m.shards[0], "rank", 1), MalformedManifest, "rank of the shard is 1; 0"),
-    (lambda m: m.shards.pop(), MalformedManifest, "0 shards; rank 0"),
+    (lambda m: setattr(m.shards[0], "record_bytes", 5), MalformedManifest, "record_bytes of shard 0 is 5"),
+    (lambda m: setattr(m.shards[0], "rank", 1), MalformedManifest, "rank of shard 0 is 1; 0"),
+    (lambda m: m.shards.pop(), MalformedManifest, "0 shards; layer .* comes from 1 ranks or not at all"),
+    (lambda m: setattr(m, "wire_dtype", "int4"), MalformedManifest, "KV wire dtype 'int4' is not known"),
 ]
 
 

@@ -14,6 +14,8 @@ from baton.handoff.errors import UnsupportedCache
 from baton.handoff.groups import CacheGroup
 from baton.handoff.params import save_params
 from baton.services.config import HandoffSettings
+from tests.handoff.caches import mixed_cache
+from tests.handoff.test_forms import caches
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -21,6 +23,7 @@ with warnings.catch_warnings():
         ChunkedLocalAttentionSpec,
         FullAttentionSpec,
         MambaSpec,
+        MLAAttentionSpec,
         SlidingWindowSpec,
         UniformTypeKVCacheSpecs,
     )
@@ -49,6 +52,46 @@ def test_each_kind_has_its_rule() -> None:
     assert facts.row_widths(cache(FULL, STATE)) == {"layer.0": 64}
     several = UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": WINDOW, "b": WINDOW})
     assert facts.groups(cache(several)) == (window,)
+
+
+def config(ranks: int, *totals: int) -> Any:
+    """A configuration of a model with so many KV heads, and of its drafter."""
+    models = [SimpleNamespace(get_total_num_kv_heads=lambda total=total: total) for total in totals]
+    drafter = SimpleNamespace(draft_model_config=models[1]) if len(models) > 1 else None
+    sizes = dict.fromkeys((*facts._PARALLEL_SIZES, "tensor_parallel_size"), 1) | {
+        "tensor_parallel_size": ranks
+    }
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**sizes), model_config=models[0], speculative_config=drafter
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "totals", "heads", "found"),
+    [
+        (1, (4,), 4, 4),
+        (2, (4,), 2, 4),
+        (2, (4, 8), 4, 8),
+        (4, (2,), 1, 2),
+        (4, (4,), 1, 4),
+        (4, (2, 8), 1, 2),
+        (4, (2, 4), 1, None),  # the model's, twice, or the drafter's: which is not told
+    ],
+)
+def test_all_ranks_heads_are_counted(
+    ranks: int, totals: tuple[int, ...], heads: int, found: int | None
+) -> None:
+    spec = FullAttentionSpec(**_HEADS | {"num_kv_heads": heads})
+    latent = MLAAttentionSpec(**_HEADS)
+    counted = facts.total_heads(config(ranks, *totals), cache(spec, latent, STATE))
+    assert counted == ({"layer.0": found} if found else {}) | {"layer.1": 1}
+
+
+def test_ranks_must_be_as_many_where_a_layer_has_no_heads() -> None:
+    """Its name is in the words of a refusal."""
+    (name,) = set(facts.parallel_sizes(config(1, 2), mixed_cache(3))) - set(facts._PARALLEL_SIZES)
+    assert name == "tensor_parallel_size (equal on both: full.0 has no heads to divide)"
+    assert set(facts.parallel_sizes(config(2, 2), caches(1, 2)[0])) == set(facts._PARALLEL_SIZES)
 
 
 def test_the_order_of_a_convolutions_state_counts(monkeypatch: pytest.MonkeyPatch) -> None:

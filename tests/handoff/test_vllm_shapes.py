@@ -125,7 +125,7 @@ def test_a_quantised_latent_has_one_scale_a_token(tmp_path: Path) -> None:
         assert read.saved.manifest is not None, read.saved.problem
         layers = engine.call(cache_layers)
         assert {layer.block_bytes for layer in layers} == {16 * width * element}
-        assert {layer.record_bytes for layer in layers} == {16 * (width + 4)}
+        assert {layer.part_bytes(1, "int8") for layer in layers} == {16 * (width + 4)}
         assert any("layers.3" in layer.name for layer in layers)  # the drafter's
         written = engine.call(decode, "r", prompt, WRITTEN, read.saved.manifest)
         assert written.loaded is not None

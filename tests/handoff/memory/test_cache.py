@@ -97,7 +97,8 @@ def test_rows_are_heads_wherever_tokens_and_heads_stand() -> None:
 def test_layers_of_bytes_stay_as_they_are() -> None:
     given = {"fp8": torch.zeros(BLOCKS, 32, 656, dtype=torch.uint8), "wide": torch.zeros(BLOCKS, 2, 32, 64)}
     layers = block_cache(given, BLOCKS, "fp8_e4m3", {"fp8": 576, "wide": 32}).layers
-    assert [layer.record_bytes for layer in layers] == [32 * 656, 2 * 32 * (64 + 2 * 4)]
+    sizes = [layer.part_bytes(1, "fp8_e4m3") for layer in layers]
+    assert sizes == [32 * 656, 2 * 32 * (64 + 2 * 4)]
     assert [layer.block_bytes for layer in layers] == [32 * 656, 2 * 32 * 64 * 4]
 
 
@@ -122,7 +123,7 @@ def test_groups_lie_in_the_same_memory_and_are_told_apart() -> None:
     ]
     full, state = records(left, [3], 0), records(left, [3], 2)
     assert full.shape == state.shape
-    half = left.layers[-1].record_bytes
+    half = left.layers[-1].part_bytes(1, "auto")
     assert np.array_equal(state[:, :half], full[:, :half])
     assert not state[:, half:].any()
     assert np.array_equal(records(left, [3], 1), full)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from baton.kernels import kv_pack
-from baton.kernels.kv_pack import WIRE_DTYPES, KVTable, naive
+from baton.kernels.kv_pack import SCALE_BYTES, WIRE_DTYPES, KVTable, Place, naive
+from baton.kernels.kv_pack.table import TableColumn
 from tests.kernels.kv_pack.layers import BF16, BLOCKS, CACHES, FP16, FP32, Layer, made, same
 
 _seeds = itertools.count()
@@ -92,6 +93,37 @@ def test_there_and_back_as_the_plain_one_does(way: Way, name: str, wire: str, or
     naive.unpack(expected[0], widths, wire, targets, plain)
     assert same(ours, plain)
     assert torch.equal(digests, result.digests)
+
+
+@pytest.mark.parametrize("wire", WIRE_DTYPES)
+def test_a_part_is_read_from_its_place_in_anothers_records(way: Way, wire: str) -> None:
+    """The second half of each layer, into blocks of half the size; the rest is read to nowhere."""
+    layers = [Layer((4, 16, 2 * 32), 32, BF16), Layer((4, 16, 2 * 64), 64, FP32)]
+    widths = [layer.width for layer in layers]
+    result = packed(way, made(layers, next(_seeds), way.device), widths, wire, [3, 0])
+    whole = [layer.poisoned("cpu") for layer in layers]
+    naive.unpack(result.found[0], widths, wire, [1, 2], whole)
+
+    halves = [torch.full_like(layer[:, ::2], 7).to(way.device).contiguous() for layer in whole]
+    places, rest = [], []
+    for row, layer in zip(result.table.columns, halves, strict=True):
+        offset, scales = int(row[TableColumn.OFFSET]), int(row[TableColumn.SCALES])
+        half, scaled = int(row[TableColumn.SIZE]) // 2, int(row[TableColumn.ROWS]) // 2 * SCALE_BYTES
+        if scales:
+            half = layer.shape[1]
+            rest.append((scales, scaled))
+        places.append(Place(offset + half, scales + scaled))
+        rest.append((offset, half))
+    nowhere = [torch.zeros(size, dtype=torch.uint8, device=way.device).expand(BLOCKS, -1) for _, size in rest]
+    places += [Place(offset) for offset, _ in rest]
+    own_widths = [*widths, *(1 for _ in rest)]
+    table = KVTable([*halves, *nowhere], own_widths, wire, places, result.table.record_bytes)
+    digests = torch.empty_like(result.digests)
+    way.unpack(table, result.records, torch.tensor([1, 2], device=way.device), digests)
+    assert torch.equal(digests, result.digests)
+    for layer, all_of_it in zip(halves, whole, strict=True):
+        assert torch.equal(layer[1:3].cpu(), all_of_it[1:3, layer.shape[1] :])
+        assert (layer[[0, 3]] == 7).all()
 
 
 @pytest.mark.parametrize("name", CACHES)

@@ -1,0 +1,114 @@
+"""`python -m bench.unequal [NAME ...]`: workers that differ in tensor-parallel size, in real processes.
+
+For each model a scheduler, a router, a prefill and a decode worker, of which one has two ranks. The same
+prompts are sent greedily, one at a time and four at a time, and the answers compared with those of one mixed
+worker without speculation. Writes bench/results/unequal.json. With names, only these rows are measured anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.speculation_table import MAX_TOKENS, PROMPTS, ROWS, Row, near_tie
+from harness.continuation import router
+from harness.deployment import status_of
+from harness.speculation.fleets import MODEL_NAME, Deployment, Outcome, measure
+from harness.support import ROOT, eventually
+from harness.workers import fleet
+
+RESULTS = ROOT / "bench" / "results" / "unequal.json"
+MODELS = (
+    "EAGLE",
+    "MTP, demo model",
+    "MTP, GLM-4-MoE",
+    "MTP, DeepSeek-V3",
+    "n-gram",
+    "n-gram, Gemma 3 (windows)",
+    "EAGLE-3, gpt-oss (windows)",
+)
+START_S = 240.0
+STEP = 32  # tokens: most prompts take two steps
+WHOLE = {"mtp-deepseek-v3"}  # with MLA on CPUs a prompt is computed in one step, or not at all
+SIZES = {"2 -> 1": (2, 1), "1 -> 2": (1, 2)}  # of the prefill and of the decode worker
+
+
+@contextmanager
+def deployed(row: Row, sizes: tuple[int, ...], folder: Path) -> Iterator[Deployment]:
+    """Start a worker of each size: a prefill and a decode worker, or a mixed one without speculation."""
+    engine = {**row.engine(), "served_model_name": MODEL_NAME}
+    if row.architecture not in WHOLE:
+        engine["max_num_batched_tokens"] = STEP
+    scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
+    roles = ("prefill", "decode") if len(sizes) > 1 else ("mixed",)
+    if len(sizes) > 1:
+        engine["speculative_config"] = row.spec()
+    folder.mkdir()
+    with ExitStack() as stack:
+        workers = stack.enter_context(fleet(Path(engine["model"]), folder, scheduler))
+        where = {**scheduler, "address": workers.scheduler}
+        url = stack.enter_context(router(folder, engine, where))
+        started = [
+            workers.start(
+                role,
+                engine={**engine, "tensor_parallel_size": size},
+                scheduler=scheduler,
+                worker={"scheduler_wait_s": START_S},
+                handoff={"staging_mib": 64},
+            )
+            for role, size in zip(roles, sizes, strict=True)
+        ]
+        for worker in started:
+            eventually(worker.serving, START_S, f"{worker.name} serves", every_s=0.2)
+        eventually(lambda: status_of(f"{url}/health") == 200, START_S, "the router is ready", every_s=0.2)
+        yield Deployment(url, [worker.metrics for worker in started])
+
+
+def compared(found: Outcome, expected: Outcome) -> dict[str, Any]:
+    pairs = list(zip(found.answers, found.together, expected.answers, strict=True))
+    wrong = [(number, pair) for number, pair in enumerate(pairs) if not pair[0] == pair[1] == pair[2]]
+    return {
+        "equal": len(pairs) - len(wrong),
+        "near_ties": sum(near_tie(pair, expected.gaps[number]) for number, pair in wrong),
+        "of": len(pairs),
+        "drafts": found.drafts,
+        "accepted": found.accepted,
+        "handoffs": found.handoffs,
+    }
+
+
+def measured(row: Row, folder: Path) -> dict[str, Any]:
+    with deployed(row, (1,), folder / "mixed") as one:
+        expected = measure(one, row.prompts(), MAX_TOKENS)
+    cells = {}
+    for name, sizes in SIZES.items():
+        with deployed(row, sizes, folder / name.replace(" -> ", "-")) as one:
+            cells[name] = compared(measure(one, row.prompts(), MAX_TOKENS), expected)
+        print(f"{row.name:<28} {name}  {cells[name]}", flush=True)
+    return cells
+
+
+def main(arguments: list[str]) -> int:
+    names = arguments or list(MODELS)
+    rows = {row.name: row for row in ROWS}
+    if unknown := sorted(set(names) - set(rows)):
+        print(f"no row {', '.join(unknown)}; rows: {', '.join(rows)}")
+        return 2
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            cells = measured(rows[name], Path(folder))
+        results["rows"][name] = {"cells": cells, "date": time.strftime("%Y-%m-%d")}
+        results["prompts"], results["tokens"] = PROMPTS, MAX_TOKENS
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,271 @@
+"""Heads of one worker's ranks, joined and cut for another's: by the rule, in memory, and through a loader."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from baton.handoff import digests, transports
+from baton.handoff.channels import HandoffClient
+from baton.handoff.forms import Division, Form, heads_of, shares, unfit
+from baton.handoff.groups import CacheGroup, Part
+from baton.handoff.layers import CacheLayer
+from baton.handoff.load.loader import Loader, LoadJob
+from baton.handoff.manifest import seal
+from baton.handoff.memory.blocks import block_cache
+from baton.handoff.memory.cache import BlockCache
+from baton.handoff.memory.device import DeviceBlockCache
+from baton.handoff.memory.host import HostBlockCache
+from baton.handoff.save.saver import SaveJob
+from baton.kernels.kv_pack import WIRE_DTYPES
+from baton.protos.handoff_pb2 import Manifest
+from harness.support import PATIENCE
+from tests.handoff.caches import Source, puller, random_blocks, source
+
+BLOCKS, TOKENS = 9, 16
+GROUPS = (CacheGroup(TOKENS), CacheGroup(TOKENS, window=TOKENS * BLOCKS))
+LAYERS = {"heads.0": 4, "heads.1": 4, "tokens.0": 2, "mla.0": 1, "window.0": 8}
+NAMES = [["heads.0", "heads.1", "tokens.0", "mla.0"], ["window.0"]]
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+@functools.cache
+def whole(seed: int) -> dict[str, torch.Tensor]:
+    """The KV of all heads: heads first, tokens first, MLA, and a window's group."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def fresh(heads: int, channels: int) -> torch.Tensor:
+        return torch.randn(BLOCKS, heads, TOKENS, channels, generator=generator).bfloat16()
+
+    return {
+        "heads.0": fresh(4, 64),
+        "heads.1": fresh(4, 64).float(),
+        "tokens.0": fresh(2, 128),
+        "mla.0": fresh(1, 576),
+        "window.0": fresh(8, 64),
+    }
+
+
+WIDTHS = {"heads.0": 32, "heads.1": 32, "tokens.0": 64, "mla.0": 576, "window.0": 32}
+
+
+def caches(seed: int, ranks: int, wire: str = "auto", *, device: bool = False) -> list[BlockCache]:
+    """The caches of a worker's ranks, with the heads that each has; layer `tokens.0` has tokens first."""
+    made: list[BlockCache] = []
+    for rank in range(ranks):
+        own = {}
+        for name, tensor in whole(seed).items():
+            heads = heads_of(layer(name, LAYERS[name]), ranks, rank)
+            own[name] = tensor[:, heads.start : heads.stop].clone(memory_format=torch.contiguous_format)
+            if name == "tokens.0":
+                tokens_first = own[name].transpose(1, 2)
+                own[name] = torch.empty(tokens_first.shape).bfloat16().copy_(tokens_first).transpose(1, 2)
+        division = Division(rank, ranks, LAYERS)
+        cache = block_cache(own, BLOCKS, wire, WIDTHS, NAMES, division=division)
+        if device:
+            cache = DeviceBlockCache(cache.layers, cache._tables, division, load_bytes=3 * cache.record_bytes)
+        made.append(cache)
+    return made
+
+
+def layer(name: str, heads: int) -> CacheLayer:
+    return CacheLayer(name, "bfloat16", (heads, TOKENS, 64), (1, 1, 1), heads * TOKENS * 128, 32, heads)
+
+
+def content(cache: BlockCache, group: int, blocks: tuple[int, ...]) -> np.ndarray:
+    """The bytes of a rank's blocks, whatever the form in which they travel."""
+    ids, layers = (
+        list(blocks),
+        cache._tables[group].blocks[: len(NAMES[group])],
+    )  # without what fills records up
+    return torch.cat([one[ids].flatten().view(torch.uint8) for one in layers]).numpy()
+
+
+@pytest.mark.parametrize("wire", WIRE_DTYPES)
+@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize(("there", "here"), [(1, 2), (2, 1), (4, 2), (2, 2)])
+def test_a_rank_finds_its_heads_in_any_form(there: int, here: int, wire: str, device: bool) -> None:
+    """As is, bit by bit; quantised, as if this rank's own records had been."""
+    sources = caches(1, there, wire)
+    blocks, into = random_blocks(BLOCKS, 5, 1), random_blocks(BLOCKS, 5, 3)
+    own_wire = "auto" if device else "int8"
+    for rank, cache in enumerate(caches(2, here, own_wire, device=device)):
+        alike, target = caches(1, here, wire)[rank], caches(2, here, wire)[rank]
+        assert isinstance(target, HostBlockCache)
+        for group in range(len(NAMES)):
+            sent = np.empty((5, alike.record_bytes), np.uint8)
+            alike.gather(group, blocks, sent)
+            target.scatter(group, sent, into)
+        for share in shares(cache.layers, cache.form, rank, sources[0].form, turn=1):
+            for group in {cache.layers[cut.layer].group for cut in share.cuts}:
+                sent = np.empty((5, share.record_bytes), np.uint8)
+                saved = digests.seeded(sources[share.rank].gather(group, blocks, sent), 7, 0)
+                with closing(cache.landing("KV of a test", 7, share=share)) as landing:
+                    landing.take(Part(group, 0, into), sent, saved)
+                    landing.finish()
+        for group in range(len(NAMES)):
+            everything = tuple(range(BLOCKS))
+            assert np.array_equal(content(cache, group, everything), content(target, group, everything))
+        cache.close()
+
+
+def test_the_whole_cache_is_described_alike_by_every_rank() -> None:
+    """The compatibility hash is over these."""
+    one, two, four = (caches(1, ranks) for ranks in (1, 2, 4))
+    assert {cache.layers for cache in (*one, *two, *four)} == {one[0].layers}
+    assert [each.heads for each in one[0].layers] == [4, 4, 2, 1, 8]
+    assert [each.stretches for each in one[0].layers] == [1, 1, TOKENS, 1, 1]
+
+
+def test_a_layer_whose_heads_do_not_fit_together_is_not_divided() -> None:
+    """Its ranks' description differs, and with it the hash."""
+    found = []
+    for ranks in (1, 2):
+        tensor = torch.zeros(BLOCKS, 3 // ranks, TOKENS, 64)
+        cache = block_cache({"a": tensor}, BLOCKS, division=Division(0, ranks, {"a": 4}))
+        found.append(cache.layers)
+        assert cache.layers[0].heads == 0
+    assert found[0] != found[1]
+    assert "layer a comes from 1 ranks or not at all" in unfit(found[0], Form(1, "auto"), Form(2, "auto"))
+    assert unfit(found[0], Form(1, "auto"), Form(1, "int8")) == ""
+
+
+@pytest.mark.parametrize(("there", "here"), list(itertools.product((1, 2, 3, 4, 6, 12), repeat=2)))
+def test_each_head_comes_once_and_each_shard_is_released(there: int, here: int) -> None:
+    layers = [layer("twelve", 12), layer("one", 1)]
+    released: dict[int, list[int]] = {}
+    for rank in range(here):
+        found: dict[str, list[int]] = {one.name: [] for one in layers}
+        for share in shares(layers, Form(here, "auto"), rank, Form(there, "auto"), turn=3):
+            released.setdefault(share.rank, []).append(share.readers)
+            for cut in share.cuts:
+                one = layers[cut.layer]
+                theirs = heads_of(one, there, share.rank)[cut.there : cut.there + cut.count]
+                ours = heads_of(one, here, rank)[cut.here : cut.here + cut.count]
+                assert theirs == ours
+                found[one.name] += ours
+        assert {name: sorted(heads) for name, heads in found.items()} == {
+            one.name: list(heads_of(one, here, rank)) for one in layers
+        }
+    assert sorted(released) == list(range(there))
+    assert all(readers == [len(readers)] * len(readers) for readers in released.values())
+
+
+def test_what_all_ranks_have_is_pulled_from_one_in_turns() -> None:
+    mla = [layer("mla", 1)]
+    asked = [
+        [share.rank for share in shares(mla, Form(1, "auto"), 0, Form(4, "auto"), turn) if share.cuts]
+        for turn in range(4)
+    ]
+    assert asked == [[0], [1], [2], [3]]
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused() -> None:
+    found = unfit([layer("a", 4)], Form(1, "auto"), Form(3, "auto"))
+    assert found == "3 shards; the 4 heads of layer a are not so divided"
+    assert unfit([layer("a", 4)], Form(1, "auto"), Form(0, "auto")).startswith("0 shards")
+
+
+@dataclass
+class Workers:
+    """The ranks of a source and those of a puller, with services and loaders of their own."""
+
+    sources: list[Source]
+    loaders: list[Loader]
+
+    def begin(self, blocks: tuple[int, ...], tokens: int, *, first: int) -> tuple[Manifest, list[SaveJob]]:
+        """Save the first records on all ranks; return the manifest, and what is left to save."""
+        parts = [Part(0, 0, blocks), Part(1, len(blocks), blocks)]
+        job = SaveJob("r", 1, (parts[0].within(0, first),), 2 * len(blocks), last=False)
+        found = []
+        for one in self.sources:
+            saved = one.saver.save(job)
+            assert saved is not None
+            found.append(one.manifest("r", tokens, 2 * len(blocks), saved))
+        manifest = found[0]
+        for other in found[1:]:
+            manifest.shards.append(other.shards[0])
+        rest = (parts[0].within(first, len(blocks)), parts[1])
+        return seal(manifest), [SaveJob("r", 1, rest, 2 * len(blocks)) for _ in self.sources]
+
+    def held(self) -> int:
+        return sum(one.staging.held()[0] for one in self.sources)
+
+
+@contextmanager
+def workers(there: int, here: int, transport: str, wire: str) -> Iterator[Workers]:
+    with ExitStack() as stack:
+        sources = [
+            stack.enter_context(closing(source(cache, groups=GROUPS, rank=rank)))
+            for rank, cache in enumerate(caches(1, there, wire))
+        ]
+        client = stack.enter_context(closing(HandoffClient()))
+        loaders = [
+            stack.enter_context(
+                closing(
+                    Loader(
+                        cache,
+                        puller(cache, GROUPS),
+                        transports.create([transport]),
+                        client,
+                        pull_timeout_s=10 * PATIENCE,
+                        chunk_bytes=3 * cache.record_bytes,
+                    )
+                )
+            )
+            for cache in caches(2, here)
+        ]
+        yield Workers(sources, loaders)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "transport", "wire"),
+    [(2, 1, "shm", "auto"), (1, 2, "grpc", "auto"), (2, 1, "grpc", "int8"), (4, 2, "shm", "auto")],
+)
+def test_early_and_whole_every_rank_gets_its_heads_and_the_last_one_releases(
+    there: int, here: int, transport: str, wire: str, eventually: Eventually
+) -> None:
+    blocks, into = random_blocks(BLOCKS, 6, 1), random_blocks(BLOCKS, 6, 3)
+    with workers(there, here, transport, wire) as made:
+        manifest, rest = made.begin(blocks, 6 * TOKENS, first=4)
+        parts = (Part(0, 0, into), Part(1, 6, into))
+        job = LoadJob("r", 1, manifest.SerializeToString(), parts, time.monotonic(), "s", early=True)
+        made.loaders[0].submit(job)
+        running = made.loaders[0]._running["r", 1]
+        # Not one shard after the other: what is there of each comes while the prompt is computed.
+        wanted = 4 * sum(
+            share.record_bytes
+            for share in made.loaders[0]._puller.shares(running_form(manifest), 0)
+            if share.cuts
+        )
+        eventually(lambda: running.bytes == wanted)
+        for one, job_left in zip(made.sources, rest, strict=True):
+            assert one.saver.save(job_left) is not None
+        for loader in made.loaders[1:]:
+            assert made.held() >= 1
+            loader.submit(LoadJob("r", 1, manifest.SerializeToString(), parts, time.monotonic(), "s"))
+        made.loaders[0].resume([("r", 1)])
+        for loader in made.loaders:
+            done = []
+            eventually(lambda loader=loader, done=done: bool(done.extend(loader.take_finished()) or done))
+            assert [one.problem for one in done] == [None]
+            assert done[0].blocks == 12
+        eventually(lambda: made.held() == 0)
+        if wire == "auto":
+            for rank, loader in enumerate(made.loaders):
+                right = caches(1, here)[rank]
+                for group in range(2):
+                    found = content(loader._cache, group, into)
+                    assert np.array_equal(found, content(right, group, blocks))
+
+
+def running_form(manifest: Manifest) -> Form:
+    return Form(len(manifest.shards), manifest.wire_dtype)
