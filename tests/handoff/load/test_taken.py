@@ -94,9 +94,9 @@ def calls(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     heard: list[int] = []
     take = pair.source.staging.take
 
-    def hear(request_id: str, epoch: int, taken: int, wanted: int) -> None:
+    def hear(request_id: str, epoch: int, taken: int, wanted: int, reader: tuple[int, int]) -> None:
         heard.append(taken)
-        take(request_id, epoch, taken, wanted)
+        take(request_id, epoch, taken, wanted, reader)
 
     monkeypatch.setattr(pair.source.staging, "take", hear)
     return heard
