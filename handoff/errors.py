@@ -14,6 +14,7 @@ BatonError
     │   ├── UnknownHandoff       it never did, or it was released
     │   ├── LeaseExpired         it did, for as long as the lease said
     │   ├── SaveFailed           it could not bring it all from the accelerator
+    │   ├── NotCached            its prefix cache does not hold it (any more)
     │   └── SourceBusy           the prompt is still computed, and too many pull such ones already
     ├── StagingFull              there is no room to keep KV until it is pulled
     ├── DigestMismatch           the bytes that arrived are not those that were saved
@@ -81,6 +82,10 @@ class LeaseExpired(SourceError):
 
 class SaveFailed(SourceError):
     """The source began to save the KV, and could not finish."""
+
+
+class NotCached(SourceError):
+    """The source's prefix cache does not hold what was wanted of a prompt's beginning."""
 
 
 class SourceBusy(SourceError):

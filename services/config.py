@@ -216,6 +216,12 @@ class SchedulerSettings(_Section):
         description="Most prompt tokens that an idle decode worker prefills itself while prefill workers "
         "have a queue, as at the beginning of a burst; 0: none.",
     )
+    prefix_pull_tokens: int = Field(
+        512,
+        ge=0,
+        description="A prefill worker pulls the KV of a prompt's beginning from a worker that holds so many "
+        "tokens more of it, instead of computing it again; 0: never.",
+    )
     prefix_blocks: int = Field(
         8_000_000,
         ge=1,

@@ -54,6 +54,12 @@ class LoadJob:
     arrived_s: float  # at the engine; CLOCK_MONOTONIC
     source: str = ""  # the worker that saved it
     early: bool = False  # the prompt is still computed there
+    saved_as: str = ""  # the request as which it was saved; empty: this one
+
+    @property
+    def saved_id(self) -> str:
+        """The id by which the source knows it."""
+        return self.saved_as or self.request_id
 
     @property
     def key(self) -> Key:
@@ -226,7 +232,7 @@ class Loader:
         shard: Shard | None = None
         try:
             described = manifest.read(job.manifest)
-            shard = manifest.check(described, job.request_id, job.epoch, self._puller)
+            shard = manifest.check(described, job.saved_id, job.epoch, self._puller)
             self._pull(progress, shard, described.num_blocks)
         except HandoffError as error:
             problem = Problem.of(_timed_out(job) if progress.late else error)
@@ -258,7 +264,7 @@ class Loader:
         self, job: LoadJob, described: Manifest, shard: Shard | None, problem: Problem | None
     ) -> None:
         """Release what this attempt has pulled, all ranks' shards if it failed; never another attempt's."""
-        if not manifest.is_of(described, job.request_id, job.epoch):
+        if not manifest.is_of(described, job.saved_id, job.epoch):
             return
         if problem is None and shard is not None:
             self._client.release_soon(described, confirmed=True, shards=[shard])
@@ -272,7 +278,7 @@ class Loader:
         progress.transport = transport.name
         pulls[0].check_time()
         what = pulls[0].what
-        landing = self._cache.landing(what, digests.seed(job.request_id, job.epoch), progress.after)
+        landing = self._cache.landing(what, digests.seed(job.saved_id, job.epoch), progress.after)
         try:
             for pull in pulls:
                 self._land(progress, landing, transport.pull(pull))
@@ -302,7 +308,7 @@ class Loader:
                 )
             pulls.append(
                 Pull(
-                    request_id=job.request_id,
+                    request_id=job.saved_id,
                     epoch=job.epoch,
                     shard=shard,
                     saved_blocks=num_blocks,
