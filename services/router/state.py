@@ -167,7 +167,7 @@ class RequestState:
     def without_prefix(self) -> None:
         """Note that the attempt goes on: its prefill worker computes the prompt from its beginning."""
         self.timings.ended = 0.0
-        self._goes_on("without prefix", self.timings.prefiller)
+        self._goes_on("without prefix", time.monotonic(), self.timings.prefiller)
 
     def recomputes(self) -> None:
         """Note that the attempt goes on: its decode worker prefills, too."""
@@ -176,11 +176,11 @@ class RequestState:
         timings.ended = 0.0
         if not timings.first_token:
             timings.prefiller = timings.decoder
-        self._goes_on("recomputed", timings.decoder)
+        self._goes_on("recomputed", timings.recomputed, timings.decoder)
 
-    def _goes_on(self, how: str, process: Process) -> None:
+    def _goes_on(self, how: str, at: float, process: Process) -> None:
         cause = {"worker": process.instance, "tokens": self.tokens_to_prefill}
-        self.events.append(Event(how, time.monotonic(), self.attempts, cause))
+        self.events.append(Event(how, at, self.attempts, cause))
 
     def taken_by(self, worker_id: str, *, prefills: bool, decodes: bool) -> None:
         """Note a worker that was given a part of the request."""
