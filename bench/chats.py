@@ -1,6 +1,6 @@
 """Chats whose next turn needs a prefill worker: the KV of earlier turns pulled from where it lies, or not.
 
-Two deployments of each fleet are up at once, one that pulls (`scheduler.prefix_pull_tokens`) and one that
+Two deployments of each fleet are up at once, one that pulls (`scheduler.prefix_pull_s`) and one that
 does not, and have the same chats in turns. All chats of a round take a turn at a time; before the next one
 the scheduler has heard what the workers hold, as it has where a person reads and types. What was computed is
 told by the engines' own counts; `fetch` is the part of the time to first token in which a source was asked.
@@ -71,30 +71,27 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--message", type=int, default=320, help="tokens of a user's message")
     parser.add_argument("--answer", type=int, default=192, help="tokens of an answer")
-    parser.add_argument("--pull-tokens", type=int, default=64, help="scheduler.prefix_pull_tokens")
+    parser.add_argument("--pull-s", type=float, default=0.02, help="scheduler.prefix_pull_s")
     parser.add_argument("--fleet", choices=FLEETS, action="append", help="one of them; all by default")
     parser.add_argument("--dry", action="store_true", help="save nothing")
     options = parser.parse_args(arguments)
     shape = Shape(options.turns, options.message, options.answer)
     found = {
-        name: run(*FLEETS[name], shape, options.rounds, options.pull_tokens)
-        for name in options.fleet or FLEETS
+        name: run(*FLEETS[name], shape, options.rounds, options.pull_s) for name in options.fleet or FLEETS
     }
     if not options.dry:
         sizes = {"turns": shape.turns, "message": shape.message, "answer": shape.answer}
-        save(
-            "chats", {**sizes, "pull_tokens": options.pull_tokens, "rounds": options.rounds, "fleets": found}
-        )
+        save("chats", {**sizes, "pull_s": options.pull_s, "rounds": options.rounds, "fleets": found})
 
 
-def run(pairs: int, at_a_time: int, shape: Shape, rounds: int, pull_tokens: int) -> dict[str, Any]:
+def run(pairs: int, at_a_time: int, shape: Shape, rounds: int, pull_s: float) -> dict[str, Any]:
     """Measure one fleet in both arms; return figures by arm."""
     engine = engine_settings() | {"dtype": "float32", "max_model_len": shape.longest + 64}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         arms = {}
-        for name, tokens in (("off", 0), ("on", pull_tokens)):
-            scheduler = {"prefix_pull_tokens": tokens, "heartbeat_s": HEARTBEAT_S, "idle_decode_tokens": 0}
+        for name, pays_s in (("off", 0.0), ("on", pull_s)):
+            scheduler = {"prefix_pull_s": pays_s, "heartbeat_s": HEARTBEAT_S, "idle_decode_tokens": 0}
             one = deployment(folder / name, engine=engine, scheduler=scheduler, handoff={"staging_mib": 256})
             arms[name] = Arm(stack.enter_context(one).up(pairs, pairs))
         for number in range(rounds + 1):

@@ -479,7 +479,7 @@ class RouterLoad(_message.Message):
     def __init__(self, prompts: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., first_token: _Optional[_Iterable[int]] = ..., gap: _Optional[_Iterable[int]] = ..., over: _Optional[int] = ..., output_tokens: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class SnapshotReply(_message.Message):
-    __slots__ = ("generation", "settling", "worker_lease_s", "placement_lease_s", "max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "left", "idle_decode_tokens", "prefix_pull_tokens", "log_level", "fleet", "yours")
+    __slots__ = ("generation", "settling", "worker_lease_s", "placement_lease_s", "max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "left", "idle_decode_tokens", "prefix_pull_s", "log_level", "fleet", "yours")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SETTLING_FIELD_NUMBER: _ClassVar[int]
     WORKER_LEASE_S_FIELD_NUMBER: _ClassVar[int]
@@ -489,7 +489,7 @@ class SnapshotReply(_message.Message):
     HANDOFF_MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     IDLE_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_PULL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_PULL_S_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     FLEET_FIELD_NUMBER: _ClassVar[int]
     YOURS_FIELD_NUMBER: _ClassVar[int]
@@ -502,11 +502,11 @@ class SnapshotReply(_message.Message):
     handoff_min_tokens: int
     left: _containers.RepeatedScalarFieldContainer[str]
     idle_decode_tokens: int
-    prefix_pull_tokens: int
+    prefix_pull_s: float
     log_level: str
     fleet: bytes
     yours: _containers.RepeatedCompositeFieldContainer[Booked]
-    def __init__(self, generation: _Optional[str] = ..., settling: _Optional[bool] = ..., worker_lease_s: _Optional[float] = ..., placement_lease_s: _Optional[float] = ..., max_queued_prompt_tokens: _Optional[int] = ..., max_queue_factor: _Optional[float] = ..., handoff_min_tokens: _Optional[int] = ..., left: _Optional[_Iterable[str]] = ..., idle_decode_tokens: _Optional[int] = ..., prefix_pull_tokens: _Optional[int] = ..., log_level: _Optional[str] = ..., fleet: _Optional[bytes] = ..., yours: _Optional[_Iterable[_Union[Booked, _Mapping]]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[str] = ..., settling: _Optional[bool] = ..., worker_lease_s: _Optional[float] = ..., placement_lease_s: _Optional[float] = ..., max_queued_prompt_tokens: _Optional[int] = ..., max_queue_factor: _Optional[float] = ..., handoff_min_tokens: _Optional[int] = ..., left: _Optional[_Iterable[str]] = ..., idle_decode_tokens: _Optional[int] = ..., prefix_pull_s: _Optional[float] = ..., log_level: _Optional[str] = ..., fleet: _Optional[bytes] = ..., yours: _Optional[_Iterable[_Union[Booked, _Mapping]]] = ...) -> None: ...
 
 class FleetUpdate(_message.Message):
     __slots__ = ("feed", "revision", "whole", "gone", "workers", "processes")

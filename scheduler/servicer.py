@@ -153,7 +153,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             max_queue_factor=options.max_queue_factor,
             handoff_min_tokens=options.handoff_min_tokens,
             idle_decode_tokens=options.idle_decode_tokens,
-            prefix_pull_tokens=options.prefix_pull_tokens,
+            prefix_pull_s=options.prefix_pull_s,
             log_level=self._processes.level(request.router_id),
             left=await self._store.left(),
         )

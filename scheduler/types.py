@@ -27,7 +27,7 @@ class PlacementLimits(Protocol):
     max_queue_factor: float
     handoff_min_tokens: int
     idle_decode_tokens: int
-    prefix_pull_tokens: int
+    prefix_pull_s: float
 
 
 def same_limits(one: PlacementLimits, other: PlacementLimits) -> bool:

@@ -216,11 +216,11 @@ class SchedulerSettings(_Section):
         description="Most prompt tokens that an idle decode worker prefills itself while prefill workers "
         "have a queue, as at the beginning of a burst; 0: none.",
     )
-    prefix_pull_tokens: int = Field(
-        512,
+    prefix_pull_s: float = Field(
+        0.05,
         ge=0,
-        description="A prefill worker pulls the KV of a prompt's beginning from a worker that holds so many "
-        "tokens more of it, instead of computing it again; 0: never.",
+        description="A prefill worker pulls the KV of a prompt's beginning from a worker that holds more of "
+        "it where that saves so many seconds of computing, at the speed that it has shown; 0: never.",
     )
     prefix_blocks: int = Field(
         8_000_000,

@@ -33,6 +33,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Source, may_help, waits_for_slot
 from baton.scheduler.policy.base import Filter, PairFilter, Picker, Scorer, Side
 from baton.scheduler.policy.registry import load
+from baton.scheduler.policy.speed import prompt_speed
 from baton.scheduler.types import FleetView, Need, PlacementLimits, PolicyOptions, WorkerRecord
 
 LOOKS = 32  # workers that are looked at, at random, before all of them are
@@ -179,7 +180,7 @@ class Policy:
 
         It must have a slot at once: a worker that is busy would keep the prompt waiting.
         """
-        fewest = self._limits.prefix_pull_tokens
+        fewest = self._limits.prefix_pull_s * prompt_speed(prefill)
         lacks = need.tokens_for(prefill.worker_id)
         if not fewest or need.match is None or lacks <= fewest:
             return None

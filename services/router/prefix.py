@@ -87,8 +87,8 @@ class Prefixes:
         source, prefill, state = placement.source, placement.prefill, self._state
         # One token more than is held: the source computes it, as any request computes one. And never all.
         tokens = min(placement.source_tokens + 1, state.prompt_tokens - 1)
-        if source is None or prefill is None or tokens < 1:
-            return None
+        if source is None or prefill is None or tokens < 1 or state.prompt_logprobs:
+            return None  # with the last of these a prompt is computed whatever is cached
         pair = source.worker_id, prefill.worker_id
         if self._pairs.avoid(pair):
             self._metrics.prefix_pull("avoided")

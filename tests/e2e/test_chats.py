@@ -10,7 +10,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.protos import scheduler_pb2 as pb
-from baton.services.config import SchedulerSettings
 from harness.deployment import MODEL_NAME, Deployment
 from harness.support import eventually
 
@@ -61,7 +60,6 @@ def pulls(one: Deployment) -> dict[str, float]:
 
 def test_a_turn_behind_a_long_answer_computes_its_message_alone(one_pair: Deployment) -> None:
     """With drafts, whose KV comes along. A salt of its own makes the same turn one that nobody has seen."""
-    assert SchedulerSettings().prefix_pull_tokens < ANSWERED - BLOCK
     draw = random.Random(4040)
     first = [draw.randrange(300, 800) for _ in range(ASKED)]
     _, decode = told(one_pair, pb.EngineCounts(), pb.EngineCounts(), 0)

@@ -18,7 +18,8 @@ from baton.scheduler.booking import Source, claim
 from baton.scheduler.knowledge import LATE_S, Knowledge
 from baton.scheduler.policy import Policy, WorkerChoice
 from baton.scheduler.policy.filters import HasRoom
-from baton.scheduler.policy.scorers import MEASURED_S, PrefillWork
+from baton.scheduler.policy.scorers import PrefillWork
+from baton.scheduler.policy.speed import GUESSED_SPEED, MEASURED_S
 from baton.scheduler.prefix_metrics import PrefixMetrics
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.keys import PromptKeys, key_of
@@ -120,7 +121,9 @@ def test_a_decode_worker_prefills_what_it_lacks_where_that_is_little() -> None:
 def source_of(
     held: Held, blocks: int = 60, least: int = 10 * BLOCK, options: PolicySettings = HOLDERS_DECODE
 ) -> Source | None:
-    policy = Policy(replace(LIMITS, prefix_pull_tokens=least), options, random.Random(1))
+    """Return the source of a prefill worker for which `least` tokens are the fewest that pay."""
+    limits = replace(LIMITS, prefix_pull_s=least / GUESSED_SPEED)
+    policy = Policy(limits, options, random.Random(1))
     choice = policy.choose(held.view, held.need(blocks))
     assert isinstance(choice, WorkerChoice)
     return choice.source
@@ -140,7 +143,7 @@ def test_a_prefill_worker_pulls_from_the_worker_that_holds_most(picker: str) -> 
 def test_a_source_among_many_is_found_where_it_is_not_the_decode_worker_of_the_request() -> None:
     full = Reserved(requests=8)
     held = Held(pairs(100, d7=Reserved(requests=3, decoding=3)), {"d7": 50})
-    policy = Policy(replace(LIMITS, prefix_pull_tokens=BLOCK), PolicySettings(), random.Random(1))
+    policy = Policy(replace(LIMITS, prefix_pull_s=0.01), PolicySettings(), random.Random(1))
     sources = Counter[str]()
     for _ in range(20):
         choice = policy.choose(held.view, held.need(60))
@@ -155,6 +158,9 @@ def test_nobody_pulls_where_it_does_not_pay_or_is_turned_off() -> None:
     assert source_of(held, least=10 * BLOCK) is not None
     assert source_of(held, least=10 * BLOCK + 1) is None
     assert source_of(held, least=0) is None
+    fast = pb.EngineCounts(computed_tokens=int(3 * MEASURED_S * GUESSED_SPEED), busy_s=2 * MEASURED_S)
+    held.view.workers["p0"].load = pb.WorkerLoad(counts=fast)
+    assert source_of(held, least=10 * BLOCK) is None  # computing takes less time there
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed
+from baton.scheduler.policy.speed import GUESSED_SPEED
 from baton.scheduler.types import prefix_id
 from baton.services.config import SchedulerSettings
 from baton.services.router import prefix
@@ -19,7 +20,7 @@ PROMPT = [number % 200 for number in range((BLOCKS + 5) * BLOCK_SIZE)]
 HELD = BLOCKS * BLOCK_SIZE
 PULLS = "prefix_pulls_total"
 
-assert SchedulerSettings().prefix_pull_tokens < HELD
+assert SchedulerSettings().prefix_pull_s * GUESSED_SPEED < HELD
 
 
 async def holding(cluster: Cluster, prefill: int = 1, decode: int = 1) -> list[FakeWorker]:
