@@ -150,7 +150,8 @@ class Prefixes:
             return "refused"
         try:
             return await one.over
+        except asyncio.CancelledError:  # even where it has just been saved: nobody will hear of that
+            stream.abort(one.request_id)
+            raise
         finally:
             stream.forget(one)
-            if not one.over.done() or one.over.cancelled():
-                stream.abort(one.request_id)
