@@ -210,7 +210,7 @@ class SchedulerSide:
         """
         request, most = prompt.request, 2 * max(group.block_size for group in self._groups)
         left = request.num_tokens - num_computed
-        if prompt.wish.cached and not prompt.refused and left > most:
+        if prompt.wish.cached and not prompt.refused and (left > most or self._states):
             prompt.refused = True
             why = "a state has no beginning" if self._states else "it may have been evicted"
             here = f"the prefix cache of worker {self._config.worker_id!r}"
