@@ -40,7 +40,7 @@ async def save(stream: Stream, core: EngineCoreRequest, held: int, **how: int) -
 
 async def test_the_next_turn_computes_its_own_tokens_alone(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as reader, connected(mixed.address) as writer:
-        core, held = await chat(writer, "chat", 700)
+        core, held = await chat(writer, "turn: chat", 700)
         manifest = await save(writer, core, held)
         assert manifest.num_tokens == held + 1
         begun = await reader.run(core, PREFILL, manifest=manifest)
@@ -49,7 +49,7 @@ async def test_the_next_turn_computes_its_own_tokens_alone(prefill: Worker, mixe
         assert begun.admitted.blocks_pulled == held // BLOCK + 1
         assert begun.saved is not None
         rest = await writer.run(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
-        core.request_id = "the same, alone"
+        core.request_id = "turn: the same, alone"
         whole = await writer.run(core, DECODE)
     assert begun.tokens + rest.tokens == whole.tokens
     nothing_pinned(mixed)  # it was released when it was pulled
@@ -57,15 +57,15 @@ async def test_the_next_turn_computes_its_own_tokens_alone(prefill: Worker, mixe
 
 
 async def test_what_is_not_held_is_refused_and_not_computed(mixed: Worker) -> None:
-    core = request("never seen", prompt(300, seed=710))
+    core = request("turn: never seen", prompt(300, seed=710))
     async with connected(mixed.address) as stream:
-        got = await stream.run(core, SAVE, prefix_tokens=257, name=prefix_id("never seen"))
+        got = await stream.run(core, SAVE, prefix_tokens=257, name=prefix_id("turn: never seen"))
         assert got.failed is not None
         assert got.failed.code == pb.Failed.CODE_HANDOFF
         assert "lacks 257 of 257 tokens" in got.failed.message
         assert not got.tokens
         # Nothing of it is in the prefix cache afterwards, and nothing waits to be pulled.
-        again = await stream.run(core, SAVE, prefix_tokens=257, name=prefix_id("never seen"), epoch=2)
+        again = await stream.run(core, SAVE, prefix_tokens=257, name=prefix_id("turn: never seen"), epoch=2)
         assert again.failed is not None
         assert "lacks 257 of 257 tokens" in again.failed.message
     eventually(lambda: mixed.figure("baton_worker_requests_waiting") == 0, 10, "it is gone")
@@ -74,9 +74,9 @@ async def test_what_is_not_held_is_refused_and_not_computed(mixed: Worker) -> No
 
 async def test_another_tenant_s_kv_is_not_handed_over(mixed: Worker) -> None:
     async with connected(mixed.address) as stream:
-        core, held = await chat(stream, "salted", 720)
+        core, held = await chat(stream, "turn: salted", 720)
         core.cache_salt = "another tenant"
-        got = await stream.run(core, SAVE, prefix_tokens=held + 1, name=prefix_id("salted"))
+        got = await stream.run(core, SAVE, prefix_tokens=held + 1, name=prefix_id("turn: salted"))
     assert got.failed is not None
     assert got.failed.code == pb.Failed.CODE_HANDOFF
 
@@ -94,28 +94,28 @@ async def test_a_beginning_that_does_not_come_is_computed_under_the_next_epoch(
     prefill: Worker, mixed: Worker
 ) -> None:
     async with connected(prefill.address) as reader, connected(mixed.address) as writer:
-        core, held = await chat(writer, "released", 740)
+        core, held = await chat(writer, "turn: released", 740)
         manifest = await save(writer, core, held)
-        await writer.abort(prefix_id("released"))
+        await writer.abort(prefix_id("turn: released"))
         nothing_pinned(mixed)
         failed = await reader.run(core, PREFILL, manifest=manifest)
         assert failed.failed is not None
         assert (failed.failed.code, failed.failed.phase) == (pb.Failed.CODE_HANDOFF, PREFILL)
         assert not failed.tokens
         begun = await reader.run(core, PREFILL, epoch=2)
-        core.request_id = "never released"
+        core.request_id = "turn: never released"
         whole = await writer.run(core, DECODE)
     assert begun.tokens == whole.tokens[:1]
 
 
 async def test_a_beginning_of_another_request_is_not_loaded(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as reader, connected(mixed.address) as writer:
-        core, held = await chat(writer, "mine", 750)
+        core, held = await chat(writer, "turn: mine", 750)
         manifest = await save(writer, core, held)
-        core.request_id = "yours"
+        core.request_id = "turn: yours"
         failed = await reader.run(core, PREFILL, manifest=manifest)
         assert failed.failed is not None
         assert "WrongRequest" in failed.failed.message
         assert mixed.figure("baton_worker_handoffs_pinned") == 1  # nor is it released
-        await writer.abort(prefix_id("mine"))
+        await writer.abort(prefix_id("turn: mine"))
     nothing_pinned(mixed)
