@@ -51,6 +51,32 @@ def placing(result: Result) -> list[Block]:
     ]
 
 
+def chats(result: Result) -> list[Block]:
+    turns = [f"turn {number}" for number in range(1, result["turns"] + 1)]
+    rows = [
+        [fleet, arm, what, *(f"{value:,.0f}" for value in figures[key]), last]
+        for fleet, found in result["fleets"].items()
+        for arm, figures in found["arms"].items()
+        for what, key, last in (
+            ("TTFT, ms", "ttft_ms", f"{figures['last_to_first']:g}"),
+            ("computed by prefill workers", "prefill_computed", ""),
+            ("computed by decode workers", "decode_computed", ""),
+        )
+    ]
+    equal = ", ".join(
+        f"{found['equal']} of {found['answers']} in {fleet}" for fleet, found in result["fleets"].items()
+    )
+    return [
+        "## Chats\n",
+        f"Chats of {result['turns']} turns: each adds a message of {result['message']} tokens and an answer of "
+        f"{result['answer']}. The decode worker holds what was said before; `on` is `scheduler.prefix_pull_s: "
+        f"{result['pull_s']:g}`, `off` 0. Tokens are those of a chat, float32, medians of {result['rounds']} rounds. "
+        f"Answers that are equal, token for token, with and without: {equal}.",
+        measured(result, "python -m bench chats"),
+        table(["fleet", "pulls", "", *turns, "last turn to first"], rows),
+    ]
+
+
 def scheduler_at_size(result: Result) -> list[Block]:
     rows = [
         [store, concurrency, values["requests_per_s"], values["place_p50_ms"], values["place_p99_ms"]]
@@ -74,4 +100,5 @@ SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
     "scheduler-1000": scheduler_at_size,
     "prefixes": prefixes,
     "placing": placing,
+    "chats": chats,
 }

@@ -15,6 +15,7 @@ BatonError
     │   ├── LeaseExpired         it did, for as long as the lease said
     │   ├── AlreadyTaken         another pull has taken its first records, whose slots were used again
     │   ├── SaveFailed           it could not bring it all from the accelerator
+    │   ├── NotCached            its prefix cache does not hold it (any more)
     │   └── SourceBusy           the prompt is still computed, and too many pull such ones already
     ├── StagingFull              there is no room to keep KV until it is pulled
     ├── DigestMismatch           the bytes that arrived are not those that were saved
@@ -86,6 +87,10 @@ class AlreadyTaken(SourceError):
 
 class SaveFailed(SourceError):
     """The source began to save the KV, and could not finish."""
+
+
+class NotCached(SourceError):
+    """The source's prefix cache does not hold what was wanted of a prompt's beginning."""
 
 
 class SourceBusy(SourceError):

@@ -1,6 +1,6 @@
 """The host's orders to the connector: `Request.kv_transfer_params`, never set by a client.
 
-A PREFILL carries `save_params`, a DECODE with a handoff `load_params`, any other request None. The
+A PREFILL or a SAVE carries `save_params`, a DECODE with a handoff `load_params`, any other request None. The
 connector parses them; the answers are the `Saved` and `Loaded` of reports.py. The package's docstring shows
 the whole way.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from google.protobuf.message import DecodeError
 
@@ -24,6 +24,8 @@ class SaveParams(TypedDict):
 
     baton: Literal["save"]
     epoch: int
+    cached: bool
+    prefix: NotRequired[LoadParams]
 
 
 class LoadParams(TypedDict):
@@ -32,13 +34,7 @@ class LoadParams(TypedDict):
     baton: Literal["load"]
     epoch: int
     manifest: bytes  # serialized
-
-
-@dataclass(frozen=True)
-class SaveWish:
-    """Keep this request's KV for another worker when its prompt has been prefilled. Answered by a `Saved`."""
-
-    epoch: int
+    saved_as: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +43,7 @@ class LoadWish:
 
     epoch: int
     manifest: Manifest
+    saved_as: str = ""  # the request as which the source saved it; empty: under this one's own id
 
     @property
     def early(self) -> bool:
@@ -54,17 +51,36 @@ class LoadWish:
         return not self.manifest.saved_at_s
 
 
+@dataclass(frozen=True)
+class SaveWish:
+    """Keep this request's KV for another worker when its prompt has been prefilled. Answered by a `Saved`."""
+
+    epoch: int
+    cached: bool = False  # only if the prefix cache holds it already, but for the last block or two
+    prefix: LoadWish | None = None  # that of its first tokens is pulled before
+
+
 Wish = SaveWish | LoadWish
 
 
-def save_params(epoch: int) -> SaveParams:
-    """Return what makes attempt `epoch` at a request save its KV."""
-    return {"baton": "save", "epoch": epoch}
+def save_params(epoch: int, *, cached: bool = False, prefix: LoadParams | None = None) -> SaveParams:
+    """Return what makes attempt `epoch` at a request save its KV.
+
+    cached: only if it is here already; prefix: the load of its first tokens
+    """
+    params: SaveParams = {"baton": "save", "epoch": epoch, "cached": cached}
+    if prefix is not None:
+        params["prefix"] = prefix
+    return params
 
 
-def load_params(epoch: int, manifest: Manifest) -> LoadParams:
-    """Return what makes attempt `epoch` at a request load the KV that `manifest` describes."""
-    return {"baton": "load", "epoch": epoch, "manifest": manifest.SerializeToString()}
+def load_params(epoch: int, manifest: Manifest, saved_as: str = "") -> LoadParams:
+    """Return what makes attempt `epoch` at a request load the KV that `manifest` describes.
+
+    saved_as: the request as which it was saved, where that is another one
+    """
+    serialized = manifest.SerializeToString()
+    return {"baton": "load", "epoch": epoch, "manifest": serialized, "saved_as": saved_as}
 
 
 def parse(params: Mapping[str, Any] | None) -> Wish | None:
@@ -75,10 +91,14 @@ def parse(params: Mapping[str, Any] | None) -> Wish | None:
     if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
         raise InvalidWish(f"kv_transfer_params: epoch is {epoch!r}; a number from 0 on is needed")
     if kind == "save":
-        return SaveWish(epoch)
+        prefix = parse(params.get("prefix"))
+        if isinstance(prefix, SaveWish):
+            raise InvalidWish("kv_transfer_params: the prefix of a save is a load, not a save")
+        return SaveWish(epoch, bool(params.get("cached")), prefix)
     if kind != "load":
         raise InvalidWish(f"kv_transfer_params: {_KEY!r} is {kind!r}; allowed: 'save', 'load'")
     try:
-        return LoadWish(epoch, Manifest.FromString(params.get("manifest", b"")))
+        manifest = Manifest.FromString(params.get("manifest", b""))
+        return LoadWish(epoch, manifest, str(params.get("saved_as", "")))
     except (DecodeError, TypeError) as error:
         raise InvalidWish(f"kv_transfer_params: the manifest cannot be parsed: {error}") from None

@@ -110,6 +110,7 @@ class Loaded:
     total_ms: float = 0.0
     problem: Problem | None = None
     early_bytes: int = 0  # of `bytes`: those that came while the prompt was computed
+    tokens: int = 0  # whose KV was pulled
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         token = EOS if ends else answer(one.prompt, 1, one.generated)[0]
         one.generated += 1
         one.generated_here += 1
-        prefills = start.phase == worker_pb2.PHASE_PREFILL
+        prefills = start.phase in (worker_pb2.PHASE_PREFILL, worker_pb2.PHASE_SAVE)
         reason = None  # also of a prefill that was cut after its token: the request goes on elsewhere
         if ends:
             reason = FinishReason.STOP
@@ -331,7 +331,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             request_id=one.start.request_id,
             epoch=one.start.epoch,
             worker_id=self.worker_id,
-            num_tokens=len(one.prompt),
+            num_tokens=one.start.prefix_tokens or len(one.prompt),
         )
 
     def _events(self, one: Running) -> list[Any]:
@@ -346,7 +346,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def _load(one: Running, reply: worker_pb2.RunReply) -> None:
         start = one.start
         reply.admitted.add(
-            request_id=start.request_id, epoch=start.epoch, transport="shm", bytes=1000, total_ms=1.0
+            request_id=start.request_id,
+            epoch=start.epoch,
+            transport="shm",
+            bytes=1000,
+            total_ms=1.0,
+            tokens=start.manifest.num_tokens,
         )
 
     @staticmethod

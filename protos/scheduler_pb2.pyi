@@ -283,7 +283,7 @@ class PlaceRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., exclude_workers: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., waited_s: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., key_tokens: _Optional[int] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("request_id", "epoch", "prefill", "decode", "lease_s", "blocks", "waits", "prompt_tokens")
+    __slots__ = ("request_id", "epoch", "prefill", "decode", "lease_s", "blocks", "waits", "prompt_tokens", "source", "source_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -292,6 +292,8 @@ class Placement(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     prefill: Worker
@@ -300,7 +302,9 @@ class Placement(_message.Message):
     blocks: int
     waits: bool
     prompt_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prefill: _Optional[_Union[Worker, _Mapping]] = ..., decode: _Optional[_Union[Worker, _Mapping]] = ..., lease_s: _Optional[float] = ..., blocks: _Optional[int] = ..., waits: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    source: Worker
+    source_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prefill: _Optional[_Union[Worker, _Mapping]] = ..., decode: _Optional[_Union[Worker, _Mapping]] = ..., lease_s: _Optional[float] = ..., blocks: _Optional[int] = ..., waits: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., source: _Optional[_Union[Worker, _Mapping]] = ..., source_tokens: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
     __slots__ = ("worker_id", "address", "role", "model_fingerprint")
@@ -475,7 +479,7 @@ class RouterLoad(_message.Message):
     def __init__(self, prompts: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., first_token: _Optional[_Iterable[int]] = ..., gap: _Optional[_Iterable[int]] = ..., over: _Optional[int] = ..., output_tokens: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class SnapshotReply(_message.Message):
-    __slots__ = ("generation", "settling", "worker_lease_s", "placement_lease_s", "max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "left", "idle_decode_tokens", "log_level", "fleet", "yours")
+    __slots__ = ("generation", "settling", "worker_lease_s", "placement_lease_s", "max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "left", "idle_decode_tokens", "prefix_pull_s", "log_level", "fleet", "yours")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SETTLING_FIELD_NUMBER: _ClassVar[int]
     WORKER_LEASE_S_FIELD_NUMBER: _ClassVar[int]
@@ -485,6 +489,7 @@ class SnapshotReply(_message.Message):
     HANDOFF_MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     IDLE_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_PULL_S_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     FLEET_FIELD_NUMBER: _ClassVar[int]
     YOURS_FIELD_NUMBER: _ClassVar[int]
@@ -497,10 +502,11 @@ class SnapshotReply(_message.Message):
     handoff_min_tokens: int
     left: _containers.RepeatedScalarFieldContainer[str]
     idle_decode_tokens: int
+    prefix_pull_s: float
     log_level: str
     fleet: bytes
     yours: _containers.RepeatedCompositeFieldContainer[Booked]
-    def __init__(self, generation: _Optional[str] = ..., settling: _Optional[bool] = ..., worker_lease_s: _Optional[float] = ..., placement_lease_s: _Optional[float] = ..., max_queued_prompt_tokens: _Optional[int] = ..., max_queue_factor: _Optional[float] = ..., handoff_min_tokens: _Optional[int] = ..., left: _Optional[_Iterable[str]] = ..., idle_decode_tokens: _Optional[int] = ..., log_level: _Optional[str] = ..., fleet: _Optional[bytes] = ..., yours: _Optional[_Iterable[_Union[Booked, _Mapping]]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[str] = ..., settling: _Optional[bool] = ..., worker_lease_s: _Optional[float] = ..., placement_lease_s: _Optional[float] = ..., max_queued_prompt_tokens: _Optional[int] = ..., max_queue_factor: _Optional[float] = ..., handoff_min_tokens: _Optional[int] = ..., left: _Optional[_Iterable[str]] = ..., idle_decode_tokens: _Optional[int] = ..., prefix_pull_s: _Optional[float] = ..., log_level: _Optional[str] = ..., fleet: _Optional[bytes] = ..., yours: _Optional[_Iterable[_Union[Booked, _Mapping]]] = ...) -> None: ...
 
 class FleetUpdate(_message.Message):
     __slots__ = ("feed", "revision", "whole", "gone", "workers", "processes")

@@ -24,6 +24,14 @@ OUTPUT_TOKENS_BOOKED = 256  # tokens
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """A worker that holds the first `tokens` of a prompt, for a prefill worker that lacks many of them."""
+
+    worker: WorkerRecord
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """The workers that take an attempt, and its booking; `prefill` is None where `decode` does it all."""
 
@@ -33,6 +41,7 @@ class Assignment:
     held: int | None = None  # prompt tokens that the worker which runs the prompt holds; None: not known
     # The first token is held back: the decode worker may not go on at once (`waits_for_slot`).
     waits: bool = False
+    source: Source | None = None
 
 
 def max_requests(capacity: pb.Capacity, limits: PlacementLimits) -> int:
@@ -114,14 +123,26 @@ def waits_for_slot(worker: WorkerRecord) -> bool:
     return reserved.requests >= worker.capacity.max_num_seqs or reserved.prompt_tokens > 0
 
 
-def claim(need: Need, prefill: WorkerRecord | None, decode: WorkerRecord, limits: PlacementLimits) -> Claim:
-    """Return what to book for `need` on these workers, which `could_prefill` and `could_decode` it."""
+def claim(
+    need: Need,
+    prefill: WorkerRecord | None,
+    decode: WorkerRecord,
+    limits: PlacementLimits,
+    source: Source | None = None,
+) -> Claim:
+    """Return what to book for `need` on these workers, which `could_prefill` and `could_decode` it.
+
+    What the prefill worker pulls from `source` it need not compute.
+    """
+    computed = (
+        need.prompt_tokens - source.tokens if source else need.tokens_for((prefill or decode).worker_id)
+    )
     booking = Booking(
         attempt=need.attempt,
         router_id=need.router_id,
         prefill_id=prefill.worker_id if prefill else "",
         decode_id=decode.worker_id,
-        prompt_tokens=need.tokens_for((prefill or decode).worker_id),
+        prompt_tokens=computed,
         blocks=blocks_for(need, decode.capacity),
     )
     return Claim(

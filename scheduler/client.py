@@ -46,6 +46,9 @@ class Placement:
     prefill: pb.Worker | None
     decode: pb.Worker
     lease_s: float
+    # A worker that holds so many tokens of the prompt, the first ones, and enough more than `prefill`.
+    source: pb.Worker | None = None
+    source_tokens: int = 0
     waits: bool = False  # the first token is held back: the decode worker cannot go on at once
     alone: bool = False  # chosen here, from a snapshot
     scheduler: str = ""  # the address of the one that chose it
@@ -132,6 +135,8 @@ class SchedulerClient:
             prefill=placed.prefill if placed.HasField("prefill") else None,
             decode=placed.decode,
             lease_s=placed.lease_s,
+            source=placed.source if placed.HasField("source") else None,
+            source_tokens=placed.source_tokens,
             waits=placed.waits,
             scheduler=self._schedulers.last,
             scheduler_s=reply.took_s,

@@ -77,7 +77,7 @@ class Placer:
                     return choice
                 oldest = asked_at  # an old view is no ground for a rejection
                 continue
-            wanted = claim(need, choice.prefill, choice.decode, self._limits)
+            wanted = claim(need, choice.prefill, choice.decode, self._limits, choice.source)
             if elder := self._turns.elder(need, set(wanted.booking.worker_ids)):
                 self._turns.refused(need)
                 return NoChoice(pb.Rejection.CODE_FULL, f"a request of router {elder} has waited longer")
@@ -89,7 +89,7 @@ class Placer:
                 self._remember(wanted.booking)
                 self._turns.placed(need)
                 held = _held(need, wanted.booking.prompt_worker_id)
-                return Assignment(choice.prefill, choice.decode, wanted.booking, held, waits)
+                return Assignment(choice.prefill, choice.decode, wanted.booking, held, waits, choice.source)
             if result.outcome is ReserveOutcome.STALE:
                 return _stale(need, result)
             oldest = time.monotonic()

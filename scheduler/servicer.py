@@ -153,6 +153,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             max_queue_factor=options.max_queue_factor,
             handoff_min_tokens=options.handoff_min_tokens,
             idle_decode_tokens=options.idle_decode_tokens,
+            prefix_pull_s=options.prefix_pull_s,
             log_level=self._processes.level(request.router_id),
             left=await self._store.left(),
         )
@@ -294,6 +295,8 @@ class SchedulerServicer(rpc.SchedulerServicer):
             blocks=assigned.booking.blocks,
             waits=assigned.waits,
             prompt_tokens=assigned.booking.prompt_tokens,
+            source=worker_to_wire(assigned.source.worker) if assigned.source else None,
+            source_tokens=assigned.source.tokens if assigned.source else 0,
         )
 
 

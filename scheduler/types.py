@@ -27,6 +27,7 @@ class PlacementLimits(Protocol):
     max_queue_factor: float
     handoff_min_tokens: int
     idle_decode_tokens: int
+    prefix_pull_s: float
 
 
 def same_limits(one: PlacementLimits, other: PlacementLimits) -> bool:
@@ -77,6 +78,14 @@ class Attempt:
 def attempt_id(request_id: str, epoch: int) -> str:
     """Return an attempt's name in the engines and in their outputs: two attempts at a request never meet."""
     return f"{request_id}#{epoch}"
+
+
+def prefix_id(request_id: str) -> str:
+    """Return the name under which the beginning of a request's prompt is saved by a worker that holds it.
+
+    To that worker it is a request of its own: it may be the one that decodes the request, too.
+    """
+    return f"{request_id}/prefix"
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,12 @@ class SchedulerSettings(_Section):
         description="Most prompt tokens that an idle decode worker prefills itself while prefill workers "
         "have a queue, as at the beginning of a burst; 0: none.",
     )
+    prefix_pull_s: float = Field(
+        0.05,
+        ge=0,
+        description="A prefill worker pulls the KV of a prompt's beginning from a worker that holds more of "
+        "it where that saves so many seconds of computing, at the speed that it has shown; 0: never.",
+    )
     prefix_blocks: int = Field(
         8_000_000,
         ge=1,

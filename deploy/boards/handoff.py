@@ -80,6 +80,23 @@ BOARD = Board(
             ),
         ),
         Row(
+            "Beginnings of prompts, from workers that hold them",
+            (
+                lines(
+                    "Asked for, by outcome",
+                    (rate(f"{_R}_prefix_pulls_total", "outcome"), "{{outcome}}"),
+                    unit="ops",
+                    about="loaded, or why the prefill worker computed the beginning itself.",
+                    width=12,
+                ),
+                lines(
+                    "Tokens that were not computed again",
+                    (rate(f"{_R}_prefix_pulled_tokens_total"), "tokens"),
+                    width=12,
+                ),
+            ),
+        ),
+        Row(
             "What waits to be pulled",
             (
                 lines("Handoffs", (f"sum by (instance) ({_W}_handoffs_pinned)", "{{instance}}"), width=12),

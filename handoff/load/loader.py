@@ -62,6 +62,12 @@ class LoadJob:
     arrived_s: float  # at the engine; CLOCK_MONOTONIC
     source: str = ""  # the worker that saved it
     early: bool = False  # the prompt is still computed there
+    saved_as: str = ""  # the request as which it was saved; empty: this one
+
+    @property
+    def saved_id(self) -> str:
+        """The id by which the source knows it."""
+        return self.saved_as or self.request_id
 
     @property
     def key(self) -> Key:
@@ -235,7 +241,7 @@ class Loader:
         shares: tuple[Share, ...] = ()
         try:
             described = manifest.read(job.manifest)
-            shares = manifest.check(described, job.request_id, job.epoch, self._puller)
+            shares = manifest.check(described, job.saved_id, job.epoch, self._puller)
             self._pull(progress, described, shares)
         except HandoffError as error:
             lost = next((each.error for each in progress.taken if each.error is not None), None)
@@ -270,7 +276,7 @@ class Loader:
         self, job: LoadJob, described: Manifest, shares: Sequence[Share], problem: Problem | None
     ) -> None:
         """Release what this attempt has pulled, all ranks' shards if it failed; never another attempt's."""
-        if not manifest.is_of(described, job.request_id, job.epoch):
+        if not manifest.is_of(described, job.saved_id, job.epoch):
             return
         if problem is not None:
             self._client.release_soon(described)
@@ -280,7 +286,7 @@ class Loader:
             self._client.release_soon(described, confirmed=True, shards=[shard], reader=reader)
 
     def _pull(self, progress: _Progress, described: Manifest, shares: Sequence[Share]) -> None:
-        seed = digests.seed(progress.job.request_id, progress.job.epoch)
+        seed = digests.seed(progress.job.saved_id, progress.job.epoch)
         # A pull from a prompt that is still computed ends with it; from then on `take_finished` looks at it.
         deadline = time.monotonic() + (EARLY_PULL_S if progress.early else self._pull_timeout_s)
         landings: list[Landing] = []
@@ -333,7 +339,7 @@ class Loader:
                 )
             pulls.append(
                 Pull(
-                    request_id=job.request_id,
+                    request_id=job.saved_id,
                     epoch=job.epoch,
                     shard=described.shards[share.rank],
                     saved_blocks=described.num_blocks,
@@ -367,9 +373,7 @@ def _land(
                 start = time.monotonic()
                 records = next(chunks, None)
                 progress.move += time.monotonic() - max(start, progress.resumed_s)
-                if taken.is_due(
-                    stop
-                ):  # the transport has found them left alone until now
+                if taken.is_due(stop):  # the transport has found them left alone until now
                     landing.finish()
                     taken.tell(stop)
                 if records is None:

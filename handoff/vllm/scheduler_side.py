@@ -21,7 +21,7 @@ from vllm.v1.request import RequestStatus
 from baton.handoff import params
 from baton.handoff.channels import HandoffClient
 from baton.handoff.config import HandoffConfig
-from baton.handoff.errors import CompatibilityMismatch, SaveFailed, StagingFull
+from baton.handoff.errors import CompatibilityMismatch, NotCached, SaveFailed, StagingFull
 from baton.handoff.groups import (
     CacheGroup,
     Part,
@@ -62,6 +62,7 @@ class _Prompt:
 
     request: Any
     wish: SaveWish
+    refused: bool = False  # what it was to save is not cached: it never begins
     chunks: int = 0  # steps in which a part of it was computed
     records: int = 0  # whose save was ordered
 
@@ -84,6 +85,7 @@ class _Load:
 
     manifest: Manifest
     arrived_s: float
+    tokens: int
     done: list[ShardLoad] = field(default_factory=list)
 
 
@@ -93,6 +95,7 @@ class SchedulerSide:
     def __init__(self, config: HandoffConfig, groups: tuple[CacheGroup, ...], cache_blocks: int) -> None:
         self._config = config
         self._groups = groups
+        self._states = any(group.state for group in groups)
         self._host = host_id()
         self._client = HandoffClient()
         self._ranks: list[RankHandshake] = []
@@ -183,25 +186,44 @@ class SchedulerSide:
         wish = params.parse(request.kv_transfer_params)
         if isinstance(wish, SaveWish):
             self._to_save[request.request_id] = _Prompt(request, wish)
-        elif isinstance(wish, LoadWish):
+            wish = wish.prefix
+        if isinstance(wish, LoadWish):
             self._to_load[request.request_id] = (wish, time.monotonic())
 
     def loadable_tokens(self, request: Any, num_computed: int) -> int | None:
         """Return the number of tokens beyond the first `num_computed` whose KV can be loaded.
 
-        None makes vLLM ask again in the next step: there is no room yet for what the request will save.
-        After a preemption it is 0. The last token is always computed here: its logits give the next token.
-        A request that loads early gets that one before its load ends.
+        None makes vLLM ask again in the next step: there is no room yet for what the request will save, or it
+        is refused. After a preemption it is 0. The last token is always computed here: its logits give the
+        next token. A request that loads early gets that one before its load ends.
         """
-        if request.request_id in self._to_save:
-            blocks = num_records(self._groups, request.num_tokens)
-            admitted = self._room.admits(request.request_id, blocks, self._slots(request, blocks))
-            return 0 if admitted else None
+        prompt = self._to_save.get(request.request_id)
+        if prompt is not None and not self._may_begin(prompt, num_computed):
+            return None
         if request.request_id not in self._to_load:
             return 0
         wish, _ = self._to_load[request.request_id]
         end = self._end(request)
         return max(0, end - num_computed) if serve(self._groups, wish.manifest.num_tokens, end) else 0
+
+    def _may_begin(self, prompt: _Prompt, num_computed: int) -> bool:
+        """Return whether a prompt that will be saved may be computed now, from this token on.
+
+        One that is to be saved only if it is cached is refused, once, if more of it would have to be computed
+        than the end of what is cached: a block, and another one where vLLM drafts from hidden states.
+        """
+        request, most = prompt.request, 2 * max(group.block_size for group in self._groups)
+        left = request.num_tokens - num_computed
+        if prompt.wish.cached and not prompt.refused and (left > most or self._states):
+            prompt.refused = True
+            why = "a state has no beginning" if self._states else "it may have been evicted"
+            here = f"the prefix cache of worker {self._config.worker_id!r}"
+            lacks = NotCached(f"{here} lacks {left} of {request.num_tokens} tokens: {why}")
+            self._saved.append(Saved(request.request_id, prompt.wish.epoch, None, Problem.of(lacks)))
+        blocks = num_records(self._groups, request.num_tokens)
+        if prompt.refused:
+            return False
+        return self._room.admits(request.request_id, blocks, self._slots(request, blocks))
 
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], num_external: int) -> None:
         """Begin a load into these blocks, by group.
@@ -217,7 +239,7 @@ class SchedulerSide:
             self._give_up(request.request_id, wish)
             self._loaded.append(Loaded(request.request_id, wish.epoch))
             return
-        self._loading[request.request_id, wish.epoch] = _Load(wish.manifest, arrived_s)
+        self._loading[request.request_id, wish.epoch] = _Load(wish.manifest, arrived_s, num_external)
         self._jobs.loads.append(
             LoadJob(
                 request_id=request.request_id,
@@ -227,6 +249,7 @@ class SchedulerSide:
                 arrived_s=arrived_s,
                 source=wish.manifest.worker_id,
                 early=wish.early,
+                saved_as=wish.saved_as,
             )
         )
 
@@ -345,7 +368,7 @@ class SchedulerSide:
     def _lost(self, job: SaveJob, beyond: int) -> SaveFailed | None:
         """Return why the step does not leave what the job is to save. beyond: tokens computed after it."""
         what = f"KV of request {job.request_id!r}, epoch {job.epoch}"
-        if beyond and any(group.state for group in self._groups):
+        if beyond and self._states:
             return SaveFailed(f"{what}: its state is {beyond} tokens beyond the prompt's end")
         if any(NULL_BLOCK in part.block_ids for part in job.parts):
             return SaveFailed(f"{what}: a block that the next token needs is not kept any more")
@@ -356,7 +379,7 @@ class SchedulerSide:
 
         Of a prompt that is still prefilled nothing: its KV may be wanted whole at its end.
         """
-        if not wish.early and is_of(wish.manifest, request_id, wish.epoch):
+        if not wish.early and is_of(wish.manifest, wish.saved_as or request_id, wish.epoch):
             self._client.release_soon(wish.manifest)
 
     def _add_save(self, part: ShardSave) -> None:
@@ -432,5 +455,6 @@ class SchedulerSide:
                 total_ms=(time.monotonic() - start) * 1e3,
                 problem=next((each.problem for each in done if each.problem is not None), None),
                 early_bytes=sum(each.early_bytes for each in done),
+                tokens=load.tokens,
             )
         )

@@ -15,6 +15,7 @@ from baton.scheduler.types import Need, PlacementLimits, WorkerRecord
 class Side(Flag):
     """The part of a request that a worker would take."""
 
+    NONE = 0  # it only hands over KV that it holds of the prompt
     PREFILL = auto()
     DECODE = auto()
     BOTH = PREFILL | DECODE

@@ -16,6 +16,9 @@ When no way is open, the rejection is the most hopeful one: FULL before TOO_LARG
 A choice does not look at every worker. Where the picker is content with a few, candidates are drawn until
 as many have passed the filters, beside those that hold most of the prompt; only where that finds nobody are
 all of them asked, which also says why not.
+
+A pair may have a source beside it: a worker that holds so much more of the prompt than the pair's prefill
+worker that pulling pays. It is chosen last, and changes nothing of the choice: it may turn out to hold less.
 """
 
 # mypy: disable-error-code="type-abstract"
@@ -24,12 +27,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.booking import may_help
+from baton.scheduler.booking import Source, may_help, waits_for_slot
 from baton.scheduler.policy.base import Filter, PairFilter, Picker, Scorer, Side
 from baton.scheduler.policy.registry import load
+from baton.scheduler.policy.speed import prompt_speed
 from baton.scheduler.types import FleetView, Need, PlacementLimits, PolicyOptions, WorkerRecord
 
 LOOKS = 32  # workers that are looked at, at random, before all of them are
@@ -47,6 +51,7 @@ class WorkerChoice:
 
     prefill: WorkerRecord | None
     decode: WorkerRecord
+    source: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +97,17 @@ class Policy:
 
     def choose(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
         """Return the workers that shall take `need`, or why none can. Changes nothing."""
-        prefill, decode, mixed = (view.of(role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED))
-        fewest = self._limits.handoff_min_tokens
-        if need.prompt_tokens < fewest:
+        if need.prompt_tokens < self._limits.handoff_min_tokens:
             return self._alone(view.of(pb.ROLE_DECODE, pb.ROLE_MIXED), need)
         held = self._holders(view, need)
+        choice = self._choose(view, need, held)
+        if isinstance(choice, WorkerChoice) and choice.prefill:
+            return replace(choice, source=self._source(choice.prefill, [choice.decode, *held], need))
+        return choice
+
+    def _choose(self, view: FleetView, need: Need, held: Holders) -> WorkerChoice | NoChoice:
+        prefill, decode, mixed = (view.of(role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED))
+        fewest = self._limits.handoff_min_tokens
         decodes = self._keep(decode, need, Side.DECODE, held)
         if near := [one for one in decodes.workers if need.tokens_for(one.worker_id) < fewest]:
             choice = self._alone(near, need)
@@ -164,9 +175,31 @@ class Policy:
             left = [worker for worker in left if worker is not decode]
         return None
 
+    def _source(self, prefill: WorkerRecord, holders: Holders, need: Need) -> Source | None:
+        """Return the worker from which `prefill` can pull most of what it lacks, if that is enough to pay.
+
+        It must have a slot at once: a worker that is busy would keep the prompt waiting.
+        """
+        fewest = self._limits.prefix_pull_s * prompt_speed(prefill)
+        lacks = need.tokens_for(prefill.worker_id)
+        if not fewest or need.match is None or lacks <= fewest:
+            return None
+        best = None
+        for worker in holders:
+            left = need.tokens_for(worker.worker_id)
+            if (
+                left <= lacks - fewest
+                and (best is None or left < need.tokens_for(best.worker_id))
+                and not waits_for_slot(worker)
+                and self._passes(worker, need, Side.NONE)
+                and self._compatible(worker, prefill)
+            ):
+                best = worker
+        return Source(best, need.prompt_tokens - need.tokens_for(best.worker_id)) if best else None
+
     def _holders(self, view: FleetView, need: Need) -> Holders:
         """Return workers that hold most of the prompt, of each role."""
-        if need.match is None or not self._picker.draws:
+        if need.match is None:
             return ()
         best = (need.match.best(role, HOLDERS, self._rng) for role in pb.Role.values())
         return [worker for ids in best for one in ids if (worker := view.workers.get(one)) is not None]

@@ -10,10 +10,8 @@ from typing import ClassVar
 
 from baton.scheduler.booking import blocks_for, max_requests, usable_blocks
 from baton.scheduler.policy.base import Scorer, Side
+from baton.scheduler.policy.speed import prompt_speed
 from baton.scheduler.types import Need, WorkerRecord
-
-MEASURED_S = 5.0  # s of work after which a worker's own speed counts
-GUESSED_SPEED = 5_000.0  # prompt tokens a second
 
 
 class QueuedPromptTokens(Scorer):
@@ -40,7 +38,7 @@ class PrefillWork(Scorer):
 
     def score(self, worker: WorkerRecord, need: Need) -> float:
         tokens = worker.reserved.prompt_tokens + need.tokens_for(worker.worker_id)
-        return 1 / (1 + tokens / _prompt_speed(worker))
+        return 1 / (1 + tokens / prompt_speed(worker))
 
 
 class HeldTokens(Scorer):
@@ -84,14 +82,6 @@ class FreeBlocks(Scorer):
         usable = usable_blocks(worker.capacity)
         seen = usable - worker.load.free_blocks if worker.load else 0
         return _share_left(max(worker.reserved.blocks, seen) + blocks_for(need, worker.capacity), usable)
-
-
-def _prompt_speed(worker: WorkerRecord) -> float:
-    """Return a worker's prompt tokens a second; a guess until it has computed prompts for a while."""
-    counts = worker.load.counts if worker.load else None
-    if counts is None or counts.busy_s < MEASURED_S or not counts.computed_tokens:
-        return GUESSED_SPEED
-    return counts.computed_tokens / counts.busy_s
 
 
 def _share_left(used: int, limit: int) -> float:

@@ -91,4 +91,5 @@ def admitted(prepared: Prepared, loaded: reports.Loaded) -> worker_pb2.Admitted:
         load_ms=loaded.costs.load_ms,
         total_ms=loaded.total_ms,
         early_bytes=loaded.early_bytes,
+        tokens=loaded.tokens,
     )

@@ -7,7 +7,8 @@ Leans on: vllm.v1.request.Request (from_engine_core_request, append_output_token
 kv_transfer_params, prefill_stats, priority, skip_reading_prefix_cache, status, stop_reason,
 get_finished_reason),
 vllm.v1.core.sched.utils.check_stop, vllm.v1.engine.{EngineCoreRequest, FinishReason},
-vllm.sampling_params.SamplingParams (extra_args, prompt_logprobs, prompt_logprob_token_ids, max_tokens).
+vllm.sampling_params.SamplingParams (extra_args, prompt_logprobs, prompt_logprob_token_ids, max_tokens,
+ignore_eos, detokenize).
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.engine import EngineCoreRequest, FinishReason
 from vllm.v1.request import Request
 
-from baton.handoff.params import load_params, save_params
+from baton.handoff.params import LoadParams, load_params, save_params
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_LOAD, PHASE_PREFILL, Failed, Start
+from baton.protos.worker_pb2 import PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, Start
+from baton.scheduler.types import attempt_id, prefix_id
 from baton.services.engine import wire
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
@@ -66,13 +69,17 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
 
     The tokens generated so far become output: penalties, min_tokens and max_tokens count them. A PREFILL is
     cut to one token more by the request's own max_tokens, so that SamplingParams still says what the
-    client asked for. Raises RequestRefused(INVALID) for what cannot be run here.
+    client asked for. A SAVE is a PREFILL of the prompt's beginning, whose token nobody gets. Raises
+    RequestRefused(INVALID) for what cannot be run here.
     """
     core = _decode(start)
     generated = list(start.output_token_ids)
     _check(core, generated, limits)
     if start.phase == PHASE_LOAD:
         _check_early(core, limits)
+    if start.phase == PHASE_SAVE:
+        _cut(core, start.prefix_tokens)
+        generated = []
     core.request_id = internal_id
     core.client_index = client_index
     core.current_wave = 0
@@ -81,20 +88,25 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     if generated:
         _mark_generated(params, len(generated), limits.vocabulary)
     request = Request.from_engine_core_request(core, limits.block_hasher)
-    prefills = len(core.prompt_token_ids) if start.phase == PHASE_PREFILL else 0
+    prefills, brings = start.phase == PHASE_PREFILL, start.HasField("manifest")
+    tokens = len(core.prompt_token_ids) - start.manifest.num_tokens if prefills else 0
     # Whatever a client asked for: requests that only decode keep the order in which they came.
-    request.priority = fair_share.priority(time.monotonic(), prefills, handed_over=start.HasField("manifest"))
+    request.priority = fair_share.priority(
+        time.monotonic(), max(0, tokens), handed_over=start.phase == PHASE_SAVE or (brings and not prefills)
+    )
     if generated:
         request.append_output_token_ids(generated)
         request.prefill_stats = None  # sent with its first token; a prefix hit beyond the prompt kills vLLM
     max_tokens = request.max_tokens
-    saves = start.phase == PHASE_PREFILL and max_tokens > len(generated) + 1
-    if start.phase == PHASE_PREFILL:
+    cut = prefills or start.phase == PHASE_SAVE
+    saves = cut and max_tokens > len(generated) + 1
+    if cut:
         request.max_tokens = len(generated) + 1
+    load = _load(start) if brings else None
     if saves:
-        request.kv_transfer_params = save_params(start.epoch)
-    elif start.HasField("manifest"):
-        request.kv_transfer_params = load_params(start.epoch, start.manifest)
+        request.kv_transfer_params = save_params(start.epoch, cached=not prefills, prefix=load)
+    else:
+        request.kv_transfer_params = load
     return Prepared(start.request_id, start.epoch, request, max_tokens, saves, limits.vocabulary)
 
 
@@ -181,6 +193,23 @@ def _check_early(core: EngineCoreRequest, limits: EngineLimits) -> None:
         raise RequestRefused(Failed.CODE_HANDOFF, "what must not use the prefix cache is not loaded early")
     if len(core.prompt_token_ids) + 1 >= limits.max_model_len:
         raise RequestRefused(Failed.CODE_HANDOFF, "the prompt's first token is its last")
+
+
+def _cut(core: EngineCoreRequest, tokens: int) -> None:
+    """Leave the prompt's first tokens alone, whose KV is to be saved: nothing else of the request matters."""
+    if not 0 < tokens < len(core.prompt_token_ids):
+        raise _invalid(f"{tokens} tokens are no beginning of a prompt of {len(core.prompt_token_ids)}")
+    core.prompt_token_ids = core.prompt_token_ids[:tokens]
+    # One token more than is generated: it never ends by itself, and so its KV is always wanted.
+    core.sampling_params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
+
+
+def _load(start: Start) -> LoadParams:
+    """Return the load of what the manifest describes: this request's KV, or the beginning of its prompt's."""
+    if start.phase != PHASE_PREFILL:
+        return load_params(start.epoch, start.manifest)
+    saved_as = attempt_id(prefix_id(start.request_id), start.epoch)
+    return load_params(start.epoch, start.manifest, saved_as)
 
 
 def _clean(extra: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -28,6 +28,8 @@ _TROUBLE = {
     worker_pb2.Failed.CODE_ENGINE: Trouble.ENGINE,
 }
 
+_NOT_LOADED = (Trouble.HANDOFF, Trouble.SOURCE)
+
 
 class LegHost(Protocol):
     """The part of a request's relay that its legs use."""
@@ -48,6 +50,9 @@ class LegHost(Protocol):
 
     def gap(self, engine_s: float, wire_s: float, received: float) -> None:
         """Take a sample of the time between two tokens."""
+
+    def prefix_loaded(self, admitted: worker_pb2.Admitted) -> None:
+        """Note that the prefill worker has loaded the prompt's beginning."""
 
     def shared(self, blocks: int) -> None:
         """Report KV blocks of the decode worker that the request shares with others."""
@@ -86,15 +91,21 @@ class Leg:
         self.manifest: handoff_pb2.Manifest | None = None
 
     async def run(self, manifest: handoff_pb2.Manifest | None) -> Failure | None:
-        """Start the phase on its worker and wait for its end."""
+        """Start the phase on its worker and wait for its end.
+
+        manifest: of the KV to pull; of a prefill, that of the prompt's beginning
+        """
         if manifest is None:
             self.call_off()
+        elif self._phase == worker_pb2.PHASE_PREFILL:
+            self._kv_source = manifest.worker_id
         self._runs = True
         start = self._start(self._phase, manifest)
         self._pulls = manifest is not None
         try:
             stream = self._stream = await self._host.stream(self._worker)
-            self._take_part(stream.speculative_method, prefills=manifest is None)
+            prefills = manifest is None or self._phase == worker_pb2.PHASE_PREFILL
+            self._take_part(stream.speculative_method, prefills=prefills)
             if not self._done.done() and not stream.begin(self, start):
                 return self._failure(Trouble.REFUSED, "its queue is full")
             return await self._done
@@ -197,6 +208,9 @@ class Leg:
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
         """Note that the KV cache was loaded; the request may still wait for a slot."""
         self._pulls = False
+        if self._phase == worker_pb2.PHASE_PREFILL:
+            self._host.prefix_loaded(admitted)
+            return
         timings = self._state.timings
         timings.admitted = time.monotonic()
         timings.handoff = admitted
@@ -227,7 +241,8 @@ class Leg:
         if self._stream is not None:
             self._stream.abort(self.request_id)
         source = self._kv_source
-        self._end(Failure(Trouble.HANDOFF, source, f"worker {source}: lost with the KV cache: {message}"))
+        trouble = Trouble.PREFIX if self._phase == worker_pb2.PHASE_PREFILL else Trouble.HANDOFF
+        self._end(Failure(trouble, source, f"worker {source}: lost with the KV cache: {message}"))
 
     # -- their consequences
 
@@ -284,8 +299,10 @@ class Leg:
 
     def _failure(self, trouble: Trouble, message: str) -> Failure:
         worker = self._worker.worker_id
+        if self._phase == worker_pb2.PHASE_PREFILL and trouble in _NOT_LOADED:
+            trouble = Trouble.PREFIX
         # A KV cache that cannot be loaded came from the prefill worker: that one's copy is lost or wrong.
-        blamed = self._kv_source if trouble in (Trouble.HANDOFF, Trouble.SOURCE) else worker
+        blamed = self._kv_source if trouble in (*_NOT_LOADED, Trouble.PREFIX) else worker
         return Failure(trouble, blamed, f"worker {worker}: {message}")
 
     def _end(self, failure: Failure | None) -> None:

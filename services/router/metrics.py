@@ -24,6 +24,7 @@ from baton.services.router.timeline import TO_FIRST_TOKEN, seconds_by_stage, to_
 _GAP_PARTS = ("engine", "wire", "router", "client")
 _ATTEMPTS = (1.0, 2.0, 3.0, 5.0, 10.0)
 _OUTCOMES = ("stop", "length", "abort", "error", "refused")
+_PREFIX_PULLS = ("loaded", "not_cached", "refused", "not_kept", "late", "lost", "avoided", "failed")
 _STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
 
 
@@ -194,6 +195,21 @@ class RouterMetrics:
             registry=registry,
         )
 
+        self._prefix_pulls = Counter(
+            "baton_router_prefix_pulls_total",
+            "Beginnings of prompts asked of a worker that holds them, by outcome: loaded, or why the prefill "
+            "worker computed them (not_cached: they were evicted; failed: it could not load them)",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in _PREFIX_PULLS:
+            self._prefix_pulls.labels(outcome)
+        self._prefix_tokens = Counter(
+            "baton_router_prefix_pulled_tokens_total",
+            "Prompt tokens that a prefill worker did not compute, as another worker held them",
+            registry=registry,
+        )
+
     def placed(self, placement: Placement, took_s: float) -> None:
         """Count a placement."""
         self._placements.labels("pair" if placement.prefill else "alone").inc()
@@ -292,6 +308,11 @@ class RouterMetrics:
             self._stages.labels(stage.removesuffix("_ms"), transport).observe(seconds)
         self._bytes.labels(transport).inc(admitted.bytes)
         self._early_bytes.labels(transport).inc(admitted.early_bytes)
+
+    def prefix_pull(self, outcome: str, tokens: int = 0) -> None:
+        """Count a prompt's beginning that was asked of another worker, and the tokens that came."""
+        self._prefix_pulls.labels(outcome).inc()
+        self._prefix_tokens.inc(tokens)
 
     def over(self, state: RequestState) -> None:
         """Count a request that has its outcome."""

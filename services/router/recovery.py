@@ -33,6 +33,7 @@ class Trouble(Enum):
     NOT_KEPT = "not kept"  # the prompt was prefilled, but its KV cache could not be saved
     HANDOFF = "handoff"  # the KV cache could not be loaded
     SOURCE = "source"  # the same, as the decode worker does not reach the prefill worker
+    PREFIX = "prefix"  # the beginning of the prompt could not be loaded from the worker that holds it
     INVALID = "invalid"  # the worker cannot decode the request's message; no other can
 
 
@@ -40,6 +41,7 @@ class RecoveryStep(Enum):
     """The next step after a failure."""
 
     PLACE_AGAIN = "place again"
+    WITHOUT_PREFIX = "without prefix"  # the prefill worker of this placement computes all of the prompt
     COMPUTE_HERE = "compute here"  # the decode worker of this placement prefills the prompt itself
     GIVE_UP = "give up"
 
@@ -62,9 +64,9 @@ class Failure:
         """Whether the failure counts against the budget: the worker had begun.
 
         A request that kills its workers must not meet all of them; one that was only turned away does no
-        harm, and is retried until its deadline.
+        harm, and is retried until its deadline. Nor does a prefix that did not come.
         """
-        return self.trouble not in (Trouble.UNREACHABLE, Trouble.REFUSED)
+        return self.trouble not in (Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.PREFIX)
 
 
 def next_step(failure: Failure, *, failures_left: int, tokens_to_prefill: int) -> RecoveryStep:
@@ -75,6 +77,8 @@ def next_step(failure: Failure, *, failures_left: int, tokens_to_prefill: int) -
     """
     if failure.trouble is Trouble.INVALID:
         return RecoveryStep.GIVE_UP
+    if failure.trouble is Trouble.PREFIX:
+        return RecoveryStep.WITHOUT_PREFIX
     if failure.decode_side_is_fine and (failures_left <= 0 or tokens_to_prefill <= SHORT_PROMPT_TOKENS):
         return RecoveryStep.COMPUTE_HERE
     return RecoveryStep.PLACE_AGAIN if failures_left > 0 or not failure.counts else RecoveryStep.GIVE_UP

@@ -33,6 +33,7 @@ from baton.services.router.metrics import RouterMetrics
 from baton.services.router.pairs import Pairs
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
+from baton.services.router.prefix import Prefixes
 from baton.services.router.recovery import (
     PROGRESS_TOKENS,
     SHORT_PROMPT_TOKENS,
@@ -87,6 +88,7 @@ class Relay:
         self._journal = parts.journal
         self._waiting = parts.waiting
         self._pairs = parts.pairs
+        self._prefixes = Prefixes(state, parts.pool, parts.pairs, parts.metrics)
         self._max_attempts = parts.max_attempts
         self._replace_wait_s = parts.replace_wait_s
         self._on_over = on_over
@@ -239,6 +241,9 @@ class Relay:
                 f"(router.max_attempts): {failure.message}",
                 retry_after_s=1.0,
             )
+        if step is RecoveryStep.WITHOUT_PREFIX:
+            self._without_prefix()
+            return
         if step is RecoveryStep.PLACE_AGAIN:
             state.excluded.add(failure.worker_id)
             if not failure.decode_side_is_fine:
@@ -252,6 +257,12 @@ class Relay:
             else:
                 return
         self._compute_here()
+
+    def _without_prefix(self) -> None:
+        """Keep the placement, but have its prefill worker compute the prompt from its beginning."""
+        self.state.without_prefix()
+        self.state.epoch += 1  # a worker takes none twice
+        self._placement = replace(self.placement, source=None)
 
     def _compute_here(self) -> None:
         """Keep the placement, but have its decode worker prefill, too.
@@ -306,11 +317,12 @@ class Relay:
 
     async def _attempt(self) -> Failure | None:
         """Run the placement. Return None when the request is over."""
+        prefix = await self._prefixes.save(self.placement)
         decode = Leg(self, self._sink, self.placement, worker_pb2.PHASE_DECODE)
         try:
             manifest = None
             if self.placement.prefill is not None:
-                failure, manifest = await self._prefill(self.placement, decode)
+                failure, manifest = await self._prefill(self.placement, decode, prefix)
                 if failure is not None or self.state.over or self._finish_if_complete():
                     return failure
                 self._placements.prefilled(self.placement.attempt)
@@ -320,9 +332,10 @@ class Relay:
                 return await decode.run(manifest)
         finally:
             decode.call_off()
+            self._prefixes.drop()
 
     async def _prefill(
-        self, placement: Placement, decode: Leg
+        self, placement: Placement, decode: Leg, prefix: handoff_pb2.Manifest | None
     ) -> tuple[Failure | None, handoff_pb2.Manifest | None]:
         """Run the prefill, while the leg to come may pull what is there of it."""
         if self._retries == 0:
@@ -332,7 +345,10 @@ class Relay:
         prefill = Leg(self, self._sink, placement, worker_pb2.PHASE_PREFILL)
         self._decode = decode
         try:
-            return await prefill.run(None), prefill.manifest
+            with self._prefixes.watched(prefill.on_source_lost):
+                failure = await prefill.run(prefix)
+            self._prefixes.over(failure)
+            return failure, prefill.manifest
         finally:
             self._decode = None
 
@@ -412,6 +428,10 @@ class Relay:
         """Count a handoff that the decode worker has loaded."""
         self._metrics.admitted(admitted, self.state, self.placement.decode.worker_id)
         self._pairs.passed((self._prefiller_id, self.placement.decode.worker_id))
+
+    def prefix_loaded(self, admitted: worker_pb2.Admitted) -> None:
+        """Note that the prefill worker has loaded the prompt's beginning."""
+        self._prefixes.loaded(admitted)
 
     def gap(self, engine_s: float, wire_s: float, received: float) -> None:
         """Take a sample of the time between two tokens, and have the front end's part measured."""

@@ -164,6 +164,11 @@ class RequestState:
         cause = {"trouble": failure.trouble.value, "worker": failure.worker_id, "message": failure.message}
         self.events.append(Event("failed", now, self.attempts, cause))
 
+    def without_prefix(self) -> None:
+        """Note that the attempt goes on: its prefill worker computes the prompt from its beginning."""
+        self.timings.ended = 0.0
+        self._goes_on("without prefix", time.monotonic(), self.timings.prefiller)
+
     def recomputes(self) -> None:
         """Note that the attempt goes on: its decode worker prefills, too."""
         timings = self.timings
@@ -171,8 +176,11 @@ class RequestState:
         timings.ended = 0.0
         if not timings.first_token:
             timings.prefiller = timings.decoder
-        cause = {"worker": timings.decoder.instance, "tokens": self.tokens_to_prefill}
-        self.events.append(Event("recomputed", timings.recomputed, self.attempts, cause))
+        self._goes_on("recomputed", timings.recomputed, timings.decoder)
+
+    def _goes_on(self, how: str, at: float, process: Process) -> None:
+        cause = {"worker": process.instance, "tokens": self.tokens_to_prefill}
+        self.events.append(Event(how, at, self.attempts, cause))
 
     def taken_by(self, worker_id: str, *, prefills: bool, decodes: bool) -> None:
         """Note a worker that was given a part of the request."""

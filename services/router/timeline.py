@@ -8,8 +8,9 @@ The stages to the first token follow one another without a gap, so their sum is 
     render    vLLM's front end: chat template, tokenizer
     wait      in the waiting room, until the placement that succeeds is asked for
     place     that call; within it `schedule`, the scheduler's own part
+    fetch     at a worker that holds the prompt's beginning, until it has saved that, or not
     send      to the worker, until its engine has it queued
-    queue     in the engine, until its first step
+    queue     in the engine, until its first step; within it `prefix`, the load of what was fetched
     prefill   from there to the first token
     reply     its way back to the router
     hold      in the router, where the decode worker could not go on at once
@@ -35,6 +36,7 @@ TO_FIRST_TOKEN = (
     "render",
     "wait",
     "place",
+    "fetch",
     "send",
     "queue",
     "prefill",
@@ -126,6 +128,7 @@ def other_stages(state: RequestState) -> list[Stage]:
             stages += way.stages
         following = attempts[index + 1].tokens_before if index + 1 < len(attempts) else len(state.tokens)
         stages += _within_place(attempt)
+        stages += _within_queue(attempt)
         stages += _after_token(attempt, following - attempt.tokens_before)
     last = state.timings.last_token
     ended = max(state.http.ended, state.ended)
@@ -153,6 +156,8 @@ def _attempt_to_token(way: _Way, attempt: Timings) -> bool:
         return False
     if attempt.recomputed and attempt.recomputed < attempt.first_token:
         way.to("lost", attempt.recomputed, attempt=number)
+    if attempt.prefix_saved:
+        way.to("fetch", attempt.prefix_saved, attempt=number)
     way.to("send", attempt.queued, attempt=number)
     way.to("queue", attempt.prefill_began, attempt.prefiller, number)
     chunks = {"chunks": attempt.chunks} if attempt.chunks else _NONE
@@ -167,6 +172,17 @@ def _within_place(attempt: Timings) -> Iterator[Stage]:
         spare = max(0.0, attempt.placed - attempt.asked - attempt.scheduler_s) / 2
         begin, end = attempt.asked + spare, attempt.placed - spare
         yield Stage("schedule", begin, end, attempt.scheduler, attempt.number, "place")
+
+
+def _within_queue(attempt: Timings) -> Iterator[Stage]:
+    """Yield the load of the prompt's beginning: its end is known when it is told."""
+    told = attempt.prefix
+    if told is not None and attempt.queued:
+        spent = sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3
+        attributes = {"tokens": told.tokens, "bytes": told.bytes, "transport": told.transport or "none"}
+        begin = max(attempt.queued, attempt.prefix_loaded - spent)
+        end = max(begin, attempt.prefix_loaded)
+        yield Stage("prefix", begin, end, attempt.prefiller, attempt.number, "queue", attributes)
 
 
 def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:

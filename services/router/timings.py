@@ -66,7 +66,11 @@ class Timings:
     tokens_before: int = 0  # output tokens of the attempts before it
     asked: float = 0.0  # a scheduler, to place it
     placed: float = 0.0
+    prefix_saved: float = (
+        0.0  # a source was asked for the prompt's beginning, and has answered or been given up
+    )
     queued: float = 0.0  # in the engine that prefills
+    prefix_loaded: float = 0.0  # into that engine
     prefill_began: float = 0.0  # its first step
     prefill_ended: float = 0.0  # its engine put the first token out
     first_token: float = 0.0  # came here
@@ -85,6 +89,7 @@ class Timings:
     chunks: int = 0  # steps in which the prompt was computed, where its KV was saved
     save_ms: float = 0.0
     handoff: worker_pb2.Admitted | None = None  # what the load cost
+    prefix: worker_pb2.Admitted | None = None  # the same of the prompt's beginning, on the prefill worker
     handoff_bytes: int = 0
     transport: str = ""
     drafts: Any = None  # the engine's count of this attempt so far (vLLM's RequestSpecDecodeMetrics)

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, Failed, Phase
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, Phase
 from baton.scheduler.keys import EPOCH_KEEP_MS
 from baton.scheduler.types import attempt_id
 from baton.services.engine.errors import RequestRefused
 
 # Ended requests whose last epoch is remembered: for so long (s), as the scheduler does, and at most so many.
 # A message that is late by more was stopped by its own deadline.
-_ORDER = {PHASE_PREFILL: 1, PHASE_LOAD: 2, PHASE_DECODE: 3}
+_ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_LOAD: 2, PHASE_DECODE: 3}
 KEEP_S = EPOCH_KEEP_MS / 1_000
 ENDED_LIMIT = 65_536
 

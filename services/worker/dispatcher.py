@@ -12,13 +12,14 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from baton.handoff.channels import HandoffClient
-from baton.handoff.errors import NoCommonTransport, TransportFailed
+from baton.handoff.errors import NoCommonTransport, NotCached, TransportFailed
 from baton.handoff.reports import Begun, Loaded, Saved
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import (
     PHASE_DECODE,
     PHASE_LOAD,
     PHASE_PREFILL,
+    PHASE_SAVE,
     Failed,
     RunReply,
     Shared,
@@ -42,7 +43,7 @@ from baton.services.worker.session import RouterSession
 
 logger = logging.getLogger(__name__)
 
-_PHASES = frozenset({PHASE_PREFILL, PHASE_DECODE, PHASE_LOAD})
+_PHASES = frozenset({PHASE_PREFILL, PHASE_DECODE, PHASE_LOAD, PHASE_SAVE})
 
 
 class Dispatcher:
@@ -336,14 +337,16 @@ class Dispatcher:
             reply.failed.append(_failed(attempt, code, str(loaded.problem)))
 
     def _refuse(self, saved: Saved, replies: dict[int, RunReply]) -> None:
-        """Refuse a prompt that was not begun, as there is no room for its KV; others may have some."""
+        """Refuse a prompt that was not begun: there is no room for its KV, or it was to be here already."""
         attempt = self._attempts.live(saved.request_id)
         if attempt is None or saved.problem is None:
             return
         self._end(attempt)
         self._host.abort([attempt.internal_id])
-        self._metrics.on_refused(Failed.CODE_FULL)
-        _reply(replies, attempt.session).failed.append(_failed(attempt, Failed.CODE_FULL, str(saved.problem)))
+        lacks = isinstance(saved.problem.to_error(), NotCached)
+        code = Failed.CODE_HANDOFF if lacks else Failed.CODE_FULL
+        self._metrics.on_refused(code)
+        _reply(replies, attempt.session).failed.append(_failed(attempt, code, str(saved.problem)))
 
     def _on_output(self, output: Any, saves: dict[str, Saved], replies: dict[int, RunReply]) -> bool:
         """Return whether the output goes to its router. Take from `saves` what goes with it."""

@@ -23,7 +23,9 @@ def collector() -> Iterator[Collector]:
 def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Deployment]:
     """Start 1P1D with `baton up`, memory store, shm. Tests must leave it as they found it."""
     config: dict[str, Any] = {
-        "scheduler": {"heartbeat_s": 0.2},  # quick enough to see what happens within a second
+        # Quick enough to see what happens within a second. This model computes a long prompt in less time
+        # than by default pays for a pull.
+        "scheduler": {"heartbeat_s": 0.2, "prefix_pull_s": 0.01},
         "tracing": collector.settings,
     }
     with deployment(tmp_path_factory.mktemp("one-pair"), **config) as one:

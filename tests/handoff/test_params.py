@@ -16,6 +16,10 @@ def test_wishes_survive_their_way_through_vllm() -> None:
     manifest = Manifest(request_id="r", epoch=3, num_tokens=7)
     assert parse(save_params(2)) == SaveWish(2)
     assert parse(load_params(3, manifest)) == LoadWish(3, manifest)
+    beginning = LoadWish(3, manifest, "r/prefix")
+    both = save_params(3, prefix=load_params(3, manifest, "r/prefix"))
+    assert parse(both) == SaveWish(3, prefix=beginning)
+    assert parse(save_params(2, cached=True)) == SaveWish(2, cached=True)
     assert parse(None) is None
     assert parse({"do_remote_prefill": True}) is None
 
@@ -29,6 +33,7 @@ def test_wishes_survive_their_way_through_vllm() -> None:
         ({"baton": "save", "epoch": True}, "epoch is True"),
         ({"baton": "load", "epoch": 1, "manifest": b"\xff\xff"}, "cannot be parsed"),
         ({"baton": "load", "epoch": 1, "manifest": 5}, "cannot be parsed"),
+        ({"baton": "save", "epoch": 1, "prefix": {"baton": "save", "epoch": 1}}, "is a load, not a save"),
     ],
 )
 def test_a_wish_that_cannot_be_read(params: dict[str, Any], text: str) -> None:

@@ -164,6 +164,61 @@ def test_an_answer_goes_on_from_every_position(engine: EngineProcess) -> None:
     assert engine.call(go_on, prompt, expected, manifests) == list(range(1, WRITTEN))
 
 
+def save_beginning(engine: Engine, name: str, prompt: list[int]) -> Answer:
+    """Have what is cached of a prompt saved, as a worker does for another one's prefill."""
+    answer = engine.add(name, prompt, 1, save_params(1, cached=True))
+    engine.run(lambda: answer.saved is not None)
+    engine.core.abort_requests([name])
+    return answer
+
+
+def prefill_behind(engine: Engine, name: str, prompt: list[int], beginning: Manifest) -> Answer:
+    """Load a prompt's beginning, compute the rest, and save all."""
+    prefix = load_params(1, beginning, saved_as=beginning.request_id)
+    answer = engine.add(name, prompt, 1, save_params(1, prefix=prefix))
+    engine.run()
+    return answer
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_the_next_turn_loads_its_beginning_and_saves_it_with_the_rest(
+    windows: EngineProcess, transport: str
+) -> None:
+    windows.call(forget)
+    windows.call(prefer, transport)
+    kept = windows.call(groups)
+    asked, name = clear(windows, 150), f"chat-{transport}"
+    written = windows.call(generate, f"{name}-first", asked, WRITTEN)
+    chat = clear(windows, 100, [*asked, *written])
+    held = (len(asked) + len(written) - 1) // BLOCK_SIZE * BLOCK_SIZE  # the last token was never read
+    beginning = windows.call(save_beginning, f"{name}-prefix", chat[: held + 1])
+    assert beginning.saved is not None
+    assert beginning.saved.manifest is not None, beginning.saved.problem
+    windows.call(forget)
+    expected = windows.call(generate, f"{name}-alone", chat, WRITTEN)
+    windows.call(forget)
+    first = windows.call(prefill_behind, name, chat, beginning.saved.manifest)
+    assert first.loaded is not None
+    assert first.loaded.problem is None
+    assert (first.loaded.tokens, first.loaded.blocks) == (held + 1, num_records(kept, held + 1))
+    assert first.saved is not None
+    assert first.saved.manifest is not None, first.saved.problem
+    windows.call(forget)
+    rest = windows.call(decode, name, chat, WRITTEN, first.saved.manifest, 1, first.tokens)
+    assert first.tokens + rest.tokens == expected
+
+
+def test_a_state_has_no_beginning_that_could_be_saved(states: EngineProcess) -> None:
+    prompt = clear(states, 100)
+    states.call(generate, "known", prompt, WRITTEN)
+    refused = states.call(save_beginning, "state-prefix", prompt)
+    assert refused.saved is not None
+    assert refused.saved.problem is not None
+    assert "NotCached" in str(refused.saved.problem)
+    assert "a state has no beginning" in str(refused.saved.problem)
+    assert not refused.tokens
+
+
 def cut_drafts(engine: Engine, seed: int) -> None:
     """Draw from now on how many of each request's drafts are verified."""
     draw, update = random.Random(seed), engine.core.scheduler.update_draft_token_ids

@@ -14,10 +14,12 @@ from prometheus_client import CollectorRegistry
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import knowledge
+from baton.scheduler.booking import Source, claim
 from baton.scheduler.knowledge import LATE_S, Knowledge
 from baton.scheduler.policy import Policy, WorkerChoice
 from baton.scheduler.policy.filters import HasRoom
-from baton.scheduler.policy.scorers import MEASURED_S, PrefillWork
+from baton.scheduler.policy.scorers import PrefillWork
+from baton.scheduler.policy.speed import GUESSED_SPEED, MEASURED_S
 from baton.scheduler.prefix_metrics import PrefixMetrics
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.keys import PromptKeys, key_of
@@ -114,6 +116,73 @@ def test_a_decode_worker_prefills_what_it_lacks_where_that_is_little() -> None:
     held = Held(pairs(2), {"d1": 58})
     assert held.chosen(60, 10, handoff_min=2 * BLOCK + 1) == {("", "d1"): 10}
     assert ("", "d1") not in held.chosen(60, 10, handoff_min=2 * BLOCK)
+
+
+def source_of(
+    held: Held, blocks: int = 60, least: int = 10 * BLOCK, options: PolicySettings = HOLDERS_DECODE
+) -> Source | None:
+    """Return the source of a prefill worker for which `least` tokens are the fewest that pay."""
+    limits = replace(LIMITS, prefix_pull_s=least / GUESSED_SPEED)
+    policy = Policy(limits, options, random.Random(1))
+    choice = policy.choose(held.view, held.need(blocks))
+    assert isinstance(choice, WorkerChoice)
+    return choice.source
+
+
+@pytest.mark.parametrize("picker", ["power_of_two", "best"])
+def test_a_prefill_worker_pulls_from_the_worker_that_holds_most(picker: str) -> None:
+    options = PolicySettings(scorers=HOLDERS_DECODE.scorers, picker=picker)
+    held = Held(pairs(2), {"p0": 20, "d0": 40, "d1": 50})
+    source = source_of(held, options=options)
+    assert source is not None
+    assert (source.worker.worker_id, source.tokens) == ("d1", 50 * BLOCK)
+    nobody = [Held(pairs(2), {"p0": 41, "p1": 41, "d1": 50}), Held(pairs(2), {})]
+    assert [source_of(one, options=options) for one in nobody] == [None, None]
+
+
+def test_a_source_among_many_is_found_where_it_is_not_the_decode_worker_of_the_request() -> None:
+    full = Reserved(requests=8)
+    held = Held(pairs(100, d7=Reserved(requests=3, decoding=3)), {"d7": 50})
+    policy = Policy(replace(LIMITS, prefix_pull_s=0.01), PolicySettings(), random.Random(1))
+    sources = Counter[str]()
+    for _ in range(20):
+        choice = policy.choose(held.view, held.need(60))
+        assert isinstance(choice, WorkerChoice)
+        sources[choice.source.worker.worker_id if choice.source else ""] += 1
+    assert sources == {"d7": 20}
+    assert source_of(Held(pairs(100, d7=full), {"d7": 50})) is None
+
+
+def test_nobody_pulls_where_it_does_not_pay_or_is_turned_off() -> None:
+    held = Held(pairs(1), {"p0": 40, "d0": 50})
+    assert source_of(held, least=10 * BLOCK) is not None
+    assert source_of(held, least=10 * BLOCK + 1) is None
+    assert source_of(held, least=0) is None
+    fast = pb.EngineCounts(computed_tokens=int(3 * MEASURED_S * GUESSED_SPEED), busy_s=2 * MEASURED_S)
+    held.view.workers["p0"].load = pb.WorkerLoad(counts=fast)
+    assert source_of(held, least=10 * BLOCK) is None  # computing takes less time there
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        worker("d1", D, Reserved(requests=4)),  # all of its slots are booked
+        worker("d1", D, Reserved(prompt_tokens=1)),  # it computes prompts
+        worker("d1", D, state=pb.WORKER_STATE_DRAINING),
+        worker("d1", D, fingerprint="other weights"),
+        worker("d1", D, transports=["other"]),
+    ],
+)
+def test_a_worker_that_cannot_hand_over_at_once_is_no_source(holder: WorkerRecord) -> None:
+    held = Held([*pairs(1), holder], {"d1": 50})
+    assert source_of(held) is None
+
+
+def test_what_is_pulled_is_not_booked_as_work() -> None:
+    held = Held(pairs(1), {"d0": 50})
+    what, source = held.need(60), source_of(held)
+    claimed = claim(what, held.view.workers["p0"], held.view.workers["d0"], LIMITS, source)
+    assert claimed.booking.prompt_tokens == 10 * BLOCK
 
 
 def test_only_what_is_not_held_is_booked_and_counts_for_room() -> None:

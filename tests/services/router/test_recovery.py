@@ -25,6 +25,7 @@ from baton.services.router.recovery import (
         (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS, RecoveryStep.COMPUTE_HERE),
         (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS + 1, RecoveryStep.PLACE_AGAIN),
         (Trouble.HANDOFF, 0, 10**6, RecoveryStep.COMPUTE_HERE),
+        (Trouble.PREFIX, 0, 10**6, RecoveryStep.WITHOUT_PREFIX),
         (Trouble.NOT_KEPT, 0, 10**6, RecoveryStep.COMPUTE_HERE),
         (Trouble.REFUSED, 0, 10**6, RecoveryStep.PLACE_AGAIN),  # it had not begun
         (Trouble.UNREACHABLE, 0, 10**6, RecoveryStep.PLACE_AGAIN),

@@ -79,6 +79,17 @@ def test_the_steps_of_a_prefill_are_told_with_it() -> None:
     assert not any(one.attributes for one in to_first_token(unknown))
 
 
+def test_the_beginning_of_a_prompt_from_another_worker() -> None:
+    told = worker_pb2.Admitted(move_ms=10, load_ms=5, bytes=7, transport="shm", tokens=65)
+    one = attempt(prefix_saved=1.04, prefix_loaded=1.09, prefix=told)
+    state = request(one, first_token=1.211, ended=2.0)
+    assert rounded(to_first_token(state))[6:9] == [("fetch", 0.01), ("send", 0.02), ("queue", 0.04)]
+    [loaded] = [stage for stage in other_stages(state) if stage.name == "prefix"]
+    assert (round(loaded.seconds, 6), round(loaded.end, 6), loaded.within) == (0.015, 1.09, "queue")
+    assert loaded.process == P
+    assert loaded.attributes == {"tokens": 65, "bytes": 7, "transport": "shm"}
+
+
 def test_unknown_moments_are_other() -> None:
     """An engine without statistics tells neither when it queued nor when it began."""
     state = request(attempt(queued=0.0, prefill_began=0.0), first_token=1.3)

@@ -29,7 +29,7 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
     from baton.services.engine import wire
 
 DEADLINE_S = 15.0 * PATIENCE
-PREFILL, DECODE, LOAD = pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_LOAD
+PREFILL, DECODE, LOAD, SAVE = pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_LOAD, pb.PHASE_SAVE
 
 
 def request(request_id: str, prompt: Sequence[int], **params: Any) -> EngineCoreRequest:
@@ -92,15 +92,19 @@ class Stream:
         epoch: int = 1,
         written: Iterable[int] = (),
         manifest: Manifest | None = None,
+        prefix_tokens: int = 0,
+        name: str = "",
     ) -> None:
-        self._begin(core.request_id, epoch)
+        """Start a phase. name: of the request, where it is not the one that the front end gave it."""
+        self._begin(name or core.request_id, epoch)
         start = pb.Start(
-            request_id=core.request_id,
+            request_id=name or core.request_id,
             epoch=epoch,
             phase=phase,  # type: ignore[arg-type]
             engine_request=wire.encode_request(core),
             output_token_ids=written,
             manifest=manifest,
+            prefix_tokens=prefix_tokens,
         )
         await self.send(pb.RunRequest(start=start))
 
@@ -139,7 +143,7 @@ class Stream:
 
     async def run(self, core: EngineCoreRequest, phase: int, **how: Any) -> Got:
         await self.start(core, phase, **how)
-        return await self.end(core.request_id)
+        return await self.end(how.get("name") or core.request_id)
 
     async def run_raw(self, start: pb.Start) -> Got:
         self._begin(start.request_id, start.epoch)
@@ -213,6 +217,6 @@ async def hello(
 
 
 __all__ = [
-    "DECODE", "LOAD", "PREFILL", "EngineCoreRequest", "FinishReason", "Got", "PoolingParams", "Stream",
-    "StructuredOutputsParams", "connected", "hello", "prompt", "request",
+    "DECODE", "LOAD", "PREFILL", "SAVE", "EngineCoreRequest", "FinishReason", "Got", "PoolingParams",
+    "Stream", "StructuredOutputsParams", "connected", "hello", "prompt", "request",
 ]  # fmt: skip

@@ -1,0 +1,141 @@
+"""The beginning of a prompt, from a decode worker that holds it; and what follows when it does not come."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed
+from baton.scheduler.policy.speed import GUESSED_SPEED
+from baton.scheduler.types import prefix_id
+from baton.services.config import SchedulerSettings
+from baton.services.router import prefix
+from baton.services.router.vllm.block_hashes import PromptHasher
+from harness.fake_worker import BLOCK_SIZE, HASHING, FakeWorker, Fault, until
+from harness.router import Cluster, engine_request
+from tests.services.router.test_relay import right
+
+BLOCKS = 40  # held of the chat
+PROMPT = [number % 200 for number in range((BLOCKS + 5) * BLOCK_SIZE)]
+HELD = BLOCKS * BLOCK_SIZE
+PULLS = "prefix_pulls_total"
+
+assert SchedulerSettings().prefix_pull_s * GUESSED_SPEED < HELD
+
+
+async def holding(cluster: Cluster, prefill: int = 1, decode: int = 1) -> list[FakeWorker]:
+    """Add workers; d0 holds the beginning of the prompt, as the scheduler hears."""
+    workers = await cluster.pair(prefill, decode)
+    holds(cluster, "d0", BLOCKS)
+    return workers
+
+
+def holds(cluster: Cluster, worker_id: str, blocks: int) -> None:
+    keys = PromptHasher(HASHING).keys(engine_request("q", PROMPT, 8)).keys
+    cluster.server._prefixes.hear(worker_id, pb.BlockOperations(instance=1, operations=keys[:blocks]))
+    cluster.server._prefixes.keep({name: one.role for name, one in cluster.members.workers.items()})
+
+
+async def test_the_prefill_worker_pulls_what_the_decode_worker_holds(cluster: Cluster) -> None:
+    prefill, decode = await holding(cluster)
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    asked, second = decode.seen.starts
+    assert (asked.phase, asked.prefix_tokens) == (PHASE_SAVE, HELD + 1)
+    assert asked.request_id == prefix_id(second.request_id)
+    assert (second.phase, second.manifest.worker_id) == (PHASE_DECODE, "p0")
+    [first] = prefill.seen.starts
+    assert (first.phase, first.manifest.worker_id) == (PHASE_PREFILL, "d0")
+    assert (first.manifest.request_id, first.manifest.num_tokens) == (asked.request_id, HELD + 1)
+    assert asked.epoch == first.epoch == second.epoch == 1
+    assert cluster.count(PULLS, outcome="loaded") == 1
+    assert cluster.count("prefix_pulled_tokens_total") == HELD + 1
+    await cluster.settled()
+    assert decode.seen.aborts == []  # it was released by whoever pulled it
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        (Fault(PHASE_SAVE, failed=Failed.CODE_HANDOFF), "not_cached"),
+        (Fault(PHASE_SAVE, failed=Failed.CODE_FULL), "refused"),
+        (Fault(PHASE_SAVE, failed=Failed.CODE_INVALID), "refused"),
+        (Fault(PHASE_SAVE, not_kept=True), "not_kept"),
+        (Fault(PHASE_SAVE, silent=True), "late"),
+    ],
+)
+async def test_without_it_the_prompt_is_computed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, fault: Fault, outcome: str
+) -> None:
+    monkeypatch.setattr(prefix, "SAVE_TIMEOUT_S", 0.2)
+    prefill, decode = await holding(cluster)
+    decode.faults.append(fault)
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    [first] = prefill.seen.starts
+    assert not first.HasField("manifest")
+    assert cluster.count(PULLS, outcome=outcome) == 1
+    assert cluster.count("prefix_pulled_tokens_total") == 0
+    assert cluster.count("request_attempts_sum") == 1  # an extra that did not come is no failed attempt
+    await cluster.settled()
+    assert decode.seen.aborts == ([prefix_id(first.request_id)] if outcome == "late" else [])
+
+
+async def test_a_source_that_dies_costs_a_moment(cluster: Cluster) -> None:
+    prefill, decode, _ = await holding(cluster, decode=2)
+    decode.faults.append(Fault(PHASE_SAVE, die=True))
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert cluster.count(PULLS, outcome="lost") == 1
+    assert not prefill.seen.starts[0].HasField("manifest")
+
+
+@pytest.mark.parametrize("code", [Failed.CODE_HANDOFF, Failed.CODE_SOURCE])
+async def test_what_the_prefill_worker_cannot_load_it_computes(cluster: Cluster, code: Failed.Code) -> None:
+    prefill, decode = await holding(cluster)
+    prefill.faults.append(Fault(PHASE_PREFILL, failed=code))
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    failed, again = prefill.seen.starts
+    assert failed.HasField("manifest")
+    assert not again.HasField("manifest")
+    assert (failed.epoch, again.epoch) == (1, 2)
+    assert prefix_id(failed.request_id) in decode.seen.aborts  # what it saved is released
+    assert cluster.count(PULLS, outcome="failed") == 1
+    assert cluster.count("recomputed_prompts_total") == 0  # not by the decode worker
+    # For a while nothing is pulled between these two.
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert [start.phase for start in decode.seen.starts].count(PHASE_SAVE) == 1
+    assert cluster.count(PULLS, outcome="avoided") == 1
+
+
+async def test_a_source_that_is_lost_during_the_pull_is_given_up(cluster: Cluster) -> None:
+    prefill, decode, _ = await holding(cluster, decode=2)
+    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
+    await cluster.send("q", PROMPT)
+    await until(lambda: prefill.seen.starts, "the prefill pulls")
+    await decode.die()
+    right(await cluster.answer("q"), PROMPT, 8)
+    failed, again = prefill.seen.starts
+    assert failed.manifest.worker_id == "d0"
+    assert not again.HasField("manifest")
+    assert cluster.count(PULLS, outcome="failed") == 1
+
+
+async def test_an_abort_reaches_the_source(cluster: Cluster) -> None:
+    prefill, decode = await holding(cluster)
+    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
+    await cluster.send("q", PROMPT)
+    await until(lambda: prefill.seen.starts, "the prefill pulls")
+    await cluster.client.abort_requests_async(["q"])
+    name = prefix_id(prefill.seen.starts[0].request_id)
+    await until(lambda: name in decode.seen.aborts, "the source has dropped it")
+
+
+async def test_a_source_may_be_another_decode_worker_than_the_request_s(cluster: Cluster) -> None:
+    await holding(cluster)
+    other = await cluster.members.add(FakeWorker("d1", pb.ROLE_DECODE, step_s=0.0))
+    holds(cluster, "d0", BLOCKS)
+    asked = 0
+    while not other.seen.starts and asked < 20:
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+        asked += 1
+    assert [start.phase for start in other.seen.starts] == [PHASE_DECODE]
+    assert cluster.count(PULLS, outcome="loaded") == asked
+    assert cluster.count("ttft_stage_seconds_count", stage="fetch") == asked

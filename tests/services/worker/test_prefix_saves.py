@@ -1,0 +1,121 @@
+"""What a worker holds of a chat is there for its next turn, on another worker."""
+
+from __future__ import annotations
+
+from baton.protos import worker_pb2 as pb
+from baton.protos.handoff_pb2 import Manifest
+from baton.scheduler.types import prefix_id
+from harness.support import eventually
+from harness.workers import Worker
+from tests.services.worker.router import (
+    DECODE,
+    PREFILL,
+    SAVE,
+    EngineCoreRequest,
+    Stream,
+    connected,
+    prompt,
+    request,
+)
+from tests.services.worker.test_phases import nothing_pinned
+
+BLOCK = 32
+ANSWER = 40
+
+
+async def chat(decode: Stream, name: str, seed: int) -> tuple[EngineCoreRequest, int]:
+    """Have a first turn answered; return the second one, and how many of its tokens that worker holds."""
+    first = request(f"{name}, first turn", prompt(200, seed), max_tokens=ANSWER)
+    answer = await decode.run(first, DECODE)
+    asked = [*prompt(200, seed), *answer.tokens]
+    held = (len(asked) - 1) // BLOCK * BLOCK  # the last token was written, and never read
+    return request(name, [*asked, *prompt(100, seed + 1)]), held
+
+
+async def save(stream: Stream, core: EngineCoreRequest, held: int, **how: int) -> Manifest:
+    got = await stream.run(core, SAVE, prefix_tokens=held + 1, name=prefix_id(core.request_id), **how)
+    assert got.saved is not None, got.failed
+    return got.saved.manifest
+
+
+async def test_the_next_turn_computes_its_own_tokens_alone(prefill: Worker, mixed: Worker) -> None:
+    async with connected(prefill.address) as reader, connected(mixed.address) as writer:
+        core, held = await chat(writer, "turn: chat", 700)
+        manifest = await save(writer, core, held)
+        assert manifest.num_tokens == held + 1
+        begun = await reader.run(core, PREFILL, manifest=manifest)
+        assert begun.admitted is not None
+        assert begun.admitted.tokens == held + 1  # and one block of them is not full
+        assert begun.admitted.blocks_pulled == held // BLOCK + 1
+        assert begun.saved is not None
+        rest = await writer.run(core, DECODE, written=begun.tokens, manifest=begun.saved.manifest)
+        core.request_id = "turn: the same, alone"
+        whole = await writer.run(core, DECODE)
+    assert begun.tokens + rest.tokens == whole.tokens
+    nothing_pinned(mixed)  # it was released when it was pulled
+    nothing_pinned(prefill)
+
+
+async def test_what_is_not_held_is_refused_and_not_computed(mixed: Worker) -> None:
+    core = request("turn: never seen", prompt(300, seed=710))
+    async with connected(mixed.address) as stream:
+        got = await stream.run(core, SAVE, prefix_tokens=257, name=prefix_id("turn: never seen"))
+        assert got.failed is not None
+        assert got.failed.code == pb.Failed.CODE_HANDOFF
+        assert "lacks 257 of 257 tokens" in got.failed.message
+        assert not got.tokens
+        # Nothing of it is in the prefix cache afterwards, and nothing waits to be pulled.
+        again = await stream.run(core, SAVE, prefix_tokens=257, name=prefix_id("turn: never seen"), epoch=2)
+        assert again.failed is not None
+        assert "lacks 257 of 257 tokens" in again.failed.message
+    eventually(lambda: mixed.figure("baton_worker_requests_waiting") == 0, 10, "it is gone")
+    nothing_pinned(mixed)
+
+
+async def test_another_tenant_s_kv_is_not_handed_over(mixed: Worker) -> None:
+    async with connected(mixed.address) as stream:
+        core, held = await chat(stream, "turn: salted", 720)
+        core.cache_salt = "another tenant"
+        got = await stream.run(core, SAVE, prefix_tokens=held + 1, name=prefix_id("turn: salted"))
+    assert got.failed is not None
+    assert got.failed.code == pb.Failed.CODE_HANDOFF
+
+
+async def test_a_prompt_s_beginning_is_less_than_all_of_it(mixed: Worker) -> None:
+    core = request("no beginning", prompt(64, seed=730))
+    async with connected(mixed.address) as stream:
+        for tokens in (0, 64, 65):
+            got = await stream.run(core, SAVE, prefix_tokens=tokens, name=f"no beginning {tokens}")
+            assert got.failed is not None
+            assert got.failed.code == pb.Failed.CODE_INVALID
+
+
+async def test_a_beginning_that_does_not_come_is_computed_under_the_next_epoch(
+    prefill: Worker, mixed: Worker
+) -> None:
+    async with connected(prefill.address) as reader, connected(mixed.address) as writer:
+        core, held = await chat(writer, "turn: released", 740)
+        manifest = await save(writer, core, held)
+        await writer.abort(prefix_id("turn: released"))
+        nothing_pinned(mixed)
+        failed = await reader.run(core, PREFILL, manifest=manifest)
+        assert failed.failed is not None
+        assert (failed.failed.code, failed.failed.phase) == (pb.Failed.CODE_HANDOFF, PREFILL)
+        assert not failed.tokens
+        begun = await reader.run(core, PREFILL, epoch=2)
+        core.request_id = "turn: never released"
+        whole = await writer.run(core, DECODE)
+    assert begun.tokens == whole.tokens[:1]
+
+
+async def test_a_beginning_of_another_request_is_not_loaded(prefill: Worker, mixed: Worker) -> None:
+    async with connected(prefill.address) as reader, connected(mixed.address) as writer:
+        core, held = await chat(writer, "turn: mine", 750)
+        manifest = await save(writer, core, held)
+        core.request_id = "turn: yours"
+        failed = await reader.run(core, PREFILL, manifest=manifest)
+        assert failed.failed is not None
+        assert "WrongRequest" in failed.failed.message
+        assert mixed.figure("baton_worker_handoffs_pinned") == 1  # nor is it released
+        await writer.abort(prefix_id("turn: mine"))
+    nothing_pinned(mixed)
