@@ -1,0 +1,172 @@
+"""The LoRA adapters of a deployment: read and checked from their folders, before vLLM is imported.
+
+A folder is as PEFT writes it: adapter_config.json, and the weights as safetensors or in PyTorch's form. vLLM
+loads an adapter whose matrices are smaller than the model's without a word, and leaves the rest as it was;
+so their shapes are compared with the model's here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baton.services.config import EngineSettings, LoraSettings
+from baton.services.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# vLLM makes room for one of these ranks alone.
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_MOST_AT_ONCE = 8  # adapters in a batch, where the settings name no number
+_CONFIG = "adapter_config.json"
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")  # vLLM's order
+_HEADER_LIMIT = 100 << 20  # bytes: the most that safetensors allows
+_CHUNK = 1 << 20  # bytes
+# Of `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`: the module, and which matrix.
+_MATRIX = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
+_LAYER = re.compile(r".*?\blayers\.\d+\.")
+# Arguments of vLLM's that change what an adapter does, or in which precision.
+_MEANING = ("lora_dtype", "lora_target_modules", "enable_moe_shared_loras")
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """An adapter's files."""
+
+    name: str
+    path: str
+    rank: int
+    fingerprint: str  # hex; of the files, and of the settings that change what they mean
+
+
+def check_adapters(engine: EngineSettings) -> None:
+    """Check the adapters' folders without reading their weights. Raises ConfigError."""
+    for name, path in _paths(engine):
+        _checked(engine, name, path)
+
+
+def read_adapters(engine: EngineSettings) -> tuple[AdapterFiles, ...]:
+    """Return the adapters, by name, with fingerprints of all their bytes. Raises ConfigError."""
+    found = []
+    for name, path in _paths(engine):
+        rank = _checked(engine, name, path)
+        try:
+            fingerprint = _fingerprint(path, {key: engine.extra.get(key) for key in _MEANING})
+        except OSError as error:
+            raise _refused(name, path, f"cannot be read: {error}") from None
+        found.append(AdapterFiles(name, str(path), rank, fingerprint))
+    return tuple(found)
+
+
+def lora_args(engine: EngineSettings) -> dict[str, Any]:
+    """Return vLLM's engine arguments for the adapters; none without any. Raises ConfigError.
+
+    All of them stay loaded, so none is ever read from its folder while requests run.
+    """
+    settings = engine.lora
+    if settings is None:
+        return {}
+    ranks = [_checked(engine, name, path) for name, path in _paths(engine)]
+    return {
+        "enable_lora": True,
+        "max_lora_rank": _room(max([settings.max_lora_rank or 1, *ranks])),
+        "max_loras": settings.max_loras or min(len(ranks), _MOST_AT_ONCE),
+        "max_cpu_loras": max(len(ranks), settings.max_loras or 1),
+    }
+
+
+def _room(rank: int) -> int:
+    return next(room for room in RANKS if room >= rank)
+
+
+def _paths(engine: EngineSettings) -> Iterator[tuple[str, Path]]:
+    settings = engine.lora or LoraSettings.model_construct(adapters={})
+    for name in sorted(settings.adapters):
+        yield name, Path(settings.adapters[name]).expanduser()
+
+
+def _checked(engine: EngineSettings, name: str, path: Path) -> int:
+    """Check one adapter and return its rank. Raises ConfigError."""
+    if name == (engine.served_model_name or Path(engine.model).name):
+        raise _refused(name, path, "it has the name of the model itself: give it another")
+    if not path.is_dir():
+        here = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise _refused(name, path, f"the folder does not exist{here}")
+    if not (path / _CONFIG).is_file():
+        raise _refused(name, path, f"the folder holds no {_CONFIG}: it is no adapter in PEFT's layout")
+    if (weights := _weights_of(path)) is None:
+        raise _refused(name, path, f"the folder holds no weights ({' or '.join(_WEIGHTS)})")
+    try:
+        config = json.loads((path / _CONFIG).read_text())
+        rank = max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise _refused(name, path, f"its {_CONFIG} names no rank (r)") from None
+    most = (engine.lora.max_lora_rank if engine.lora else None) or RANKS[-1]
+    if rank > most:
+        raise _refused(name, path, f"its rank is {rank}, and engine.lora.max_lora_rank {most}: raise that")
+    if problem := _other_model(Path(engine.model).expanduser(), weights):
+        made_for = config.get("base_model_name_or_path")
+        for_what = f" (it was made for {made_for!r})" if made_for else ""
+        raise _refused(name, path, f"it does not fit the model {engine.model!r}{for_what}: {problem}")
+    return rank
+
+
+def _other_model(model: Path, weights: Path) -> str:
+    """Say in what an adapter's modules differ from the model's; empty where nothing does, or is not known.
+
+    Modules are compared by name where the model has one as a plain matrix. A model from a hub, quantized
+    weights and modules that vLLM renames are left to vLLM.
+    """
+    shapes = {name: shape for file in sorted(model.glob("*.safetensors")) for name, shape in _shapes(file)}
+    if not shapes or weights.suffix != ".safetensors":
+        return ""
+    layers = {found[0] for name in shapes if (found := _LAYER.match(name))}
+    for name, shape in _shapes(weights):
+        if (matrix := _MATRIX.fullmatch(name)) is None:
+            continue
+        module = matrix["module"]
+        layer, base = _LAYER.match(module), shapes.get(f"{module}.weight", [])
+        if layer and layers and layer[0] not in layers:
+            return f"the model has no {layer[0].rstrip('.')}"
+        end = 1 if matrix["which"] == "A" else 0  # A is [rank, in], B is [out, rank], the model's [out, in]
+        if len(base) == len(shape) == 2 and shape[end] != base[end]:
+            side = "inputs" if end else "outputs"
+            return f"its {module} has {shape[end]} {side}, the model's {base[end]}"
+    return ""
+
+
+def _shapes(file: Path) -> list[tuple[str, list[int]]]:
+    """Return the tensors' names and shapes from a safetensors file's header; none where it is not one."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length)) if length <= _HEADER_LIMIT else {}
+    except (OSError, ValueError):
+        return []
+    return [(name, one["shape"]) for name, one in header.items() if name != "__metadata__"]
+
+
+def _weights_of(path: Path) -> Path | None:
+    return next((path / name for name in _WEIGHTS if (path / name).is_file()), None)
+
+
+def _fingerprint(path: Path, meaning: Mapping[str, Any]) -> str:
+    """Return a hash in hex over every byte that vLLM reads of an adapter. Raises OSError."""
+    weights = _weights_of(path)
+    digest = hashlib.sha256(json.dumps(meaning, sort_keys=True, default=str).encode())
+    for file in filter(None, (path / _CONFIG, weights)):
+        digest.update(f"\0{file.name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as opened:
+            while chunk := opened.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()[:32]
+
+
+def _refused(name: str, path: Path, why: str) -> ConfigError:
+    return ConfigError(f"engine.lora.adapters.{name} (value {str(path)!r}): {why}")
