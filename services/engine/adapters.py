@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from typing import Any
 from baton.services.config import EngineSettings, LoraSettings
 from baton.services.errors import ConfigError
 
-logger = logging.getLogger(__name__)
-
 # vLLM makes room for one of these ranks alone.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _MOST_AT_ONCE = 8  # adapters in a batch, where the settings name no number
@@ -29,10 +26,13 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt"
 _HEADER_LIMIT = 100 << 20  # bytes: the most that safetensors allows
 _CHUNK = 1 << 20  # bytes
 # Of `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`: the module, and which matrix.
-_MATRIX = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
+_PART = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
 _LAYER = re.compile(r".*?\blayers\.\d+\.")
 # Arguments of vLLM's that change what an adapter does, or in which precision.
 _MEANING = ("lora_dtype", "lora_target_modules", "enable_moe_shared_loras")
+
+
+Shape = list[int]
 
 
 @dataclass(frozen=True)
@@ -41,26 +41,23 @@ class AdapterFiles:
 
     name: str
     path: str
-    rank: int
     fingerprint: str  # hex; of the files, and of the settings that change what they mean
 
 
 def check_adapters(engine: EngineSettings) -> None:
     """Check the adapters' folders without reading their weights. Raises ConfigError."""
-    for name, path in _paths(engine):
-        _checked(engine, name, path)
+    _checked(engine)
 
 
 def read_adapters(engine: EngineSettings) -> tuple[AdapterFiles, ...]:
     """Return the adapters, by name, with fingerprints of all their bytes. Raises ConfigError."""
+    meaning = {key: engine.extra.get(key) for key in _MEANING}
     found = []
-    for name, path in _paths(engine):
-        rank = _checked(engine, name, path)
+    for name, path, _ in _checked(engine):
         try:
-            fingerprint = _fingerprint(path, {key: engine.extra.get(key) for key in _MEANING})
+            found.append(AdapterFiles(name, str(path), _fingerprint(path, meaning)))
         except OSError as error:
             raise _refused(name, path, f"cannot be read: {error}") from None
-        found.append(AdapterFiles(name, str(path), rank, fingerprint))
     return tuple(found)
 
 
@@ -72,26 +69,31 @@ def lora_args(engine: EngineSettings) -> dict[str, Any]:
     settings = engine.lora
     if settings is None:
         return {}
-    ranks = [_checked(engine, name, path) for name, path in _paths(engine)]
+    ranks = [rank for _, _, rank in _checked(engine)]
+    highest = max([settings.max_lora_rank or 1, *ranks])
+    at_once = settings.max_loras or min(len(ranks), _MOST_AT_ONCE)
     return {
         "enable_lora": True,
-        "max_lora_rank": _room(max([settings.max_lora_rank or 1, *ranks])),
-        "max_loras": settings.max_loras or min(len(ranks), _MOST_AT_ONCE),
-        "max_cpu_loras": max(len(ranks), settings.max_loras or 1),
+        "max_lora_rank": next(room for room in RANKS if room >= highest),
+        "max_loras": at_once,
+        "max_cpu_loras": max(len(ranks), at_once),
     }
 
 
-def _room(rank: int) -> int:
-    return next(room for room in RANKS if room >= rank)
+def _checked(engine: EngineSettings) -> list[tuple[str, Path, int]]:
+    """Return each adapter's name, folder and rank, by name. Raises ConfigError."""
+    settings = engine.lora
+    if settings is None:
+        return []
+    files = sorted(Path(engine.model).expanduser().glob("*.safetensors"))
+    matrices = {name: shape for file in files for name, shape in _matrices(file)}
+    paths = {name: Path(settings.adapters[name]).expanduser() for name in sorted(settings.adapters)}
+    return [(name, path, _check(engine, settings, name, path, matrices)) for name, path in paths.items()]
 
 
-def _paths(engine: EngineSettings) -> Iterator[tuple[str, Path]]:
-    settings = engine.lora or LoraSettings.model_construct(adapters={})
-    for name in sorted(settings.adapters):
-        yield name, Path(settings.adapters[name]).expanduser()
-
-
-def _checked(engine: EngineSettings, name: str, path: Path) -> int:
+def _check(
+    engine: EngineSettings, settings: LoraSettings, name: str, path: Path, matrices: Mapping[str, Shape]
+) -> int:
     """Check one adapter and return its rank. Raises ConfigError."""
     if name == (engine.served_model_name or Path(engine.model).name):
         raise _refused(name, path, "it has the name of the model itself: give it another")
@@ -107,49 +109,50 @@ def _checked(engine: EngineSettings, name: str, path: Path) -> int:
         rank = max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise _refused(name, path, f"its {_CONFIG} names no rank (r)") from None
-    most = (engine.lora.max_lora_rank if engine.lora else None) or RANKS[-1]
+    most = settings.max_lora_rank or RANKS[-1]
     if rank > most:
         raise _refused(name, path, f"its rank is {rank}, and engine.lora.max_lora_rank {most}: raise that")
-    if problem := _other_model(Path(engine.model).expanduser(), weights):
+    if problem := _other_model(matrices, weights):
         made_for = config.get("base_model_name_or_path")
         for_what = f" (it was made for {made_for!r})" if made_for else ""
         raise _refused(name, path, f"it does not fit the model {engine.model!r}{for_what}: {problem}")
     return rank
 
 
-def _other_model(model: Path, weights: Path) -> str:
+def _other_model(matrices: Mapping[str, Shape], weights: Path) -> str:
     """Say in what an adapter's modules differ from the model's; empty where nothing does, or is not known.
 
     Modules are compared by name where the model has one as a plain matrix. A model from a hub, quantized
     weights and modules that vLLM renames are left to vLLM.
     """
-    shapes = {name: shape for file in sorted(model.glob("*.safetensors")) for name, shape in _shapes(file)}
-    if not shapes or weights.suffix != ".safetensors":
+    if not matrices or weights.suffix != ".safetensors":
         return ""
-    layers = {found[0] for name in shapes if (found := _LAYER.match(name))}
-    for name, shape in _shapes(weights):
-        if (matrix := _MATRIX.fullmatch(name)) is None:
+    layers = {found[0] for name in matrices if (found := _LAYER.match(name))}
+    for name, shape in _matrices(weights):
+        if (part := _PART.fullmatch(name)) is None:
             continue
-        module = matrix["module"]
-        layer, base = _LAYER.match(module), shapes.get(f"{module}.weight", [])
+        module = part["module"]
+        layer, base = _LAYER.match(module), matrices.get(f"{module}.weight")
         if layer and layers and layer[0] not in layers:
             return f"the model has no {layer[0].rstrip('.')}"
-        end = 1 if matrix["which"] == "A" else 0  # A is [rank, in], B is [out, rank], the model's [out, in]
-        if len(base) == len(shape) == 2 and shape[end] != base[end]:
+        end = 1 if part["which"] == "A" else 0  # A is [rank, in], B is [out, rank], the model's [out, in]
+        if base and shape[end] != base[end]:
             side = "inputs" if end else "outputs"
             return f"its {module} has {shape[end]} {side}, the model's {base[end]}"
     return ""
 
 
-def _shapes(file: Path) -> list[tuple[str, list[int]]]:
-    """Return the tensors' names and shapes from a safetensors file's header; none where it is not one."""
+def _matrices(file: Path) -> Iterator[tuple[str, Shape]]:
+    """Yield names and shapes of the matrices of floats in a file of safetensors; none where it is not one."""
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(length)) if length <= _HEADER_LIMIT else {}
     except (OSError, ValueError):
-        return []
-    return [(name, one["shape"]) for name, one in header.items() if name != "__metadata__"]
+        return
+    for name, one in header.items():
+        if name != "__metadata__" and len(one["shape"]) == 2 and one["dtype"].startswith(("F", "BF")):
+            yield name, one["shape"]
 
 
 def _weights_of(path: Path) -> Path | None:
