@@ -11,7 +11,7 @@ import pytest
 
 from baton.services.config import EngineSettings
 from baton.services.engine.adapters import lora_args, read_adapters
-from baton.services.engine.args import check_model, engine_args
+from baton.services.engine.args import check_model, engine_args, served_names
 from baton.services.errors import ConfigError
 from harness.adapters import adapter
 from harness.checkpoints import tiny_qwen2
@@ -45,6 +45,8 @@ def test_what_vllm_is_told(model: Path, tmp_path: Path) -> None:
         "enable_lora": True, "max_lora_rank": 64, "max_loras": 1, "max_cpu_loras": 2,
     }  # fmt: skip
     assert lora_args(EngineSettings(model=str(model))) == {}
+    assert served_names(one) == ["tiny", "a", "b"]
+    assert served_names(EngineSettings(model=str(model))) == ["tiny"]
 
 
 def test_folders_that_hold_no_adapter(model: Path, tmp_path: Path) -> None:
