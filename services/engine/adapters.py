@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.services.config import EngineSettings, LoraSettings
+from baton.services.config import EngineSettings
 from baton.services.errors import ConfigError
+from baton.services.lora import LoraSettings
 
 # vLLM makes room for one of these ranks alone.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -69,6 +69,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "enable_prefix_caching": settings.enable_prefix_caching,
         "seed": settings.seed,
         "served_model_name": [served_model_name(settings)],
+        # Of a multi-modal model the rest is neither loaded nor, in the router, prepared: only text is served.
+        "language_model_only": True,
     }
     optional = {
         "max_model_len": settings.max_model_len,

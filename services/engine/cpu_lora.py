@@ -29,7 +29,7 @@ def rows_of(indices: torch.Tensor) -> Rows:
     ]
 
 
-class GroupedPunica(PunicaWrapperCPU):  # type: ignore[misc]
+class GroupedPunica(PunicaWrapperCPU):
     """The products of one model's adapters; which of them each token has is set before each step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
