@@ -109,6 +109,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.model_fingerprint = "f1"
         self.vllm_version = VLLM_VERSION
         self.speculative_method = ""
+        self.adapters: dict[str, str] = {}
         self.drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, sent with each output
         self.eos_at: int | None = None  # position of an end-of-sequence token in the output
         self.before_step: Callable[[], None] = lambda: None
@@ -147,6 +148,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             lookahead_tokens=1,
             transports=["shm"],
             speculative_method=self.speculative_method,
+            adapters=self.adapters,
         )
 
     def go_on(self, fault: Fault | None = None) -> None:

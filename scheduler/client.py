@@ -25,7 +25,7 @@ from baton.scheduler.policy import NoChoice
 from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
 from baton.scheduler.reporter import Reporter
 from baton.scheduler.standby import Standby
-from baton.scheduler.types import Attempt, Booking, Known, Need, PolicyOptions, worker_to_wire
+from baton.scheduler.types import Adapter, Attempt, Booking, Known, Need, PolicyOptions, worker_to_wire
 
 PLACE_TIMEOUT_S = 3.0  # a client waits for this one; the scheduler itself gives up on its store after 0.9 s
 SNAPSHOT_TIMEOUT_S = 1.0
@@ -104,12 +104,14 @@ class SchedulerClient:
         vllm_version: str = "",
         model_fingerprint: str = "",
         waited_s: float = 0.0,
+        adapter: Adapter | None = None,
     ) -> Placement:
         """Reserve workers for one attempt, and hold them until `reporter.finished`.
 
         `prompt_tokens` counts all that is to be prefilled: the prompt, and on a later attempt the output so
-        far. Epochs of one request count up from 1. `vllm_version` and `model_fingerprint` say which workers
-        will do, where not all. `waited_s` is the request's age: the eldest comes first where all is full.
+        far. Epochs of one request count up from 1. `vllm_version`, `model_fingerprint` and `adapter` say
+        which workers will do, where not all. `waited_s` is the request's age: the eldest comes first where
+        all is full.
         Raises NoCapacity with code and retry_after_s.
         """
         request = pb.PlaceRequest(
@@ -124,6 +126,7 @@ class SchedulerClient:
             vllm_version=vllm_version,
             model_fingerprint=model_fingerprint,
             waited_s=waited_s,
+            adapter=pb.Adapter(**adapter._asdict()) if adapter else None,
         )
         reply: pb.PlaceReply = await self._schedulers.call("Place", request, PLACE_TIMEOUT_S)
         if reply.HasField("rejection"):
@@ -163,6 +166,7 @@ class SchedulerClient:
         exclude: Iterable[str] = (),
         vllm_version: str = "",
         model_fingerprint: str = "",
+        adapter: Adapter | None = None,
     ) -> Placement:
         """Place without a scheduler, from the last snapshot; it is reported as soon as one answers.
 
@@ -177,6 +181,7 @@ class SchedulerClient:
             exclude=frozenset(exclude),
             vllm_version=vllm_version,
             model_fingerprint=model_fingerprint,
+            adapter=adapter,
         )
         assigned = self.standby.place(need, self.reporter.holding)
         if assigned is None:

@@ -32,6 +32,7 @@ from baton.scheduler.processes import SCHEDULER, Processes
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import (
+    Adapter,
     FleetView,
     Need,
     RouterReport,
@@ -317,6 +318,9 @@ def _need(request: pb.PlaceRequest) -> Need:
         vllm_version=request.vllm_version,
         model_fingerprint=request.model_fingerprint,
         waited_s=request.waited_s,
+        adapter=Adapter(request.adapter.name, request.adapter.fingerprint)
+        if request.HasField("adapter")
+        else None,
     )
 
 

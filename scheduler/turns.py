@@ -33,6 +33,7 @@ class _Waiting:
             and worker_ids.isdisjoint(mine.exclude)
             and mine.vllm_version in ("", need.vllm_version)
             and mine.model_fingerprint in ("", need.model_fingerprint)
+            and mine.adapter in (None, need.adapter)
         )
 
 

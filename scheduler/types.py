@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
@@ -88,6 +88,13 @@ def prefix_id(request_id: str) -> str:
     return f"{request_id}/prefix"
 
 
+class Adapter(NamedTuple):
+    """A LoRA adapter: its name, and what tells its files from others under the same name."""
+
+    name: str
+    fingerprint: str
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """The needs of one attempt. `match` tells scorers how much of the prompt each worker holds already."""
@@ -101,6 +108,7 @@ class Need:
     vllm_version: str = ""  # the one whose messages the router speaks; empty: any
     model_fingerprint: str = ""  # of the weights that generated the first tokens; empty: any
     waited_s: float = 0.0  # since the request arrived
+    adapter: Adapter | None = None  # that a worker must have
     match: Match | None = None  # None: nothing is known of what workers hold
 
     def __post_init__(self) -> None:

@@ -40,6 +40,7 @@ from pydantic_settings import (
 from baton import addresses
 from baton.scheduler.store_url import has_password
 from baton.services.errors import ConfigError
+from baton.services.lora import LoraSettings
 from baton.services.speculation import SpeculativeSettings
 
 ENV_PREFIX = "BATON_"
@@ -147,13 +148,18 @@ class EngineSettings(_Section):
         description="Speculative decoding (docs/speculative-decoding.md). The flag replaces the file's value "
         "as a whole; 'none' turns it off.",
     )
+    lora: LoraSettings | None = Field(
+        None,
+        description="LoRA adapters, served beside the model (docs/adapters.md). The flag replaces the file's "
+        "value as a whole; 'none' turns them off.",
+    )
     extra: dict[str, Any] = Field(
         default_factory=dict,
         repr=False,  # may hold a Hugging Face token
         description="Further engine arguments, by vLLM's names (AsyncEngineArgs).",
     )
 
-    @field_validator("speculative_config", mode="before")
+    @field_validator("speculative_config", "lora", mode="before")
     @classmethod
     def _off_or_plain(cls, value: Any) -> Any:
         if isinstance(value, str) and value.strip().lower() in OFF:
@@ -164,7 +170,7 @@ class EngineSettings(_Section):
 class PolicySettings(_Section):
     """The placement policy: classes by their registered names (scheduler/policy)."""
 
-    filters: list[str] = ["placeable", "same_revision", "not_excluded", "fits", "room"]
+    filters: list[str] = ["placeable", "same_revision", "has_adapter", "not_excluded", "fits", "room"]
     pair_filters: list[str] = ["compatible"]
     scorers: dict[str, Annotated[float, Field(gt=0)]] = {
         "prefill_work": 1.0,

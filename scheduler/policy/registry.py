@@ -23,6 +23,7 @@ PARTS: Registry[type[PolicyPart]] = Registry(
         # filters
         "placeable": f"{_HERE}.filters:Placeable",
         "same_revision": f"{_HERE}.revisions:SameRevision",
+        "has_adapter": f"{_HERE}.adapters:HasAdapter",
         "not_excluded": f"{_HERE}.filters:NotExcluded",
         "fits": f"{_HERE}.filters:Fits",
         "room": f"{_HERE}.filters:HasRoom",

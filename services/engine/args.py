@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.services.config import EngineSettings, suggest
+from baton.services.engine.adapters import check_adapters, lora_args
 from baton.services.errors import ConfigError, StartError
 
 VLLM_VERSION = "0.32.0"  # the one whose internals we lean on; another one is refused at start
@@ -35,6 +36,7 @@ _OURS = {
     "reasoning_parser": "engine.reasoning_parser (--reasoning-parser)",
     "otlp_traces_endpoint": "tracing.endpoint: the router writes the traces of all processes",
     "collect_detailed_traces": "tracing.endpoint: the router writes the traces of all processes",
+    **dict.fromkeys(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"), "engine.lora (--lora)"),
 }
 # Ways to split a model that a handoff cannot serve: with ranks that keep every other token, the blocks that
 # are skipped as known would be the wrong ones, and all digests right.
@@ -67,6 +69,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "enable_prefix_caching": settings.enable_prefix_caching,
         "seed": settings.seed,
         "served_model_name": [served_model_name(settings)],
+        # Of a multi-modal model the rest is neither loaded nor, in the router, prepared: only text is served.
+        "language_model_only": True,
     }
     optional = {
         "max_model_len": settings.max_model_len,
@@ -76,11 +80,12 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     args.update({key: value for key, value in optional.items() if value is not None})
     args.update(_checked_extra(settings.extra))
     args.update(_reasoning(settings))
+    args.update(lora_args(settings))
     return args
 
 
 def check_model(settings: EngineSettings) -> None:
-    """Check, before anything slow, that a model is set and a folder that it names holds one.
+    """Check, before anything slow, that a model is set and a folder that it names holds one; adapters, too.
 
     Raises ConfigError if not, and for a key of engine.extra that Baton sets itself or cannot serve with.
     """
@@ -91,6 +96,7 @@ def check_model(settings: EngineSettings) -> None:
     named = settings.model.count("/") <= 1  # as on a hub: ORGANISATION/MODEL
     if not named or settings.model.startswith((".", "/", "~")) or Path(settings.model).exists():
         _check_folder(Path(settings.model).expanduser())
+    check_adapters(settings)
 
 
 def from_hub(settings: EngineSettings) -> dict[str, Any]:
@@ -133,6 +139,11 @@ def check_version() -> None:
 def served_model_name(settings: EngineSettings) -> str:
     """Return the name by which clients ask for the model: as set, or the last part of its path."""
     return settings.served_model_name or Path(settings.model).name or settings.model
+
+
+def served_names(settings: EngineSettings) -> list[str]:
+    """Return all names by which clients ask for something: the model's, then its adapters'."""
+    return [served_model_name(settings), *(settings.lora.adapters if settings.lora else ())]
 
 
 def _check_key(key: str) -> None:

@@ -5,7 +5,8 @@ vllm.config.KVTransferConfig, vllm.config.VllmConfig (additional_config, use_v2_
 SpeculativeConfig (num_speculative_tokens_per_batch_size, where 0 tokens still run the drafter's first pass),
 vllm.config.SchedulerConfig (long_prefill_token_threshold, _adaptive, policy),
 vllm.v1.executor.Executor.get_class, vllm.v1.engine.core.EngineCore (constructor, scheduler.kv_cache_manager,
-scheduler.kv_cache_config.kv_cache_groups), vllm.config.CacheConfig (mamba_cache_mode, num_gpu_blocks,
+scheduler.kv_cache_config.kv_cache_groups, add_lora), vllm.lora.request.LoRARequest,
+vllm.config.CacheConfig (mamba_cache_mode, num_gpu_blocks,
 kv_cache_size_tokens),
 vllm.platforms.current_platform.is_cpu; on CPU the variables VLLM_ENABLE_V1_MULTIPROCESSING (0 keeps a single
 rank in this process) and VLLM_CPU_OMP_THREADS_BIND (of rank processes), and that threads of OpenMP inherit
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from baton import addresses, rpc
 from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine import cache_events, cpu_mla, process
+from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.args import engine_args, from_hub
 from baton.services.engine.fingerprint import model_fingerprint
 from baton.services.engine.patches import continuation, undrafted
@@ -97,6 +99,7 @@ class EnginePlan:
     worker_id: str
     fingerprint: str  # of the model
     needs_handoffs: bool
+    adapters: tuple[AdapterFiles, ...] = ()
     kv_host: str = ""  # host under which others find what the ranks save; empty: where the ranks listen
 
 
@@ -260,6 +263,7 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
 
         executor = Executor.get_class(config)
         engine = EngineCore(config, executor, log_stats=True, executor_fail_callback=on_rank_lost)
+        _load_adapters(engine, plan.adapters)
     except (ConfigError, StartError):
         raise
     except Exception as error:
@@ -270,6 +274,18 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
             "vLLM did not load Baton's plug-in: pip install the package, and name it in VLLM_PLUGINS if set"
         )
     return engine
+
+
+def _load_adapters(engine: Any, adapters: Sequence[AdapterFiles]) -> None:
+    """Have every rank load them, to stay. Raises StartError with vLLM's reason."""
+    from vllm.lora.request import LoRARequest
+
+    for number, adapter in enumerate(adapters, start=1):
+        try:
+            engine.add_lora(LoRARequest(adapter.name, number, adapter.path))
+        except Exception as error:
+            where = f"engine.lora.adapters.{adapter.name} (value {adapter.path!r})"
+            raise StartError(f"{where}: vLLM refuses it: {reason(error)}") from error
 
 
 def _pin(cores: list[int]) -> None:

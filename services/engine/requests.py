@@ -7,6 +7,7 @@ Leans on: vllm.v1.request.Request (from_engine_core_request, append_output_token
 kv_transfer_params, prefill_stats, priority, skip_reading_prefix_cache, status, stop_reason,
 get_finished_reason),
 vllm.v1.core.sched.utils.check_stop, vllm.v1.engine.{EngineCoreRequest, FinishReason},
+vllm.lora.request.LoRARequest (name, number, path),
 vllm.sampling_params.SamplingParams (extra_args, prompt_logprobs, prompt_logprob_token_ids, max_tokens,
 ignore_eos, detokenize).
 """
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.engine import EngineCoreRequest, FinishReason
@@ -28,6 +30,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, Start
 from baton.scheduler.types import attempt_id, prefix_id
 from baton.services.engine import wire
+from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
 from baton.services.prefill import fair_share
@@ -50,6 +53,7 @@ class EngineLimits:
     vocabulary: int  # width of the logits
     block_hasher: Callable[[Request], list[Any]] | None
     drafts_always: bool = False  # the engine drafts, and cannot leave single requests out
+    adapters: Sequence[AdapterFiles] = ()  # in the order in which the engine has numbered them, from 1
 
 
 @dataclass
@@ -83,6 +87,7 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     core.request_id = internal_id
     core.client_index = client_index
     core.current_wave = 0
+    core.lora_request = _adapter(core.lora_request, limits.adapters)
     params = core.sampling_params
     params.extra_args = _clean(params.extra_args)
     if generated:
@@ -163,8 +168,8 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
         raise _invalid("a prompt of token ids is needed; prompt embeddings are not served")
     if core.mm_features:
         raise _invalid("images, audio and video are not served: only text is")
-    if core.resumable or core.lora_request is not None:
-        raise _invalid("streaming input and LoRA adapters are not served")
+    if core.resumable:
+        raise _invalid("streaming input is not served")
     if len(core.prompt_token_ids) + len(generated) >= limits.max_model_len:
         raise _invalid(
             f"prompt and output so far take {len(core.prompt_token_ids)} + {len(generated)} tokens; "
@@ -181,6 +186,23 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
     highest = max(*core.prompt_token_ids, *generated, 0)
     if highest >= limits.vocabulary:
         raise _invalid(f"token id {highest} is outside the model's vocabulary of {limits.vocabulary}")
+
+
+def _adapter(wanted: LoRARequest | None, adapters: Sequence[AdapterFiles]) -> LoRARequest | None:
+    """Return the adapter by this engine's number for it.
+
+    In the place of a path stands the fingerprint of its files: vLLM makes both name and path a part of the
+    names of KV blocks, and paths may differ between machines. It reads no path of an adapter that it has.
+    Raises RequestRefused(INVALID) for one that is not here, or has other files than the router's.
+    """
+    if wanted is None:
+        return None
+    for number, one in enumerate(adapters, start=1):
+        if one.name == wanted.lora_name:
+            if one.fingerprint == wanted.lora_path:
+                return LoRARequest(one.name, number, one.fingerprint)
+            raise _invalid(f"the files of the adapter {one.name!r} are others here than at the router")
+    raise _invalid(f"this worker does not have the adapter {wanted.lora_name!r} (engine.lora)")
 
 
 def _check_early(core: EngineCoreRequest, limits: EngineLimits) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.services.config import Settings
-from baton.services.engine.args import check_model, served_model_name
+from baton.services.engine.args import check_model, served_model_name, served_names
 from baton.services.fleet.supervisor import Fleet
 from baton.services.offline import batch_file
 from baton.services.offline.batch_file import Item, Output
@@ -43,7 +43,7 @@ def own_deployment(settings: Settings, fleet: Fleet, concurrency: int, log_dir: 
     def start() -> AbstractContextManager[Endpoint]:
         return _Started(settings, fleet, log_dir)
 
-    return Source([served_model_name(settings.engine)], start, concurrency)
+    return Source(served_names(settings.engine), start, concurrency)
 
 
 def running_deployment(endpoint: Endpoint, concurrency: int) -> Source:

@@ -28,7 +28,7 @@ _IGNORED = ("ingress_cls_config", "proxy_cls_config", "proxy_deployment_config")
 # Of an LLMConfig: what is about Ray's own server around the engine.
 _IGNORED_OF_ENGINES = ("log_engine_metrics", "experimental_configs")
 _REFUSED = {
-    "lora_config": "LoRA adapters are not served; merge the adapter into the model",
+    "lora_config": "adapters are loaded at the start, from folders: name them in engine.lora",
     "callback_config": "no code of yours runs in a worker; prepare the model before it starts",
     "server_cls": "the server is Baton's own; leave it out",
 }

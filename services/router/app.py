@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,9 +18,11 @@ from baton.addresses import join, listen
 from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.tasks import spawn, stop
+from baton.scheduler.types import Adapter
 from baton.security.names import Role
 from baton.services import credentials, identities, logs
 from baton.services.config import Settings
+from baton.services.engine.adapters import AdapterFiles, read_adapters
 from baton.services.engine.args import VLLM_VERSION, check_model, check_version, served_model_name
 from baton.services.errors import StartError
 from baton.services.imports import collect_seldom, import_all
@@ -60,6 +62,7 @@ def run_router(settings: Settings) -> None:
     check_names(settings.router)
     settings.scheduler.check_shared()
     check_version()
+    adapters = read_adapters(settings.engine)
     keys = credentials.api_keys(settings.router)
     if settings.router.keys_file:
         credentials.check_book(settings.router.keys_file)
@@ -75,11 +78,17 @@ def run_router(settings: Settings) -> None:
         leave_on_signals(0)  # until the server handles them: importing takes seconds, and holds nothing yet
         preload()
         collect_seldom()
-        uvloop.run(_serve(settings, sock, keys, store_password, page))
+        uvloop.run(_serve(settings, sock, keys, store_password, page, adapters=adapters))
 
 
 async def _serve(
-    settings: Settings, sock: socket.socket, keys: list[str], store_password: str, page: PageDoor | None
+    settings: Settings,
+    sock: socket.socket,
+    keys: list[str],
+    store_password: str,
+    page: PageDoor | None,
+    *,
+    adapters: Sequence[AdapterFiles],
 ) -> None:
     from starlette.middleware import Middleware
 
@@ -113,6 +122,7 @@ async def _serve(
         limits = RelayLimits(
             request_timeout_s=settings.router.request_timeout_s,
             max_model_len=config.model_config.max_model_len,
+            adapters={one.name: Adapter(one.name, one.fingerprint) for one in adapters},
         )
         client = RelayClient(parts, limits)
         shown = Shown(router_id, scheduler, cluster, parts, lambda: client.live)

@@ -95,6 +95,7 @@ class Placements:
                     exclude=exclude,
                     vllm_version=VLLM_VERSION,
                     model_fingerprint=state.began_with,
+                    adapter=state.adapter,
                     waited_s=time.monotonic() - state.arrived,
                 )
             except SchedulerUnavailable:
@@ -118,6 +119,7 @@ class Placements:
             exclude=exclude,
             vllm_version=VLLM_VERSION,
             model_fingerprint=state.began_with,
+            adapter=state.adapter,
         )
 
     def _unknown(self, state: RequestState) -> None:

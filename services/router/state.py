@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from baton.scheduler.client import Placement
 from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
+from baton.scheduler.types import Adapter
 from baton.services.router.recovery import Failure
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
 from baton.services.trace_context import TraceContext, begin
@@ -57,6 +58,7 @@ class RequestState:
     room_tokens: int = ROOM_TOKENS  # output tokens for which the journal has room
     party: Party = NOBODY
     prefix: PromptKeys = NO_KEYS
+    adapter: Adapter | None = None  # of LoRA
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
     attempts: int = 0  # placements tried

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from baton.handoff.channels import HandoffClient
@@ -28,6 +28,7 @@ from baton.protos.worker_pb2 import (
 from baton.protos.worker_pb2 import Begun as BegunMessage
 from baton.scheduler.prefixes.log import BlockLog
 from baton.services.engine import outputs, requests
+from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.build import EngineInfo
 from baton.services.engine.counts import Counts
 from baton.services.engine.errors import RequestRefused
@@ -77,11 +78,11 @@ class Dispatcher:
 
     # Called by the lifecycle.
 
-    def open(self, info: EngineInfo) -> None:
-        """Take requests from now on, as the engine is loaded."""
+    def open(self, info: EngineInfo, adapters: Sequence[AdapterFiles] = ()) -> None:
+        """Take requests from now on, as the engine is loaded with these adapters."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
         self._limits = EngineLimits(
-            info.max_model_len, info.vocabulary, self._host.block_hasher, info.drafts_always
+            info.max_model_len, info.vocabulary, self._host.block_hasher, info.drafts_always, adapters
         )
         self._max_model_len = info.max_model_len
         self._closed_because = ""

@@ -15,6 +15,7 @@ from baton.security.names import Role
 from baton.services import identities, logs, roles
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
+from baton.services.engine.adapters import read_adapters
 from baton.services.engine.args import check_model, check_version, from_hub
 from baton.services.engine.errors import EngineFailed
 from baton.services.engine.fingerprint import model_fingerprint
@@ -76,10 +77,11 @@ def run_worker(settings: Settings, role: str) -> None:
         fingerprint = model_fingerprint(settings.engine.model, **from_hub(settings.engine))
     except OSError as error:
         raise StartError(f"cannot read the model {settings.engine.model!r}: {error}") from None
+    adapters = read_adapters(settings.engine)
     identities.take_on(settings, Role.WORKER, worker_id)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        status = asyncio.run(Node(settings, the_role, names, fingerprint, preload).run())
+        status = asyncio.run(Node(settings, the_role, names, fingerprint, preload, adapters=adapters).run())
     except EngineFailed as error:
         # An exit in order would wait for its threads and its ranks, which may wait for ever.
         print(f"baton: error: {error}", file=sys.stderr)

@@ -28,6 +28,7 @@ from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.session import WorkerSession
 from baton.services import roles
 from baton.services.config import Settings
+from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.args import VLLM_VERSION, served_model_name
 from baton.services.engine.errors import EngineFailed
 from baton.services.errors import PeerRefused, StartError, describe
@@ -66,8 +67,11 @@ class Node:
         names: tuple[str, str],
         fingerprint: str,
         preload: Callable[[], None],
+        *,
+        adapters: tuple[AdapterFiles, ...] = (),
     ) -> None:
         """Prepare a worker; `names`: its id, and its name, which is the same each time it is started."""
+        self._adapters = adapters
         self._settings = settings
         self._role = role
         self._preload = preload
@@ -139,6 +143,7 @@ class Node:
                 mine.worker_id,
                 mine.model_fingerprint,
                 needs_handoffs=self._role.needs_handoffs,
+                adapters=self._adapters,
                 kv_host=self._kv_host,
             )
         )
@@ -165,7 +170,7 @@ class Node:
                 return 0
             metrics.set_blocks(info.free_blocks)
             metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
-            dispatcher.open(info)
+            dispatcher.open(info, self._adapters)
             mine.capacity.CopyFrom(self._capacity(info, host))  # for Hello
             session.blocks = dispatcher.blocks if host.hashing else None
             await session.ready(mine.capacity)
@@ -385,6 +390,7 @@ class Node:
             transports=offered,
             speculative_method=self._drafting.method.name if self._drafting is not None else "",
             hashing=host.hashing,
+            adapters={one.name: one.fingerprint for one in self._adapters},
         )
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:

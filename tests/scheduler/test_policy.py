@@ -15,7 +15,7 @@ from baton.scheduler.policy.base import Filter, PairFilter, Picker, PolicyPart, 
 from baton.scheduler.policy.pickers import Best
 from baton.scheduler.policy.registry import PARTS, load
 from baton.scheduler.policy.scorers import FreeBlocks, QueuedPromptTokens, RunningRequests, StagingRoom
-from baton.scheduler.types import FleetView, Need, Reserved, WorkerRecord
+from baton.scheduler.types import Adapter, FleetView, Need, Reserved, WorkerRecord
 from baton.services.config import PolicySettings
 from harness.scheduling import LIMITS, identity, need
 
@@ -59,6 +59,24 @@ def choose(
 
 def test_a_pair_comes_before_a_mixed_worker() -> None:
     assert choose(need(), worker("m", M), worker("d", D), worker("p", P)) == ("p", "d")
+
+
+def test_a_request_goes_where_its_adapter_is() -> None:
+    """Among workers with the same files; both sides have them. Others serve the rest."""
+    wanted = replace(need(), adapter=Adapter("sql", "f5"))
+    able = [worker("p1", P), worker("d1", D)]
+    unable = [worker("p2", P), worker("d2", D), worker("m", M)]
+    for one in able:
+        one.capacity.adapters["sql"] = "f5"
+    unable[0].capacity.adapters["sql"] = "f6"
+    assert choose(wanted, *unable, *able) == ("p1", "d1")
+    assert choose(need(), *unable) == ("p2", "d2")
+    assert choose(wanted, *unable, able[0]) == ("", "p1")  # it can do both alone
+    code, message = choose(wanted, unable[2])
+    assert code == "NO_WORKERS"
+    assert message.endswith(": m does not have the adapter 'sql' (engine.lora)")
+    message = choose(wanted, unable[0])[1]
+    assert message.endswith(": p2 has other files than the router under the adapter's name 'sql'")
 
 
 def test_two_revisions_and_two_vllms_side_by_side() -> None:
@@ -302,7 +320,7 @@ def test_best_draws_among_equals() -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        (Filter, ["fits", "not_excluded", "placeable", "room", "same_revision"]),
+        (Filter, ["fits", "has_adapter", "not_excluded", "placeable", "room", "same_revision"]),
         (PairFilter, ["compatible"]),
         (
             Scorer,

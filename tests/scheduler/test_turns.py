@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.scheduler.turns import HEARD_S, TOLERANCE_S, RouterTurns
-from baton.scheduler.types import Need
+from baton.scheduler.types import Adapter, Need
 from harness.scheduling import need
 
 WORKERS = {"p", "d"}
@@ -64,5 +64,8 @@ def test_places_that_the_elder_cannot_take_are_left_to_others(turns: RouterTurns
     assert turns.elder(asks("b"), {"p", "d2"}) == "a"
     turns.refused(asks("a", 5.0, model_fingerprint="old weights"))
     assert turns.elder(asks("b"), WORKERS) == ""
+    turns.refused(asks("a", 5.0, adapter=Adapter("sql", "f5")))
+    assert turns.elder(asks("b"), WORKERS) == ""
+    assert turns.elder(asks("b", adapter=Adapter("sql", "f5")), WORKERS) == "a"
     turns.refused(asks("a", 5.0, vllm_version="0.31"))
     assert turns.elder(asks("b", vllm_version="0.32"), WORKERS) == ""

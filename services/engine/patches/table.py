@@ -95,6 +95,17 @@ PATCHES = (
         runners="V1",
     ),
     Patch(
+        name="cpu.punica",
+        why="A token without an adapter is given the one in the device's last place, wherever a batch mixes "
+        "requests with adapters and without; and the matrices of each single token are gathered before they "
+        "are multiplied.",
+        symbols=("vllm.platforms.cpu:CpuPlatform.get_punica_wrapper",),
+        processes=RANKS,
+        until="vLLM's torch_ops for LoRA leave tokens with index -1 alone",
+        platform="CPU",
+        runners="V1",
+    ),
+    Patch(
         name="cpu.kernel_binding",
         why="Every object of every module is searched for kernels, which takes 0.3 s, and fails at "
         "llvmlite's, whose `__dict__` is a C function: where numba was imported first no engine starts.",

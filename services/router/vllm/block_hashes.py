@@ -6,12 +6,12 @@ would pay for all of it each time (`python -m bench prefixes` tells how much). S
 with their hashes, the last `PIECES` that were used, and known again by a quick hash over all that comes
 before and the piece itself.
 
-Only text is served (`_check` in engine_client.py): but for the first block, which has the salt, hashes are of
-tokens alone.
+Only text is served (`_check` in engine_client.py): beside tokens, the first block's hash has the salt, and
+every block's the request's adapter, with the fingerprint of its files where vLLM expects a path.
 
 Leans on: vllm.utils.hashing.get_hash_fn_by_name, vllm.v1.core.kv_cache_utils.{hash_block_tokens,
 generate_block_hash_extra_keys}, vllm.v1.engine.EngineCoreRequest (prompt_token_ids, and what the extra keys
-of its first block are made of).
+of blocks are made of: lora_request, cache_salt).
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class PromptHasher:
         tokens = request.prompt_token_ids
         data = memoryview(array("I", tokens)).cast("B")
         extra, _ = generate_block_hash_extra_keys(request, 0, self._block, 0)
+        later, _ = generate_block_hash_extra_keys(request, self._block, 2 * self._block, 0)
         blocks = len(tokens) // self._block
         name = xxhash.xxh3_128_digest(repr(extra).encode())
         parent, found = self._root, array("Q")
@@ -68,7 +69,7 @@ class PromptHasher:
             name = xxhash.xxh3_128_digest(name + data[first * _TOKEN_BYTES : last * _TOKEN_BYTES])
             piece = self._pieces.get(name)
             if piece is None:
-                piece = self._hash(tokens[first:last], parent, None if begin else extra)
+                piece = self._hash(tokens[first:last], parent, later if begin else extra, later)
                 if end - begin == PIECE_BLOCKS:
                     self._keep(name, piece)
             else:
@@ -77,13 +78,13 @@ class PromptHasher:
             parent = piece.last
         return found
 
-    def _hash(self, tokens: list[int], parent: bytes, extra: Any) -> _Piece:
+    def _hash(self, tokens: list[int], parent: bytes, extra: Any, later: Any) -> _Piece:
         function, size = self._function, self._block
         hashes = array("Q")
         for begin in range(0, len(tokens), size):
             parent = hash_block_tokens(function, parent, tokens[begin : begin + size], extra)
             hashes.append(int.from_bytes(parent[-8:], "big"))
-            extra = None
+            extra = later
         return _Piece(hashes, parent)
 
     def _keep(self, name: bytes, piece: _Piece) -> None:

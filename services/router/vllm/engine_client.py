@@ -1,8 +1,9 @@
 """The engine client under vLLM's front end. Its engines are the workers on which requests are placed.
 
 Leans on: vllm.v1.engine.core_client.EngineCoreClient (the members that AsyncLLM calls), vllm.v1.engine.
-EngineCoreRequest (its fields), vllm.exceptions.{GracefulHTTPError, GenerationError} (AsyncLLM.generate passes
-the first on untouched, streaming handlers turn the second into an event without a traceback; ours is both).
+EngineCoreRequest (its fields), vllm.lora.request.LoRARequest (name, number, path), vllm.exceptions.
+{GracefulHTTPError, GenerationError} (AsyncLLM.generate passes the first on untouched, streaming handlers turn
+the second into an event without a traceback; ours is both).
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from vllm.exceptions import GenerationError, GracefulHTTPError
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine.core_client import EngineCoreClient
 
 from baton.scheduler.prefixes.keys import NO_KEYS
+from baton.scheduler.types import Adapter
 from baton.services.engine import wire
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
@@ -63,6 +66,7 @@ class RelayLimits:
     request_timeout_s: float
     max_model_len: int  # tokens
     hasher: PromptHasher | None = None  # names the blocks of prompts; None while no worker has said how
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)  # of LoRA, by name
 
 
 class RelayClient(EngineCoreClient):
@@ -120,6 +124,15 @@ class RelayClient(EngineCoreClient):
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Drop requests; see `abort`."""
         self.abort(request_ids)
+
+    async def add_lora_async(self, lora_request: Any) -> bool:
+        """Accept an adapter of the settings: vLLM's front end asks for each when it starts.
+
+        Workers have loaded them themselves. Raises RefusedByRouter for others.
+        """
+        if lora_request.lora_name not in self.limits.adapters:
+            raise RefusedByRouter(_not_offered("add_lora_async"))
+        return True
 
     async def reset_mm_cache_async(self) -> None:
         """Do nothing: only text is served, so there is no such cache."""
@@ -208,6 +221,7 @@ class RelayClient(EngineCoreClient):
         if admission.request is not None:
             request.cache_salt = salted(admission.request.caller, request.cache_salt)
         limits = self.limits
+        adapter = self._adapter(request)
         wire_id = _wire_id(request.request_id)
         state = RequestState(
             request_id=wire_id,
@@ -220,6 +234,7 @@ class RelayClient(EngineCoreClient):
             prompt_logprobs=_kept(request.sampling_params.prompt_logprobs),
             deadline=min(admission.deadline, now + limits.request_timeout_s),
             party=admission.party,
+            adapter=adapter,
             prefix=limits.hasher.keys(request) if limits.hasher is not None else NO_KEYS,
             response_id=request.external_req_id or request.request_id,
             trace=admission.trace,
@@ -228,6 +243,20 @@ class RelayClient(EngineCoreClient):
             arrived=admission.http.received or now,
         )
         return Relay(state, self._parts, self, on_over=self._over)
+
+    def _adapter(self, request: Any) -> Adapter | None:
+        """Return the request's adapter, and have it named by its files instead of by a path of this machine.
+
+        Workers number adapters themselves. Raises Unsupported.
+        """
+        wanted = request.lora_request
+        if wanted is None:
+            return None
+        adapter = self.limits.adapters.get(wanted.lora_name)
+        if adapter is None:
+            raise Unsupported(f"the adapter {wanted.lora_name!r} is not served here")
+        request.lora_request = LoRARequest(adapter.name, 1, adapter.fingerprint)
+        return adapter
 
     def _over(self, relay: Relay) -> None:
         request_id = relay.state.frontend_id
@@ -263,8 +292,8 @@ def _check(request: Any) -> None:
         raise Unsupported("a prompt of tokens is needed: prompt embeddings are not served here")
     if request.mm_features:
         raise Unsupported("images, audio and video are not served here: only text is")
-    if request.lora_request is not None or request.resumable or request.abort_immediately:
-        raise Unsupported("LoRA adapters and streaming input are not served here")
+    if request.resumable or request.abort_immediately:
+        raise Unsupported("streaming input is not served here")
 
 
 def _wire_id(request_id: str) -> str:
@@ -309,7 +338,6 @@ _ADMINISTRATION = (
     "wake_up_async",
     "release_kv_cache_memory_async",
     "is_sleeping_async",
-    "add_lora_async",
     "remove_lora_async",
     "list_loras_async",
     "pin_lora_async",

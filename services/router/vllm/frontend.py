@@ -1,8 +1,9 @@
 """vLLM's own OpenAI front end over the router's engine client: app, handlers, tokenizer; no engine.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.{create_model_config, create_structured_outputs_config,
-create_logging_config, _set_default_reasoning_config_args}, vllm.config.VllmConfig built from them alone (as
-vLLM's GPU-less render server does),
+create_logging_config, _set_default_reasoning_config_args, enable_lora, max_lora_rank, max_loras,
+max_cpu_loras}, vllm.config.VllmConfig built from them alone (as vLLM's GPU-less render server does),
+vllm.config.lora.LoRAConfig, vllm.entrypoints.openai.models.protocol.LoRAModulePath,
 vllm.v1.engine.async_llm (AsyncLLM.__init__, which asks its module's EngineCoreClient.make_async_mp_client;
 _add_request; check_admission, which handlers call before they render; output_processor.{request_states,
 abort_requests}),
@@ -28,9 +29,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.config.lora import LoRAConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.exceptions import VLLMError
 from vllm.v1.engine import async_llm
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -53,7 +56,14 @@ from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unf
 from baton.services.router.vllm.request_limits import limit_requests
 
 # Routes of vLLM's for one engine's administrators and for models of another kind: 404 here.
-_NOT_OFFERED = ("/scale_elastic_ep", "/is_scaling_elastic_ep", "/kv_event_sources", "/v1/systemone")
+_NOT_OFFERED = (
+    "/scale_elastic_ep",
+    "/is_scaling_elastic_ep",
+    "/kv_event_sources",
+    "/v1/systemone",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)
 
 
 def build_config(settings: Settings) -> Any:
@@ -67,16 +77,26 @@ def build_config(settings: Settings) -> Any:
         args = AsyncEngineArgs(**arguments)
         model = args.create_model_config()
         args._set_default_reasoning_config_args()
+        lora = _lora_config(args)
         model.quantization = None  # it concerns kernels: its check asks for the workers' device
         config = VllmConfig(
             model_config=model,
             logging_config=args.create_logging_config(),
             structured_outputs_config=args.create_structured_outputs_config(),
             reasoning_config=args.reasoning_config,
+            lora_config=lora,
         )
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
     return config
+
+
+def _lora_config(args: Any) -> LoRAConfig | None:
+    if not args.enable_lora:
+        return None
+    return LoRAConfig(
+        max_lora_rank=args.max_lora_rank, max_loras=args.max_loras, max_cpu_loras=args.max_cpu_loras
+    )
 
 
 def build_arguments(settings: Settings, config: Any) -> Namespace:
@@ -86,6 +106,8 @@ def build_arguments(settings: Settings, config: Any) -> Namespace:
     args.model = config.model_config.model
     args.served_model_name = [served_model_name(engine)]
     args.host, args.port = router.host, router.port
+    if engine.lora is not None:
+        args.lora_modules = [LoRAModulePath(name, path) for name, path in engine.lora.adapters.items()]
     args.structured_outputs_config = config.structured_outputs_config
     return args
 

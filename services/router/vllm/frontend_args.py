@@ -60,7 +60,7 @@ REFUSED: Mapping[str, str] = {
     "tool_call_parser": "use engine.tool_call_parser",
     "enable_auto_tool_choice": "it is on where engine.tool_call_parser is set",
     "reasoning_parser": "use engine.reasoning_parser",
-    "lora_modules": "LoRA adapters are not served",
+    "lora_modules": "use engine.lora",
     "trust_request_mm_kwargs": _TEXT,
     "enable_flash_late_interaction": _TEXT,
     "tool_server": "tools are the client's to run: nothing is run in the router",

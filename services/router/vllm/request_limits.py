@@ -1,16 +1,17 @@
 """Limits on one request, checked on vLLM's parsed request before anything is rendered for it.
 
 vLLM itself bounds n (16,384), prompts (1,024), stop strings, bad words, log-probabilities, lengths and the
-depth of a schema, each alone. It bounds neither prompts times n, nor the size of a grammar's source.
+depth of a schema, each alone. It bounds neither prompts times n, nor the size of a grammar's source. Images,
+audio and video are refused here as well: for a multi-modal model vLLM would fetch and prepare them first.
 
 Leans on: vllm.entrypoints.serve.engine.serving's _check_model(request), which every handler of
-init_app_state awaits before it renders; the requests' fields n, prompt, messages, items, structured_outputs
-and response_format.
+init_app_state awaits before it renders; the requests' fields n, prompt, messages, input, items,
+structured_outputs and response_format; the types of content parts in vllm.renderers.chat_utils.MM_PARSER_MAP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from baton.services.router.errors import Unsupported
@@ -18,6 +19,15 @@ from baton.services.router.vllm.engine_client import refusal
 
 # Of a schema, choice, regex or grammar. 10,000 choices (59 KB) took 0.6 s to compile, 100,000 over a minute.
 MAX_GRAMMAR_BYTES = 128 << 10
+
+# Types of a message's parts; the part's content is under the same name, so the type may be left out.
+MEDIA = frozenset(
+    {
+        *("image_url", "input_image", "image_embeds", "image_pil"),
+        *("audio_url", "input_audio", "audio_embeds"),
+        *("video_url", "video_embeds"),
+    }
+)
 
 Check = Callable[[Any], Awaitable[Any]]
 
@@ -41,6 +51,35 @@ def grammar_bytes(request: Any) -> int:
     return sum(len(str(one)) for one in asked if one is not None)
 
 
+def media(request: Any) -> str:
+    """Return the type of the first part of a message that is an image, audio or video; empty without one."""
+    for name in ("messages", "input"):
+        for part in _parts(getattr(request, name, None)):
+            kind = _field(part, "type")
+            if kind is None and isinstance(part, Mapping):
+                kind = next(iter(MEDIA.intersection(part)), "")
+            if isinstance(kind, str) and kind in MEDIA:
+                return kind
+    return ""
+
+
+def _parts(messages: Any) -> Iterator[Any]:
+    """Yield the parts of messages, of a conversation or of several."""
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, list):
+            yield from _parts(message)
+            continue
+        content = (
+            message.get("content") if isinstance(message, Mapping) else getattr(message, "content", None)
+        )
+        if isinstance(content, list):
+            yield from content
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
 def _checked(check: Check, max_sequences: int) -> Check:
     async def checked(request: Any) -> Any:
         if problem := _problem(request, max_sequences):
@@ -55,6 +94,11 @@ def _problem(request: Any, max_sequences: int) -> str:
         return f"the request asks for {wanted} answers; {max_sequences} are allowed (router.max_sequences)"
     if (size := grammar_bytes(request)) > MAX_GRAMMAR_BYTES:
         return f"the answer's grammar or schema has {size} bytes; {MAX_GRAMMAR_BYTES} are allowed"
+    if kind := media(request):
+        return (
+            f"a message has a part of type {kind!r}: images, audio and video are not served here, only text "
+            "is (docs/limits.md)"
+        )
     return ""
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from baton.services.config import EngineSettings
-from baton.services.engine.args import check_model
+from baton.services.engine.args import check_model, engine_args
 from baton.services.errors import ConfigError
+from harness.checkpoints import byte_tokenizer
 from harness.deployment import MODEL
 
 SPLITS = [
@@ -29,6 +33,28 @@ def test_what_has_a_setting_of_its_own(key: str) -> None:
     """Past it, a worker would take its engine for one of a single rank."""
     with pytest.raises(ConfigError, match=r"is not for you to set: use engine\.tensor_parallel_size"):
         check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
+
+
+def test_a_multi_modal_model_is_served_as_its_language_model(tmp_path: Path) -> None:
+    """Its images would have no way to a worker; so none is prepared, and no encoder loaded."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    text = {
+        "model_type": "qwen2", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    }  # fmt: skip
+    vision = {
+        "model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 128, "image_size": 56,
+        "patch_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2,
+    }  # fmt: skip
+    config = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    config |= {"text_config": text, "vision_config": vision}  # type: ignore[dict-item]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    byte_tokenizer(tmp_path, 512)
+    model = AsyncEngineArgs(**engine_args(EngineSettings(model=str(tmp_path)))).create_model_config()
+    assert model.is_multimodal_model
+    assert model.multimodal_config is not None
+    assert model.multimodal_config.get_limit_per_prompt("image") == 0
 
 
 @pytest.mark.parametrize("key", ["otlp_traces_endpoint", "--otlp-traces-endpoint", "collect_detailed_traces"])

@@ -158,7 +158,7 @@ def loading(source: Any) -> dict[str, Any]:
     [
         (
             {"lora_config": {"dynamic_lora_loading_path": "s3://a"}},
-            "lora_config: LoRA adapters are not served",
+            "lora_config: adapters are loaded at the start",
         ),
         ({"callback_config": {"callback_class": "a.B"}}, "callback_config: no code of yours runs"),
         ({"server_cls": "a.SGLangServer"}, "server_cls: the server is Baton's own"),

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
@@ -18,6 +19,8 @@ from baton.services.router.vllm.block_hashes import PIECE_BLOCKS, PromptHasher
 from tests.services.worker.router import request
 
 BLOCK = 16
+ADAPTER = LoRARequest("sql", 3, "a5ce55ed")
+OTHER_FILES = LoRARequest("sql", 3, "f00")
 
 
 def hasher(every: int = 1, algorithm: str = "sha256") -> PromptHasher:
@@ -27,13 +30,16 @@ def hasher(every: int = 1, algorithm: str = "sha256") -> PromptHasher:
     return PromptHasher(scheduler_pb2.BlockHashing(tokens=BLOCK, algorithm=algorithm, root=root, every=every))
 
 
-def asked(tokens: list[int], salt: str | None = None) -> Any:
+def asked(tokens: list[int], salt: str | None = None, adapter: LoRARequest | None = None) -> Any:
     one = request("r", tokens)
     one.cache_salt = salt
+    one.lora_request = adapter
     return one
 
 
-def in_an_engine(tokens: list[int], salt: str | None, algorithm: str) -> list[int]:
+def in_an_engine(
+    tokens: list[int], salt: str | None, algorithm: str, adapter: LoRARequest | None = None
+) -> list[int]:
     """Hash as the engine does when the request arrives."""
     made = Request(
         request_id="r",
@@ -41,22 +47,24 @@ def in_an_engine(tokens: list[int], salt: str | None, algorithm: str) -> list[in
         sampling_params=SamplingParams(max_tokens=1),
         pooling_params=None,
         cache_salt=salt,
+        lora_request=adapter,
         block_hasher=kv_cache_utils.get_request_block_hasher(BLOCK, get_hash_fn_by_name(algorithm)),
     )
     return [int.from_bytes(one[-8:], "big") for one in made.block_hashes]
 
 
 @pytest.mark.parametrize("salt", [None, "acme"])
+@pytest.mark.parametrize("adapter", [None, ADAPTER])
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
-def test_they_are_the_engines_own(salt: str | None, algorithm: str) -> None:
+def test_they_are_the_engines_own(salt: str | None, algorithm: str, adapter: LoRARequest | None) -> None:
     draw = random.Random(1)
     one = hasher(algorithm=algorithm)
     for length in (1, BLOCK - 1, BLOCK, 3 * BLOCK + 1, (2 * PIECE_BLOCKS + 3) * BLOCK + 5):
         tokens = [draw.randrange(150_000) for _ in range(length)]
-        expected = in_an_engine(tokens, salt, algorithm)
+        expected = in_an_engine(tokens, salt, algorithm, adapter)
         assert len(expected) == length // BLOCK
-        assert list(one.hashes(asked(tokens, salt))) == expected
-        assert list(one.hashes(asked(tokens, salt))) == expected  # from what was kept
+        assert list(one.hashes(asked(tokens, salt, adapter))) == expected
+        assert list(one.hashes(asked(tokens, salt, adapter))) == expected  # from what was kept
 
 
 def test_only_what_is_new_of_a_prompt_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +87,14 @@ def test_only_what_is_new_of_a_prompt_is_hashed(monkeypatch: pytest.MonkeyPatch)
     assert len(hashed) == PIECE_BLOCKS
     other = one.hashes(asked(tokens, "acme"))
     assert set(other).isdisjoint(first)
+
+
+def test_each_adapter_has_names_of_its_own() -> None:
+    """In each block, whatever number a worker gives to it; other files under a name are another adapter."""
+    one, tokens = hasher(), list(range(2 * PIECE_BLOCKS * BLOCK))
+    names = [one.hashes(asked(tokens, adapter=adapter)) for adapter in (None, ADAPTER, OTHER_FILES)]
+    assert len({*names[0], *names[1], *names[2]}) == 3 * 2 * PIECE_BLOCKS
+    assert one.hashes(asked(tokens, adapter=LoRARequest("sql", 1, "a5ce55ed"))) == names[1]
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from vllm.lora.request import LoRARequest
 
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.types import Adapter
 from baton.services.engine import wire
 from baton.services.router.http.admission import Admission, current_admission
 from baton.services.router.metrics import RouterMetrics
@@ -16,11 +18,11 @@ from baton.services.router.vllm.engine_client import RefusedByRouter, RelayClien
 from baton.services.tenants.model import Caller, Limits, Tenant
 from baton.services.tenants.quotas import Quotas
 from harness.fake_worker import FakeWorker
-from harness.router import Cluster, engine_request
+from harness.router import Answer, Cluster, engine_request
 
 
 @pytest.mark.parametrize(
-    "name", ["sleep_async", "reset_prefix_cache_async", "collective_rpc_async", "add_lora_async"]
+    "name", ["sleep_async", "reset_prefix_cache_async", "collective_rpc_async", "remove_lora_async"]
 )
 async def test_administration_is_refused_clearly(cluster: Cluster, name: str) -> None:
     with pytest.raises(RefusedByRouter, match="not offered by the router"):
@@ -39,7 +41,7 @@ def test_every_call_of_the_engine_client_is_there_or_refused() -> None:
     "change",
     [
         {"mm_features": [1]},
-        {"lora_request": 1},
+        {"lora_request": LoRARequest("unknown", 1, "/a/path")},
         {"resumable": True},
         {"prompt_embeds": 1},
         {"sampling_params": None},
@@ -80,3 +82,26 @@ def test_without_reserved() -> None:
     assert without_reserved({**mine, "a": 1}) == {"a": 1}
     assert without_reserved(mine) is None
     assert without_reserved(None) is None
+
+
+async def test_an_adapter_travels_by_its_name_and_files(cluster: Cluster) -> None:
+    """No path of the router's machine, and no number of its own; only workers that have it are asked."""
+    cluster.remake(adapters={"sql": Adapter("sql", "f5")})
+    known, other = LoRARequest("sql", 7, "/adapters/sql"), LoRARequest("chat", 8, "/adapters/chat")
+    assert await cluster.client.add_lora_async(known) is True
+    with pytest.raises(RefusedByRouter, match="not offered by the router"):
+        await cluster.client.add_lora_async(other)
+    without = await cluster.members.add(FakeWorker("without", pb.ROLE_MIXED))
+    worker = FakeWorker("has it", pb.ROLE_MIXED)
+    worker.adapters = {"sql": "f5"}
+    await cluster.members.add(worker)
+    for number in range(4):
+        request = engine_request(f"q{number}", [1, 2], 4)
+        request.lora_request = known
+        cluster.got[f"q{number}"] = Answer()
+        await cluster.client.add_request_async(request)
+        assert (await cluster.answer(f"q{number}")).error is None
+    assert not without.seen.starts
+    sent = wire.decode_request(worker.seen.starts[0].engine_request)
+    assert sent.lora_request == known
+    assert (sent.lora_request.lora_int_id, sent.lora_request.lora_path) == (1, "f5")

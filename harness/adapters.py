@@ -1,0 +1,54 @@
+"""LoRA adapters with random weights, in PEFT's layout, for models in the form of Qwen2 and Llama."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def adapter(
+    folder: Path, model: Path, *, seed: int = 0, rank: int = 2, modules: tuple[str, ...] = MODULES
+) -> Path:
+    """Write an adapter for `model` into `folder`, which is created. With it the model's answers differ."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((model / "config.json").read_text())
+    hidden, between = config["hidden_size"], config["intermediate_size"]
+    head = config.get("head_dim") or hidden // config["num_attention_heads"]
+    queries, keys = head * config["num_attention_heads"], head * config["num_key_value_heads"]
+    sizes = {  # inputs, outputs
+        "self_attn.q_proj": (hidden, queries),
+        "self_attn.k_proj": (hidden, keys),
+        "self_attn.v_proj": (hidden, keys),
+        "self_attn.o_proj": (queries, hidden),
+        "mlp.gate_proj": (hidden, between),
+        "mlp.up_proj": (hidden, between),
+        "mlp.down_proj": (between, hidden),
+    }
+    generator = torch.Generator().manual_seed(seed)
+    dtype = getattr(torch, config.get("dtype") or "float32")
+    tensors: dict[str, Any] = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, (inputs, outputs) in sizes.items():
+            if name.partition(".")[2] not in modules:
+                continue
+            module = f"base_model.model.model.layers.{layer}.{name}"
+            down = torch.randn(rank, inputs, generator=generator) / inputs**0.5
+            up = torch.randn(outputs, rank, generator=generator) * 0.3
+            tensors[f"{module}.lora_A.weight"] = down.to(dtype)
+            tensors[f"{module}.lora_B.weight"] = up.to(dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    described = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": model.name,
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": list(modules),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+    return folder

@@ -1,0 +1,63 @@
+"""LoRA adapters by the names that clients ask for, through one prefill and one decode worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from harness.adapters import adapter
+from harness.checkpoints import tiny_qwen2
+from harness.deployment import Deployment, deployment
+from harness.support import CALL_S
+
+NAMES = ("tiny", "first", "second")
+PROMPT = "The old captain looked at the sea, and the sea looked at the old captain. "
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("adapted")
+    model = tiny_qwen2(folder / "tiny")
+    adapters = {name: str(adapter(folder / name, model, seed=n)) for n, name in enumerate(NAMES[1:], 1)}
+    engine: dict[str, Any] = {
+        "model": str(model),
+        "served_model_name": "tiny",
+        "speculative_config": None,
+        "tool_call_parser": None,
+        "lora": {"adapters": adapters},
+    }
+    with deployment(folder / "deployment", engine=engine) as one:
+        yield one.up()
+
+
+def answer(client: openai.OpenAI, model: str) -> str:
+    done = client.completions.create(
+        model=model,
+        prompt=PROMPT,
+        max_tokens=16,
+        temperature=0,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    assert done.model == model
+    return str((done.choices[0].model_extra or {})["token_ids"])
+
+
+@pytest.mark.timeout(120)
+def test_models_and_adapters_side_by_side(adapted: Deployment) -> None:
+    client = adapted.client()
+    listed = {one.id: (one.model_extra or {}).get("parent") for one in client.models.list()}
+    assert listed == {"tiny": None, "first": "tiny", "second": "tiny"}
+    answers = {name: answer(client, name) for name in NAMES}
+    assert len(set(answers.values())) == len(NAMES)
+    assert {name: answer(client, name) for name in NAMES} == answers  # from what is cached of each
+    with pytest.raises(openai.NotFoundError, match="The model `third` does not exist"):
+        answer(client, "third")
+    for path in ("load", "unload"):
+        body = {"lora_name": "third", "lora_path": "/third"}
+        refused = httpx.post(f"{adapted.url}/v1/{path}_lora_adapter", json=body, timeout=CALL_S)
+        assert refused.status_code == 404
+        assert refused.json()["error"]["type"] == "NotFoundError"

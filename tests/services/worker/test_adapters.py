@@ -1,0 +1,171 @@
+"""Requests with LoRA adapters through prefill and decode, beside others and with drafts: as of one engine.
+
+What each adapter's requests say is checked against transformers, on weights with the adapter added to them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.lora.request import LoRARequest
+
+from baton.protos.worker_pb2 import Failed
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import NoCapacity
+from baton.scheduler.types import Adapter
+from baton.services.config import EngineSettings
+from baton.services.engine.adapters import read_adapters
+from harness.adapters import adapter
+from harness.checkpoints import tiny_qwen2
+from harness.support import eventually
+from harness.workers import START_TIMEOUT_S, Worker, fleet
+from tests.services.worker.router import DECODE, PREFILL, EngineCoreRequest, connected, hello, prompt, request
+
+WRITTEN = 24
+BASE, FIRST, SECOND = "", "first", "second"
+NAMES = (BASE, FIRST, SECOND)
+PROMPTS = [prompt(70, seed=61), prompt(16, seed=62) * 6]  # the second repeats: n-grams are found in it
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+
+@dataclass(frozen=True)
+class Pair:
+    prefill: Worker
+    decode: Worker
+    fingerprints: dict[str, str]
+    answers: dict[str, list[list[int]]]  # by adapter, of each prompt
+
+    def request(self, request_id: str, name: str, tokens: list[int], **params: Any) -> EngineCoreRequest:
+        """As a router sends it: with the fingerprint in the place of a path."""
+        core = request(request_id, tokens, **{"max_tokens": WRITTEN, **params})
+        if name:
+            core.lora_request = LoRARequest(name, 1, self.fingerprints[name])
+        return core
+
+
+def with_transformers(model: Path, folder: Path | None) -> list[list[int]]:
+    """Return the greedy answers to the prompts, with an adapter's products added to the weights."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch
+        from safetensors.torch import load_file
+        from transformers import AutoModelForCausalLM
+
+        whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        if folder is not None:
+            config = json.loads((folder / "adapter_config.json").read_text())
+            tensors = load_file(folder / "adapter_model.safetensors")
+            for name, down in tensors.items():
+                if ".lora_A." in name:
+                    up = tensors[name.replace("lora_A", "lora_B")]
+                    module = whole.get_submodule(
+                        name.removeprefix("base_model.model.").partition(".lora_A")[0]
+                    )
+                    module.weight.data += config["lora_alpha"] / config["r"] * up @ down
+        whole.generation_config.eos_token_id = None
+        found = []
+        for tokens in PROMPTS:
+            wholly = whole.generate(torch.tensor([tokens]), max_new_tokens=WRITTEN, do_sample=False)
+            found.append(wholly[0, len(tokens) :].tolist())
+        return found
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Start both sides, each with folders of its own for the same adapters."""
+    folder = tmp_path_factory.mktemp("adapters")
+    model = tiny_qwen2(folder / "tiny")
+    folders = {name: adapter(folder / name, model, seed=n) for n, name in enumerate((FIRST, SECOND), 1)}
+    copies = {name: shutil.copytree(one, folder / "copy" / name) for name, one in folders.items()}
+
+    def engine(adapters: dict[str, Path]) -> dict[str, Any]:
+        lora = {"adapters": {name: str(path) for name, path in adapters.items()}}
+        return {"lora": lora, "speculative_config": DRAFTS, "max_num_seqs": 16}
+
+    answers = {name: with_transformers(model, folders.get(name)) for name in NAMES}
+    with fleet(model, folder) as workers:
+        prefill = workers.start("prefill", engine=engine(folders))
+        decode = workers.started("mixed", engine=engine(copies))
+        eventually(prefill.serving, START_TIMEOUT_S, "the prefill worker serves")
+        settings = EngineSettings(model=str(model), **engine(folders))
+        yield Pair(prefill, decode, {one.name: one.fingerprint for one in read_adapters(settings)}, answers)
+
+
+async def test_both_sides_tell_the_same_of_the_same_files(pair: Pair) -> None:
+    for worker in (pair.prefill, pair.decode):
+        assert (await hello(worker.address)).identity.capacity.adapters == pair.fingerprints
+
+
+async def test_two_adapters_and_the_model_itself_in_one_batch(pair: Pair) -> None:
+    """Handed over, with drafts: each has the answer of its own, and none the KV of another."""
+    assert len({str(answers) for answers in pair.answers.values()}) == len(NAMES)
+    cores = {
+        (name, n): pair.request(f"{name} {n}", name, tokens)
+        for n, tokens in enumerate(PROMPTS)
+        for name in NAMES
+    }
+    async with connected(pair.prefill.address) as source, connected(pair.decode.address) as target:
+        for core in cores.values():
+            await source.start(core, PREFILL)
+        begun = {key: await source.end(core.request_id) for key, core in cores.items()}
+        for key, core in cores.items():
+            saved = begun[key].saved
+            assert saved is not None
+            await target.start(core, DECODE, written=begun[key].tokens, manifest=saved.manifest)
+        rests = {key: await target.end(core.request_id) for key, core in cores.items()}
+    for (name, n), rest in rests.items():
+        assert rest.failed is None
+        assert rest.admitted is not None
+        assert begun[name, n].tokens + rest.tokens == pair.answers[name][n], (name, n)
+    drafts = [rests[name, 1].drafts for name in NAMES]
+    assert all(one.num_draft_tokens > 0 for one in drafts)
+    assert sum(accepted * steps for one in drafts for accepted, steps in enumerate(one.histogram)) > 0
+
+
+async def test_what_is_cached_for_one_adapter_is_not_anothers(pair: Pair) -> None:
+    """One engine, the same prompt three times: after the first round each has a prefix of its own."""
+    async with connected(pair.decode.address) as stream:
+        for turn in range(2):
+            for name in NAMES:
+                core = pair.request(f"cached {turn} {name}", name, PROMPTS[0])
+                assert (await stream.run(core, DECODE)).tokens == pair.answers[name][0], (turn, name)
+
+
+async def test_a_request_goes_on_with_its_adapter(pair: Pair) -> None:
+    """After a failure: with its tokens so far, and no KV."""
+    whole = pair.answers[FIRST][0]
+    async with connected(pair.decode.address) as stream:
+        core = pair.request("goes on", FIRST, PROMPTS[0])
+        assert (await stream.run(core, DECODE, written=whole[:7])).tokens == whole[7:]
+
+
+@pytest.mark.parametrize(
+    ("name", "fingerprint", "why"),
+    [
+        ("third", "f00", "this worker does not have the adapter 'third' (engine.lora)"),
+        (FIRST, "f00", "the files of the adapter 'first' are others here than at the router"),
+    ],
+)
+async def test_an_adapter_that_is_not_there(pair: Pair, name: str, fingerprint: str, why: str) -> None:
+    core = request(f"not there {name}", PROMPTS[0])
+    core.lora_request = LoRARequest(name, 1, fingerprint)
+    async with connected(pair.prefill.address) as stream:
+        failed = (await stream.run(core, PREFILL)).failed
+    assert failed is not None
+    assert (failed.code, failed.message) == (Failed.CODE_INVALID, why)
+
+
+async def test_the_scheduler_places_where_the_adapter_is(pair: Pair) -> None:
+    async with SchedulerClient(pair.prefill.scheduler, router_id="asks") as client:
+        need = {"prompt_tokens": 70, "max_new_tokens": 1}
+        placed = await client.place("one", 1, **need, adapter=Adapter(FIRST, pair.fingerprints[FIRST]))
+        client.reporter.finished(placed.attempt, "abort")
+        with pytest.raises(NoCapacity, match="has other files than the router under the adapter's name"):
+            await client.place("two", 1, **need, adapter=Adapter(FIRST, "f00"))
