@@ -69,9 +69,8 @@ class Cache:
             one = hashes[depth - 1]
             users = self._used.get(one, 0)
             self._used[one] = users + 1
-            if not users:
-                if self._idle.pop(one, None) is None:
-                    self._note(one, depth)
+            if not users and self._idle.pop(one, None) is None:
+                self._note(one, depth)
             named.append(one)
             if held.private:
                 held.private -= 1

@@ -60,7 +60,9 @@ class Split:
         """Return the workers' names with their roles."""
         counts = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
         return [
-            (f"{role}-{number}", roles.role(role).wire) for role, many in counts.items() for number in range(many)
+            (f"{role}-{number}", roles.role(role).wire)
+            for role, many in counts.items()
+            for number in range(many)
         ]
 
 
@@ -141,7 +143,9 @@ class SimulatedDeployment:
         life = self._lives[name] = self._lives.get(name, 0) + 1
         number = self._numbers.setdefault(name, len(self._numbers))
         engine = SimulatedEngine(self._loop, self._profile, self._block_tokens, self._machine, number)
-        worker = SimulatedWorker(name, life, role, self._profile, self._block_tokens, engine)
+        worker = SimulatedWorker(
+            name, life, role, profile=self._profile, block_tokens=self._block_tokens, engine=engine
+        )
         self.workers[worker.worker_id] = worker
         self._register(worker)
         self._loop.call_later(self._draw.random() * self._settings.heartbeat_s, self._beat, worker)

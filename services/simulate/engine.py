@@ -56,7 +56,7 @@ class Job:
 
 
 class Machine:
-    """What the engines of a deployment share: the count of gaps between tokens, and maybe cores."""
+    """The things that a deployment's engines share: the count of gaps between tokens, and maybe cores."""
 
     def __init__(self, cores: int) -> None:
         """With 0 each engine has a core of its own; else the workers are dealt out to so many."""
@@ -199,7 +199,9 @@ class SimulatedEngine:
         while self._decoding and self._decoding[0][0] <= self._progress + 1e-9:
             job = heapq.heappop(self._decoding)[2]
             self._leave(job)
-            full = min((job.prompt + job.output - 1) // self._block, len(job.hashes))  # the last token has no KV
+            full = min(
+                (job.prompt + job.output - 1) // self._block, len(job.hashes)
+            )  # the last token has no KV
             self.cache.release(job.held, job.hashes, full)
             job.generated += job.left
             if not job.over.done():  # else its request ran out of time

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 _FINENESS = 50  # buckets of gaps for each factor of e: 2 % wide
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -97,7 +96,7 @@ class Run:
         """The share of the requests within both goals."""
         return sum(map(self.goals.met, self.outcomes)) / max(1, len(self.outcomes))
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, float]:
         """Return the figures by name: milliseconds, shares, requests a second."""
         done = self._done
         first = [one.first_s for one in done]
@@ -119,19 +118,19 @@ class Run:
             "goodput_per_s": round(self.within * rate, 3),
             "waited": sum(one.waited_s > 0 for one in self.outcomes),
             "tried_again": sum(max(0, one.tries - 1) for one in self.outcomes),
-            "busy": {role: round(_mean(values), 3) for role, values in self._by_role().items()},
-            "busy_spread": {
-                role: [round(min(values), 3), round(max(values), 3)]
-                for role, values in self._by_role().items()
-            },
+            **self._busy_by_role(),
+            "simulated": self.requests,
             "simulated_per_s": round(self.requests / self.wall_s) if self.wall_s else 0,
         }
 
-    def _by_role(self) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {}
+    def _busy_by_role(self) -> dict[str, float]:
+        shares: dict[str, list[float]] = {}
         for name, share in self.busy.items():
-            found.setdefault(name.split("-")[0], []).append(share)
-        return found
+            shares.setdefault(name.split("-")[0], []).append(share)
+        return {
+            **{f"busy_{role}": round(_mean(values), 3) for role, values in shares.items()},
+            **{f"busiest_{role}": round(max(values), 3) for role, values in shares.items()},
+        }
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -2,8 +2,9 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
 
-`timestamp` is in milliseconds. Each of `hash_ids` names 512 tokens of the prompt and all before them, the last
-one what is left of it. After Qin et al., "Mooncake: Trading More Storage for Less Computation" (FAST 2025).
+`timestamp` is in milliseconds. Each of `hash_ids` names 512 tokens of the prompt and all before them, the
+last one what is left of it. After Qin et al., "Mooncake: Trading More Storage for Less Computation", FAST
+2025.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,13 +39,15 @@ class Pace(_Section):
     )
     decode_context_s: float = Field(0.0, ge=0, description="more for each token of their contexts")
     accepted: float = Field(1.0, ge=1, description="tokens that a request gets in a step: 1 without drafts")
-    drafting: float = Field(1.0, ge=1, description="factor of the steps that decode, for drafts and their checks")
+    drafting: float = Field(
+        1.0, ge=1, description="factor of the steps that decode, for drafts and their checks"
+    )
     overhead_s: float = Field(0.0, ge=0, description="of each request until its first token: router and wire")
 
     @field_validator("prefill", "decode")
     @classmethod
     def _rises(cls, points: Points) -> Points:
-        if len(points) < 2 or any(one[0] >= after[0] for one, after in zip(points, points[1:], strict=False)):
+        if len(points) < 2 or any(one[0] >= after[0] for one, after in pairwise(points)):
             raise ValueError("a curve has at least two points, with sizes that rise")
         return points
 

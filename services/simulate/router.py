@@ -12,6 +12,7 @@ No placement is made without a scheduler here: the simulated one never fails.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from dataclasses import dataclass, field, replace
 
@@ -85,10 +86,10 @@ class SimulatedRouter:
         loop: asyncio.AbstractEventLoop,
         name: str,
         deployment: SimulatedDeployment,
+        *,
         profile: Profile,
         scheduler: SchedulerSettings,
         router: RouterSettings,
-        *,
         block_tokens: int,
         seed: int,
     ) -> None:
@@ -165,21 +166,34 @@ class SimulatedRouter:
         )
         if step is RecoveryStep.GIVE_UP:
             raise AttemptsExhausted(failure.message)
-        if step is RecoveryStep.COMPUTE_HERE and life.assignment is not None:
+        if step is RecoveryStep.PLACE_AGAIN:
+            life.excluded.add(failure.worker_id)
+            if not failure.decode_side_is_fine:
+                await self._place_again(life, failure)
+                return
+            with contextlib.suppress(
+                NotAdmitted
+            ):  # no other worker can prefill it now: the decode worker can
+                await self._place(life)
+                return
+        if life.assignment is not None:
             life.assignment = replace(life.assignment, prefill=None)
-            return
-        life.excluded.add(failure.worker_id)
+
+    async def _place_again(self, life: _Life, failure: Failure) -> None:
+        """Get the next placement. Wait for room, and for workers that come back. Raises AttemptsExhausted."""
         self._end(life, "retried")
         while self._loop.time() <= life.give_up:
             await asyncio.sleep(backoff_s(life.retries, self._draw.uniform))
+            wait_s = min(EXCLUDED_S, life.give_up - self._loop.time())
             try:
-                wait_s = min(EXCLUDED_S, life.give_up - self._loop.time())
-                return await self._waiting.resume(wait_s, self._placing(life))
+                await self._waiting.resume(wait_s, self._placing(life))
             except NotAdmitted as no:
                 life.retries += 1
                 if no.never:
                     break
                 life.excluded.clear()
+            else:
+                return
         raise AttemptsExhausted(f"no worker can take over: {failure.message}")
 
     # Attempts.
@@ -267,7 +281,9 @@ class SimulatedRouter:
         target = self._deployment.workers.get(assignment.decode.worker_id)
         if target is None:
             return _unreachable(assignment.decode.worker_id)
-        held = self._block_tokens * target.engine.cache.hit(life.ask.hashes[: job.prompt // self._block_tokens])
+        held = self._block_tokens * target.engine.cache.hit(
+            life.ask.hashes[: job.prompt // self._block_tokens]
+        )
         size = (job.prompt - min(held, job.prompt)) * way.token_bytes
         began = job.first_piece_at if way.early else now
         arrived = max(began, target.link_free_at) + size / way.bytes_per_s

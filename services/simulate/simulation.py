@@ -49,25 +49,29 @@ def simulate(setup: Setup, trace: Trace, progress: Progress | None = None) -> Ru
 
 
 class _Simulation:
-    def __init__(
-        self, loop: VirtualLoop, setup: Setup, trace: Trace, progress: Progress | None
-    ) -> None:
+    def __init__(self, loop: VirtualLoop, setup: Setup, trace: Trace, progress: Progress | None) -> None:
         self._loop = loop
         self._setup = setup
         self._trace = trace
         self._progress = progress
-        shape = setup.profile, setup.scheduler
         block, seed = trace.block_tokens, setup.seed
         self._deployment = SimulatedDeployment(
-            loop, setup.split, *shape, block_tokens=block, seed=seed, events=setup.events
+            loop,
+            setup.split,
+            setup.profile,
+            setup.scheduler,
+            block_tokens=block,
+            seed=seed,
+            events=setup.events,
         )
         self._routers = [
             SimulatedRouter(
                 loop,
                 f"router-{number}",
                 self._deployment,
-                *shape,
-                setup.router,
+                profile=setup.profile,
+                scheduler=setup.scheduler,
+                router=setup.router,
                 block_tokens=block,
                 seed=seed + number,
             )

@@ -1,6 +1,7 @@
 """A simulated worker: an engine with a place in the deployment, as the scheduler hears of it.
 
-It registers, sends heartbeats with its load and the log of its cache, and may die, or fall silent for a while.
+It registers, sends heartbeats with its load and the log of its cache, and may die, or fall silent for a
+while.
 """
 
 from __future__ import annotations
@@ -30,8 +31,16 @@ class SimulatedWorker:
     """One life of one worker."""
 
     def __init__(
-        self, name: str, life: int, role: pb.Role, profile: Profile, block_tokens: int, engine: SimulatedEngine
+        self,
+        name: str,
+        life: int,
+        role: pb.Role,
+        *,
+        profile: Profile,
+        block_tokens: int,
+        engine: SimulatedEngine,
     ) -> None:
+        """Make a worker that has just started; `life` counts from 1."""
         self.name = name
         self.worker_id = f"{name}.{life}"
         self.engine = engine
