@@ -16,7 +16,7 @@ from harness.stats import median
 
 # Requests a second for each prefill worker of the assumed pace, by kind: a load that some policies carry and
 # others do not.
-LOADS = {"chats": 4.0, "shared": 10.0, "agents": 2.0, "documents": 0.8, "prompts": 2.6}
+LOADS = {"chats": 4.0, "shared": 5.0, "agents": 2.0, "documents": 0.8, "prompts": 2.6}
 Arms = Mapping[str, tuple[PolicySettings, bool]]
 Make = Callable[[int], Trace]  # a trace, by its seed
 

@@ -2,8 +2,8 @@
 
     decode      the gap between tokens with so many streams at once
     overhead    the time to first token of a prompt of one token, which is one decode step, less such a gap
-    prefill     the time to first token of prompts of one step, less the overhead: the curve; and of one of many
-                steps: the cost of the tokens before a piece
+    prefill     the time to first token of prompts of one step, less the overhead, gives the curve; that of
+                one of many steps the cost of the tokens before a piece
 
 Prompts are random and differ, so that nothing of them is cached.
 """

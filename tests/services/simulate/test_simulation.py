@@ -20,6 +20,7 @@ from baton.services.simulate.worker import Fault
 PACE = Pace(prefill=[(0, 0.01), (100, 0.11)], decode=[(0, 0.01), (100, 0.21)], overhead_s=0.005)
 WAY = Handoff(token_bytes=1_000, bytes_per_s=1e6, latency_s=0.002, early=False)
 PROFILE = Profile(pace=PACE, engine=Engine(step_tokens=100, batch=8, kv_tokens=4_000), handoff=WAY)
+PAIR = Split(1, 1)
 CHAT = Kind("small chats", 2, 30, 40, 20, 12, 4, 1.0)
 
 
@@ -32,7 +33,7 @@ def chats(seconds: float = 15.0, seed: int = 0, per_s: float = 6.0) -> Conversat
     return Conversations(CHAT, per_s, seconds, seed=seed, block_tokens=10, most_tokens=1_000)
 
 
-def one(trace: Trace, split: Split = Split(1, 1), profile: Profile = PROFILE, **setup: object) -> Run:
+def one(trace: Trace, split: Split = PAIR, profile: Profile = PROFILE, **setup: object) -> Run:
     """Simulate without a warm-up."""
     return simulate(Setup(split, profile, warm_share=0.0, **setup), trace)  # type: ignore[arg-type]
 
@@ -107,7 +108,7 @@ def test_a_lost_worker_costs_a_request_its_place_and_not_its_tokens() -> None:
     runs = [one(trace, Split(1, 2), faults=[Fault(0.7, f"decode-{number}", 60.0)]) for number in range(2)]
     lost, well = sorted((run_.outcomes[0] for run_ in runs), key=lambda out: -out.tries)
     assert (lost.tries, well.tries) == (2, 1)
-    # 0.052 s of handoff after 0.06 s of prefill; then it has generated so many tokens, and computes them again.
+    # 0.052 s of handoff after 0.06 s of prefill; what it has generated since then is computed again.
     generated = 1 + int((0.7 - 0.06 - 0.052) / 0.012)
     assert lost.computed == 50 + 50 + generated
     assert lost.first == well.first
