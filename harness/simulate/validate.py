@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from baton.services.simulate.figures import Run
+from baton.services.simulate.figures import Outcome, Run
 from baton.services.simulate.traces import Ask, Kind, Trace
 from harness.deployment import Deployment
 from harness.stats import percentile
@@ -39,19 +39,21 @@ Stream = Callable[[aiohttp.ClientSession, list[int], int], Coroutine[Any, Any, A
 async def drive(one: Deployment, trace: Trace, stream: Stream) -> dict[str, float]:
     """Send all requests of `trace`; return the figures."""
     before = await _computed(one)
-    first_s: list[float] = []
+    sent: list[Outcome] = []
     began = time.perf_counter()
     async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as conversations:
         for ask in trace.begin():
             await asyncio.sleep(began + ask.at - time.perf_counter())
-            conversations.create_task(_converse(trace, ask, began, lambda *of: stream(http, *of), first_s))
+            conversations.create_task(_converse(trace, ask, began, lambda *of: stream(http, *of), sent))
     computed = await _computed(one) - before
-    return _figures(first_s, computed)
+    return _figures([one.first_s for one in sent], computed, sum(one.prompt for one in sent))
 
 
 def simulated(run: Run) -> dict[str, float]:
     """Return the same figures of a simulation without a warm-up."""
-    return _figures([one.first_s for one in run.outcomes], sum(one.computed for one in run.outcomes))
+    outcomes = run.outcomes
+    computed, prompts = (sum(getattr(one, what) for one in outcomes) for what in ("computed", "prompt"))
+    return _figures([one.first_s for one in outcomes], computed, prompts)
 
 
 def errors(real: dict[str, float], predicted: dict[str, float]) -> dict[str, float]:
@@ -59,12 +61,13 @@ def errors(real: dict[str, float], predicted: dict[str, float]) -> dict[str, flo
     return {key: round(100 * (predicted[key] / real[key] - 1), 1) for key in real}
 
 
-def _figures(first_s: Sequence[float], computed: float) -> dict[str, float]:
+def _figures(first_s: Sequence[float], computed: int, prompts: int) -> dict[str, float]:
     return {
         "ttft_mean_ms": round(1e3 * sum(first_s) / len(first_s), 1),
         "ttft_p50_ms": round(1e3 * percentile(first_s, 0.5), 1),
         "ttft_p90_ms": round(1e3 * percentile(first_s, 0.9), 1),
         "computed_tokens": computed,
+        "computed_share": round(computed / prompts, 4),
         "requests": len(first_s),
     }
 
@@ -74,7 +77,7 @@ async def _converse(
     first: Ask,
     began: float,
     stream: Callable[[list[int], int], Coroutine[Any, Any, Answer]],
-    first_s: list[float],
+    sent: list[Outcome],
 ) -> None:
     ask: Ask | None = first
     so_far: list[int] = []
@@ -82,7 +85,7 @@ async def _converse(
         await asyncio.sleep(began + ask.at - time.perf_counter())
         prompt = _prompt(ask, so_far, trace.block_tokens)
         answer = await stream(prompt, ask.output)
-        first_s.append(answer.arrivals[0] - answer.asked)
+        sent.append(Outcome(answer.asked, ask.prompt, ask.output, answer.arrivals[0], answer.arrivals[-1]))
         so_far = prompt + answer.token_ids
         ask = trace.after(ask, time.perf_counter() - began)
 
