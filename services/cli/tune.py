@@ -12,9 +12,11 @@ from baton.services.config import Settings
 from baton.services.simulate.traces import KINDS
 
 WORKERS = (2, 4_096)
+# The bounds by which requests are placed (PlacementLimits of the scheduler).
+LIMITS = ("max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "idle_decode_tokens")
 
 
-@with_settings("scheduler.policy", "scheduler.max_queued_prompt_tokens", "scheduler.idle_decode_tokens")
+@with_settings("scheduler.policy", *(f"scheduler.{name}" for name in LIMITS))
 def simulated_splits(
     settings: Settings,
     *,
