@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import time
@@ -55,9 +56,14 @@ def run_tune(
     setup = Setup(Split(1, 1), shape, settings.scheduler, settings.router, goals, seed=load.seed)
     found = search(setup, load.trace(shape.engine.max_model_len), workers, _progress)
     if as_json:
-        print(json.dumps([{"split": one.split.flags, **one.run.figures()} for one in found], indent=2))
+        print(json.dumps([{"split": one.split.flags, **_known(one)} for one in found], indent=2))
     else:
         _show(load.name, found, goals, shape.name)
+
+
+def _known(one: Tried) -> dict[str, float]:
+    """Return the figures without those that no request gave: JSON has no nan."""
+    return {key: value for key, value in one.run.figures().items() if not math.isnan(value)}
 
 
 def _progress(split: Split) -> Progress:

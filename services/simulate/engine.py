@@ -159,7 +159,7 @@ class SimulatedEngine:
             self._stop_stepping()
             return
         tokens = sum(piece for _, piece in pieces)
-        pairs = sum(piece * (job.computed + piece / 2) for job, piece in pieces)
+        pairs = sum(piece * job.computed for job, piece in pieces)
         context = self._context + requests * self._progress - self._joined
         pace = self._profile.pace
         if self._timer is None:
@@ -199,9 +199,8 @@ class SimulatedEngine:
         while self._decoding and self._decoding[0][0] <= self._progress + 1e-9:
             job = heapq.heappop(self._decoding)[2]
             self._leave(job)
-            full = min(
-                (job.prompt + job.output - 1) // self._block, len(job.hashes)
-            )  # the last token has no KV
+            # The last token has no KV.
+            full = min((job.prompt + job.output - 1) // self._block, len(job.hashes))
             self.cache.release(job.held, job.hashes, full)
             job.generated += job.left
             if not job.over.done():  # else its request ran out of time

@@ -33,7 +33,9 @@ class Pace(_Section):
     prefill: Points = Field(
         [(0, 0.008), (512, 0.064), (8_192, 1.024)], description="prompt tokens of the step -> seconds"
     )
-    prefill_context_s: float = Field(0.0, ge=0, description="more for each pair of a token and one before it")
+    prefill_context_s: float = Field(
+        0.0, ge=0, description="more for each pair of a token and one before its piece"
+    )
     decode: Points = Field(
         [(0, 0.008), (1, 0.012), (64, 0.024), (256, 0.050)], description="requests that decode -> seconds"
     )
@@ -51,11 +53,11 @@ class Pace(_Section):
             raise ValueError("a curve has at least two points, with sizes that rise")
         return points
 
-    def step_s(self, tokens: int, pairs: float, requests: int, context: float) -> float:
+    def step_s(self, tokens: int, pairs: int, requests: int, context: float) -> float:
         """Return the time of a step.
 
-        tokens: of prompts; pairs: these, each times the tokens before it; requests: that decode; context: sum
-        of their contexts, tokens
+        tokens: of prompts; pairs: these, each times the tokens before its piece; requests: that decode; context:
+        sum of their contexts, tokens
         """
         step_s = 0.0
         if tokens:

@@ -171,9 +171,7 @@ class SimulatedRouter:
             if not failure.decode_side_is_fine:
                 await self._place_again(life, failure)
                 return
-            with contextlib.suppress(
-                NotAdmitted
-            ):  # no other worker can prefill it now: the decode worker can
+            with contextlib.suppress(NotAdmitted):  # then its decode worker prefills it
                 await self._place(life)
                 return
         if life.assignment is not None:

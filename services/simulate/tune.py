@@ -8,6 +8,7 @@ side that is short loses requests and one that is long gains none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -30,7 +31,8 @@ class Tried:
     @property
     def rank(self) -> tuple[float, float]:
         """The higher, the better."""
-        return round(self.run.within / EQUAL), -self.run.figures()["ttft_p90_ms"]
+        first_ms = self.run.figures()["ttft_p90_ms"]
+        return round(self.run.within / EQUAL), -math.inf if math.isnan(first_ms) else -first_ms
 
 
 # Gets each split before it is simulated.

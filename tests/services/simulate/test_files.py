@@ -78,7 +78,9 @@ def test_a_step_takes_what_the_curves_say() -> None:
         decode_context_s=1e-5,
     )
     assert pace.step_s(50, 0, 0, 0) == pytest.approx(0.06)
-    assert pace.step_s(200, 1e4, 0, 0) == pytest.approx(0.21 + 0.01)  # beyond the curve its last line goes on
+    assert pace.step_s(200, 10_000, 0, 0) == pytest.approx(
+        0.21 + 0.01
+    )  # beyond the curve its last line goes on
     assert pace.step_s(0, 0, 6, 100) == pytest.approx(0.025 + 0.001)
     assert pace.step_s(50, 0, 6, 100) == pytest.approx(0.06 + 0.026 - 0.01)  # the step itself counts once
 
