@@ -28,7 +28,7 @@ def policies(result: Result) -> list[Block]:
         "pace: 8,000 prompt tokens a second, steps of 12 to 50 ms. Each policy gets the same requests. `random`, `round robin` and "
         "`least loaded` (fewest queued tokens, fewest requests, of all) hear nothing of caches; `longest prefix` takes the worker "
         f"that holds most, whatever its queue. {_scope(result)}",
-        measured(result, "python -m bench simulate --save"),
+        _measured(result),
         *_tables(result, _COLUMNS),
     ]
 
@@ -37,7 +37,7 @@ def size(result: Result) -> list[Block]:
     return [
         f"## The simulator at {result['split']}\n",
         f"Chats, as above, on {_workers(result['split']):,} workers. {_scope(result)}",
-        measured(result, "python -m bench simulate --size --save"),
+        _measured(result),
         *_tables(
             result, {key: _COLUMNS[key] for key in ("ttft_p50_ms", "ttft_p99_ms", "computed_share")} | _PACE
         ),
@@ -49,7 +49,7 @@ def weights(result: Result) -> list[Block]:
         "## Weights of the scores, simulated\n",
         f"The default policy, and the same with one weight changed, one scorer left out or put in, at {result['split']}. "
         f"{_scope(result)}",
-        measured(result, "python -m bench simulate --weights --save"),
+        _measured(result),
         *_tables(result, {key: _COLUMNS[key] for key in _SHORT}),
     ]
 
@@ -76,6 +76,10 @@ def validation(result: Result) -> list[Block]:
         measured(result, "python -m bench simulate --validate --save"),
         table(["policy", "figure", "real", "simulated", "error"], rows),
     ]
+
+
+def _measured(result: Result) -> str:
+    return measured(result, f"python -m bench simulate {result['arguments']}")
 
 
 def _scope(result: Result) -> str:

@@ -56,8 +56,10 @@ class Pace(_Section):
     def step_s(self, tokens: int, pairs: int, requests: int, context: float) -> float:
         """Return the time of a step.
 
-        tokens: of prompts; pairs: these, each times the tokens before its piece; requests: that decode; context:
-        sum of their contexts, tokens
+        tokens: of prompts
+        pairs: these, each times the tokens before its piece
+        requests: that decode
+        context: sum of their contexts, tokens
         """
         step_s = 0.0
         if tokens:
