@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
     elif options.weights:
         _compare(options, "simulate-weights", weighted(), ["chats", "shared", "agents"])
     elif options.size:
-        arms = named(["random", "Baton"])
+        arms = named(options.policies or ["random", "Baton"])
         _compare(options, "simulate-size", arms, ["chats"])
     else:
         _compare(options, "simulate", named(options.policies), list(KINDS))

@@ -60,8 +60,8 @@ def weighted() -> Arms:
     scorers = PolicySettings().scorers
     arms = {"default": scorers}
     for name in scorers:
-        for weight in (0.25, 4.0):
-            arms[f"{name} {weight:g}"] = {**scorers, name: weight}
+        for factor in (0.25, 4.0):
+            arms[f"{name} x{factor:g}"] = {**scorers, name: factor * scorers[name]}
         arms[f"no {name}"] = {key: value for key, value in scorers.items() if key != name}
     for name in ("held_tokens", "queued_prompt_tokens"):
         for weight in (0.25, 1.0):
