@@ -15,8 +15,8 @@ from baton.scheduler.types import Need, WorkerRecord
 MEASURED_S = 5.0  # s of work after which a worker's own speed counts
 GUESSED_SPEED = 5_000.0  # prompt tokens a second
 # A token that is computed counts so many times as one that is queued before it. What a worker computes that
-# another one holds delays those behind it, too: with 1, chats at three fifths of the load left their caches
-# for any shorter queue, and their mean time to first token was by half longer (`python -m bench simulate`).
+# another one holds delays those behind it, too: with 1, chats that kept workers busy for half of the time
+# left their caches for any shorter queue; their mean time to first token was by half longer (decision 41).
 COMPUTED = 3.0
 
 
