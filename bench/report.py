@@ -10,14 +10,23 @@ import argparse
 import json
 from typing import Any
 
-from bench import report_brief, report_figures, report_peers, report_prefixes, report_sections
+from bench import (
+    report_brief,
+    report_figures,
+    report_peers,
+    report_prefixes,
+    report_sections,
+    report_simulate,
+)
 from bench.names import ALONE, NAMES
 from bench.report_figures import Figure
 from bench.report_sections import Block
 from harness.stats import RESULTS
 from harness.support import ROOT
 
-SECTIONS = report_sections.SECTIONS | report_peers.SECTIONS | report_prefixes.SECTIONS
+SECTIONS = (
+    report_sections.SECTIONS | report_peers.SECTIONS | report_prefixes.SECTIONS | report_simulate.SECTIONS
+)
 
 
 def _names(names: list[str]) -> str:

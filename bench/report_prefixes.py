@@ -33,24 +33,6 @@ def prefixes(result: Result) -> list[Block]:
     ]
 
 
-def placing(result: Result) -> list[Block]:
-    rows = [
-        [load, arm, *(f"{value:g}" for value in figures.values())]
-        for load, arms in result["loads"].items()
-        for arm, figures in arms.items()
-    ]
-    return [
-        "## Where prefixes lie: the effect\n",
-        "The product's policy, index and logs on a simulated fleet (bench/placing_sim.py): prompts that have nothing in common, "
-        "and chats whose prompts grow from turn to turn and begin with one of a few system prompts. `random` takes any "
-        "worker, `queue` the shortest queue of prompt tokens, `without_events` is the default policy that hears nothing of "
-        f"caches, `default` hears of them. {result['requests']:,} requests each, medians of {result['runs']} seeds; the "
-        "computed share is of all prompt tokens.",
-        measured(result, "python -m bench placing"),
-        table(["load", "policy", "TTFT p50, ms", "TTFT p99, ms", "computed share"], rows),
-    ]
-
-
 def chats(result: Result) -> list[Block]:
     turns = [f"turn {number}" for number in range(1, result["turns"] + 1)]
     rows = [
@@ -99,6 +81,5 @@ def _number(value: float) -> str:
 SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
     "scheduler-1000": scheduler_at_size,
     "prefixes": prefixes,
-    "placing": placing,
     "chats": chats,
 }

@@ -45,10 +45,12 @@ class Placer:
         on_expired: Callable[[int], None],
         *,
         prefixes: PrefixLedger | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Place by `policy` and `limits`, with regard to what workers hold by `prefixes`.
 
-        `on_expired` gets the number of attempts that ran out of lease.
+        `on_expired` gets the number of attempts that ran out of lease. `clock` is in seconds, as that of
+        `view`.
         """
         self._store = store
         self._policy = policy
@@ -56,14 +58,15 @@ class Placer:
         self._lease_s = lease_s
         self._on_expired = on_expired
         self._prefixes = prefixes
+        self._clock = clock
         self._view: FleetView | None = None
-        self._read_at = 0.0  # time.monotonic() before `_view` was asked for
+        self._read_at = 0.0  # on the clock, before `_view` was asked for
         self._reading = asyncio.Lock()
-        self._turns = RouterTurns()
+        self._turns = RouterTurns(clock)
 
     async def place(self, need: Need) -> Assignment | NoChoice:
         """Choose workers and book them, or say why not."""
-        asked_at = time.monotonic()
+        asked_at = self._clock()
         oldest = asked_at - VIEW_AGE_S
         if self._prefixes is not None and need.prefix.keys:
             need = replace(need, match=Match(self._prefixes, need.prefix, need.prompt_tokens))
@@ -92,19 +95,19 @@ class Placer:
                 return Assignment(choice.prefill, choice.decode, wanted.booking, held, waits, choice.source)
             if result.outcome is ReserveOutcome.STALE:
                 return _stale(need, result)
-            oldest = time.monotonic()
+            oldest = self._clock()
         return NoChoice(
             pb.Rejection.CODE_FULL,
             f"others were faster {MAX_TRIES} times: too many requests at once",
         )
 
     async def view(self, oldest: float) -> FleetView:
-        """Return a view no older than `oldest` (time.monotonic()). Callers that wait share one call."""
+        """Return a view no older than `oldest` (on the clock). Callers that wait share one call."""
         if self._view is not None and self._read_at >= oldest:
             return self._view
         async with self._reading:
             if self._view is None or self._read_at < oldest:
-                read_at = time.monotonic()
+                read_at = self._clock()
                 self._view = await self._store.view()
                 self._read_at = read_at
                 if self._view.expired:

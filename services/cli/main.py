@@ -19,6 +19,7 @@ from baton.services.cli.key import keys
 from baton.services.cli.operators import OPERATORS, become_operator
 from baton.services.cli.ray import app as ray
 from baton.services.cli.title import hide_secrets
+from baton.services.cli.tune import simulated_splits
 from baton.services.config import Settings
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.leave import leave
@@ -87,6 +88,7 @@ def up(
 
 
 app.command(cls=SectionedCommand)(batch)
+app.command("tune", cls=SectionedCommand)(simulated_splits)
 app.add_typer(keys)
 app.add_typer(ca.app)
 app.add_typer(diagnosis.app)

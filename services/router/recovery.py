@@ -7,6 +7,7 @@ and an error that no other worker could mend.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from random import uniform
@@ -84,11 +85,12 @@ def next_step(failure: Failure, *, failures_left: int, tokens_to_prefill: int) -
     return RecoveryStep.PLACE_AGAIN if failures_left > 0 or not failure.counts else RecoveryStep.GIVE_UP
 
 
-def backoff_s(retries: int) -> float:
+def backoff_s(retries: int, draw: Callable[[float, float], float] = uniform) -> float:
     """Return how long to wait before the next placement, seconds, after `retries` that came to nothing.
 
     The wait doubles, with a jitter of a quarter, so that the requests of a lost worker do not return in step.
+    `draw` returns a random number between two.
     """
     if retries <= 1:
         return 0.0
-    return uniform(0.75, 1.25) * min(BACKOFF_S * 2.0 ** (retries - 2), MOST_BACKOFF_S)  # noqa: S311 (no secret)
+    return draw(0.75, 1.25) * min(BACKOFF_S * 2.0 ** (retries - 2), MOST_BACKOFF_S)

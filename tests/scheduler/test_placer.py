@@ -123,6 +123,15 @@ async def test_many_at_once_share_a_view(counted: Counting) -> None:
     assert counted.views <= 1 + took / 0.02
 
 
+async def test_a_view_ages_by_the_clock_that_is_given(counted: Counting) -> None:
+    now = 0.0
+    policy = Policy(LIMITS, LIMITS.policy, random.Random(1))
+    one = Placer(counted, policy, LIMITS, LEASE_S, lambda _: None, clock=lambda: now)
+    for number, (now, views) in enumerate([(0.0, 1), (0.019, 1), (0.041, 2), (0.041, 2)]):  # noqa: B007
+        assert isinstance(await one.place(need(f"r{number}", prompt=1)), Assignment)
+        assert counted.views == views
+
+
 async def test_own_bookings_count_in_an_old_view(store: Store) -> None:
     await register(store, "a")
     await register(store, "b")

@@ -18,7 +18,7 @@ from baton.scheduler.booking import Source, claim
 from baton.scheduler.knowledge import LATE_S, Knowledge
 from baton.scheduler.policy import Policy, WorkerChoice
 from baton.scheduler.policy.filters import HasRoom
-from baton.scheduler.policy.scorers import PrefillWork
+from baton.scheduler.policy.scorers import COMPUTED, PrefillWork
 from baton.scheduler.policy.speed import GUESSED_SPEED, MEASURED_S
 from baton.scheduler.prefix_metrics import PrefixMetrics
 from baton.scheduler.prefixes.index import PrefixIndex
@@ -87,9 +87,9 @@ def test_a_prompt_goes_where_most_of_it_is_however_many_workers_there_are(number
     assert held.chosen(60, 20) == {("p1", "d1"): 20}
 
 
-def test_a_queue_is_worth_waiting_for_only_as_long_as_it_is_shorter_than_the_work() -> None:
-    """800 tokens are held of 960: 300 queued are less than to compute them again, 900 are more."""
-    for queued, expected in ((300, "p1"), (900, "p0")):
+def test_a_queue_is_worth_waiting_for_only_as_long_as_it_is_shorter_than_thrice_the_work() -> None:
+    """800 tokens are held of 960: 2,300 queued are less than to compute them thrice, 2,500 are more."""
+    for queued, expected in ((2_300, "p1"), (2_500, "p0")):
         held = Held(pairs(2, p1=Reserved(prompt_tokens=queued)), {"p1": 50})
         assert {prefill for prefill, _ in held.chosen(60, 20, max_queued_prompt_tokens=10_000)} == {expected}
 
@@ -103,7 +103,7 @@ def test_a_slow_worker_gets_less() -> None:
     slow, fast, new = with_speed("slow", 10_000), with_speed("fast", 80_000), worker("new", P)
     scores = [scorer.score(one, need(prompt=1_000)) for one in (slow, new, fast)]
     assert scores == sorted(scores)
-    assert scores[0] == pytest.approx(0.5)  # a second of work
+    assert scores[0] == pytest.approx(1 / (1 + COMPUTED))  # a second of work of its own
 
 
 def test_where_all_hold_the_same_beginning_they_share_the_load() -> None:

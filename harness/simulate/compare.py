@@ -1,0 +1,85 @@
+"""Policies, weights and sizes side by side, on the same requests."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from baton.services.config import PolicySettings
+from baton.services.simulate.figures import Run
+from baton.services.simulate.simulation import Progress, Setup, simulate
+from baton.services.simulate.traces import KINDS, Conversations, Trace
+from harness.simulate.baselines import POLICIES, install
+from harness.stats import median
+
+# Requests a second for each prefill worker of the assumed pace, by kind: a load that some policies carry and
+# others do not.
+LOADS = {"chats": 4.0, "shared": 5.0, "agents": 2.0, "documents": 0.8, "prompts": 2.6}
+Arms = Mapping[str, tuple[PolicySettings, bool]]
+Make = Callable[[int], Trace]  # a trace, by its seed
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One arm: the medians of its runs' figures, and the runs."""
+
+    figures: dict[str, float]
+    runs: list[Run]
+
+
+def conversations(kind: str, per_s: float, seconds: float, longest: int) -> Make:
+    """Return what makes the trace of a kind."""
+    return lambda seed: Conversations(KINDS[kind], per_s, seconds, seed=seed, most_tokens=longest - 1)
+
+
+def compare(setup: Setup, make: Make, arms: Arms, seeds: int) -> dict[str, Compared]:
+    """Run each arm on the same traces, as many as `seeds`, and tell the progress on stderr."""
+    install()
+    found = {}
+    for name, (policy, events) in arms.items():
+        runs = []
+        for seed in range(seeds):
+            scheduler = setup.scheduler.model_copy(update={"policy": policy})
+            one = replace(setup, scheduler=scheduler, events=events, seed=seed)
+            runs.append(simulate(one, make(seed), _progress(f"{name}, seed {seed}")))
+        found[name] = Compared(_medians(runs), runs)
+    return found
+
+
+def named(names: list[str]) -> Arms:
+    """Return the arms of these names, all without any. Raises SystemExit for an unknown one."""
+    if unknown := set(names) - set(POLICIES):
+        raise SystemExit(f"there is no policy {min(unknown)!r}; there are: {', '.join(POLICIES)}")
+    return {name: POLICIES[name] for name in names or POLICIES}
+
+
+def weighted() -> Arms:
+    """Return the default policy, and others that differ in one weight, one scorer or the picker."""
+    scorers = PolicySettings().scorers
+    arms = {"default": scorers}
+    for name in scorers:
+        for factor in (0.25, 4.0):
+            arms[f"{name} x{factor:g}"] = {**scorers, name: factor * scorers[name]}
+        arms[f"no {name}"] = {key: value for key, value in scorers.items() if key != name}
+    for name in ("held_tokens", "queued_prompt_tokens"):
+        for weight in (0.25, 1.0):
+            arms[f"{name} {weight:g}"] = {**scorers, name: weight}
+    found = {name: (PolicySettings(scorers=one), True) for name, one in arms.items()}
+    return {**found, "picker best": (PolicySettings(picker="best"), True)}
+
+
+def _medians(runs: list[Run]) -> dict[str, float]:
+    all_figures = [run.figures() for run in runs]
+    return {key: round(median([one[key] for one in all_figures]), 4) for key in all_figures[0]}
+
+
+def _progress(what: str) -> Progress:
+    began = time.monotonic()
+
+    def tell(share: float, over: int) -> None:
+        took_s = time.monotonic() - began
+        print(f"  {what}: {share:.0%}, {over:,} requests, {took_s:.0f} s", file=sys.stderr, flush=True)
+
+    return tell

@@ -1,0 +1,60 @@
+"""The command `baton tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton.services.cli.flags import with_settings
+from baton.services.config import Settings
+from baton.services.simulate.traces import KINDS
+
+WORKERS = (2, 4_096)
+# The bounds by which requests are placed (PlacementLimits of the scheduler).
+LIMITS = ("max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "idle_decode_tokens")
+
+
+@with_settings("scheduler.policy", *(f"scheduler.{name}" for name in LIMITS))
+def simulated_splits(
+    settings: Settings,
+    *,
+    trace: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE", help=f"File of requests in Mooncake's format, or a kind: {', '.join(KINDS)}."
+        ),
+    ],
+    workers: Annotated[int, typer.Option(help="Number of workers.", min=WORKERS[0], max=WORKERS[1])],
+    goal_ttft: Annotated[float, typer.Option(help="Goal for the time to first token, seconds.", min=0)] = 0.5,
+    goal_itl: Annotated[
+        float, typer.Option(help="Goal for the mean gap between an answer's tokens, seconds.", min=0)
+    ] = 0.05,
+    profile_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            help="JSON file with the workers' pace and size: docs/simulator.md. [default: assumed figures]",
+            metavar="FILE",
+        ),
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Requests a second, of a kind of trace.", min=0.001)] = 1.0,
+    seconds: Annotated[float, typer.Option(help="Simulated time, of a kind of trace.", min=1)] = 300.0,
+    speed: Annotated[
+        float, typer.Option(help="Factor by which a file's requests arrive faster than recorded.", min=0.001)
+    ] = 1.0,
+    most: Annotated[int, typer.Option(help="Requests taken of a file; 0: all.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn at random.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Find how many prefill and decode workers serve a trace best.
+
+    Simulates the splits of so many workers, and as many mixed ones, with this configuration's policy, and
+    prints the share of requests within both goals.
+    """
+    from baton.services.cli.tuning import Load, run_tune
+    from baton.services.simulate.figures import Goals
+
+    load = Load(trace, rate=rate, seconds=seconds, speed=speed, most=most, seed=seed)
+    run_tune(settings, load, workers, Goals(goal_ttft, goal_itl), profile_file, as_json=json)

@@ -1,0 +1,319 @@
+"""A simulated engine: steps of prompts' pieces and of requests that decode, on the loop's time.
+
+A step takes what its profile's curves say. Prompts get their pieces by the product's own rule of fair share,
+and wait in its order. Steps in which nothing but decoding happens are taken together, up to the one after
+which something changes: the first request that ends, one that comes, a full cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from baton.protos import scheduler_pb2 as pb
+from baton.services.prefill.fair_share import priority, share_of
+from baton.services.simulate.cache import Cache, Held
+from baton.services.simulate.figures import Gaps
+from baton.services.simulate.profile import Profile
+
+MOST_STEPS = 64  # taken together: contexts grow meanwhile
+
+
+class EngineLost(Exception):
+    """The engine's worker died."""
+
+
+class TooLarge(Exception):
+    """The request does not fit into the idle engine."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request in an engine: its prompt, or where that was handed over (`given`) what comes after it."""
+
+    hashes: Sequence[int]  # of the blocks of the prompt, and of the answer as far as they are known
+    prompt: int  # tokens, those of an answer begun elsewhere included
+    output: int  # tokens to generate here
+    given: bool
+    over: asyncio.Future[None]  # raises EngineLost and TooLarge
+    order: int = 0  # in the queue: the lowest goes first
+    hit: int = 0  # tokens found in the prefix cache, of a prompt that is computed here
+    computed: int = 0  # tokens of the prompt whose KV is there
+    first_piece_at: float = 0.0  # the first step with a piece of it ended
+    last_piece: int = 0  # tokens of the last step with a piece of it
+    first_at: float = 0.0  # the prompt ended, with a token
+    next_at: float = 0.0  # the first token came that was decoded here
+    generated: float = 0.0  # tokens, kept when it ends or stops
+    held: Held = field(default_factory=Held)
+    joined: float = 0.0  # the engine's progress when it began to decode
+    left: float = 0.0  # tokens then
+    admitted: bool = False
+
+
+class Machine:
+    """The things that a deployment's engines share: the count of gaps between tokens, and maybe cores."""
+
+    def __init__(self, cores: int) -> None:
+        """With 0 each engine has a core of its own; else the workers are dealt out to so many."""
+        self.gaps = Gaps()
+        self.cores = cores
+        self._stepping: Counter[int] = Counter()  # by core: engines with a step under way
+
+    def begin(self, core: int) -> None:
+        """Note that an engine there has something to do."""
+        self._stepping[core] += 1
+
+    def end(self, core: int) -> None:
+        """Note that it has nothing any more."""
+        self._stepping[core] -= 1
+
+    def slower(self, core: int) -> float:
+        """Return the factor of a step that begins there now."""
+        return max(1.0, self._stepping[core]) if self.cores else 1.0
+
+
+class SimulatedEngine:
+    """One engine. All methods run in the loop's thread."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        profile: Profile,
+        block_tokens: int,
+        machine: Machine,
+        number: int = 0,
+    ) -> None:
+        """Make an idle engine. `number` tells its core, where cores are shared."""
+        self._loop = loop
+        self._profile = profile
+        self._block = block_tokens
+        self._machine = machine
+        self._core = number % machine.cores if machine.cores else number
+        self.cache = Cache(max(1, profile.engine.kv_tokens // block_tokens))
+        self.counts = pb.EngineCounts()
+        self.busy_s = 0.0
+        self._waiting: list[tuple[int, int, Job]] = []  # heap
+        self._prompts: list[Job] = []  # whose prompts run
+        self._decoding: list[tuple[float, int, Job]] = []  # heap, by the progress at their end
+        self._number = count()
+        self._progress = 0.0  # tokens that a request which decodes has got since the begin
+        self._joined = 0.0  # sum of `joined` of those that decode
+        self._context = 0  # sum of their prompts
+        self._timer: asyncio.TimerHandle | None = None  # of the end of the steps under way
+        self._began, self._step_s, self._steps = 0.0, 0.0, 0
+        self._pieces: list[tuple[Job, int]] = []
+        self._joining = 0  # requests whose first step is under way: the gap before it is not the engine's
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return len(self._prompts) + len(self._decoding)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
+    def submit(self, job: Job) -> None:
+        """Queue a request; `job.over` ends with it."""
+        now = self._loop.time()
+        job.order = priority(now, 0 if job.given else job.prompt, handed_over=job.given)
+        heapq.heappush(self._waiting, (job.order, next(self._number), job))
+        if self._timer is None:
+            self._begin()
+        elif self._steps > 1:  # it joins at the end of the step under way
+            done = max(1, math.ceil((now - self._began) / self._step_s - 1e-9))
+            if done < self._steps:
+                self._timer.cancel()
+                self._plan(done)
+
+    def kill(self) -> None:
+        """Fail all requests; nothing is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            if self._steps > 1:
+                self._advance(int((self._loop.time() - self._began) / self._step_s))
+            self._stop_stepping()
+        decoding = [one for *_, one in self._decoding]
+        for job in decoding:
+            self._stop(job)
+        for job in [one for *_, one in self._waiting] + self._prompts + decoding:
+            if not job.over.done():
+                job.over.set_exception(EngineLost())
+        self._waiting, self._prompts, self._decoding = [], [], []
+
+    def _begin(self) -> None:
+        """Begin the next step, or several; or none, where there is nothing to do."""
+        self._grow()
+        while self.cache.free < 0 and len(self._decoding) > 1:
+            self._preempt()
+        joined, pieces = self._compose()
+        self._pieces = pieces
+        requests = len(self._decoding)
+        if not pieces and not requests:
+            self._stop_stepping()
+            return
+        tokens = sum(piece for _, piece in pieces)
+        pairs = sum(piece * job.computed for job, piece in pieces)
+        context = self._context + requests * self._progress - self._joined
+        pace = self._profile.pace
+        if self._timer is None:
+            self._machine.begin(self._core)
+        self._step_s = pace.step_s(tokens, pairs, requests, context) * self._machine.slower(self._core)
+        self._began = self._loop.time()
+        steps = 1
+        if not pieces:
+            ends = self._decoding[0][0] - self._progress
+            room = max(1, self.cache.free) * self._block / requests
+            steps = max(1, min(math.ceil(min(ends, room) / pace.accepted - 1e-9), MOST_STEPS))
+        for job in joined:
+            job.next_at = job.next_at or self._began + self._step_s
+        self._joining = len(joined)
+        self._plan(steps)
+
+    def _plan(self, steps: int) -> None:
+        self._steps = steps
+        self._timer = self._loop.call_at(self._began + steps * self._step_s, self._end)
+
+    def _end(self) -> None:
+        self._advance(self._steps)
+        now = self._loop.time()
+        for job, piece in self._pieces:
+            job.computed += piece
+            job.last_piece = piece
+            job.first_piece_at = job.first_piece_at or now
+            self.counts.computed_tokens += piece
+            self.cache.name(job.held, job.hashes, min(job.computed // self._block, len(job.hashes)))
+            if job.computed == job.prompt:
+                self._prompts.remove(job)
+                job.first_at = job.first_at or now
+                self.counts.output_tokens += 1
+                job.generated += 1
+                self._join(job, job.output - 1)
+        self._pieces = []
+        while self._decoding and self._decoding[0][0] <= self._progress + 1e-9:
+            job = heapq.heappop(self._decoding)[2]
+            self._leave(job)
+            # The last token has no KV.
+            full = min((job.prompt + job.output - 1) // self._block, len(job.hashes))
+            self.cache.release(job.held, job.hashes, full)
+            job.generated += job.left
+            if not job.over.done():  # else its request ran out of time
+                job.over.set_result(None)
+        self._begin()
+
+    def _advance(self, steps: int) -> None:
+        """Let so many of the steps under way be done."""
+        pace, requests, took_s = self._profile.pace, len(self._decoding), steps * self._step_s
+        self.busy_s += took_s
+        self.counts.busy_s += took_s
+        if requests:
+            self.counts.request_s += took_s * requests
+            self._progress += steps * pace.accepted
+            got = round(steps * pace.accepted * requests)
+            self.counts.output_tokens += got
+            self._machine.gaps.add(self._step_s / pace.accepted, max(0, got - self._joining))
+            self._joining = 0
+
+    def _compose(self) -> tuple[list[Job], list[tuple[Job, int]]]:
+        """Return the requests that begin to decode, and the prompts of the next step with their tokens."""
+        engine = self._profile.engine
+        budget = engine.step_tokens - len(self._decoding)
+        prompts = len(self._prompts) + sum(not job.given for *_, job in self._waiting[: engine.batch])
+        share = engine.step_tokens
+        if prompts > 1:
+            share = max(share_of(share), share // prompts)
+        pieces: list[tuple[Job, int]] = []
+        for job in self._prompts:
+            if budget <= 0:
+                break
+            piece = min(job.prompt - job.computed, share, budget)
+            pieces.append((job, piece))
+            budget -= piece
+        joined = []
+        while self._waiting and self.running < engine.batch and budget > 0:
+            job = self._waiting[0][2]
+            if job.over.done():
+                heapq.heappop(self._waiting)
+                continue
+            if not self._admit(job):
+                if self.running:
+                    break
+                heapq.heappop(self._waiting)
+                job.over.set_exception(TooLarge())
+                continue
+            heapq.heappop(self._waiting)
+            if job.given:
+                self._join(job, job.output)
+                joined.append(job)
+                budget -= 1
+                continue
+            self._prompts.append(job)
+            piece = min(job.prompt - job.computed, share, budget)
+            pieces.append((job, piece))
+            budget -= piece
+        return joined, pieces
+
+    def _admit(self, job: Job) -> bool:
+        """Give a request its blocks, if there is room."""
+        hashes, cache = job.hashes, self.cache
+        hit = cache.hit(hashes[: (job.prompt - 1) // self._block])
+        found, blocks = hashes[:hit], -(-(job.prompt + 1) // self._block)
+        if not cache.fits(found, blocks):
+            return False
+        job.held = cache.take(found, blocks)
+        if job.given:
+            job.computed = job.prompt
+            cache.name(job.held, hashes, min(job.prompt // self._block, len(hashes)))
+        else:
+            job.computed = hit * self._block
+            self.counts.prefix_queries += job.prompt
+            self.counts.prefix_hits += job.computed
+            if not job.admitted:
+                job.hit = job.computed
+        job.admitted = True
+        return True
+
+    def _join(self, job: Job, tokens: float) -> None:
+        job.joined, job.left = self._progress, tokens
+        heapq.heappush(self._decoding, (self._progress + tokens, next(self._number), job))
+        self._joined += job.joined
+        self._context += job.prompt
+
+    def _leave(self, job: Job) -> None:
+        """Take one that was removed from the heap off the sums."""
+        self._joined -= job.joined
+        self._context -= job.prompt
+        self._grow()
+
+    def _grow(self) -> None:
+        tokens = len(self._decoding) * self._progress - self._joined
+        self.cache.grown = max(0, math.ceil(tokens / self._block - 1e-6))
+        self.cache.trim()
+
+    def _preempt(self) -> None:
+        """Put the request that began to decode last back into the queue, to be computed anew."""
+        place = max(range(len(self._decoding)), key=lambda at: self._decoding[at][1])
+        job = self._decoding.pop(place)[2]
+        heapq.heapify(self._decoding)
+        self._leave(job)
+        self._stop(job)
+        left = max(1, math.ceil(job.left - (self._progress - job.joined)))
+        self.cache.release(job.held)
+        job.prompt += job.output - left
+        job.output, job.given, job.computed = left, False, 0
+        heapq.heappush(self._waiting, (job.order, next(self._number), job))
+
+    def _stop_stepping(self) -> None:
+        if self._timer is not None:
+            self._timer = None
+            self._machine.end(self._core)
+
+    def _stop(self, job: Job) -> None:
+        """Note what one that decodes has generated so far."""
+        job.generated += min(job.left, self._progress - job.joined)

@@ -1,0 +1,322 @@
+"""A router on virtual time: its waiting room and its rules of recovery are the product's.
+
+    relay.py of the router, over HTTP and gRPC     here
+    WaitingRoom, next_step, backoff_s              the same objects
+    Placements, over the scheduler's client        the placer itself
+    Leg, over a worker's stream                    a job in a simulated engine
+    Reporter                                       reports in batches, as often
+
+No placement is made without a scheduler here: the simulated one never fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from dataclasses import dataclass, field, replace
+
+from prometheus_client import CollectorRegistry
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.booking import Assignment
+from baton.scheduler.policy import NoChoice
+from baton.scheduler.prefixes.keys import PromptKeys, prompt_keys
+from baton.scheduler.reporter import FLUSH_S, RENEWALS_PER_LEASE
+from baton.scheduler.types import Attempt, Need, RouterReport
+from baton.services.config import RouterSettings, SchedulerSettings
+from baton.services.router.errors import AttemptsExhausted, NotAdmitted, Why
+from baton.services.router.metrics import RouterMetrics
+from baton.services.router.recovery import (
+    PROGRESS_TOKENS,
+    Failure,
+    RecoveryStep,
+    Trouble,
+    backoff_s,
+    next_step,
+)
+from baton.services.router.relay import EXCLUDED_S
+from baton.services.router.state import NOBODY
+from baton.services.router.waiting import Place, WaitingRoom
+from baton.services.simulate.deployment import SimulatedDeployment
+from baton.services.simulate.engine import EngineLost, Job, TooLarge
+from baton.services.simulate.figures import Outcome
+from baton.services.simulate.profile import Profile
+from baton.services.simulate.traces import Ask
+from baton.services.simulate.worker import SimulatedWorker
+
+
+@dataclass(slots=True)
+class _Life:
+    """One request, over all of its attempts."""
+
+    name: str
+    ask: Ask
+    outcome: Outcome
+    prefix: PromptKeys
+    epoch: int = 0
+    generated: int = 0
+    failures: int = 0
+    retries: int = 0
+    give_up: float = 0.0
+    excluded: set[str] = field(default_factory=set)
+    assignment: Assignment | None = None
+
+    @property
+    def attempt(self) -> Attempt:
+        """The current one."""
+        return Attempt(self.name, self.epoch)
+
+    @property
+    def tokens_to_prefill(self) -> int:
+        """For an engine that has none of its KV."""
+        return self.ask.prompt + self.generated
+
+    @property
+    def left(self) -> int:
+        """Tokens to generate."""
+        return self.ask.output - self.generated
+
+
+class SimulatedRouter:
+    """One router. `serve` is called once a request, each in a task of its own."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        deployment: SimulatedDeployment,
+        *,
+        profile: Profile,
+        scheduler: SchedulerSettings,
+        router: RouterSettings,
+        block_tokens: int,
+        seed: int,
+    ) -> None:
+        self._loop = loop
+        self._name = name
+        self._deployment = deployment
+        self._profile = profile
+        self._settings = router
+        self._block_tokens = block_tokens
+        self._draw = random.Random(seed)  # noqa: S311 (no secret)
+        metrics = RouterMetrics(CollectorRegistry())
+        self._waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, loop.time)
+        self._held: dict[str, Attempt] = {}
+        self._prefilled: list[Attempt] = []
+        self._finished: list[tuple[Attempt, pb.Finished]] = []
+        self._renew_s = scheduler.placement_lease_s / RENEWALS_PER_LEASE
+        loop.call_later(self._renew_s, self._renew)
+
+    async def serve(self, name: str, ask: Ask, outcome: Outcome) -> None:
+        """Bring a request to its end, which `outcome` tells."""
+        prefix = prompt_keys(ask.hashes[: ask.prompt // self._block_tokens], self._block_tokens)
+        life = _Life(name, ask, outcome, prefix)
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_s):
+                deadline = outcome.arrived + self._settings.request_timeout_s
+                outcome.waited_s = await self._waiting.admit(NOBODY, deadline, self._placing(life))
+                while (failure := await self._attempt(life)) is not None:
+                    await self._recover(life, failure)
+            outcome.ended = self._loop.time() + self._profile.pace.overhead_s
+        except NotAdmitted as no:
+            outcome.problem = no.why
+        except AttemptsExhausted as error:
+            outcome.problem = error.message
+        except TimeoutError:
+            outcome.problem = "router.request_timeout_s"
+        finally:
+            self._end(life, "error" if outcome.problem else "length")
+
+    # Placements.
+
+    def _placing(self, life: _Life) -> Place:
+        return lambda: self._place(life)
+
+    async def _place(self, life: _Life) -> None:
+        """Get the next placement. Raises NotAdmitted."""
+        life.epoch += 1
+        need = Need(
+            Attempt(life.name, life.epoch),
+            self._name,
+            life.tokens_to_prefill,
+            life.left,
+            prefix=life.prefix,
+            exclude=frozenset(life.excluded),
+            waited_s=self._loop.time() - life.outcome.arrived,
+        )
+        found = await self._deployment.placer.place(need)
+        if isinstance(found, NoChoice):
+            code = pb.Rejection.Code.Name(found.code).removeprefix("CODE_")
+            raise NotAdmitted(found.message, Why(code))
+        life.assignment = found
+        life.outcome.tries += 1
+        self._held[life.name] = life.attempt
+        if life.outcome.tries == 1:
+            life.outcome.known = found.held or 0
+
+    async def _recover(self, life: _Life, failure: Failure) -> None:
+        """Leave a placement that can be tried. Raises AttemptsExhausted."""
+        life.failures += failure.counts
+        life.retries += 1
+        step = next_step(
+            failure,
+            failures_left=self._settings.max_attempts - life.failures,
+            tokens_to_prefill=life.tokens_to_prefill,
+        )
+        if step is RecoveryStep.GIVE_UP:
+            raise AttemptsExhausted(failure.message)
+        if step is RecoveryStep.PLACE_AGAIN:
+            life.excluded.add(failure.worker_id)
+            if not failure.decode_side_is_fine:
+                await self._place_again(life, failure)
+                return
+            with contextlib.suppress(NotAdmitted):  # then its decode worker prefills it
+                await self._place(life)
+                return
+        if life.assignment is not None:
+            life.assignment = replace(life.assignment, prefill=None)
+
+    async def _place_again(self, life: _Life, failure: Failure) -> None:
+        """Get the next placement. Wait for room, and for workers that come back. Raises AttemptsExhausted."""
+        self._end(life, "retried")
+        while self._loop.time() <= life.give_up:
+            await asyncio.sleep(backoff_s(life.retries, self._draw.uniform))
+            wait_s = min(EXCLUDED_S, life.give_up - self._loop.time())
+            try:
+                await self._waiting.resume(wait_s, self._placing(life))
+            except NotAdmitted as no:
+                life.retries += 1
+                if no.never:
+                    break
+                life.excluded.clear()
+            else:
+                return
+        raise AttemptsExhausted(f"no worker can take over: {failure.message}")
+
+    # Attempts.
+
+    async def _attempt(self, life: _Life) -> Failure | None:
+        """Run the placement. Return None when the request is over."""
+        before, assignment = life.generated, life.assignment
+        if assignment is None:
+            raise RuntimeError(f"{life.name} was not placed")
+        failure = await self._run(life, assignment)
+        if failure is None:
+            return None
+        generated = life.generated - before
+        if generated >= PROGRESS_TOKENS:
+            life.failures = 0
+        if generated > 1 or not life.retries:
+            life.retries = 0
+            life.give_up = self._loop.time() + self._settings.replace_wait_s
+        return failure
+
+    async def _run(self, life: _Life, assignment: Assignment) -> Failure | None:
+        source = None
+        if assignment.prefill is not None:
+            source = self._deployment.workers.get(assignment.prefill.worker_id)
+            if source is None:
+                return _unreachable(assignment.prefill.worker_id)
+            job = self._job(life, life.tokens_to_prefill, 1, given=False)
+            if failure := await self._in_engine(life, source, job):
+                return failure
+            if not life.outcome.first and (not assignment.waits or not life.left):
+                life.outcome.first = job.first_at + self._profile.pace.overhead_s
+            self._prefilled.append(life.attempt)
+            self._report_soon()
+            if not life.left:
+                return None
+            if failure := await self._hand_over(life, assignment, source, job):
+                return failure
+        worker = self._deployment.workers.get(assignment.decode.worker_id)
+        if worker is None:
+            return _unreachable(assignment.decode.worker_id)
+        # What was handed over does not hold the KV of the last token.
+        given = source is not None
+        job = self._job(life, life.tokens_to_prefill - given, life.left, given=given)
+        ended = await self._in_engine(life, worker, job)
+        self._see(life, job)
+        return ended
+
+    def _job(self, life: _Life, prompt: int, output: int, *, given: bool) -> Job:
+        return Job(life.ask.hashes, prompt, output, given, self._loop.create_future())
+
+    async def _in_engine(self, life: _Life, worker: SimulatedWorker, job: Job) -> Failure | None:
+        """Run a job to its end."""
+        asked = job.output
+        worker.engine.submit(job)
+        try:
+            await job.over
+        except EngineLost:
+            life.generated += min(int(job.generated), asked)
+            return Failure(Trouble.LOST, worker.worker_id, f"worker {worker.worker_id} died")
+        except TooLarge:
+            return Failure(Trouble.INVALID, worker.worker_id, "the request outgrew the KV cache")
+        finally:
+            if not job.given:
+                life.outcome.computed += job.computed - job.hit
+                if life.outcome.tries == 1:
+                    life.outcome.hit = job.hit
+        life.generated += asked
+        return None
+
+    def _see(self, life: _Life, job: Job) -> None:
+        """Note when the client saw tokens of a decode worker's job."""
+        came = job.next_at if job.given else job.first_at
+        if not came:
+            return
+        if not life.outcome.first:
+            life.outcome.first = came + self._profile.pace.overhead_s
+        elif job.given and life.outcome.tries == 1:
+            self._deployment.gaps.add(came - (life.outcome.first - self._profile.pace.overhead_s))
+
+    async def _hand_over(
+        self, life: _Life, assignment: Assignment, source: SimulatedWorker, job: Job
+    ) -> Failure | None:
+        """Move the prompt's KV to its decode worker, which lacks what its own cache does not hold."""
+        way, now = self._profile.handoff, self._loop.time()
+        target = self._deployment.workers.get(assignment.decode.worker_id)
+        if target is None:
+            return _unreachable(assignment.decode.worker_id)
+        held = self._block_tokens * target.engine.cache.hit(
+            life.ask.hashes[: job.prompt // self._block_tokens]
+        )
+        size = (job.prompt - min(held, job.prompt)) * way.token_bytes
+        began = job.first_piece_at if way.early else now
+        arrived = max(began, target.link_free_at) + size / way.bytes_per_s
+        last = min(size, job.last_piece * way.token_bytes)
+        ready = max(arrived, now + last / way.bytes_per_s) + way.latency_s
+        target.link_free_at = max(target.link_free_at, min(arrived, ready))
+        source.pin(size)
+        await asyncio.sleep(ready - now)
+        source.unpin(size)
+        if not source.alive:
+            return Failure(Trouble.HANDOFF, source.worker_id, f"worker {source.worker_id} died with its KV")
+        return None
+
+    # Reports.
+
+    def _end(self, life: _Life, outcome: str) -> None:
+        if self._held.pop(life.name, None) is not None:
+            self._finished.append((life.attempt, pb.Finished(outcome=outcome)))
+            self._report_soon()
+
+    def _report_soon(self) -> None:
+        if len(self._prefilled) + len(self._finished) == 1:
+            self._loop.call_later(FLUSH_S, self._report)
+
+    def _report(self) -> None:
+        report = RouterReport(prefilled=tuple(self._prefilled), finished=tuple(self._finished))
+        self._prefilled, self._finished = [], []
+        self._deployment.report(report)
+        self._waiting.freed()
+
+    def _renew(self) -> None:
+        if self._held:
+            self._deployment.report(RouterReport(renewed=tuple(self._held.values())))
+        self._loop.call_later(self._renew_s, self._renew)
+
+
+def _unreachable(worker_id: str) -> Failure:
+    return Failure(Trouble.UNREACHABLE, worker_id, f"worker {worker_id} is gone")

@@ -1,0 +1,125 @@
+"""One simulation from its beginning to its end: a trace against a deployment, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from baton.services.config import RouterSettings, SchedulerSettings
+from baton.services.simulate.deployment import SimulatedDeployment, Split
+from baton.services.simulate.figures import Goals, Outcome, Run
+from baton.services.simulate.loop import VirtualLoop, run
+from baton.services.simulate.profile import Profile
+from baton.services.simulate.router import SimulatedRouter
+from baton.services.simulate.traces import Ask, Trace
+from baton.services.simulate.worker import Fault
+
+WARM_SHARE = 0.2  # of the time, in which caches fill: requests that arrive then do not count
+PROGRESS_S = 1.0  # s of wall time between two words about the progress
+
+# Gets the share of the time that has passed (0 to 1), and the requests that are over.
+Progress = Callable[[float, int], None]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All of a simulation but its trace."""
+
+    split: Split
+    profile: Profile = field(default_factory=Profile)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    router: RouterSettings = field(default_factory=RouterSettings)
+    goals: Goals = Goals(0.5, 0.05)  # noqa: RUF009 (frozen)
+    events: bool = True  # the scheduler hears of caches
+    routers: int = 1
+    faults: Sequence[Fault] = ()
+    warm_share: float = WARM_SHARE
+    seed: int = 0
+
+
+def simulate(setup: Setup, trace: Trace, progress: Progress | None = None) -> Run:
+    """Run all requests of `trace`, which is used up. Raises BadPolicy.
+
+    The same setup and trace give the same outcome.
+    """
+    loop = VirtualLoop()
+    return run(_Simulation(loop, setup, trace, progress).run(), loop)
+
+
+class _Simulation:
+    def __init__(self, loop: VirtualLoop, setup: Setup, trace: Trace, progress: Progress | None) -> None:
+        self._loop = loop
+        self._setup = setup
+        self._trace = trace
+        self._progress = progress
+        block, seed = trace.block_tokens, setup.seed
+        self._deployment = SimulatedDeployment(
+            loop,
+            setup.split,
+            setup.profile,
+            setup.scheduler,
+            block_tokens=block,
+            seed=seed,
+            events=setup.events,
+        )
+        self._routers = [
+            SimulatedRouter(
+                loop,
+                f"router-{number}",
+                self._deployment,
+                profile=setup.profile,
+                scheduler=setup.scheduler,
+                router=setup.router,
+                block_tokens=block,
+                seed=seed + number,
+            )
+            for number in range(setup.routers)
+        ]
+        self._outcomes: list[Outcome] = []
+        self._over = 0
+        self._told = time.perf_counter()
+
+    async def run(self) -> Run:
+        """Return the outcome."""
+        began, setup, seconds = time.perf_counter(), self._setup, self._trace.seconds
+        warm_s = setup.warm_share * seconds
+        self._deployment.begin(setup.faults)
+        self._loop.call_at(warm_s, self._deployment.gaps.clear)
+        async with asyncio.TaskGroup() as running:  # whose errors end all of it
+            watching = running.create_task(self._deployment.watch())
+            async with asyncio.TaskGroup() as conversations:
+                for ask in self._trace.begin():
+                    await asyncio.sleep(ask.at - self._loop.time())
+                    conversations.create_task(self._converse(ask))
+            watching.cancel()
+        until = self._loop.time()
+        return Run(
+            [one for one in self._outcomes if one.arrived >= warm_s],
+            seconds - warm_s,
+            self._deployment.gaps,
+            setup.goals,
+            {name: busy_s / until for name, busy_s in self._deployment.busy_s().items()},
+            len(self._outcomes),
+            time.perf_counter() - began,
+            self._deployment.lost,
+        )
+
+    async def _converse(self, first: Ask) -> None:
+        ask: Ask | None = first
+        while ask is not None:
+            await asyncio.sleep(ask.at - self._loop.time())
+            number = len(self._outcomes)
+            outcome = Outcome(self._loop.time(), ask.prompt, ask.output)
+            self._outcomes.append(outcome)
+            await self._routers[number % len(self._routers)].serve(f"r{number}", ask, outcome)
+            self._over += 1
+            self._tell()
+            ask = None if outcome.problem else self._trace.after(ask, self._loop.time())
+
+    def _tell(self) -> None:
+        now = time.perf_counter()
+        if self._progress is not None and now - self._told >= PROGRESS_S:
+            self._told = now
+            self._progress(min(1.0, self._loop.time() / self._trace.seconds), self._over)

@@ -1,0 +1,106 @@
+"""A simulated worker: an engine with a place in the deployment, as the scheduler hears of it.
+
+It registers, sends heartbeats with its load and the log of its cache, and may die, or fall silent for a
+while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.prefixes.log import BlockLog
+from baton.services.simulate.engine import SimulatedEngine
+from baton.services.simulate.profile import Profile
+
+MODEL = "simulated"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens to a worker: it dies and comes back empty, or its heartbeats are lost."""
+
+    at_s: float
+    worker: str  # by name: prefill-0
+    seconds: float  # until it is back
+    silent: bool = False  # only its heartbeats are lost
+
+
+class SimulatedWorker:
+    """One life of one worker."""
+
+    def __init__(
+        self,
+        name: str,
+        life: int,
+        role: pb.Role,
+        *,
+        profile: Profile,
+        block_tokens: int,
+        engine: SimulatedEngine,
+    ) -> None:
+        """Make a worker that has just started; `life` counts from 1."""
+        self.name = name
+        self.worker_id = f"{name}.{life}"
+        self.engine = engine
+        self.alive = True
+        self.silent_until = 0.0
+        self.link_free_at = 0.0  # KV comes one after another
+        self.pinned = 0.0  # bytes of KV that wait to be pulled
+        self.pinned_handoffs = 0
+        self._now = 0.0
+        self.log = BlockLog(lambda: round(1e9 * self._now) + life)
+        self._handoff = profile.handoff
+        size = profile.engine
+        capacity = pb.Capacity(
+            compatibility_hash="aa",
+            block_size=block_tokens,
+            num_blocks=engine.cache.blocks + 1,
+            max_num_seqs=size.batch,
+            max_num_batched_tokens=size.step_tokens,
+            max_model_len=size.max_model_len,
+            lookahead_tokens=1,
+            transports=["simulated"],
+        )
+        self.identity = pb.WorkerIdentity(
+            worker_id=self.worker_id,
+            name=name,
+            role=role,
+            address="127.0.0.1:1",
+            model=MODEL,
+            model_fingerprint="f",
+            capacity=capacity,
+        )
+
+    def load(self) -> pb.WorkerLoad:
+        """Return what it tells of itself."""
+        engine = self.engine
+        return pb.WorkerLoad(
+            running=engine.running,
+            waiting=engine.waiting,
+            free_blocks=max(0, engine.cache.free),
+            pinned_handoffs=self.pinned_handoffs,
+            pinned_bytes=round(self.pinned),
+            staging_bytes=self._handoff.staging_bytes,
+            counts=engine.counts,
+        )
+
+    def tell(self, now: float, hear: Callable[[str, pb.BlockOperations], pb.BlocksKnown]) -> None:
+        """Tell what its cache gained and lost."""
+        self._now = now
+        self.log.take(self.engine.cache.take_changes())
+        while True:
+            self.log.heard(hear(self.worker_id, self.log.message()))
+            if not self.log.behind:
+                return
+
+    def pin(self, size: float) -> None:
+        """Keep KV of so many bytes until `unpin`."""
+        self.pinned += size
+        self.pinned_handoffs += 1
+
+    def unpin(self, size: float) -> None:
+        """Forget it."""
+        self.pinned -= size
+        self.pinned_handoffs -= 1

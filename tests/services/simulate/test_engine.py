@@ -1,0 +1,188 @@
+"""A simulated engine and its cache, on figures that can be computed by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from baton.scheduler.prefixes.index import REMOVED
+from baton.services.simulate.cache import Cache
+from baton.services.simulate.engine import EngineLost, Job, Machine, SimulatedEngine
+from baton.services.simulate.loop import Stalled, VirtualLoop, at_once, run
+from baton.services.simulate.profile import Engine, Pace, Profile
+
+BLOCK = 10
+# A step costs 10 ms, a prompt token 1 ms, a request that decodes 2 ms.
+PACE = Pace(prefill=[(0, 0.01), (100, 0.11)], decode=[(0, 0.01), (100, 0.21)])
+PROFILE = Profile(pace=PACE, engine=Engine(step_tokens=100, batch=4, kv_tokens=1_000, max_model_len=900))
+
+Scenario = Callable[[VirtualLoop, SimulatedEngine], Coroutine[None, None, None]]
+
+
+def on(scenario: Scenario, profile: Profile = PROFILE) -> SimulatedEngine:
+    """Run a scenario on one engine."""
+    loop = VirtualLoop()
+    engine = SimulatedEngine(loop, profile, BLOCK, Machine(profile.engine.cores))
+    run(scenario(loop, engine), loop)
+    return engine
+
+
+def job(loop: VirtualLoop, prompt: int, output: int, *, given: bool = False, name: int = 0) -> Job:
+    """Return a request whose blocks are those of `name`."""
+    hashes = [1_000 * (name + 1) + at for at in range((prompt + output) // BLOCK)]
+    return Job(hashes, prompt, output, given, loop.create_future())
+
+
+def test_virtual_time_takes_none_and_what_never_comes_is_told() -> None:
+    async def wait() -> float:
+        await asyncio.sleep(1e6)
+        return asyncio.get_running_loop().time()
+
+    assert run(wait(), VirtualLoop()) == pytest.approx(1e6)
+    with pytest.raises(Stalled):
+        run(asyncio.Event().wait(), VirtualLoop())  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="waited"):
+        at_once(asyncio.sleep(0))
+
+
+def test_a_request_takes_its_steps() -> None:
+    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+        one = job(loop, 150, 3)
+        engine.submit(one)
+        await one.over
+        first = 0.11 + 0.06  # a step of 100 tokens, one of 50
+        assert one.first_piece_at == pytest.approx(0.11)
+        assert one.first_at == pytest.approx(first)
+        assert loop.time() == pytest.approx(first + 2 * 0.012)
+        assert engine.counts.computed_tokens == 150
+        assert engine.counts.output_tokens == one.generated == 3
+
+    engine = on(scenario)
+    assert engine.cache.free == engine.cache.blocks
+    assert engine.busy_s == pytest.approx(0.17 + 0.024)
+
+
+def test_a_second_turn_finds_the_first_one_and_its_answer() -> None:
+    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+        one = job(loop, 95, 16)  # 110 tokens have KV: the last token has none
+        engine.submit(one)
+        await one.over
+        two = job(loop, 130, 1)
+        engine.submit(two)
+        await two.over
+        assert two.hit == 110
+        assert engine.counts.computed_tokens == 95 + 20
+
+    on(scenario)
+
+
+def test_prompts_share_a_step_and_streams_go_on_in_it() -> None:
+    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+        stream = job(loop, 5, 100, given=True, name=9)
+        engine.submit(stream)
+        await asyncio.sleep(0.001)  # in its first step, of 12 ms
+        long, short = job(loop, 120, 1, name=1), job(loop, 40, 1, name=2)
+        engine.submit(long)
+        engine.submit(short)
+        await short.over
+        # Two prompts get half a step each, 49 + 1 tokens of 100 being left to the stream and the rounding:
+        # the short one is first in the queue (fair share), and whole in the first step that has it.
+        assert loop.time() == pytest.approx(0.012 + 0.01 + 0.09 + 0.002)
+        await long.over
+        # The rest, 120 - 50, goes alone: whole steps.
+        assert loop.time() == pytest.approx(0.114 + 0.01 + 0.07 + 0.002)
+        assert not stream.over.done()
+        assert stream.next_at == pytest.approx(0.012)
+        await stream.over
+
+    on(scenario)
+
+
+def test_a_handed_over_request_joins_at_the_end_of_a_step() -> None:
+    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+        one, two = job(loop, 50, 10, given=True, name=1), job(loop, 50, 4, given=True, name=2)
+        engine.submit(one)
+        await asyncio.sleep(0.030)  # two steps and a half of 12 ms
+        engine.submit(two)
+        await two.over
+        assert two.next_at == pytest.approx(0.036 + 0.014)
+        assert loop.time() == pytest.approx(0.036 + 4 * 0.014)
+        await one.over
+        assert loop.time() == pytest.approx(0.036 + 4 * 0.014 + 3 * 0.012)
+        assert engine.counts.computed_tokens == 0
+
+    on(scenario)
+
+
+def test_outputs_that_outgrow_the_cache_are_computed_anew() -> None:
+    small = PROFILE.model_copy(update={"engine": Engine(step_tokens=100, batch=4, kv_tokens=200)})
+
+    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+        jobs = [job(loop, 60, 80, given=True, name=name) for name in range(2)]
+        for one in jobs:
+            engine.submit(one)
+        await asyncio.gather(*(one.over for one in jobs))
+        # The second one made room, and found its prompt again: what it had generated was computed anew.
+        assert engine.counts.prefix_hits == 60
+        assert engine.counts.computed_tokens == pytest.approx(20, abs=12)
+        assert [round(one.generated) for one in jobs] == [80, 80]
+
+    engine = on(scenario, small)
+    assert engine.cache.free == engine.cache.blocks
+
+
+def test_a_killed_engine_fails_all_and_tells_how_far_they_were() -> None:
+    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+        jobs = [job(loop, 50, 40, given=True, name=name) for name in range(5)]  # the fifth waits
+        for one in jobs:
+            engine.submit(one)
+        # The first came alone into its step, of 12 ms; then steps of 18 ms.
+        await asyncio.sleep(0.012 + 4.5 * 0.018)
+        engine.kill()
+        for one in jobs:
+            with pytest.raises(EngineLost):
+                await one.over
+        assert [one.generated for one in jobs] == [5, 4, 4, 4, 0]
+
+    on(scenario)
+
+
+def test_workers_on_one_core_slow_each_other_down() -> None:
+    loop = VirtualLoop()
+    shared = PROFILE.model_copy(update={"engine": PROFILE.engine.model_copy(update={"cores": 1})})
+    machine = Machine(1)
+    engines = [SimulatedEngine(loop, shared, BLOCK, machine, number) for number in range(2)]
+
+    async def both() -> float:
+        jobs = [job(loop, 90, 1), job(loop, 90, 1)]
+        engines[0].submit(jobs[0])
+        await jobs[0].over
+        assert loop.time() == pytest.approx(0.1)
+        engines[0].submit(job(loop, 95, 1, name=5))
+        engines[1].submit(jobs[1])
+        await jobs[1].over
+        return loop.time()
+
+    assert run(both(), loop) == pytest.approx(0.1 + 2 * 0.1)
+
+
+def test_a_cache_loses_what_was_not_used_for_longest_and_of_a_prompt_the_end() -> None:
+    cache = Cache(10)
+    for name in (100, 200):
+        held = cache.take([], 4)
+        cache.name(held, [name + at for at in range(4)], 4)
+        cache.release(held)
+    assert cache.hit([100, 101, 102, 103]) == 4
+    found = [100, 101]
+    cache.release(cache.take(found, 2))  # these two were used again
+    cache.take([], 5)  # three of the others must go
+    assert [one for one in (100, 101, 102, 103) if one in cache] == [100, 101]
+    assert cache.hit([200, 201, 202, 203]) == 3
+    change = cache.take_changes()
+    assert not change.removed  # they were never told
+    assert len(change.stored) == 5
+    cache.take([], 5)
+    assert len(cache.take_changes().removed) == 5
+    assert not any(key & REMOVED for key in change.stored)

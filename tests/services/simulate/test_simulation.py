@@ -1,0 +1,181 @@
+"""Whole simulations: the same twice, nothing lost, by hand, what the index knows, faults."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton.services.config import SchedulerSettings
+from baton.services.simulate import tune
+from baton.services.simulate.deployment import Split
+from baton.services.simulate.figures import Goals, Run
+from baton.services.simulate.loop import VirtualLoop, run
+from baton.services.simulate.mooncake import MooncakeTrace
+from baton.services.simulate.profile import Engine, Handoff, Pace, Profile
+from baton.services.simulate.simulation import Setup, _Simulation, simulate
+from baton.services.simulate.traces import KINDS, Ask, Conversations, Kind, Trace
+from baton.services.simulate.worker import Fault
+
+PACE = Pace(prefill=[(0, 0.01), (100, 0.11)], decode=[(0, 0.01), (100, 0.21)], overhead_s=0.005)
+WAY = Handoff(token_bytes=1_000, bytes_per_s=1e6, latency_s=0.002, early=False)
+PROFILE = Profile(pace=PACE, engine=Engine(step_tokens=100, batch=8, kv_tokens=4_000), handoff=WAY)
+PAIR = Split(1, 1)
+CHAT = Kind("small chats", 2, 30, 40, 20, 12, 4, 1.0)
+
+
+def recorded(*asks: Ask) -> MooncakeTrace:
+    """Return a trace of these requests, in blocks of 10 tokens."""
+    return MooncakeTrace(list(asks), block_tokens=10)
+
+
+def chats(seconds: float = 15.0, seed: int = 0, per_s: float = 6.0) -> Conversations:
+    return Conversations(CHAT, per_s, seconds, seed=seed, block_tokens=10, most_tokens=1_000)
+
+
+def one(trace: Trace, split: Split = PAIR, profile: Profile = PROFILE, **setup: object) -> Run:
+    """Simulate without a warm-up."""
+    return simulate(Setup(split, profile, warm_share=0.0, **setup), trace)  # type: ignore[arg-type]
+
+
+def test_a_request_by_hand() -> None:
+    hashes = [7_000 + at for at in range(16)]
+    run_ = one(recorded(Ask(0.0, 150, 5, hashes), Ask(9.0, 155, 3, hashes)))
+    first, second = run_.outcomes
+    prefilled = 0.11 + 0.06  # 100 tokens, 50
+    assert first.first == pytest.approx(prefilled + 0.005)
+    # All KV goes after the prompt: 150 tokens at 1 ms each, and 2 ms. Then four tokens at 12 ms.
+    assert first.ended == pytest.approx(prefilled + 0.152 + 4 * 0.012 + 0.005)
+    assert (first.computed, first.hit, first.known) == (150, 0, 0)
+    # The prefill worker holds 150 tokens, the decode worker too: 5 are computed, and 5 move.
+    assert second.first - second.arrived == pytest.approx(0.015 + 0.005)
+    assert second.ended - second.arrived == pytest.approx(0.015 + 0.007 + 2 * 0.012 + 0.005)
+    assert (second.computed, second.hit, second.known) == (5, 150, 150)
+    figures = run_.figures()
+    assert figures["computed_tokens"] == 155
+    assert figures["computed_share"] == pytest.approx(155 / 305, abs=1e-4)
+
+
+def test_kv_that_goes_early_comes_sooner() -> None:
+    hashes = [7_000 + at for at in range(16)]
+    early = PROFILE.model_copy(update={"handoff": WAY.model_copy(update={"early": True})})
+    (outcome,) = one(recorded(Ask(0.0, 150, 5, hashes)), profile=early).outcomes
+    # It begins with the first step's end, at 0.11; 150 ms later all is there.
+    assert outcome.ended == pytest.approx(0.11 + 0.15 + 0.002 + 4 * 0.012 + 0.005)
+
+
+def test_speculation_shortens_the_answer() -> None:
+    fast = PROFILE.model_copy(update={"pace": PACE.model_copy(update={"accepted": 2.0, "drafting": 1.5})})
+    (outcome,) = one(recorded(Ask(0.0, 50, 9, [])), profile=fast).outcomes
+    assert outcome.ended - outcome.first == pytest.approx(0.052 + 4 * 0.018)  # eight tokens in four steps
+
+
+@pytest.mark.parametrize("split", [Split(2, 2), Split(mixed=3)], ids=str)
+def test_the_same_seed_gives_the_same_outcome(split: Split) -> None:
+    runs = [one(chats(), split, seed=3).outcomes for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0] != one(chats(seed=1), split, seed=3).outcomes
+
+
+def test_every_request_ends_and_nothing_stays_booked() -> None:
+    loop = VirtualLoop()
+    faults = (Fault(8.0, "prefill-0", 3.0), Fault(13.0, "decode-1", 5.0), Fault(15.0, "decode-0", 8.0, True))
+    simulation = _Simulation(loop, Setup(Split(2, 2), PROFILE, faults=faults), chats(25.0, per_s=6.0), None)
+    deployment = simulation._deployment
+
+    async def whole() -> tuple[Run, int, dict[str, int]]:
+        found = await simulation.run()
+        await asyncio.sleep(1.0)  # the last reports
+        view = await deployment.placer.view(loop.time())
+        return found, view.live_attempts, {key: w.reserved.requests for key, w in view.workers.items()}
+
+    found, live, booked = run(whole(), loop)
+    assert found.lost == 2
+    assert found.requests > 100
+    assert [one_ for one_ in simulation._outcomes if one_.problem] == []
+    assert all(one_.ended >= one_.first > one_.arrived for one_ in simulation._outcomes)
+    assert sum(one_.tries > 1 for one_ in simulation._outcomes) >= 2
+    assert live == 0
+    assert set(booked) == {"prefill-0.2", "prefill-1.1", "decode-0.1", "decode-1.2"}
+    assert set(booked.values()) == {0}
+    for worker in deployment.workers.values():
+        assert worker.engine.cache.free == worker.engine.cache.blocks
+        assert worker.pinned == worker.pinned_handoffs == 0
+
+
+def test_a_lost_worker_costs_a_request_its_place_and_not_its_tokens() -> None:
+    trace = recorded(Ask(0.0, 50, 100, []))
+    runs = [one(trace, Split(1, 2), faults=[Fault(0.7, f"decode-{number}", 60.0)]) for number in range(2)]
+    lost, well = sorted((run_.outcomes[0] for run_ in runs), key=lambda out: -out.tries)
+    assert (lost.tries, well.tries) == (2, 1)
+    # 0.052 s of handoff after 0.06 s of prefill; what it has generated since then is computed again.
+    generated = 1 + int((0.7 - 0.06 - 0.052) / 0.012)
+    assert lost.computed == 50 + 50 + generated
+    assert lost.first == well.first
+    assert lost.ended > well.ended
+
+
+def test_all_that_the_index_knows_is_in_the_cache() -> None:
+    # Turns come slowly: every heartbeat is heard before the next one.
+    slow = Kind("slow chats", 2, 100, 60, 40, 20, 6, 20.0)
+    trace = Conversations(slow, 1.0, 300.0, block_tokens=10, most_tokens=900)
+    large = PROFILE.model_copy(update={"engine": PROFILE.engine.model_copy(update={"kv_tokens": 50_000})})
+    found = one(trace, Split(3, 3), large)
+    known = [(out.known, out.hit) for out in found.outcomes if out.tries == 1]
+    assert len(known) > 200
+    assert sum(believed for believed, _ in known) > 10_000
+    # What came in the last second is not known yet; nothing is believed that is not there.
+    assert all(believed <= hit for believed, hit in known)
+    assert sum(believed == hit for believed, hit in known) > 0.95 * len(known)
+
+
+def test_a_scheduler_that_hears_of_caches_has_less_computed() -> None:
+    shares = {
+        events: one(chats(30.0), Split(3, 3), events=events).figures()["computed_share"]
+        for events in (True, False)
+    }
+    assert shares[True] < 0.8 * shares[False]
+
+
+def test_full_workers_make_requests_wait() -> None:
+    tight = SchedulerSettings(max_queued_prompt_tokens=150, idle_decode_tokens=0)
+    asks = [Ask(0.001 * number, 100, 2, []) for number in range(6)]
+    found = one(recorded(*asks), scheduler=tight)
+    assert [out.problem for out in found.outcomes] == [""] * 6
+    assert found.figures()["waited"] >= 4
+    assert max(out.first_s for out in found.outcomes) == pytest.approx(6 * 0.11, abs=0.1)
+
+
+def test_tune_gives_more_workers_to_the_longer_work() -> None:
+    def best(prompt: int, output: int, per_s: float, workers: int, seconds: float) -> tuple[Split, int]:
+        kind = Kind("", 1, 0, prompt, 0, output, 1, 0.0)
+        quick = PROFILE.model_copy(update={"handoff": WAY.model_copy(update={"bytes_per_s": 1e9})})
+        alone = SchedulerSettings(idle_decode_tokens=0)  # else decode workers take prompts, too
+        setup = Setup(Split(1, 1), quick, alone, goals=Goals(0.6, 0.016))
+
+        def trace() -> Trace:
+            return Conversations(kind, per_s, seconds, block_tokens=10, most_tokens=1_000)
+
+        found = tune.search(setup, trace, workers, lambda _: None)
+        return next(one_.split for one_ in found if not one_.split.mixed), len(found)
+
+    prompts, tried = best(200, 4, 12.0, 4, 15.0)
+    answers, _ = best(20, 200, 2.5, 4, 15.0)
+    assert (prompts.prefill, answers.prefill) == (3, 1)
+    assert tried == 4  # three splits, and mixed workers
+    many, tried = best(200, 4, 35.0, 16, 8.0)
+    assert many.prefill > 8
+    assert tried < 15
+
+
+def test_kinds_have_the_shapes_that_they_tell() -> None:
+    for name, kind in KINDS.items():
+        trace = Conversations(kind, 5.0, 400.0)
+        asks = list(trace.begin())
+        assert asks == sorted(asks, key=lambda ask: ask.at), name
+        first = [ask for ask in asks if ask.turn == 1]
+        mean = sum(ask.prompt for ask in first) / len(first)
+        assert mean == pytest.approx(kind.begin + kind.first, rel=0.25), name
+        assert all(len(ask.hashes) == (ask.prompt + ask.output) // trace.block_tokens for ask in asks)
+        beginnings = {tuple(ask.hashes[: kind.begin // trace.block_tokens]) for ask in first if kind.begin}
+        assert len(beginnings) <= kind.shared
