@@ -101,12 +101,15 @@ class SchedulerClient:
         vllm_version: str = "",
         model_fingerprint: str = "",
         waited_s: float = 0.0,
+        priority: int = 0,
+        room: float = 1.0,
     ) -> Placement:
         """Reserve workers for one attempt, and hold them until `reporter.finished`.
 
         `prompt_tokens` counts all that is to be prefilled: the prompt, and on a later attempt the output so
         far. Epochs of one request count up from 1. `vllm_version` and `model_fingerprint` say which workers
-        will do, where not all. `waited_s` is the request's age: the eldest comes first where all is full.
+        will do, where not all. `waited_s` is the request's age: the eldest comes first where all is full, of
+        the lowest `priority`. `room` is the part of each limit that it may fill.
         Raises NoCapacity with code and retry_after_s.
         """
         request = pb.PlaceRequest(
@@ -121,6 +124,8 @@ class SchedulerClient:
             vllm_version=vllm_version,
             model_fingerprint=model_fingerprint,
             waited_s=waited_s,
+            priority=priority,
+            room=room,
         )
         reply: pb.PlaceReply = await self._schedulers.call("Place", request, PLACE_TIMEOUT_S)
         if reply.HasField("rejection"):
@@ -158,6 +163,7 @@ class SchedulerClient:
         exclude: Iterable[str] = (),
         vllm_version: str = "",
         model_fingerprint: str = "",
+        room: float = 1.0,
     ) -> Placement:
         """Place without a scheduler, from the last snapshot; it is reported as soon as one answers.
 
@@ -172,6 +178,7 @@ class SchedulerClient:
             exclude=frozenset(exclude),
             vllm_version=vllm_version,
             model_fingerprint=model_fingerprint,
+            room=room,
         )
         assigned = self.standby.place(need, self.reporter.holding)
         if assigned is None:

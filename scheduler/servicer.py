@@ -314,6 +314,8 @@ def _need(request: pb.PlaceRequest) -> Need:
         vllm_version=request.vllm_version,
         model_fingerprint=request.model_fingerprint,
         waited_s=request.waited_s,
+        priority=request.priority,
+        room=request.room or 1.0,
     )
 
 

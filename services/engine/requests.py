@@ -23,7 +23,8 @@ from vllm.v1.request import Request
 
 from baton.handoff.params import load_params, save_params
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_LOAD, PHASE_PREFILL, Failed, Start
+from baton.protos.worker_pb2 import PHASE_LOAD, PHASE_PREFILL, Failed, ServiceClass, Start
+from baton.services.decode.step_share import Standing
 from baton.services.engine import wire
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
@@ -83,7 +84,14 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     request = Request.from_engine_core_request(core, limits.block_hasher)
     prefills = len(core.prompt_token_ids) if start.phase == PHASE_PREFILL else 0
     # Whatever a client asked for: requests that only decode keep the order in which they came.
-    request.priority = fair_share.priority(time.monotonic(), prefills, handed_over=start.HasField("manifest"))
+    request.priority = fair_share.priority(
+        time.monotonic(),
+        prefills,
+        handed_over=start.HasField("manifest"),
+        patience_ms=start.service.patience_ms,
+    )
+    if start.HasField("service"):
+        request.standing = _standing(start.service)
     if generated:
         request.append_output_token_ids(generated)
         request.prefill_stats = None  # sent with its first token; a prefix hit beyond the prompt kills vLLM
@@ -96,6 +104,10 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     elif start.HasField("manifest"):
         request.kv_transfer_params = load_params(start.epoch, start.manifest)
     return Prepared(start.request_id, start.epoch, request, max_tokens, saves, limits.vocabulary)
+
+
+def _standing(service: ServiceClass) -> Standing:
+    return Standing(service.priority, service.share, service.itl_s, service.preemptible)
 
 
 def resume(prepared: Prepared, start: Start) -> Callable[[], Manifest]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.services.classes import ServiceClass
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.state import Party
@@ -46,8 +47,9 @@ class House:
         self.rooms += rooms
         self.waiting.freed()
 
-    def _door(self, name: str) -> Callable[[], Awaitable[None]]:
-        async def place() -> None:
+    def _door(self, name: str) -> Callable[[ServiceClass], Awaitable[None]]:
+        async def place(service: ServiceClass) -> None:
+            del service
             self.asked += 1
             await asyncio.sleep(0)
             if not self.rooms:
@@ -157,7 +159,8 @@ async def test_one_that_lost_its_room_hears_why_it_cannot_come_back() -> None:
     await waiting(house, guest)
     gone = NotAdmitted("none is left", Why.NO_WORKERS)
 
-    async def place() -> None:
+    async def place(service: ServiceClass) -> None:
+        del service
         raise gone
 
     with pytest.raises(NotAdmitted) as refused:
@@ -249,7 +252,8 @@ async def test_a_request_that_can_never_fit_does_not_wait() -> None:
     house = House()
     never = NotAdmitted("too large", Why.TOO_LARGE)
 
-    async def place() -> None:
+    async def place(service: ServiceClass) -> None:
+        del service
         raise never if len(house.waiting) else FULL
 
     with pytest.raises(NotAdmitted) as refused:
