@@ -44,6 +44,7 @@ class ClassQueue:
         self.service = service
         self.waiting = 0
         self.placed = 0  # requests of the class that were admitted and are not over
+        self.since = 0.0  # on the clock: it waits, or has last been placed
         self.owed_until = 0.0  # on the clock; while it goes before others
         self.rests_until = 0.0  # on the clock; before it does so again
         self._tenants: dict[str, _Tenant] = {}

@@ -9,8 +9,9 @@ class overtakes it, so a long prompt gets its room in the end, but for requests 
 clients see a stream that stands still, so they go before those that have not begun.
 
 Each class of requests has a queue, and one with a lower priority goes before the others. These fill a part
-of the workers and of this room only (`ServiceClass.room`). But a class that holds less than its share of what
-this router has placed is owed a place: its next request goes first, and is placed as one of the first class.
+of the workers and of this room only (`ServiceClass.room`). But a class is owed a place where that is within
+its share of all that this router has placed, or where it has waited for `patience_s`: its next request goes
+first, and is placed as one of the first class.
 
 The cost is one placement call each time that room may have become free, for one request; the others sleep.
 To choose the next costs a look at each tenant that waits. For one event loop; not thread-safe.
@@ -35,6 +36,7 @@ _PACE_OF = 256  # last departures: requests that began together end together, so
 _PACE_KNOWN_S = 10.0  # the least age of a queue before a request is refused for its expected wait
 # Seconds for which a turn that is owed goes before others, and then does not: this one may be too large.
 OWED_S, REST_S = 1.0, 10.0
+LEAST_PATIENCE_S = 1.0  # of a class before another one, until it is owed a place though it has its share
 
 Place = Callable[[ServiceClass], Awaitable[None]]  # as a request of this class
 
@@ -123,7 +125,7 @@ class WaitingRoom:
             async with asyncio.timeout(self.wait_s):
                 await self._place_in_turn(turn, place, lambda no: no.never, queue)
             queue.placed += 1
-            queue.owed_until = 0.0
+            queue.since, queue.owed_until = self._clock(), 0.0
             self._departures.append(self._clock())
         except TimeoutError:
             limit = f"no room within {self.wait_s:g} s (router.max_wait_s)"
@@ -214,10 +216,12 @@ class WaitingRoom:
         return len(self._resuming) + ahead
 
     def _is_owed(self, queue: ClassQueue) -> bool:
-        """Tell whether a queue's turn goes before others, as its class holds less than its share."""
+        """Tell whether a queue's turn goes before others, by its class's share or patience."""
         now = self._clock()
         placed = sum(one.placed for one in self._queues.values())
-        if queue.placed >= queue.service.share * placed or now < queue.rests_until:
+        within = queue.placed + 1 <= queue.service.share * (placed + 1)
+        waited = now - queue.since >= max(LEAST_PATIENCE_S, queue.service.patience_s)
+        if not (within or waited) or now < queue.rests_until:
             return False
         if queue.owed_until and now > queue.owed_until:
             queue.owed_until, queue.rests_until = 0.0, now + REST_S
@@ -230,6 +234,8 @@ class WaitingRoom:
             self._begin()
         turn = Turn()
         self._waiting += 1
+        if not queue.waiting:
+            queue.since = self._clock()
         queue.join(party, turn)
         self._tell(party, queue)
         self._choose()

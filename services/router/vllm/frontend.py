@@ -176,7 +176,8 @@ async def build_http_app(
     """Return vLLM's app with our admission, limits and /health; everything else is vLLM's own.
 
     `tenancy` admits requests within their tenants' limits, `chronicle` is told of their time, they are of one
-    of `classes` (the built-in ones if None), and `door` is the middleware that authenticates clients: without one all are accepted.
+    of `classes` (the built-in ones if None), and `door` is the middleware that authenticates clients: without
+    one all are accepted.
     """
     envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
     tasks = await llm.get_supported_tasks()
