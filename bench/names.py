@@ -20,6 +20,7 @@ NAMES = [
 # the others take long.
 ALONE = [
     "attribution",
+    "classes",
     "clients",
     "early",
     "faults",

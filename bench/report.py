@@ -10,14 +10,14 @@ import argparse
 import json
 from typing import Any
 
-from bench import report_brief, report_figures, report_prefixes, report_sections
+from bench import report_brief, report_classes, report_figures, report_prefixes, report_sections
 from bench.names import ALONE, NAMES
 from bench.report_figures import Figure
 from bench.report_sections import Block
 from harness.stats import RESULTS
 from harness.support import ROOT
 
-SECTIONS = report_sections.SECTIONS | report_prefixes.SECTIONS
+SECTIONS = report_sections.SECTIONS | report_classes.SECTIONS | report_prefixes.SECTIONS
 
 
 def _names(names: list[str]) -> str:

@@ -145,19 +145,21 @@ _LIMITS: list[Column[Any]] = [
     Column("requests/s", _limit("requests_per_s"), number=True, rank=3),
     Column("tokens/min", _limit("tokens_per_min"), number=True, rank=3),
     Column("at a time", _limit("concurrency"), number=True, rank=2),
-    Column("classes (*: default)", _classes, rank=1),
 ]
+_CLASSES: Column[Any] = Column("classes", _classes, rank=1)  # one with a star is the default
 _KEYS: list[Column[tuple[str, ApiKey]]] = [
     Column("key", lambda row: row[0]),
     Column("tenant", lambda row: row[1].tenant),
     *_LIMITS,
     Column("SHA-256 begins", lambda row: row[1].sha256[:8], rank=1),
+    _CLASSES,
 ]
 _TENANTS: list[Column[tuple[str, Tenant]]] = [
     Column("tenant", lambda row: row[0]),
     *_LIMITS,
     Column("priority", lambda row: str(row[1].priority), number=True, rank=2),
     Column("prefix cache", lambda row: "its own" if row[1].cache_salt else "shared", rank=1),
+    _CLASSES,
 ]
 
 
