@@ -1,4 +1,4 @@
-"""How much of an engine's step requests get that give way to others in it.
+"""The part of an engine's step for requests that give way to others in it.
 
 While those that go first decode, as many others decode beside them as keep the step within the first ones'
 goal (`itl_s`): one more after each step with time to spare, a quarter fewer after one that took too long.
@@ -17,7 +17,7 @@ MOST_OWED_S = 10.0  # s; a clock that jumps, or one endless step, is not paid fo
 
 
 class Standing(NamedTuple):
-    """How a request and others at an engine give way to each other."""
+    """The rank of a request among those at its engine."""
 
     priority: int = 0  # a lower one goes first
     share: float = 0.25
@@ -64,7 +64,7 @@ class StepShare:
         kept = contest.share / (1 - contest.share)
         self._owed_s += seconds * (others - kept * (1 - others))
         self._owed_s = min(MOST_OWED_S, max(0.0, self._owed_s))
-        if contest.prompts or not contest.goal_s:
+        if contest.prompts or others or not contest.goal_s:
             return
         if seconds > contest.goal_s:
             self._rows = max(1.0, CUT * min(self._rows, max(1, rows)))

@@ -48,7 +48,9 @@ class _Step:
     lower: set[str]  # ids of those that give way
     rows: set[str]  # of them: those that decode
     held: list[Any]  # of them: those that are left out
-    new: bool = True  # what waits may begin
+    prefills: bool = False  # one more prompt of those that give way may be computed
+    new: bool = True  # what waits may begin; else only what holds KV
+    most_new: int | None = None  # of what waits; None: as many as find a slot
     output: Any = None
 
 
@@ -106,6 +108,9 @@ class GivingWay:
             scheduler.running[:] = [one for one in scheduler.running if id(one) not in left_out]
             before, slots = scheduler._pause_state, scheduler.max_num_active_reqs
             scheduler.max_num_active_reqs = slots - len(left_out)
+            if step.most_new is not None:
+                most = len(scheduler.running) + step.most_new
+                scheduler.max_num_active_reqs = min(scheduler.max_num_active_reqs, most)
             if not step.new and not before:
                 scheduler._pause_state = self._paused
             try:
@@ -152,6 +157,8 @@ class GivingWay:
         )
         step = self._choose(contest, lower, waits if newcomer is None else None)
         step.new = step.new and (newcomer is not None or not preempted)
+        if newcomer is not None and not step.prefills:
+            step.most_new = self._first_in_line(best)
         return step
 
     def _next(self) -> Any:
@@ -164,6 +171,18 @@ class GivingWay:
                     found.append(one)
                     break
         return min(found, key=lambda one: standing_of(one).priority, default=None)
+
+    def _first_in_line(self, best: int) -> int:
+        """Return how many could begin before the first that gives way would."""
+        scheduler = self._scheduler
+        loaded = scheduler.finished_recving_kv_req_ids
+        count = sum(one.request_id in loaded for one in scheduler.kv_holding_waiting)
+        for one in scheduler.waiting:
+            if one not in scheduler.deferred_waiting:
+                if standing_of(one).priority > best:
+                    break
+                count += 1
+        return count
 
     def _choose(self, contest: Contest, lower: Sequence[Any], waits: Any) -> _Step:
         """Decide who of those that give way is left out; `waits`: the next of them that would begin."""
@@ -178,6 +197,7 @@ class GivingWay:
                 rows -= takes_part
             if not takes_part:
                 step.held.append(one)
+        step.prefills = prefills
         if waits is not None and waits.priority > time.monotonic() * 1e3:  # else its time has come
             step.new = rows >= 1 if waits.num_output_tokens else prefills
         return step
