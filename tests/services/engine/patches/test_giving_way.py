@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from baton.handoff.params import load_params
 from baton.services.decode.step_share import Standing
-from harness.engines import Engine, EngineProcess, Options, generate, prefill
+from harness.engines import CALL_S, Engine, EngineProcess, Options, generate, prefill
 from tests.services.decode.heads import model_and_head
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for an engine
@@ -86,7 +87,9 @@ def step(engine: Engine, told: Told | None = None, seconds: float = LONG_S) -> N
 
 
 def until_tokens(engine: Engine, names: list[str], count: int) -> None:
+    deadline = time.monotonic() + CALL_S / 2
     while any(len(engine.answers[name].tokens) < count for name in names):
+        assert time.monotonic() < deadline, [engine.answers[name] for name in names]
         step(engine)
 
 
