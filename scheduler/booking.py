@@ -38,9 +38,11 @@ class Assignment:
 def max_requests(capacity: pb.Capacity, limits: PlacementLimits, room: float = 1.0) -> int:
     """Return how many requests a decode worker may hold, running and waiting; at least 1.
 
-    room: the part that a request may fill (`Need.room`), as it is of a class that leaves some to others.
+    room: the part that a request may fill (`Need.room`), of the slots alone: those that leave some to others
+    do not queue for them here.
     """
-    return max(1, int(room * int(capacity.max_num_seqs * limits.max_queue_factor)))
+    most = capacity.max_num_seqs * (limits.max_queue_factor if room >= 1 else room)
+    return max(1, int(most))
 
 
 def usable_blocks(capacity: pb.Capacity) -> int:

@@ -94,16 +94,16 @@ def test_a_class_that_gives_way_leaves_room() -> None:
     assert may_prefill(half, worker(Reserved(prompt_tokens=400)), LIMITS)
     assert not may_prefill(half, worker(Reserved(prompt_tokens=401)), LIMITS)
     assert may_prefill(replace(half, prompt_tokens=900), worker(), LIMITS)  # nothing queued
-    most = max_requests(capacity(), LIMITS)
-    assert may_decode(half, worker(Reserved(requests=most // 2 - 1)), LIMITS)
-    assert not may_decode(half, worker(Reserved(requests=most // 2)), LIMITS)
-    assert may_decode(need(prompt=100), worker(Reserved(requests=most // 2)), LIMITS)
+    slots = capacity().max_num_seqs // 2
+    assert may_decode(half, worker(Reserved(requests=slots - 1)), LIMITS)
+    assert not may_decode(half, worker(Reserved(requests=slots)), LIMITS)
+    assert may_decode(need(prompt=100), worker(Reserved(requests=slots)), LIMITS)
     blocks = usable_blocks(capacity())
     assert not may_decode(half, worker(Reserved(requests=1, blocks=blocks // 2)), LIMITS)
     large = replace(need(prompt=900), room=0.01)
     assert may_decode(large, worker(), LIMITS)  # nothing is booked
     assert not may_decode(large, worker(Reserved(blocks=1)), LIMITS)
-    assert claim(half, None, worker(), LIMITS).max_requests == most // 2
+    assert claim(half, None, worker(), LIMITS).max_requests == slots
 
 
 @pytest.mark.parametrize("room", [0.0, -1.0, 1.1])
