@@ -31,9 +31,8 @@ class _Waiting:
     def goes_before(self, need: Need, since: float) -> bool:
         """Return whether it comes first. One that was refused once may have left."""
         mine = self.need
-        if mine.priority != need.priority:
-            return mine.priority < need.priority
-        return mine.waited_s > TOLERANCE_S and self.since < since
+        before = self.since < since if mine.priority == need.priority else mine.priority < need.priority
+        return before and mine.waited_s > TOLERANCE_S
 
     def could_take(self, need: Need, worker_ids: set[str]) -> bool:
         """Return whether those workers would do for it, too."""
