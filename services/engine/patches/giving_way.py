@@ -13,9 +13,9 @@ Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; running, of which a 
 waiting, kv_holding_waiting, deferred_waiting, finished_recving_kv_req_ids, policy, max_num_active_reqs,
 max_num_scheduled_tokens, block_size, kv_cache_config.kv_cache_groups,
 kv_cache_manager.block_pool.get_num_free_blocks, _pause_state, _preempt_request, _request_blocks_can_be_freed,
-requires_kv_delivery), PauseState.PAUSED_NEW (admits only what
-holds KV), vllm.v1.request.Request (is_prefill_chunk, num_tokens, num_tokens_with_spec, num_computed_tokens,
-num_output_tokens, num_preemptions, priority and its order), SchedulerOutput (num_scheduled_tokens,
+requires_kv_delivery), PauseState.PAUSED_NEW (admits only what holds KV), vllm.v1.request.Request
+(is_prefill_chunk, num_tokens, num_tokens_with_spec, num_computed_tokens, num_output_tokens, num_preemptions,
+kv_transfer_params, priority and its order), SchedulerOutput (num_scheduled_tokens,
 total_num_scheduled_tokens).
 """
 
@@ -235,12 +235,13 @@ class GivingWay:
 
     def _may_preempt(self, one: Any, best: int, newcomer: Any) -> bool:
         standing = standing_of(one)
+        # A prompt that is saved for another worker, as it is computed, must not begin anew.
+        whole = one.kv_transfer_params is None or not (one.is_prefill_chunk or one.num_output_tokens == 0)
         return (
-            standing.preemptible
+            whole
+            and standing.preemptible
             and standing.priority > best
             and one.num_preemptions < MOST_PREEMPTIONS
-            and one.num_output_tokens > 0
-            and not one.is_prefill_chunk
             and (newcomer is None or newcomer < one)
             and self._scheduler._request_blocks_can_be_freed(one)
         )
