@@ -21,6 +21,7 @@ NAMES = [
 ALONE = [
     "attribution",
     "chats",
+    "classes",
     "clients",
     "early",
     "faults",

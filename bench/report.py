@@ -12,6 +12,7 @@ from typing import Any
 
 from bench import (
     report_brief,
+    report_classes,
     report_figures,
     report_peers,
     report_prefixes,
@@ -25,7 +26,11 @@ from harness.stats import RESULTS
 from harness.support import ROOT
 
 SECTIONS = (
-    report_sections.SECTIONS | report_peers.SECTIONS | report_prefixes.SECTIONS | report_simulate.SECTIONS
+    report_sections.SECTIONS
+    | report_peers.SECTIONS
+    | report_classes.SECTIONS
+    | report_prefixes.SECTIONS
+    | report_simulate.SECTIONS
 )
 
 

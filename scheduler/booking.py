@@ -44,14 +44,29 @@ class Assignment:
     source: Source | None = None
 
 
-def max_requests(capacity: pb.Capacity, limits: PlacementLimits) -> int:
-    """Return how many requests a decode worker may hold, running and waiting; at least 1."""
-    return max(1, int(capacity.max_num_seqs * limits.max_queue_factor))
+def max_requests(capacity: pb.Capacity, limits: PlacementLimits, room: float = 1.0) -> int:
+    """Return how many requests a decode worker may hold, running and waiting; at least 1.
+
+    room: the part that a request may fill (`Need.room`), of the slots alone: those that leave some to others
+    do not queue for them here.
+    """
+    most = capacity.max_num_seqs * (limits.max_queue_factor if room >= 1 else room)
+    return max(1, int(most))
 
 
 def usable_blocks(capacity: pb.Capacity) -> int:
     """Return the KV blocks that requests can have: vLLM keeps block 0 for padding."""
     return max(0, capacity.num_blocks - 1)
+
+
+def max_blocks(need: Need, capacity: pb.Capacity) -> int:
+    """Return how many KV blocks may be booked with those of `need`; a worker without others takes any."""
+    return max(int(need.room * usable_blocks(capacity)), blocks_for(need, capacity))
+
+
+def max_prompt_tokens(need: Need, limits: PlacementLimits) -> int:
+    """Return how many prompt tokens may be queued with those of `need`."""
+    return int(need.room * limits.max_queued_prompt_tokens)
 
 
 def blocks_for(need: Need, capacity: pb.Capacity) -> int:
@@ -78,14 +93,15 @@ def could_decode(need: Need, worker: WorkerRecord) -> bool:
 def may_prefill(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> bool:
     """Return whether there is room for the prompt now."""
     queued = worker.reserved.prompt_tokens
-    return queued == 0 or queued + need.tokens_for(worker.worker_id) <= limits.max_queued_prompt_tokens
+    return queued == 0 or queued + need.tokens_for(worker.worker_id) <= max_prompt_tokens(need, limits)
 
 
 def may_decode(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> bool:
     """Return whether there is room to decode it now."""
     capacity = worker.capacity
-    room_in_batch = worker.reserved.requests < max_requests(capacity, limits)
-    return room_in_batch and worker.reserved.blocks + blocks_for(need, capacity) <= usable_blocks(capacity)
+    room_in_batch = worker.reserved.requests < max_requests(capacity, limits, need.room)
+    blocks = worker.reserved.blocks + blocks_for(need, capacity)
+    return room_in_batch and blocks <= max_blocks(need, capacity)
 
 
 def may_help(need: Need, worker: WorkerRecord, queued: int, limits: PlacementLimits) -> bool:
@@ -101,19 +117,19 @@ def may_help(need: Need, worker: WorkerRecord, queued: int, limits: PlacementLim
     return idle and own < queued and own + need.tokens_for(worker.worker_id) <= limits.idle_decode_tokens
 
 
-def prefill_bound(worker: WorkerRecord, limits: PlacementLimits) -> str:
+def prefill_bound(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> str:
     """Say, for people, what keeps a prompt out: how full the worker is, and the key that bounds it."""
     queued = worker.reserved.prompt_tokens
-    return f"{queued} of {limits.max_queued_prompt_tokens} prompt tokens: scheduler.max_queued_prompt_tokens"
+    return f"{queued} of {max_prompt_tokens(need, limits)} prompt tokens: scheduler.max_queued_prompt_tokens"
 
 
 def decode_bound(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> str:
     """Say, for people, what keeps a request from being decoded here."""
     reserved, capacity = worker.reserved, worker.capacity
-    if reserved.requests >= max_requests(capacity, limits):
-        most = max_requests(capacity, limits)
+    most = max_requests(capacity, limits, need.room)
+    if reserved.requests >= most:
         return f"{reserved.requests} of {most} requests: engine.max_num_seqs, scheduler.max_queue_factor"
-    blocks = f"{reserved.blocks} of {usable_blocks(capacity)} KV blocks"
+    blocks = f"{reserved.blocks} of {max_blocks(need, capacity)} KV blocks"
     return f"{blocks}, {blocks_for(need, capacity)} more are needed: engine.kv_cache_gib"
 
 
@@ -147,9 +163,9 @@ def claim(
     )
     return Claim(
         booking,
-        max_prompt_tokens=limits.max_queued_prompt_tokens,
-        max_requests=max_requests(decode.capacity, limits),
-        max_blocks=usable_blocks(decode.capacity),
+        max_prompt_tokens=max_prompt_tokens(need, limits),
+        max_requests=max_requests(decode.capacity, limits, need.room),
+        max_blocks=max_blocks(need, decode.capacity),
     )
 
 

@@ -105,13 +105,15 @@ class SchedulerClient:
         model_fingerprint: str = "",
         waited_s: float = 0.0,
         adapter: Adapter | None = None,
+        priority: int = 0,
+        room: float = 1.0,
     ) -> Placement:
         """Reserve workers for one attempt, and hold them until `reporter.finished`.
 
         `prompt_tokens` counts all that is to be prefilled: the prompt, and on a later attempt the output so
         far. Epochs of one request count up from 1. `vllm_version`, `model_fingerprint` and `adapter` say
         which workers will do, where not all. `waited_s` is the request's age: the eldest comes first where
-        all is full.
+        all is full, of the lowest `priority`. `room` is the part of each limit that it may fill.
         Raises NoCapacity with code and retry_after_s.
         """
         request = pb.PlaceRequest(
@@ -127,6 +129,8 @@ class SchedulerClient:
             model_fingerprint=model_fingerprint,
             waited_s=waited_s,
             adapter=pb.Adapter(**adapter._asdict()) if adapter else None,
+            priority=priority,
+            room=room,
         )
         reply: pb.PlaceReply = await self._schedulers.call("Place", request, PLACE_TIMEOUT_S)
         if reply.HasField("rejection"):
@@ -167,6 +171,7 @@ class SchedulerClient:
         vllm_version: str = "",
         model_fingerprint: str = "",
         adapter: Adapter | None = None,
+        room: float = 1.0,
     ) -> Placement:
         """Place without a scheduler, from the last snapshot; it is reported as soon as one answers.
 
@@ -182,6 +187,7 @@ class SchedulerClient:
             vllm_version=vllm_version,
             model_fingerprint=model_fingerprint,
             adapter=adapter,
+            room=room,
         )
         assigned = self.standby.place(need, self.reporter.holding)
         if assigned is None:

@@ -83,7 +83,7 @@ class Placer:
             wanted = claim(need, choice.prefill, choice.decode, self._limits, choice.source)
             if elder := self._turns.elder(need, set(wanted.booking.worker_ids)):
                 self._turns.refused(need)
-                return NoChoice(pb.Rejection.CODE_FULL, f"a request of router {elder} has waited longer")
+                return NoChoice(pb.Rejection.CODE_FULL, f"a request of router {elder} goes first")
             result = await self._store.reserve(wanted, self._lease_s)
             if result.expired:
                 self._on_expired(result.expired)

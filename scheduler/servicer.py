@@ -321,6 +321,8 @@ def _need(request: pb.PlaceRequest) -> Need:
         adapter=Adapter(request.adapter.name, request.adapter.fingerprint)
         if request.HasField("adapter")
         else None,
+        priority=request.priority,
+        room=request.room or 1.0,
     )
 
 

@@ -1,5 +1,8 @@
 """The order of several routers' requests where all workers are full: who has waited longest comes first.
 
+Before that counts the priority of their classes: a request takes no place that one of a class before its own
+could have.
+
 Each router keeps its own queue, and asks at once when a reservation of its own ends. Without an order
 between routers one with many running requests would take every place that comes free, while the requests
 of one with none, which only asks now and then, would wait until their time is over.
@@ -25,12 +28,17 @@ class _Waiting:
     since: float  # on the clock
     heard: float  # on the clock
 
+    def goes_before(self, need: Need, since: float) -> bool:
+        """Return whether it comes first. One that was refused once may have left."""
+        mine = self.need
+        before = self.since < since if mine.priority == need.priority else mine.priority < need.priority
+        return before and mine.waited_s > TOLERANCE_S
+
     def could_take(self, need: Need, worker_ids: set[str]) -> bool:
-        """Return whether those workers would do for it, too. One that was refused once may have left."""
+        """Return whether those workers would do for it, too."""
         mine = self.need
         return (
-            mine.waited_s > TOLERANCE_S
-            and worker_ids.isdisjoint(mine.exclude)
+            worker_ids.isdisjoint(mine.exclude)
             and mine.vllm_version in ("", need.vllm_version)
             and mine.model_fingerprint in ("", need.model_fingerprint)
             and mine.adapter in (None, need.adapter)
@@ -54,7 +62,7 @@ class RouterTurns:
         self._waiting.pop(need.router_id, None)
 
     def elder(self, need: Need, worker_ids: set[str]) -> str:
-        """Return the router whose request has waited longer and could take those workers; "" if none."""
+        """Return the router whose request goes first and could take those workers; "" if none."""
         if not self._waiting:
             return ""
         now = self._clock()
@@ -62,6 +70,8 @@ class RouterTurns:
         for router_id, other in list(self._waiting.items()):
             if other.heard < now - HEARD_S:
                 del self._waiting[router_id]
-            elif router_id != need.router_id and other.since < since and other.could_take(need, worker_ids):
+            elif router_id == need.router_id or not other.goes_before(need, since):
+                continue
+            elif other.could_take(need, worker_ids):
                 return router_id
         return ""

@@ -109,6 +109,8 @@ class Need:
     model_fingerprint: str = ""  # of the weights that generated the first tokens; empty: any
     waited_s: float = 0.0  # since the request arrived
     adapter: Adapter | None = None  # that a worker must have
+    priority: int = 0  # of its class: a lower one goes first
+    room: float = 1.0  # the part of each limit that it may fill
     match: Match | None = None  # None: nothing is known of what workers hold
 
     def __post_init__(self) -> None:
@@ -116,6 +118,8 @@ class Need:
             raise ValueError(f"request {self.attempt.request_id!r} has no prompt tokens")
         if self.max_new_tokens < 0:
             raise ValueError(f"request {self.attempt.request_id!r}: max_new_tokens is {self.max_new_tokens}")
+        if not 0 < self.room <= 1:
+            raise ValueError(f"request {self.attempt.request_id!r}: room is {self.room}, not above 0 up to 1")
 
     def tokens_for(self, worker_id: str) -> int:
         """Return how many of the prompt's tokens a worker has to compute, as far as is known; at least 1."""

@@ -39,6 +39,7 @@ from pydantic_settings import (
 
 from baton import addresses
 from baton.scheduler.store_url import has_password
+from baton.services.classes import ClassesSettings, ClassSettings
 from baton.services.errors import ConfigError
 from baton.services.lora import LoraSettings
 from baton.services.speculation import SpeculativeSettings
@@ -672,6 +673,7 @@ class Settings(BaseSettings):
     security: SecuritySettings = Field(default_factory=SecuritySettings)
     autoscale: AutoscaleSettings = Field(default_factory=AutoscaleSettings)
     slo: SloSettings = Field(default_factory=SloSettings)
+    classes: ClassesSettings = Field(default_factory=ClassesSettings)
     tracing: TracingSettings = Field(default_factory=TracingSettings)
     ops: OpsSettings = Field(default_factory=OpsSettings)
     log_format: Literal["text", "json"] = "text"
@@ -744,7 +746,8 @@ def keys(*path: str, tree: type[Settings] = Settings) -> list[str]:
     model: Any = tree
     for part in path:
         field = model.model_fields.get(part)
-        model = section_of(field.annotation) if field else None
+        own = ClassSettings if model is ClassesSettings else None  # a class of the file's own
+        model = section_of(field.annotation) if field else own
         if model is None:
             return []
     return list(model.model_fields)

@@ -1,10 +1,12 @@
-"""Tenants: who asks how much, who is refused, who waits."""
+"""Tenants and classes: who asks how much, who is refused, who waits, whose goals are met."""
 
 from __future__ import annotations
 
 from deploy.boards.model import Board, Row, lines, rate, stacked
 
 _T = "baton_router_tenant"
+_GOALS = "baton_router_class_goals_total"
+_MET = rate(f'{_GOALS}{{met="yes"}}', "class, goal")
 
 BOARD = Board(
     "baton-tenants",
@@ -39,6 +41,25 @@ BOARD = Board(
                     (rate("baton_router_clients_refused_total", "reason"), "{{reason}}"),
                     unit="reqps",
                     width=12,
+                ),
+            ),
+        ),
+        Row(
+            "Classes",
+            (
+                lines(
+                    "Goals met",
+                    (f"{_MET} / {rate(_GOALS, 'class, goal')}", "{{class}} {{goal}}"),
+                    unit="percentunit",
+                ),
+                lines(
+                    "Requests that wait",
+                    ("sum by (class) (baton_router_class_waiting_requests)", "{{class}}"),
+                ),
+                lines(
+                    "Given way on the workers",
+                    (rate("baton_worker_requests_held_back_total"), "left out of a step"),
+                    (rate("baton_worker_requests_preempted_for_classes_total"), "preempted"),
                 ),
             ),
         ),

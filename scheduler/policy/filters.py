@@ -65,7 +65,7 @@ class HasRoom(Filter):
     def why(self, workers: Sequence[WorkerRecord], need: Need, side: Side) -> str:
         first = workers[0]
         if Side.PREFILL in side and not may_prefill(need, first, self.limits):
-            bound = prefill_bound(first, self.limits)
+            bound = prefill_bound(need, first, self.limits)
         else:
             bound = decode_bound(need, first, self.limits)
         return f"{self.reason} ({first.worker_id}: {bound})"

@@ -37,6 +37,10 @@ TokensPerMin = Annotated[
     int | None, typer.Option(help="Most tokens a minute, of prompts and answers together.", min=1)
 ]
 Concurrency = Annotated[int | None, typer.Option(help="Most requests at a time.", min=1)]
+DefaultClass = Annotated[str | None, typer.Option(help="Class of requests that choose none.")]
+ClassNames = Annotated[
+    str | None, typer.Option("--classes", help="Classes that may be chosen, separated by commas. [all]")
+]
 
 
 @keys.command(cls=SectionedCommand)
@@ -49,6 +53,8 @@ def add(
     requests_per_s: RequestsPerS = None,
     tokens_per_min: TokensPerMin = None,
     concurrency: Concurrency = None,
+    default_class: DefaultClass = None,
+    classes: ClassNames = None,
 ) -> None:
     """Add a key, and print its secret: the only time, as just its hash is kept.
 
@@ -62,6 +68,8 @@ def add(
         requests_per_s=requests_per_s,
         tokens_per_min=tokens_per_min,
         concurrency=concurrency,
+        default_class=default_class,
+        classes=_listed(classes),
     )
     _with_book(settings, lambda book: book.edit(lambda held: held.with_key(name, key)))
     print(secret)
@@ -83,6 +91,8 @@ def tenant(
     requests_per_s: RequestsPerS = None,
     tokens_per_min: TokensPerMin = None,
     concurrency: Concurrency = None,
+    default_class: DefaultClass = None,
+    classes: ClassNames = None,
     priority: Annotated[
         int, typer.Option(help="Turns that it gets, while requests wait, where priority 1 gets one.", min=1)
     ] = 1,
@@ -96,6 +106,8 @@ def tenant(
         requests_per_s=requests_per_s,
         tokens_per_min=tokens_per_min,
         concurrency=concurrency,
+        default_class=default_class,
+        classes=_listed(classes),
         priority=priority,
         cache_salt=cache_salt,
     )
@@ -114,6 +126,17 @@ def list_(settings: Settings) -> None:
     console.print(fitted("Tenants", _TENANTS, [(name, book.tenant(name)) for name in tenants], width))
 
 
+def _listed(names: str | None) -> list[str] | None:
+    return None if names is None else [name.strip() for name in names.split(",")]
+
+
+def _classes(row: tuple[str, Limits]) -> str:
+    """Return the classes that may be chosen, the default in front with a mark."""
+    default, names = row[1].default_class, row[1].classes
+    shown = [f"{default}*"] if default else []
+    return ", ".join(shown + [name for name in names or () if name != default]) or "-"
+
+
 def _limit(field: str) -> Callable[[tuple[str, Limits]], str]:
     return lambda row: str(getattr(row[1], field) or "-")
 
@@ -123,17 +146,20 @@ _LIMITS: list[Column[Any]] = [
     Column("tokens/min", _limit("tokens_per_min"), number=True, rank=3),
     Column("at a time", _limit("concurrency"), number=True, rank=2),
 ]
+_CLASSES: Column[Any] = Column("classes", _classes, rank=1)  # one with a star is the default
 _KEYS: list[Column[tuple[str, ApiKey]]] = [
     Column("key", lambda row: row[0]),
     Column("tenant", lambda row: row[1].tenant),
     *_LIMITS,
     Column("SHA-256 begins", lambda row: row[1].sha256[:8], rank=1),
+    _CLASSES,
 ]
 _TENANTS: list[Column[tuple[str, Tenant]]] = [
     Column("tenant", lambda row: row[0]),
     *_LIMITS,
     Column("priority", lambda row: str(row[1].priority), number=True, rank=2),
     Column("prefix cache", lambda row: "its own" if row[1].cache_salt else "shared", rank=1),
+    _CLASSES,
 ]
 
 

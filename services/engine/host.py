@@ -37,7 +37,7 @@ from baton.services.engine import cache_events
 from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of
 from baton.services.engine.counts import Counts
 from baton.services.engine.errors import EngineFailed, RequestRefused
-from baton.services.engine.patches import draft_length, step_times
+from baton.services.engine.patches import draft_length, giving_way, step_times
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class EngineStep:
     counts: Counts = field(default_factory=Counts)  # in this step
     shared: dict[str, int] = field(default_factory=dict)  # by request with a first output: its shared blocks
     draft_length: int | None = None  # tokens that the next drafts may have, where that is chosen each step
+    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # by classes, in this step
     blocks: Change | None = None  # what the prefix cache gained and lost
 
     @property
@@ -120,6 +121,7 @@ class EngineHost:
         self._connector: Any = None
         self._woken = False  # by each load that ends
         self._draft_length: draft_length.DraftLengthSeam | None = None
+        self._giving_way: giving_way.GivingWay | None = None
         self._cache_events: cache_events.CacheEvents | None = None
         self._load = EngineLoad()
         self._block_share = 1.0  # EngineInfo's
@@ -226,6 +228,7 @@ class EngineHost:
             self._draft_length = draft_length.install(
                 self._engine, self._plan.settings.engine.speculative_config
             )
+            self._giving_way = giving_way.install(self._engine)
             self._cache_events = cache_events.install(self._engine)
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
@@ -319,6 +322,9 @@ class EngineHost:
         if self._draft_length is not None:
             self._draft_length.observe(step.seconds)
             step.draft_length = self._draft_length.choice.limit
+        if self._giving_way is not None:
+            self._giving_way.observe(step.seconds)
+            step.yielded = self._giving_way.take_counts()
         if self._connector is not None:
             reports = self._connector.take_reports()
             step.begun, step.saved, step.loaded = reports.begun, reports.saved, reports.loaded

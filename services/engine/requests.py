@@ -27,8 +27,9 @@ from vllm.v1.request import Request
 
 from baton.handoff.params import LoadParams, load_params, save_params
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, Start
+from baton.protos.worker_pb2 import PHASE_LOAD, PHASE_PREFILL, PHASE_SAVE, Failed, ServiceClass, Start
 from baton.scheduler.types import attempt_id, prefix_id
+from baton.services.decode.step_share import Standing
 from baton.services.engine import wire
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.errors import RequestRefused
@@ -97,8 +98,13 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     tokens = len(core.prompt_token_ids) - start.manifest.num_tokens if prefills else 0
     # Whatever a client asked for: requests that only decode keep the order in which they came.
     request.priority = fair_share.priority(
-        time.monotonic(), max(0, tokens), handed_over=start.phase == PHASE_SAVE or (brings and not prefills)
+        time.monotonic(),
+        max(0, tokens),
+        handed_over=start.phase == PHASE_SAVE or (brings and not prefills),
+        patience_ms=start.service.patience_ms,
     )
+    if start.HasField("service"):
+        request.standing = _standing(start.service)
     if generated:
         request.append_output_token_ids(generated)
         request.prefill_stats = None  # sent with its first token; a prefix hit beyond the prompt kills vLLM
@@ -113,6 +119,10 @@ def prepare(start: Start, internal_id: str, client_index: int, limits: EngineLim
     else:
         request.kv_transfer_params = load
     return Prepared(start.request_id, start.epoch, request, max_tokens, saves, limits.vocabulary)
+
+
+def _standing(service: ServiceClass) -> Standing:
+    return Standing(service.priority, service.share, service.itl_s, service.preemptible)
 
 
 def resume(prepared: Prepared, start: Start) -> Callable[[], Manifest]:

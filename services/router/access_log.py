@@ -20,6 +20,7 @@ def log_request(state: RequestState, record: Record) -> None:
         "request_id": record.request_id,
         "trace_id": record.trace.trace_id,
         "tenant": record.tenant or None,
+        "class": record.service,
         "status": record.status or None,
         "outcome": record.outcome,
         "prompt_tokens": record.prompt_tokens,

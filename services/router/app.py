@@ -21,6 +21,7 @@ from baton.scheduler.tasks import spawn, stop
 from baton.scheduler.types import Adapter
 from baton.security.names import Role
 from baton.services import credentials, identities, logs
+from baton.services.classes import Classes
 from baton.services.config import Settings
 from baton.services.engine.adapters import AdapterFiles, read_adapters
 from baton.services.engine.args import VLLM_VERSION, check_model, check_version, served_model_name
@@ -146,6 +147,7 @@ async def _serve(
                     settings.router.max_sequences,
                     tenancy,
                     parts.chronicle,
+                    classes=Classes(settings.classes),
                     door=door if needs_key else None,
                 )
                 app.router.routes.insert(0, figures)
@@ -181,7 +183,7 @@ def _parts(
     journal = Journal(router.journal_mib << 20)
     metrics.watch_journal(journal)
     metrics.watch_workers(lambda: [one.identity.worker_id for one in scheduler.standby.workers])
-    waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics)
+    waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, Classes(settings.classes))
     scheduler.reporter.on_released = waiting.freed
     return RelayParts(
         Placements(scheduler, metrics),

@@ -12,6 +12,7 @@ ServiceError
 │   ├── Unauthorized      no API key, or a wrong one
 │   ├── KeysUnknown       the router could not read the API keys yet
 │   ├── RateLimited       beyond a limit of its key or tenant
+│   ├── NotAllowed        of a class that its key may not use
 │   └── Unsupported       a feature that the router does not offer, or the engines refuse
 └── WorkerUnreachable     a worker does not answer (the request is resumed elsewhere)
 """
@@ -118,6 +119,12 @@ class RateLimited(RequestFailed):
     def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s)
         self.limit = limit
+
+
+class NotAllowed(RequestFailed):
+    """The request asks for a class that its key may not use."""
+
+    status = HTTPStatus.FORBIDDEN
 
 
 class Unsupported(RequestFailed):

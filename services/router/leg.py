@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
+from baton.services.classes import ServiceClass
 from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.sink import OutputSink
@@ -29,6 +30,17 @@ _TROUBLE = {
 }
 
 _NOT_LOADED = (Trouble.HANDOFF, Trouble.SOURCE)
+
+
+def _service(service: ServiceClass) -> worker_pb2.ServiceClass:
+    """Return what a worker has to know of a request's class."""
+    return worker_pb2.ServiceClass(
+        priority=service.priority,
+        patience_ms=round(1e3 * service.patience_s),
+        share=service.share,
+        itl_s=service.itl_s or 0.0,
+        preemptible=service.preemptible,
+    )
 
 
 class LegHost(Protocol):
@@ -141,6 +153,7 @@ class Leg:
             output_token_ids=self._state.tokens,
             manifest=manifest,
             traceparent=self._state.trace.traceparent,
+            service=_service(self._state.service),
         )
 
     def _lost_early(self) -> bool:

@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from baton.metrics import SECONDS, ProcessFigures
 from baton.protos import handoff_pb2, worker_pb2
 from baton.scheduler.client import Placement
+from baton.services.router.class_metrics import ClassMetrics
 from baton.services.router.errors import NotAdmitted, RequestFailed
 from baton.services.router.journal import Journal
 from baton.services.router.living_series import LivingSeries
@@ -44,6 +45,7 @@ class RouterMetrics:
     ) -> None:
         self._workers = LivingSeries("worker", registry, clock)
         self.tenants = TenantMetrics(registry, clock)
+        self.classes = ClassMetrics(registry)
         ProcessFigures(registry)
         self._placements = Counter(
             "baton_router_placements_total",
@@ -320,6 +322,7 @@ class RouterMetrics:
             self._live.dec()
             self._attempts.observe(state.attempts)
         self._requests.labels(state.outcome).inc()
+        self.classes.over(state)
 
 
 def _exemplar(state: RequestState) -> dict[str, str] | None:

@@ -9,6 +9,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
 from baton.scheduler.types import Attempt
+from baton.services.classes import STANDARD, ServiceClass
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
@@ -22,19 +23,22 @@ class Placements:
         self._client = client
         self._metrics = metrics
 
-    async def place(self, state: RequestState, suspects: set[str]) -> Placement:
+    async def place(
+        self, state: RequestState, suspects: set[str], service: ServiceClass = STANDARD
+    ) -> Placement:
         """Get the next epoch's placement. Raises NotAdmitted; nothing is reserved then, nor when cancelled.
 
-        `suspects` are avoided as long as there are others: a stream may break while its worker is well.
+        `suspects` are avoided as long as there are others: a stream may break while its worker is well. It is
+        placed as a request of class `service`.
         """
         began = time.monotonic()
         try:
-            placement = await self._placement(state, state.excluded | suspects)
+            placement = await self._placement(state, state.excluded | suspects, service)
         except NoCapacity as no:
             if not suspects - state.excluded:
                 raise _refused(no) from None
             try:
-                placement = await self._placement(state, state.excluded)
+                placement = await self._placement(state, state.excluded, service)
             except NoCapacity as still_no:
                 raise _refused(still_no) from None
         state.model_fingerprint = placement.decode.model_fingerprint
@@ -53,7 +57,7 @@ class Placements:
         """Report that the attempt is over, and its cost: both reservations end."""
         self._client.reporter.finished(attempt, outcome, cost_of(state))
 
-    async def _placement(self, state: RequestState, exclude: set[str]) -> Placement:
+    async def _placement(self, state: RequestState, exclude: set[str], service: ServiceClass) -> Placement:
         """Get the scheduler's placement or, while none answers, one from the last snapshot.
 
         So also where a scheduler knows no worker, of those that this router reaches.
@@ -61,24 +65,26 @@ class Placements:
         Raises NoCapacity and NotAdmitted.
         """
         try:
-            return await self._place_by_scheduler(state, exclude)
+            return await self._place_by_scheduler(state, exclude, service)
         except NoCapacity as no:
             lost = no.code == pb.Rejection.CODE_NO_WORKERS and self._client.standby.keeps_lost
             if not (no.settling or lost) or no.code == pb.Rejection.CODE_STALE_EPOCH:
                 raise
             try:
-                return self._place_alone(state, exclude)
+                return self._place_alone(state, exclude, service)
             except SchedulerUnavailable:
                 raise no from None
         except SchedulerUnavailable as error:
             try:
-                return self._place_alone(state, exclude)
+                return self._place_alone(state, exclude, service)
             except SchedulerUnavailable:
                 raise NotAdmitted(error.message, Why.UNAVAILABLE, error.retry_after_s) from None
         except Refused as error:
             raise NotAdmitted(f"the scheduler refuses the request: {error}", Why.REFUSED) from None
 
-    async def _place_by_scheduler(self, state: RequestState, exclude: set[str]) -> Placement:
+    async def _place_by_scheduler(
+        self, state: RequestState, exclude: set[str], service: ServiceClass
+    ) -> Placement:
         """Try each scheduler once. Raises NoCapacity, Refused, SchedulerUnavailable."""
         client = self._client
         if not client.answering and client.standby.workers:
@@ -97,6 +103,8 @@ class Placements:
                     model_fingerprint=state.began_with,
                     adapter=state.adapter,
                     waited_s=time.monotonic() - state.arrived,
+                    priority=service.priority,
+                    room=service.room,
                 )
             except SchedulerUnavailable:
                 self._unknown(state)
@@ -107,7 +115,7 @@ class Placements:
                 raise
         raise AssertionError("there is at least one scheduler")
 
-    def _place_alone(self, state: RequestState, exclude: set[str]) -> Placement:
+    def _place_alone(self, state: RequestState, exclude: set[str], service: ServiceClass) -> Placement:
         """Place from the last snapshot. Raises NoCapacity, SchedulerUnavailable."""
         state.epoch += 1
         return self._client.place_alone(
@@ -120,6 +128,7 @@ class Placements:
             vllm_version=VLLM_VERSION,
             model_fingerprint=state.began_with,
             adapter=state.adapter,
+            room=service.room,
         )
 
     def _unknown(self, state: RequestState) -> None:

@@ -34,6 +34,7 @@ class Record:
     response_id: str  # as its client knows it: `id` in the response
     trace: TraceContext
     tenant: str
+    service: str  # its class
     model: str
     outcome: str
     status: int  # HTTP; 0 where no response was sent
@@ -86,6 +87,7 @@ class Record:
             "response_id": self.response_id,
             "trace_id": self.trace.trace_id,
             "tenant": self.tenant,
+            "class": self.service,
             "model": self.model,
             "outcome": self.outcome,
             "status": self.status,
@@ -150,6 +152,7 @@ def record_of(state: RequestState, model: str = "") -> Record:
         response_id=state.response_id,
         trace=state.trace,
         tenant=state.party.tenant,
+        service=state.service.name,
         model=model,
         outcome=state.outcome,
         status=http.status,

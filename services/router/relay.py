@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.services import logs
+from baton.services.classes import ServiceClass
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import (
     AttemptsExhausted,
@@ -99,6 +100,7 @@ class Relay:
         self._retries = 0  # placements without progress, since the last one that made some
         self._give_up = 0.0  # time.monotonic: the end of these
         self._closed = False
+        self._admitted = False
 
     def start(self) -> None:
         """Enter the journal, and go on in a task. Raises NotAdmitted when the journal has no room."""
@@ -186,12 +188,16 @@ class Relay:
     async def _admit(self) -> None:
         """Get the first placement, at once or when there is room. Raises NotAdmitted."""
         state = self.state
-        state.waited_s = await self._waiting.admit(state.party, state.deadline, self._place)
+        state.waited_s = await self._waiting.admit(state.party, state.deadline, self._place, state.service)
+        self._admitted = True
 
-    async def _place(self) -> None:
-        """Get the next placement, whose workers reach each other as far as is known. Raises NotAdmitted."""
+    async def _place(self, service: ServiceClass) -> None:
+        """Get the next placement, as a request of class `service`. Raises NotAdmitted.
+
+        Its workers reach each other as far as is known.
+        """
         suspects, asked = self._pool.suspects(), time.monotonic()
-        placement = await self._placements.place(self.state, suspects)
+        placement = await self._placements.place(self.state, suspects, service)
         if self._placement is None:
             self._metrics.began()
         else:
@@ -200,19 +206,20 @@ class Relay:
         self.state.placed(placement, asked)
         if self._apart():
             self._metrics.pair_avoided()
-            await self._avoid_pair(suspects)
+            await self._avoid_pair(suspects, service)
 
     def _apart(self) -> bool:
         """Tell whether the placement's two workers do not reach each other, as far as is known."""
         prefill, decode = self.placement.prefill, self.placement.decode
         return prefill is not None and self._pairs.avoid((prefill.worker_id, decode.worker_id))
 
-    async def _avoid_pair(self, suspects: set[str]) -> None:
+    async def _avoid_pair(self, suspects: set[str], service: ServiceClass) -> None:
         """Change a placement that nobody was told of: to another pair, or else to its decode worker alone."""
         prefill = self.placement.prefill
         if prefill is not None and self.state.tokens_to_prefill > SHORT_PROMPT_TOKENS:
             try:
-                another = await self._placements.place(self.state, suspects | {prefill.worker_id})
+                others = suspects | {prefill.worker_id}
+                another = await self._placements.place(self.state, others, service)
             except NotAdmitted:
                 pass  # no other worker can prefill it now: the decode worker can
             else:
@@ -251,7 +258,7 @@ class Relay:
                 return
             self._stop_prefill()
             try:
-                await self._place()
+                await self._place(state.service)
             except NotAdmitted:
                 pass  # no other worker can prefill it now: the decode worker can
             else:
@@ -452,6 +459,8 @@ class Relay:
         self._journal.leave(self.state)
         if self._placement is not None:
             self._report(self.state.outcome)
+        if self._admitted:
+            self._waiting.left(self.state.service)
         self._metrics.over(self.state)
         self._counts.over(self.state)
         self._on_over(self)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from baton.scheduler.client import Placement
 from baton.scheduler.prefixes.keys import NO_KEYS, PromptKeys
 from baton.scheduler.types import Adapter
+from baton.services.classes import STANDARD, ServiceClass
 from baton.services.router.recovery import Failure
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
 from baton.services.trace_context import TraceContext, begin
@@ -57,6 +58,7 @@ class RequestState:
     prompt_logprobs: int = 0  # kept with each token of the prompt
     room_tokens: int = ROOM_TOKENS  # output tokens for which the journal has room
     party: Party = NOBODY
+    service: ServiceClass = STANDARD
     prefix: PromptKeys = NO_KEYS
     adapter: Adapter | None = None  # of LoRA
     tokens: array[int] = field(default_factory=lambda: array("I"))

@@ -159,6 +159,7 @@ class _Spans:
             "baton.response_id": record.response_id,
             "baton.outcome": record.outcome,
             "baton.tenant": record.tenant,
+            "baton.class": record.service,
             "baton.attempts": len(record.attempts),
             "baton.time_to_first_token_ms": round(1e3 * record.first_token_s, 3),
             "baton.client_wait_ms": round(1e3 * record.client_s, 3),

@@ -1,15 +1,17 @@
 """The queue of requests for room on the workers: bounded in number and time, fair between clients.
 
-A request is placed at once while none waits. When all workers are full it joins its client's queue. Tenants
-take turns, each as often as its weight says, and so do the clients of a tenant, one request each: a client
-that sends a thousand delays its own requests, not another's first. (A request is one sequence here: of
-several prompts, or `n` above 1, each waits for itself.) The one whose turn it is tries a placement whenever
-reservations of this router end, and now and then besides, as other routers' end too. None overtakes it, so a
-long prompt gets its room in the end, but for requests that lost their worker: their clients see a stream that
-stands still, so they go before those that have not begun.
+A request is placed at once while none waits before it. When all workers are full it joins its client's
+queue. Tenants take turns, each as often as its weight says, and so do the clients of a tenant, one request
+each: a client that sends a thousand delays its own requests, not another's first. (A request is one sequence
+here: of several prompts, or `n` above 1, each waits for itself.) The one whose turn it is tries a placement
+whenever reservations of this router end, and now and then besides, as other routers' end too. None of its
+class overtakes it, so a long prompt gets its room in the end, but for requests that lost their worker: their
+clients see a stream that stands still, so they go before those that have not begun.
 
-The turns of tenants are stride scheduling (Waldspurger and Weihl, 1995): the next is the one that has gone
-the least way, and each turn takes it 1/weight further; one that was not waiting begins where the others are.
+Each class of requests has a queue, and one with a lower priority goes before the others. These fill a part
+of the workers and of this room only (`ServiceClass.room`). But a class is owed a place where that is within
+its share of all that this router has placed, or where it has waited for `patience_s`: its next request goes
+first, and is placed as one of the first class.
 
 The cost is one placement call each time that room may have become free, for one request; the others sleep.
 To choose the next costs a look at each tenant that waits. For one event loop; not thread-safe.
@@ -23,39 +25,20 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 
+from baton.services.classes import STANDARD, Classes, ServiceClass
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
+from baton.services.router.queues import ClassQueue, Turn
 from baton.services.router.state import Party
 
 RETRY_S = (0.05, 1.0)  # s; the first and the longest pause between two tries without a sign of room
 _PACE_OF = 256  # last departures: requests that began together end together, so fewer would mislead
 _PACE_KNOWN_S = 10.0  # the least age of a queue before a request is refused for its expected wait
+# Seconds for which a turn that is owed goes before others, and then does not: this one may be too large.
+OWED_S, REST_S = 1.0, 10.0
+LEAST_PATIENCE_S = 1.0  # of a class before another one, until it is owed a place though it has its share
 
-Place = Callable[[], Awaitable[None]]
-
-
-class _Turn(asyncio.Event):
-    """One request's turn: set while it has it. It may be taken away by one that goes before."""
-
-
-class _Tenant:
-    """The requests of one tenant that wait, by client; the next in turn first."""
-
-    def __init__(self) -> None:
-        self.weight = 1
-        self.way = 0.0
-        self.waiting = 0
-        self.clients: OrderedDict[str, OrderedDict[_Turn, None]] = OrderedDict()
-
-    @property
-    def first(self) -> _Turn:
-        """The turn of the request that is next."""
-        return next(iter(next(iter(self.clients.values()))))
-
-    def before(self, client: str) -> int:
-        """Return how many of its requests go before the client's next one."""
-        own = len(self.clients.get(client, ()))
-        return own + sum(min(len(turns), own + 1) for name, turns in self.clients.items() if name != client)
+Place = Callable[[ServiceClass], Awaitable[None]]  # as a request of this class
 
 
 class WaitingRoom:
@@ -66,6 +49,7 @@ class WaitingRoom:
         limit: int,
         wait_s: float,
         metrics: RouterMetrics,
+        classes: Classes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Let at most `limit` requests wait, each at most `wait_s` seconds; with a limit of 0 none waits.
@@ -76,11 +60,14 @@ class WaitingRoom:
         self.wait_s = wait_s
         self._metrics = metrics
         self._clock = clock
-        self._resuming: OrderedDict[_Turn, None] = OrderedDict()
-        self._tenants: dict[str, _Tenant] = {}
-        self._way = 0.0  # of the tenant that had the last turn
+        self._resuming: OrderedDict[Turn, None] = OrderedDict()
+        classes = classes or Classes()
+        metrics.classes.expect(classes)
+        self._queues = {one.name: ClassQueue(one) for one in classes}  # in order of priority
+        self._first_class = next(iter(self._queues.values())).service
         self._waiting = 0
-        self._turn: _Turn | None = None
+        self._turn: Turn | None = None
+        self._turn_of: ClassQueue | None = None  # its queue; None of one that resumes
         self._room = asyncio.Event()
         self._because = ""  # the last try found no room
         self._began = 0.0  # the queue, on the clock
@@ -92,19 +79,26 @@ class WaitingRoom:
 
     @property
     def estimate_s(self) -> float:
-        """The expected wait of a new tenant's request, seconds; 0 while unknown."""
-        return self._estimate(Party())
+        """The expected wait of a new tenant's request of the usual class, seconds; 0 while unknown."""
+        return self._estimate(Party(), STANDARD)
 
-    def check_room(self) -> None:
+    def check_room(self, service: ServiceClass = STANDARD) -> None:
         """Check, before a request costs anything, that the queue is not full. Raises NotAdmitted (503)."""
-        if self._waiting and self._waiting >= self.limit:
-            raise self._refusal(f"{self._waiting} wait already (router.max_waiting)", self.estimate_s)
+        most = max(1, int(service.room * self.limit)) if self.limit else 0
+        if self._waiting and self._waiting >= most:
+            kept = f"; {self.limit - most} places are kept for others than {service.name}"
+            raise self._refusal(
+                f"{self._waiting} wait already (router.max_waiting){kept if most < self.limit else ''}",
+                self._estimate(Party(), service),
+            )
 
     def freed(self) -> None:
         """Note that reservations ended: there may be room now."""
         self._room.set()
 
-    async def admit(self, party: Party, deadline: float, place: Place) -> float:
+    async def admit(
+        self, party: Party, deadline: float, place: Place, service: ServiceClass = STANDARD
+    ) -> float:
         """Await `place`, at once or in turn; return the seconds waited.
 
         `place` raises NotAdmitted. With FULL, or while others wait, the request joins the queue (with a limit
@@ -113,30 +107,38 @@ class WaitingRoom:
         queue is full, when the wait would be too long, when it was, and what `place` raises otherwise.
         """
         arrived = self._clock()
-        if not self._waiting:
+        queue = self._queue(service)
+        if not self._before(queue):
             try:
-                await place()
+                await place(service)
             except NotAdmitted as no:
                 if no.why is not Why.FULL or not self.limit:
                     raise
                 self._because = no.message
             else:
+                queue.placed += 1
                 return 0.0
-        self.check_room()
-        self._check_wait(party, min(self.wait_s, deadline - arrived))
-        turn = self._join(party)
+        self.check_room(service)
+        self._check_wait(party, service, min(self.wait_s, deadline - arrived))
+        turn = self._join(party, queue)
         try:
             async with asyncio.timeout(self.wait_s):
-                await self._place_in_turn(turn, place, lambda no: no.never)
+                await self._place_in_turn(turn, place, lambda no: no.never, queue)
+            queue.placed += 1
+            queue.since, queue.owed_until = self._clock(), 0.0
             self._departures.append(self._clock())
         except TimeoutError:
             limit = f"no room within {self.wait_s:g} s (router.max_wait_s)"
             raise self._refusal(f"{limit}, {self._waiting} wait: {self._because}", self.estimate_s) from None
         finally:
-            self._leave(party, turn)
+            self._leave(party, turn, queue)
         waited_s = self._clock() - arrived
         self._metrics.waited(waited_s)
         return waited_s
+
+    def left(self, service: ServiceClass) -> None:
+        """Note that a request which was admitted is over."""
+        self._queue(service).placed -= 1
 
     async def resume(self, wait_s: float, place: Place) -> None:
         """Await `place` for a request that was placed before, in front of all that were not.
@@ -144,7 +146,7 @@ class WaitingRoom:
         While `place` raises NotAdmitted with FULL it is tried again, for `wait_s` seconds. Raises what it
         raises otherwise, and the last one when the time is over.
         """
-        turn = _Turn()
+        turn = Turn()
         if not self._waiting:
             self._begin()
         self._resuming[turn] = None
@@ -168,19 +170,27 @@ class WaitingRoom:
             self._choose()
 
     async def _place_in_turn(
-        self, turn: _Turn, place: Place, is_final: Callable[[NotAdmitted], bool]
+        self,
+        turn: Turn,
+        place: Place,
+        is_final: Callable[[NotAdmitted], bool],
+        queue: ClassQueue | None = None,
     ) -> None:
-        """Try `place` while it is this one's turn, until it succeeds or its refusal is final."""
+        """Try `place` while it is this one's turn, until it succeeds or its refusal is final.
+
+        Without a queue, and where a turn is owed to it, it is placed as one of the first class.
+        """
         pause_s, longest_s = RETRY_S
         while True:
             await turn.wait()
             self._room.clear()
             try:
-                await place()
+                await place(self._first_class if queue is None or self._is_owed(queue) else queue.service)
             except NotAdmitted as no:
                 if is_final(no):
                     raise
                 self._because = no.message
+                self._choose()  # what was owed may be over
             else:
                 return
             with contextlib.suppress(TimeoutError):
@@ -190,50 +200,70 @@ class WaitingRoom:
 
     def _begin(self) -> None:
         """Begin a queue."""
-        self._tenants.clear()
+        for queue in self._queues.values():
+            queue.clear()
         self._departures.clear()
         self._began = self._clock()
 
-    def _join(self, party: Party) -> _Turn:
+    def _queue(self, service: ServiceClass) -> ClassQueue:
+        """Return the queue of a class; that of the first one for a class that is not configured."""
+        return self._queues.get(service.name) or next(iter(self._queues.values()))
+
+    def _before(self, queue: ClassQueue) -> int:
+        """Return how many wait that go before a new one of this queue, or before which it does not go."""
+        own = queue.service.priority
+        ahead = sum(one.waiting for one in self._queues.values() if one.service.priority <= own)
+        return len(self._resuming) + ahead
+
+    def _is_owed(self, queue: ClassQueue) -> bool:
+        """Tell whether a queue's turn goes before others, by its class's share or patience."""
+        now = self._clock()
+        placed = sum(one.placed for one in self._queues.values())
+        within = queue.placed + 1 <= queue.service.share * (placed + 1)
+        waited = now - queue.since >= max(LEAST_PATIENCE_S, queue.service.patience_s)
+        if not (within or waited) or now < queue.rests_until:
+            return False
+        if queue.owed_until and now > queue.owed_until:
+            queue.owed_until, queue.rests_until = 0.0, now + REST_S
+            return False
+        queue.owed_until = queue.owed_until or now + OWED_S
+        return True
+
+    def _join(self, party: Party, queue: ClassQueue) -> Turn:
         if not self._waiting:
             self._begin()
-        turn = _Turn()
-        tenant = self._tenants.setdefault(party.tenant, _Tenant())
-        if not tenant.waiting:  # what it did not use is not saved up
-            tenant.way = max(tenant.way, self._way)
-        tenant.weight = party.weight
-        tenant.clients.setdefault(party.client, OrderedDict())[turn] = None
+        turn = Turn()
         self._waiting += 1
-        tenant.waiting += 1
-        self._metrics.tenants.waiting(party.tenant, tenant.waiting)
-        if self._turn is None:
-            self._choose()
+        if not queue.waiting:
+            queue.since = self._clock()
+        queue.join(party, turn)
+        self._tell(party, queue)
+        self._choose()
         return turn
 
-    def _leave(self, party: Party, turn: _Turn) -> None:
-        tenant = self._tenants[party.tenant]
-        turns = tenant.clients[party.client]
-        del turns[turn]
-        if not turns:
-            del tenant.clients[party.client]
-        if turn.is_set():  # it has had its turn
-            if turns:
-                tenant.clients.move_to_end(party.client)
-            self._way = tenant.way
-            tenant.way += 1 / tenant.weight
+    def _leave(self, party: Party, turn: Turn, queue: ClassQueue) -> None:
         self._waiting -= 1
-        tenant.waiting -= 1
-        self._metrics.tenants.waiting(party.tenant, tenant.waiting)
-        if turn.is_set():
+        queue.leave(party, turn)
+        self._tell(party, queue)
+        if turn is self._turn:
+            self._turn = None
             self._choose()
 
+    def _tell(self, party: Party, queue: ClassQueue) -> None:
+        of_tenant = sum(one.of_tenant(party.tenant) for one in self._queues.values())
+        self._metrics.tenants.waiting(party.tenant, of_tenant)
+        self._metrics.classes.waiting(queue.service, queue.waiting)
+
     def _choose(self) -> None:
-        """Give the turn to the first that resumes, or else to the first of the tenant that is behind."""
-        turn: _Turn | None = None
+        """Give the turn to the first that resumes, or else of the class that is owed one, or goes first."""
+        turn: Turn | None = None
+        queue: ClassQueue | None = None
         if self._resuming:
             turn = next(iter(self._resuming))
-        elif waiting := [one for one in self._tenants.values() if one.waiting]:
-            turn = min(waiting, key=lambda one: one.way).first
+        elif waiting := [one for one in self._queues.values() if one.waiting]:
+            queue = next((one for one in waiting if self._is_owed(one)), waiting[0])
+            turn = self._turn if self._turn is not None and queue is self._turn_of else queue.first
+        self._turn_of = queue
         if turn is self._turn:
             return
         if self._turn is not None:
@@ -242,28 +272,22 @@ class WaitingRoom:
         if turn is not None:
             turn.set()
 
-    def _estimate(self, party: Party) -> float:
+    def _estimate(self, party: Party, service: ServiceClass) -> float:
         """Return the expected wait of the client's next request, at the pace of the last departures.
 
         Seconds; 0 while the pace is unknown.
         """
         if not self._departures:
             return 0.0
-        mine = self._tenants.get(party.tenant)
-        own = mine.before(party.client) if mine is not None else 0
-        others = (tenant for name, tenant in self._tenants.items() if name != party.tenant)
-        before = (
-            len(self._resuming)
-            + own
-            + sum(min(one.waiting, (own + 1) * one.weight / party.weight) for one in others)
-        )
+        queue = self._queue(service)
+        before = self._before(queue) - queue.waiting + queue.before(party)
         full = self._departures.maxlen == len(self._departures)
         since = self._departures[0] if full else self._began
         return before * (self._clock() - since) / len(self._departures)
 
-    def _check_wait(self, party: Party, allowed_s: float) -> None:
+    def _check_wait(self, party: Party, service: ServiceClass, allowed_s: float) -> None:
         """Refuse a request at once whose wait would be too long. Raises NotAdmitted."""
-        wait_s = self._estimate(party)
+        wait_s = self._estimate(party, service)
         if wait_s > allowed_s and self._clock() - self._began >= _PACE_KNOWN_S:
             raise self._refusal(
                 f"{self._waiting} wait already, another would wait about {wait_s:.0f} s and may wait "

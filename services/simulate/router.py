@@ -101,7 +101,7 @@ class SimulatedRouter:
         self._block_tokens = block_tokens
         self._draw = random.Random(seed)  # noqa: S311 (no secret)
         metrics = RouterMetrics(CollectorRegistry())
-        self._waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, loop.time)
+        self._waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, clock=loop.time)
         self._held: dict[str, Attempt] = {}
         self._prefilled: list[Attempt] = []
         self._finished: list[tuple[Attempt, pb.Finished]] = []
@@ -131,7 +131,7 @@ class SimulatedRouter:
     # Placements.
 
     def _placing(self, life: _Life) -> Place:
-        return lambda: self._place(life)
+        return lambda _service: self._place(life)
 
     async def _place(self, life: _Life) -> None:
         """Get the next placement. Raises NotAdmitted."""

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
@@ -23,11 +23,15 @@ SECRET_PREFIX = "baton-"  # noqa: S105 (lets people and scanners see what a leak
 MAX_PRIORITY = 100
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+ClassName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
 Count = Annotated[int, Field(ge=1, le=10**12, strict=True)]
 
 
 class Limits(BaseModel):
-    """The limits of one key, or of all keys of a tenant together; None is no limit."""
+    """The limits of one key, or of all keys of a tenant together; None is no limit.
+
+    So it is with the classes of their requests: a key may use those that its tenant may use, too.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -36,6 +40,14 @@ class Limits(BaseModel):
         None, description="Most tokens a minute, of prompts and answers together."
     )
     concurrency: Count | None = Field(None, description="Most requests at a time.")
+    default_class: ClassName | None = Field(None, description="Class of requests that choose none.")
+    classes: list[ClassName] | None = Field(None, min_length=1, description="Classes that may be chosen.")
+
+    @model_validator(mode="after")
+    def _default_may_be_used(self) -> Self:
+        if self.default_class and self.classes and self.default_class not in self.classes:
+            raise ValueError(f"default_class {self.default_class!r} is not one of classes {self.classes}")
+        return self
 
 
 class Tenant(Limits):
@@ -64,6 +76,15 @@ class Caller:
     tenant: str  # its name; empty where keys have no tenants
     key_limits: Limits
     settings: Tenant
+
+    @property
+    def default_class(self) -> str:
+        """The class of its requests that choose none; empty: the first that it may use."""
+        return self.key_limits.default_class or self.settings.default_class or ""
+
+    def may_use(self, name: str) -> bool:
+        """Tell whether its requests may be of this class."""
+        return all(one.classes is None or name in one.classes for one in (self.key_limits, self.settings))
 
 
 L = TypeVar("L", bound=Limits)

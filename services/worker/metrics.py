@@ -52,6 +52,13 @@ class WorkerMetrics:
         self._tokens = counter("generated_tokens", "Output tokens generated here.")
         self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._held = counter(
+            "requests_held_back", "Times that a step left a request out, as it gave way to another class."
+        )
+        self._preempted = counter(
+            "requests_preempted_for_classes",
+            "Times that a request lost slot and KV to one of another class; it went on later.",
+        )
         self._refused = counter(
             "requests_refused",
             "Requests not taken: invalid, full, draining, stale (an older epoch).",
@@ -94,6 +101,8 @@ class WorkerMetrics:
             len(output.new_token_ids) for outputs in step.outputs.values() for output in outputs.outputs
         )
         self._tokens.inc(tokens)
+        self._held.inc(step.yielded.held)
+        self._preempted.inc(step.yielded.preempted)
         self._prefix_queries.inc(step.counts.prefix_queries)
         self._prefix_hits.inc(step.counts.prefix_hits)
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import (
     OUTPUT_TOKENS_BOOKED,
     blocks_for,
+    claim,
     could_decode,
     could_prefill,
     max_requests,
@@ -84,3 +87,26 @@ def test_at_least_one_request_is_always_allowed() -> None:
 def test_impossible_objects_cannot_be_made(make: object) -> None:
     with pytest.raises(ValueError, match=r"."):
         make()  # type: ignore[operator]
+
+
+def test_a_class_that_gives_way_leaves_room() -> None:
+    half = replace(need(prompt=100), room=0.5)
+    assert may_prefill(half, worker(Reserved(prompt_tokens=400)), LIMITS)
+    assert not may_prefill(half, worker(Reserved(prompt_tokens=401)), LIMITS)
+    assert may_prefill(replace(half, prompt_tokens=900), worker(), LIMITS)  # nothing queued
+    slots = capacity().max_num_seqs // 2
+    assert may_decode(half, worker(Reserved(requests=slots - 1)), LIMITS)
+    assert not may_decode(half, worker(Reserved(requests=slots)), LIMITS)
+    assert may_decode(need(prompt=100), worker(Reserved(requests=slots)), LIMITS)
+    blocks = usable_blocks(capacity())
+    assert not may_decode(half, worker(Reserved(requests=1, blocks=blocks // 2)), LIMITS)
+    large = replace(need(prompt=900), room=0.01)
+    assert may_decode(large, worker(), LIMITS)  # nothing is booked
+    assert not may_decode(large, worker(Reserved(blocks=1)), LIMITS)
+    assert claim(half, None, worker(), LIMITS).max_requests == slots
+
+
+@pytest.mark.parametrize("room", [0.0, -1.0, 1.1])
+def test_room_is_a_part(room: float) -> None:
+    with pytest.raises(ValueError, match="room"):
+        replace(need(), room=room)

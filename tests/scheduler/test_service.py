@@ -174,7 +174,7 @@ async def test_a_full_house_serves_the_eldest_of_all_routers(
             await other.place("theirs", 1, prompt_tokens=1, max_new_tokens=1, waited_s=5.0)
         client.reporter.finished(Attempt("r0", 1), "stop")
         await until(room)
-        with pytest.raises(NoCapacity, match="a request of router other has waited longer") as caught:
+        with pytest.raises(NoCapacity, match="a request of router other goes first") as caught:
             await client.place("mine", 1, prompt_tokens=1, max_new_tokens=1)
         assert caught.value.code == pb.Rejection.CODE_FULL
         await other.place("theirs", 2, prompt_tokens=1, max_new_tokens=1, waited_s=5.0)

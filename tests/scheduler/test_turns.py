@@ -69,3 +69,12 @@ def test_places_that_the_elder_cannot_take_are_left_to_others(turns: RouterTurns
     assert turns.elder(asks("b", adapter=Adapter("sql", "f5")), WORKERS) == "a"
     turns.refused(asks("a", 5.0, vllm_version="0.31"))
     assert turns.elder(asks("b", vllm_version="0.32"), WORKERS) == ""
+
+
+def test_the_class_counts_before_the_age(turns: RouterTurns) -> None:
+    turns.refused(asks("a", 2.0))
+    assert turns.elder(asks("b", 60.0, priority=10), WORKERS) == "a"
+    assert turns.elder(asks("b", 1.0, priority=-5), WORKERS) == ""
+    turns.refused(asks("a", 60.0, priority=10))
+    assert turns.elder(asks("b", 0.0), WORKERS) == ""
+    assert turns.elder(asks("b", 0.0, priority=10), WORKERS) == "a"

@@ -324,6 +324,15 @@ OBJECTS = (
         until="vLLM lets a plug-in choose the number of drafted tokens in a step",
     ),
     ObjectPatch(
+        file="services/engine/patches/giving_way.py",
+        why="vLLM schedules what runs before what waits, whatever its priority: long answers fill each step. "
+        "The loaded engine's schedule is wrapped: it sees no request that gives way to another class in this "
+        "step, and preemptible ones are preempted where those that go first want slots or KV.",
+        symbols=("vllm.v1.core.sched.scheduler:Scheduler.schedule",),
+        processes=CORE,
+        until="vLLM's scheduler orders what runs by priority, and bounds what the lower ones get of a step",
+    ),
+    ObjectPatch(
         file="services/router/vllm/frontend.py",
         why="vLLM's front end gets our client of the workers instead of starting an engine: AsyncLLM takes "
         "no client as a parameter, so the name of its factory is replaced during one constructor call.",

@@ -1,4 +1,4 @@
-"""The router's additions to vLLM's HTTP layer: refusals with a status, deadlines, quotas, `usage.baton`.
+"""The router's additions to vLLM's HTTP layer: refusals with a status, deadlines, quotas, classes, usage.
 
 An error before the first byte is an HTTP error, also for a stream.
 
@@ -19,9 +19,11 @@ from http import HTTPStatus
 from typing import Any
 
 from baton.services import logs, trace_context
+from baton.services.classes import STANDARD, Classes, ServiceClass
+from baton.services.router import classes as choosing
 from baton.services.router.access_log import log_without_sequence
 from baton.services.router.chronicle import Chronicle
-from baton.services.router.errors import RateLimited, RequestFailed, Unsupported
+from baton.services.router.errors import NotAllowed, RateLimited, RequestFailed, Unsupported
 from baton.services.router.http import usage
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
@@ -44,7 +46,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Admission:
     """One HTTP request's state, shared by the HTTP layer and the engine client. The first error counts."""
 
-    __slots__ = ("deadline", "error", "http", "options", "party", "request", "response", "states", "trace")
+    __slots__ = (
+        *("deadline", "error", "http", "options", "party", "request", "response", "service", "states"),
+        "trace",
+    )
 
     def __init__(
         self,
@@ -52,7 +57,9 @@ class Admission:
         request: TenantRequest | None = None,
         trace: TraceContext | None = None,
         http: HttpTimes | None = None,
+        service: ServiceClass = STANDARD,
     ) -> None:
+        self.service = service  # its body may choose another one
         self.party = party  # takes turns with others when its requests wait
         self.trace = trace or trace_context.begin()
         self.http = http or HttpTimes()
@@ -81,8 +88,11 @@ current_admission: ContextVar[Admission | None] = ContextVar("baton_admission", 
 class AdmissionMiddleware:
     """Pure ASGI middleware. After the first chunk it costs one function call per chunk."""
 
-    def __init__(self, app: App, tenancy: Tenancy, chronicle: Chronicle) -> None:
+    def __init__(
+        self, app: App, tenancy: Tenancy, chronicle: Chronicle, classes: Classes | None = None
+    ) -> None:
         self._app = app
+        self._classes = classes or Classes()
         self._tenancy = tenancy
         self._chronicle = chronicle
 
@@ -94,8 +104,10 @@ class AdmissionMiddleware:
         times: HttpTimes = scope.get(TIMES) or HttpTimes()
         try:
             deadline = _deadline(scope["headers"])
+            chosen = choosing.by_header(self._classes, caller, scope["headers"])
+            service = chosen or choosing.by_default(self._classes, caller)
             request = await self._tenancy.enter(caller)
-        except (Unsupported, RateLimited) as error:
+        except (Unsupported, NotAllowed, RateLimited) as error:
             log_without_sequence(error.status.value, scope["path"], caller.tenant, error.message)
             for part in error_response(error):
                 await send(part)
@@ -103,12 +115,12 @@ class AdmissionMiddleware:
         times.admitted = time.monotonic()
         trace = self._chronicle.begin(scope["headers"])
         logs.concern(trace_id=trace.trace_id)
-        admission = Admission(_party(caller, scope), request, trace, times)
+        admission = Admission(_party(caller, scope), request, trace, times, service)
         admission.deadline = deadline
         current_admission.set(admission)
         response = admission.response = _HeldResponse(admission, send, self._chronicle)
         try:
-            await self._app(scope, _watched(receive, admission), response)
+            await self._app(scope, self._watched(receive, admission, caller, chosen is not None), response)
         finally:
             request.leave()
             admission.response = None  # it holds the admission
@@ -119,6 +131,31 @@ class AdmissionMiddleware:
             for state in admission.states:
                 if state.over:  # otherwise its client has left, and it ends in a moment
                     self._chronicle.over(state)
+
+    def _watched(self, receive: Receive, admission: Admission, caller: Caller, chosen: bool) -> Receive:
+        """Return a `receive` that reads the request's own options from its body, once that is complete.
+
+        With `chosen` its class is, and the body chooses none.
+        """
+        body = bytearray()
+
+        async def watched() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                body.extend(message.get("body", b""))
+                if not message.get("more_body", False):
+                    admission.http.received = admission.http.received or time.monotonic()
+                    whole = bytes(body)
+                    try:
+                        admission.options = usage.options_in(whole)
+                        if not chosen and (other := choosing.by_body(self._classes, caller, whole)):
+                            admission.service = other
+                    except (Unsupported, NotAllowed) as error:
+                        admission.refuse(error)
+                    body.clear()
+            return message
+
+        return watched
 
 
 def _party(caller: Caller, scope: Scope) -> Party:
@@ -147,26 +184,6 @@ def _deadline(headers: Iterable[tuple[bytes, bytes]]) -> float:
                 raise Unsupported(f"{TIMEOUT_HEADER.decode()}: a number of seconds above 0 is needed")
             return time.monotonic() + seconds
     return math.inf
-
-
-def _watched(receive: Receive, admission: Admission) -> Receive:
-    """Return a `receive` that reads the request's own options from its body, once that is complete."""
-    body = bytearray()
-
-    async def watched() -> Message:
-        message = await receive()
-        if message["type"] == "http.request":
-            body.extend(message.get("body", b""))
-            if not message.get("more_body", False):
-                admission.http.received = admission.http.received or time.monotonic()
-                try:
-                    admission.options = usage.options_in(bytes(body))
-                except Unsupported as error:
-                    admission.refuse(error)
-                body.clear()
-        return message
-
-    return watched
 
 
 class _HeldResponse:

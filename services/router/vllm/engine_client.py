@@ -22,6 +22,7 @@ from vllm.v1.engine.core_client import EngineCoreClient
 
 from baton.scheduler.prefixes.keys import NO_KEYS
 from baton.scheduler.types import Adapter
+from baton.services.classes import STANDARD
 from baton.services.engine import wire
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
@@ -116,7 +117,8 @@ class RelayClient(EngineCoreClient):
         """Check, before a request is rendered, that another can be taken. Raises RefusedByRouter."""
         try:
             self._parts.journal.check_room()
-            self._parts.waiting.check_room()
+            admission = current_admission.get()
+            self._parts.waiting.check_room(admission.service if admission is not None else STANDARD)
         except RequestFailed as error:
             self._parts.metrics.turned_away(error)
             raise refusal(error) from None
@@ -235,6 +237,7 @@ class RelayClient(EngineCoreClient):
             deadline=min(admission.deadline, now + limits.request_timeout_s),
             party=admission.party,
             adapter=adapter,
+            service=admission.service,
             prefix=limits.hasher.keys(request) if limits.hasher is not None else NO_KEYS,
             response_id=request.external_req_id or request.request_id,
             trace=admission.trace,
@@ -310,6 +313,7 @@ def _encode(request: Any, wire_id: str) -> bytes:
     sent.trace_headers = None
     sent.data_parallel_rank = None
     sent.kv_hints = None
+    sent.priority = 0  # it chose the class, which is told with each start
     sent.sampling_params = copy(request.sampling_params)
     sent.sampling_params.extra_args = without_reserved(sent.sampling_params.extra_args)
     return wire.encode_request(sent)

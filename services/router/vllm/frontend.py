@@ -40,6 +40,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from baton.protos import scheduler_pb2
+from baton.services.classes import Classes
 from baton.services.config import EngineSettings, Settings
 from baton.services.engine.args import engine_args, served_model_name
 from baton.services.engine.refusals import reason
@@ -191,12 +192,14 @@ async def build_http_app(
     tenancy: Tenancy,
     chronicle: Chronicle,
     *,
+    classes: Classes | None = None,
     door: Middleware | None = None,
 ) -> Any:
     """Return vLLM's app with our admission, limits and /health; everything else is vLLM's own.
 
-    `tenancy` admits requests within their tenants' limits, `chronicle` is told of their time, and `door` is
-    the middleware that authenticates clients: without one all are accepted.
+    `tenancy` admits requests within their tenants' limits, `chronicle` is told of their time, they are of one
+    of `classes` (the built-in ones if None), and `door` is the middleware that authenticates clients: without
+    one all are accepted.
     """
     envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
     tasks = await llm.get_supported_tasks()
@@ -204,7 +207,9 @@ async def build_http_app(
     await init_app_state(llm, app.state, args, tasks)
     limit_requests(app.state, max_sequences)
     # Innermost, so that vLLM's metrics and log count the status that the client gets.
-    app.user_middleware.append(Middleware(AdmissionMiddleware, tenancy=tenancy, chronicle=chronicle))
+    app.user_middleware.append(
+        Middleware(AdmissionMiddleware, tenancy=tenancy, chronicle=chronicle, classes=classes)
+    )
     if door is not None:
         outer = [one.cls for one in app.user_middleware].index(CORSMiddleware)
         app.user_middleware.insert(outer + 1, door)

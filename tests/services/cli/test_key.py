@@ -46,7 +46,7 @@ def test_keys_come_and_go(run: Run) -> None:
     shown = [line.split() for line in run("list").splitlines()]
     assert ["web", "acme", "7", "-", "-"] in [line[:5] for line in shown]
     assert ["alone", "alone", "-", "-", "-"] in [line[:5] for line in shown]
-    assert ["acme", "-", "9000", "-", "3", "shared"] in shown
+    assert ["acme", "-", "9000", "-", "3", "shared", "-"] in shown
     assert not any(secret.strip() in run("list") for secret in secrets)
     assert run("remove", "web") == ""
     assert "web" not in run("list")

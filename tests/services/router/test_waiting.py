@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.services.classes import STANDARD, Classes, ServiceClass
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.state import Party
-from baton.services.router.waiting import WaitingRoom
+from baton.services.router.waiting import OWED_S, WaitingRoom
 from harness.fake_worker import until
 
 FULL = NotAdmitted("all are full", Why.FULL, 1.0)
@@ -25,6 +26,7 @@ class House:
 
     def __init__(self, rooms: int = 0, limit: int = 100, wait_s: float = 15.0) -> None:
         self.rooms = rooms
+        self.kept = 0  # for the first class
         self.now = 0.0
         self.inside: list[str] = []
         self.asked = 0
@@ -33,10 +35,16 @@ class House:
         self.waiting = WaitingRoom(limit, wait_s, metrics, clock=lambda: self.now)
 
     def guest(
-        self, name: str, client: str = "", deadline: float = 1e9, tenant: str = "", weight: int = 1
+        self,
+        name: str,
+        client: str = "",
+        deadline: float = 1e9,
+        tenant: str = "",
+        weight: int = 1,
+        service: ServiceClass = STANDARD,
     ) -> asyncio.Task[float]:
         party = Party(tenant, client, weight)
-        return asyncio.create_task(self.waiting.admit(party, deadline, self._door(name)))
+        return asyncio.create_task(self.waiting.admit(party, deadline, self._door(name), service))
 
     def back(self, name: str, wait_s: float = 15.0) -> asyncio.Task[None]:
         """One that lost its room."""
@@ -46,11 +54,11 @@ class House:
         self.rooms += rooms
         self.waiting.freed()
 
-    def _door(self, name: str) -> Callable[[], Awaitable[None]]:
-        async def place() -> None:
+    def _door(self, name: str) -> Callable[[ServiceClass], Awaitable[None]]:
+        async def place(service: ServiceClass) -> None:
             self.asked += 1
             await asyncio.sleep(0)
-            if not self.rooms:
+            if self.rooms <= (self.kept if service.room < 1 else 0):
                 raise FULL
             self.rooms -= 1
             self.inside.append(name)
@@ -157,7 +165,8 @@ async def test_one_that_lost_its_room_hears_why_it_cannot_come_back() -> None:
     await waiting(house, guest)
     gone = NotAdmitted("none is left", Why.NO_WORKERS)
 
-    async def place() -> None:
+    async def place(service: ServiceClass) -> None:
+        del service
         raise gone
 
     with pytest.raises(NotAdmitted) as refused:
@@ -249,7 +258,8 @@ async def test_a_request_that_can_never_fit_does_not_wait() -> None:
     house = House()
     never = NotAdmitted("too large", Why.TOO_LARGE)
 
-    async def place() -> None:
+    async def place(service: ServiceClass) -> None:
+        del service
         raise never if len(house.waiting) else FULL
 
     with pytest.raises(NotAdmitted) as refused:
@@ -313,3 +323,108 @@ async def test_everybody_comes_in_or_has_given_up(seed: int) -> None:
     came = [guest for guest in guests if not guest.cancelled()]
     assert len(house.inside) == len(set(house.inside)) >= len(came)
     assert len(house.waiting) == 0
+
+
+BATCH = next(one for one in Classes() if one.name == "batch")
+
+
+async def test_those_that_go_first_do_not_stand_behind_others() -> None:
+    house = House()
+    flood = [house.guest(f"b{number}", service=BATCH) for number in range(10)]
+    await waiting(house, *flood)
+    first = [house.guest(f"a{number}") for number in range(3)]
+    await waiting(house, *flood, *first)
+    for _ in range(3):
+        house.leave()
+    await asyncio.gather(*first)
+    assert house.inside == ["a0", "a1", "a2"]
+    house.leave(10)
+    await asyncio.gather(*flood)
+    assert house.inside[3:] == [f"b{number}" for number in range(10)]
+
+
+async def test_the_last_rooms_are_kept_for_those_that_go_first() -> None:
+    house = House(rooms=3)
+    house.kept = 1
+    flood = [house.guest(f"b{number}", service=BATCH) for number in range(5)]
+    await until(lambda: len(house.waiting) == 3, "two are in")
+    await house.guest("a")  # at once, though others wait
+    assert house.inside == ["b0", "b1", "a"]
+    for guest in flood:
+        guest.cancel()
+
+
+async def test_a_class_with_less_than_its_share_is_owed_a_place() -> None:
+    """Nine of ten are the others'; the tenth is its own, also of the rooms that are kept."""
+    house = House(rooms=9)
+    house.kept = 100
+    await asyncio.gather(*(house.guest(f"a{number}") for number in range(9)))
+    flood = [house.guest(f"b{number}", service=BATCH) for number in range(5)]
+    others = [house.guest(f"c{number}") for number in range(30)]
+    await waiting(house, *flood, *others)
+    house.leave(20)
+    await until(functools.partial(all_used, house), "the rooms are taken")
+    assert sum(name.startswith("b") for name in house.inside) == 2  # of 29
+    house.waiting.left(BATCH)
+    house.leave()
+    await until(functools.partial(all_used, house), "the room is taken")
+    assert house.inside[-1] == "b2"
+    for guest in (*flood, *others):
+        guest.cancel()
+
+
+async def test_nobody_waits_longer_than_its_class_has_patience() -> None:
+    """Where few rooms are taken, a share of them is less than one."""
+    house = House(rooms=2)
+    await asyncio.gather(house.guest("a0"), house.guest("a1"))
+    batch = house.guest("b", service=BATCH)
+    others = [house.guest(f"c{number}") for number in range(3)]
+    await waiting(house, batch, *others)
+    house.leave()
+    await until(functools.partial(all_used, house), "the room is taken")
+    assert house.inside[-1] == "c0"
+    house.now = BATCH.patience_s
+    house.leave()
+    house.leave()
+    await until(functools.partial(all_used, house), "the rooms are taken")
+    assert "b" in house.inside
+    for guest in others:
+        guest.cancel()
+
+
+async def test_what_is_owed_does_not_stop_the_others_for_long() -> None:
+    """The one that is owed a place may need more room than there is."""
+    house = House()
+
+    async def too_large(service: ServiceClass) -> None:
+        del service
+        raise FULL
+
+    large = asyncio.create_task(house.waiting.admit(Party(), 1e9, too_large, BATCH))
+    await waiting(house, large)
+    other = house.guest("b")
+    await waiting(house, large, other)
+    house.now = BATCH.patience_s
+    house.waiting._choose()
+    house.leave()
+    await asyncio.sleep(0)
+    assert house.inside == []
+    house.now += OWED_S + 0.1
+    house.waiting.freed()
+    await other
+    large.cancel()
+
+
+async def test_a_flood_does_not_take_the_whole_queue() -> None:
+    house = House(limit=4)
+    flood = [house.guest(f"b{number}", service=BATCH) for number in range(3)]
+    await waiting(house, *flood)
+    with pytest.raises(NotAdmitted, match=r"3 wait already .*1 places are kept for others than batch"):
+        await house.guest("b3", service=BATCH)
+    last = house.guest("a")
+    await waiting(house, *flood, last)
+    with pytest.raises(NotAdmitted, match="4 wait already"):
+        await house.guest("a1")
+    assert house.registry.get_sample_value("baton_router_class_waiting_requests", {"class": "batch"}) == 3
+    for guest in (*flood, last):
+        guest.cancel()

@@ -544,7 +544,7 @@ async def test_a_line_for_each_request(starter: Starter, model: Path, tmp_path: 
     assert "outcome=length prompt_tokens=2 output_tokens=8" in lines[0]
     assert "draft_steps=0" in lines[0]
     assert "decode_ms=" in lines[0]
-    assert "tenant=None status=200" in lines[0]
+    assert "tenant=None class=interactive status=200" in lines[0]
     assert re.search(r" trace_id=[0-9a-f]{32} ", lines[0])
     shown = re.search(r" ttft_ms=([0-9.]+) .* stages_ms=(\{.*\})", lines[0])
     assert shown is not None

@@ -46,6 +46,7 @@ BOOK = Book(
         "rate": Tenant(requests_per_s=4),
         "tokens": Tenant(tokens_per_min=100),
         "free": Tenant(cache_salt=False),
+        "patient": Tenant(default_class="batch", classes=["batch", "interactive"]),
     },
     keys={
         "slots": key("slots", "slots"),
@@ -54,6 +55,8 @@ BOOK = Book(
         "tokens": key("tokens", "tokens"),
         "free": key("free", "free"),
         "plain": key("plain", "plain"),
+        "patient": key("patient", "patient"),
+        "night": key("night", "patient", classes=["batch"]),
     },
 )
 
@@ -271,3 +274,40 @@ def test_no_secret_is_on_a_log_line(routers: Routers) -> None:
         assert "keys of" in process.text
         assert "c4nary" not in process.text
         assert "s3cret" not in process.text
+
+
+async def test_a_class_is_chosen_within_what_a_key_may_use(
+    routers: Routers, worker: FakeWorker, ask: Any
+) -> None:
+    """Priorities, as a worker is told them: interactive has 0, batch has 10."""
+    for name, more, priority in (
+        ("plain", {}, 0),
+        ("plain", {"service_tier": "flex"}, 10),
+        ("plain", {"priority": 12}, 10),
+        ("patient", {}, 10),
+        ("patient", {"service_tier": "priority"}, 0),
+        ("night", {"service_tier": "auto", "priority": 0}, 10),
+    ):
+        got = await ask(name, **more)
+        assert got.status_code == 200, got.text
+        told = worker.seen.starts[-1].service
+        assert (told.priority, told.preemptible, told.patience_ms) == (
+            priority,
+            bool(priority),
+            3_000 * priority,
+        )
+    for more, status in (({"service_tier": "priority"}, 403), ({"service_tier": "slow"}, 400)):
+        refused = await ask("night", **more, stream=True)
+        assert refused.status_code == status
+        assert "service_tier" in refused.json()["error"]["message"]
+    async with httpx.AsyncClient(base_url=routers.urls[0], timeout=START_S) as http:
+        headers = {"Authorization": f"Bearer {secret('night')}"}
+        for name, status in (("batch", 200), ("interactive", 403), ("bach", 400)):
+            body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "service_tier": "priority"}
+            got = await http.post("/v1/completions", json=body, headers=headers | {"X-Baton-Class": name})
+            assert got.status_code == status
+        page = (await http.get("/metrics", headers=headers)).text
+    counted = [line for line in page.splitlines() if line.startswith("baton_router_class_goals_total")]
+    met = 'class="interactive",goal="ttft",kind="alone"'
+    assert sum(float(line.rpartition(" ")[2]) for line in counted if met in line) >= 2
+    assert not any('class="batch"' in line for line in counted)  # it has no goals

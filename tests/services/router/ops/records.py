@@ -19,6 +19,7 @@ def record(request_id="r-1", *, workers=("p", "d"), moved=0, outcome="stop", tro
         response_id=f"cmpl-{request_id}",
         trace=begin([], 0.0),
         tenant="acme",
+        service="interactive",
         model="m",
         outcome=outcome,
         status=200,

@@ -1,0 +1,145 @@
+"""Classes of requests: who goes first, who gives way, and what each may count on (docs/classes.md).
+
+A class with a lower `priority` goes before others, as in vLLM. Others give way to it in the router's queue,
+on the workers' last places, in the engines' queues and within a step; none of them starves, as each has a
+`share`, and as `patience_s` bounds how long it stands behind those that came later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MOST_CLASSES = 16  # each has series of its own in the metrics
+Goal = Annotated[float, Field(gt=0, le=86_400)]
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClass:
+    """A class, as requests carry it. Its own `share` is kept free of classes that give way to it."""
+
+    name: str = "interactive"
+    priority: int = 0  # lower goes first
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    share: float = 0.25
+    preemptible: bool = False
+    patience_s: float = 0.0
+    room: float = 1.0  # the part of each bound that it may fill: the rest is kept for those before it
+
+
+STANDARD = ServiceClass()
+
+
+class ClassSettings(BaseModel):
+    """One class of requests."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, hide_input_in_errors=True)
+
+    priority: int = Field(
+        ge=-1_000, le=1_000, strict=True, description="Classes with a lower number go first, as in vLLM."
+    )
+    ttft_s: Goal | None = Field(None, description="Goal for the time to first token, seconds.")
+    itl_s: Goal | None = Field(
+        None,
+        description="Goal for the mean gap between tokens, seconds. Classes that give way leave an engine's "
+        "steps so short; without a goal they take part in all steps.",
+    )
+    share: float = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        description="Guaranteed part: of turns and of the tokens in steps, while those before it want them "
+        "all; and of the workers' room, which classes that give way to it leave free.",
+    )
+    preemptible: bool = Field(
+        False, description="Whether an engine may take slot and KV from it; it goes on later, exactly."
+    )
+    patience_s: float = Field(
+        30.0,
+        ge=0,
+        le=86_400,
+        description="In a worker's queue it goes before what arrives more than so many seconds later, "
+        "whatever class that is.",
+    )
+
+
+class _Interactive(ClassSettings):
+    priority: int = Field(0, ge=-1_000, le=1_000, strict=True)
+    ttft_s: Goal | None = 1.0
+    itl_s: Goal | None = 0.1
+    share: float = Field(0.25, gt=0, lt=1)
+    patience_s: float = Field(0.0, ge=0, le=86_400)
+
+
+class _Batch(ClassSettings):
+    priority: int = Field(10, ge=-1_000, le=1_000, strict=True)
+    preemptible: bool = True
+
+
+class ClassesSettings(BaseModel):
+    """Classes of requests (docs/classes.md): two are built in, others are added by their names."""
+
+    model_config = ConfigDict(extra="allow", validate_assignment=True, hide_input_in_errors=True)
+    __pydantic_extra__: dict[str, ClassSettings] = Field(init=False)
+
+    interactive: _Interactive = Field(
+        default_factory=_Interactive, description="Somebody waits for the answer. The default."
+    )
+    batch: _Batch = Field(default_factory=_Batch, description="Nobody waits: it takes what is left.")
+
+    def named(self) -> dict[str, ClassSettings]:
+        """Return the settings of all classes by name, those that go first in front."""
+        found: dict[str, ClassSettings] = {
+            "interactive": self.interactive,
+            "batch": self.batch,
+            **self.__pydantic_extra__,
+        }
+        return dict(sorted(found.items(), key=lambda item: item[1].priority))
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> ClassesSettings:
+        named = self.named()
+        for name in named:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"the name {name!r}: use 1 to 32 of a-z, 0-9, - and _")
+        if len(named) > MOST_CLASSES:
+            raise ValueError(f"{len(named)} classes are too many: {MOST_CLASSES} are allowed")
+        if (total := sum(one.share for one in named.values())) > 1:
+            shares = ", ".join(f"{name} {one.share:g}" for name, one in named.items())
+            raise ValueError(f"the shares are more than 1 together ({total:g}: {shares})")
+        ordered = list(named.items())
+        for (first, before), (second, after) in pairwise(ordered):
+            if before.priority == after.priority:
+                raise ValueError(f"{first} and {second} have the same priority ({after.priority})")
+            if before.patience_s > after.patience_s:
+                raise ValueError(
+                    f"{second} goes behind {first} (priority) and has less patience_s "
+                    f"({after.patience_s:g}, {before.patience_s:g})"
+                )
+        return self
+
+
+class Classes:
+    """The classes of a deployment. Immutable."""
+
+    def __init__(self, settings: ClassesSettings | None = None) -> None:
+        self._by_name: dict[str, ServiceClass] = {}
+        room = 1.0
+        for name, one in (settings or ClassesSettings()).named().items():
+            self._by_name[name] = ServiceClass(name, **one.model_dump(), room=round(room, 6))
+            room -= one.share
+
+    def __iter__(self) -> Iterator[ServiceClass]:
+        """Go through them, those that go first in front."""
+        return iter(self._by_name.values())
+
+    def get(self, name: str) -> ServiceClass | None:
+        """Return a class by its name, None for an unknown one."""
+        return self._by_name.get(name)

@@ -1,0 +1,259 @@
+"""Requests of one class give way to those of another within an engine: in its steps, its slots, its KV.
+
+vLLM schedules what runs before what waits, in the order in which it came, and takes all that fits. Here, in a
+step that several classes want, requests of those that give way are left out as `StepShare` says: they keep
+their KV, and go on in a later step, in turns. Where a request that goes first finds no slot, or KV runs
+short, preemptible ones are preempted as vLLM does it: they are computed again, or what is left of them in the
+prefix cache is used. None is preempted more than `MOST_PREEMPTIONS` times for that, and none that would be
+next in the queue: there its time has come (services/prefill/fair_share.py).
+
+A request's class hangs on it as `standing`. Where all are of one class, a step costs a look at each.
+
+Leans on: vllm.v1.core.sched.scheduler.Scheduler (schedule; running, of which a step may leave out any;
+waiting, kv_holding_waiting, deferred_waiting, finished_recving_kv_req_ids, policy, max_num_active_reqs,
+max_num_scheduled_tokens, block_size, kv_cache_config.kv_cache_groups,
+kv_cache_manager.block_pool.get_num_free_blocks, _pause_state, _preempt_request, _request_blocks_can_be_freed,
+requires_kv_delivery), PauseState.PAUSED_NEW (admits only what holds KV), vllm.v1.request.Request
+(is_prefill_chunk, num_tokens, num_tokens_with_spec, num_computed_tokens, num_output_tokens, num_preemptions,
+kv_transfer_params, priority and its order), SchedulerOutput (num_scheduled_tokens,
+total_num_scheduled_tokens).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.services.decode.step_share import STANDARD, Contest, Standing, StepShare
+from baton.services.engine.patches.replace import replace
+
+MOST_PREEMPTIONS = 3  # of one request, for others; each costs it its slot, and at worst its computation
+
+MOST_SHARE = 0.9  # of all that give way together
+
+
+def standing_of(request: Any) -> Standing:
+    """Return how a request and others give way to each other."""
+    found: Standing = getattr(request, "standing", STANDARD)
+    return found
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that several classes want."""
+
+    contest: Contest
+    lower: set[str]  # ids of those that give way
+    rows: set[str]  # of them: those that decode
+    held: list[Any]  # of them: those that are left out
+    prefills: bool = False  # one more prompt of those that give way may be computed
+    new: bool = True  # what waits may begin; else only what holds KV
+    most_new: int | None = None  # of what waits; None: as many as find a slot
+    output: Any = None
+
+
+@dataclass
+class Yielded:
+    """Counts since the last look."""
+
+    held: int = 0  # requests that a step left out
+    preempted: int = 0
+
+
+class GivingWay:
+    """The seam in a loaded engine's scheduler. For the engine's thread."""
+
+    def __init__(self, scheduler: Any, *, rows_may_miss: bool = True) -> None:
+        """Decide from now on who takes part in a step; who decodes only with `rows_may_miss`."""
+        from vllm.v1.core.sched.interface import PauseState
+
+        self._scheduler = scheduler
+        self._rows_may_miss = rows_may_miss
+        self._paused = PauseState.PAUSED_NEW
+        self._share = StepShare()
+        self._counts = Yielded()
+        self._step: _Step | None = None
+        self._idle = False  # nothing was scheduled beside those that were left out: leave out none
+        replace(scheduler, "schedule", self._wrap, ("throttle_prefills",))
+
+    def observe(self, seconds: float) -> None:
+        """Take note of a step's time. Called after every step."""
+        step, self._step = self._step, None
+        if step is None or not step.output.total_num_scheduled_tokens:
+            return
+        tokens = step.output.num_scheduled_tokens
+        owing = step.lower if step.contest.prompts else step.lower - step.rows
+        others = sum(count for name, count in tokens.items() if name in owing)
+        self._share.observe(
+            step.contest,
+            seconds,
+            others / step.output.total_num_scheduled_tokens,
+            len(step.rows & tokens.keys()),
+            held=not step.new or any(one.request_id in step.rows for one in step.held),
+        )
+
+    def take_counts(self) -> Yielded:
+        """Return what was counted since the last call."""
+        counts, self._counts = self._counts, Yielded()
+        return counts
+
+    def _wrap(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
+        def giving_way(throttle_prefills: bool = False) -> Any:
+            step = self._contested()
+            if step is None:
+                return schedule(throttle_prefills)
+            scheduler, left_out = self._scheduler, {id(one) for one in step.held}
+            scheduler.running[:] = [one for one in scheduler.running if id(one) not in left_out]
+            before, slots = scheduler._pause_state, scheduler.max_num_active_reqs
+            scheduler.max_num_active_reqs = slots - len(left_out)
+            if step.most_new is not None:
+                most = len(scheduler.running) + step.most_new
+                scheduler.max_num_active_reqs = min(scheduler.max_num_active_reqs, most)
+            if not step.new and not before:
+                scheduler._pause_state = self._paused
+            try:
+                step.output = schedule(throttle_prefills)
+            finally:
+                scheduler._pause_state, scheduler.max_num_active_reqs = before, slots
+                self._put_back(step)
+            self._counts.held += len(left_out)
+            self._idle = not step.output.total_num_scheduled_tokens
+            self._step = step
+            return step.output
+
+        return giving_way
+
+    def _put_back(self, step: _Step) -> None:
+        """Put back what was left out, before those that took part: so it has the next turn."""
+        running, lower = self._scheduler.running, step.lower
+        took_part = [one for one in running if one.request_id in lower]
+        running[:] = [one for one in running if one.request_id not in lower] + step.held + took_part
+
+    def _contested(self) -> _Step | None:
+        """Return how to share a step that several classes want; None where all may take part."""
+        scheduler, idle = self._scheduler, self._idle
+        self._idle = False
+        waits = self._next()
+        wanting = scheduler.running if waits is None else [*scheduler.running, waits]
+        priorities = {standing_of(one).priority for one in wanting}
+        if len(priorities) < 2 or idle:
+            return None
+        best = min(priorities)
+        newcomer = waits if standing_of(waits).priority == best else None
+        preempted = self._make_room(best, newcomer)
+        if preempted is None:
+            return None
+        first = [one for one in scheduler.running if standing_of(one).priority == best]
+        lower = [one for one in scheduler.running if standing_of(one).priority > best]
+        decoding = [standing_of(one) for one in first if not one.is_prefill_chunk]
+        giving = {standing_of(one).priority: standing_of(one).share for one in wanting}
+        contest = Contest(
+            first_rows=len(decoding),
+            prompts=newcomer is not None or len(decoding) < len(first),
+            goal_s=min((one.itl_s for one in decoding if one.itl_s), default=0.0),
+            share=min(MOST_SHARE, sum(share for priority, share in giving.items() if priority > best)),
+        )
+        step = self._choose(contest, lower, waits if newcomer is None else None)
+        step.new = step.new and (newcomer is not None or not preempted)
+        if newcomer is not None and not step.prefills:
+            step.most_new = self._first_in_line(best)
+        return step
+
+    def _next(self) -> Any:
+        """Return who would begin next: of what can, the first of the class that goes first; None for none."""
+        scheduler, found = self._scheduler, []
+        for queue in (scheduler.kv_holding_waiting, scheduler.waiting):
+            for one in queue:
+                loaded = one.request_id in scheduler.finished_recving_kv_req_ids
+                if loaded or one not in scheduler.deferred_waiting:
+                    found.append(one)
+                    break
+        return min(found, key=lambda one: standing_of(one).priority, default=None)
+
+    def _first_in_line(self, best: int) -> int:
+        """Return how many could begin before the first that gives way would."""
+        scheduler = self._scheduler
+        loaded = scheduler.finished_recving_kv_req_ids
+        count = sum(one.request_id in loaded for one in scheduler.kv_holding_waiting)
+        for one in scheduler.waiting:
+            if one not in scheduler.deferred_waiting:
+                if standing_of(one).priority > best:
+                    break
+                count += 1
+        return count
+
+    def _choose(self, contest: Contest, lower: Sequence[Any], waits: Any) -> _Step:
+        """Decide who of those that give way is left out; `waits`: the next of them that would begin."""
+        step = _Step(contest, {one.request_id for one in lower}, set(), [])
+        rows, prefills = self._share.rows(contest), self._share.may_prefill
+        for one in lower:
+            if one.is_prefill_chunk:
+                takes_part, prefills = prefills, False  # one prompt at a time
+            else:
+                step.rows.add(one.request_id)
+                takes_part = rows >= 1 or not self._rows_may_miss
+                rows -= takes_part
+            if not takes_part:
+                step.held.append(one)
+        step.prefills = prefills
+        if waits is not None and waits.priority > time.monotonic() * 1e3:  # else its time has come
+            step.new = rows >= 1 if waits.num_output_tokens else prefills
+        return step
+
+    def _make_room(self, best: int, newcomer: Any) -> int | None:
+        """Preempt as many as those that go first need slots and KV. Return their number.
+
+        None where that does not suffice: then vLLM has to choose among all.
+        """
+        scheduler = self._scheduler
+        pool, block, most = (
+            scheduler.kv_cache_manager.block_pool,
+            scheduler.block_size,
+            scheduler.max_num_scheduled_tokens,
+        )
+        first = [one for one in scheduler.running if standing_of(one).priority == best]
+        tokens = min(most, sum(one.num_tokens_with_spec - one.num_computed_tokens for one in first))
+        if newcomer is not None:
+            tokens += newcomer.num_tokens - newcomer.num_computed_tokens
+        groups = len(scheduler.kv_cache_config.kv_cache_groups)
+        # Each may begin a block, and one more with its drafts.
+        wanted = groups * (-(-tokens // block) + 2 * len(first) + 1)
+        slot = newcomer is not None and len(scheduler.running) >= scheduler.max_num_active_reqs
+        victims = sorted(
+            one for one in scheduler.running if self._may_preempt(one, best, newcomer)
+        )  # the last in the queue's order goes first
+        preempted = 0
+        while victims and (slot or pool.get_num_free_blocks() < wanted):
+            victim, slot = victims.pop(), False
+            scheduler.running.remove(victim)
+            scheduler._preempt_request(victim, time.monotonic(), scheduler.requires_kv_delivery)
+            preempted += 1
+        self._counts.preempted += preempted
+        return preempted if pool.get_num_free_blocks() >= wanted else None
+
+    def _may_preempt(self, one: Any, best: int, newcomer: Any) -> bool:
+        standing = standing_of(one)
+        # A prompt that is saved for another worker, as it is computed, must not begin anew.
+        whole = one.kv_transfer_params is None or not (one.is_prefill_chunk or one.num_output_tokens == 0)
+        return (
+            whole
+            and standing.preemptible
+            and standing.priority > best
+            and one.num_preemptions < MOST_PREEMPTIONS
+            and (newcomer is None or newcomer < one)
+            and self._scheduler._request_blocks_can_be_freed(one)
+        )
+
+
+def install(engine: Any) -> GivingWay | None:
+    """Have requests of a loaded engine give way from now on; None where vLLM does not order by priority."""
+    from vllm.v1.core.sched.request_queue import SchedulingPolicy
+
+    if engine.scheduler.policy != SchedulingPolicy.PRIORITY:
+        return None
+    config = engine.vllm_config
+    # Who misses a step comes back with the state of its first drafted token, whatever was accepted.
+    drafts_with_states = config.speculative_config is not None and config.model_config.is_hybrid
+    return GivingWay(engine.scheduler, rows_may_miss=not drafts_with_states)

@@ -1,0 +1,79 @@
+"""The class of a request: its key's default, or what its client chooses of those that the key may use.
+
+What a client says first in this list counts: the header `X-Baton-Class`, the body's `service_tier` (OpenAI's
+word) and the body's `priority` (vLLM's number). A `priority` of 0 is vLLM's default, and chooses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from baton.services.classes import Classes, ServiceClass
+from baton.services.router.errors import NotAllowed, Unsupported
+from baton.services.tenants.model import Caller
+
+HEADER = b"x-baton-class"
+# OpenAI's tiers; the others leave it to the key. One that is not OpenAI's is refused.
+_TIERS = {"flex": "batch", "priority": "interactive"}
+_NO_CHOICE = ("auto", "default", "scale", None)
+_MARKS = (b'"service_tier"', b'"priority"')
+
+
+def by_header(
+    classes: Classes, caller: Caller, headers: Iterable[tuple[bytes, bytes]]
+) -> ServiceClass | None:
+    """Return the class that the header names; None without it. Raises Unsupported and NotAllowed."""
+    for name, value in headers:
+        if name == HEADER:
+            return _allowed(classes, caller, value.decode("latin-1").strip(), HEADER.decode())
+    return None
+
+
+def by_body(classes: Classes, caller: Caller, body: bytes) -> ServiceClass | None:
+    """Return the class that a request's body chooses; None where it does not. Raises as `by_header`.
+
+    Costs a search through the body, and its parsing where it has a word that chooses.
+    """
+    if not any(mark in body for mark in _MARKS):
+        return None
+    try:
+        request = json.loads(body)
+    except ValueError:
+        return None  # the front end's own check refuses it
+    if not isinstance(request, dict):
+        return None
+    tier, priority = request.get("service_tier"), request.get("priority")
+    if tier not in _NO_CHOICE:
+        if not isinstance(tier, str) or tier not in _TIERS:
+            known = ", ".join(["auto", "default", *_TIERS])
+            raise Unsupported(f"service_tier: {tier!r} is not known; use one of {known}")
+        return _allowed(classes, caller, _TIERS[tier], f"service_tier {tier!r}")
+    if not isinstance(priority, int) or isinstance(priority, bool) or priority == 0:
+        return None  # what is no number the front end refuses
+    mine = [one for one in classes if caller.may_use(one.name)]
+    behind = [one for one in mine if one.priority <= priority]
+    return behind[-1] if behind else mine[0] if mine else None
+
+
+def by_default(classes: Classes, caller: Caller) -> ServiceClass:
+    """Return the class of a request that chooses none. Raises Unsupported and NotAllowed."""
+    if name := caller.default_class:
+        return _allowed(classes, caller, name, "the default class of this API key")
+    standard = classes.get("interactive")
+    if standard is not None and caller.may_use(standard.name):
+        return standard
+    for one in classes:
+        if caller.may_use(one.name):
+            return one
+    raise NotAllowed("this API key may use no class of requests that is configured here")
+
+
+def _allowed(classes: Classes, caller: Caller, name: str, where: str) -> ServiceClass:
+    mine = [one.name for one in classes if caller.may_use(one.name)]
+    found = classes.get(name)
+    if found is None:
+        raise Unsupported(f"{where}: there is no class {name!r}; this API key may use {', '.join(mine)}")
+    if not caller.may_use(name):
+        raise NotAllowed(f"{where}: this API key may not use class {name!r}, but {', '.join(mine) or 'none'}")
+    return found

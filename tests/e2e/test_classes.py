@@ -1,0 +1,47 @@
+"""Interactive requests beside a flood of batch work, with drafts and handoffs: they pass, answers stay."""
+
+from __future__ import annotations
+
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+from harness.deployment import MODEL_NAME, Deployment
+from harness.support import CALL_S, eventually
+
+FLOOD, PASSING = 40, 4
+LONG, SHORT = 160, 16  # tokens of an answer
+
+
+def figure(one: Deployment, name: str, label: str) -> float:
+    with urllib.request.urlopen(f"{one.url}/metrics", timeout=CALL_S) as reply:
+        lines = reply.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name) and label in line)
+
+
+def test_interactive_requests_pass_a_flood_of_batch_work(one_pair: Deployment) -> None:
+    client = one_pair.client(max_retries=0)
+
+    def ask(number: int, tokens: int, tier: str) -> str:
+        prompt = f"Number {number % 5} of the things that are told here is this one:"
+        got = client.completions.create(
+            model=MODEL_NAME,
+            prompt=prompt,
+            max_tokens=tokens,
+            temperature=0,
+            extra_body={"ignore_eos": True, "service_tier": tier},
+        )
+        return got.choices[0].text
+
+    alone = [ask(number, LONG, "auto") for number in range(5)]
+    short = [ask(number, SHORT, "auto") for number in range(PASSING)]
+    with ThreadPoolExecutor(FLOOD) as threads:
+        flood = [threads.submit(ask, number, LONG, "flex") for number in range(FLOOD)]
+        waiting = "baton_router_class_waiting_requests"
+        eventually(lambda: figure(one_pair, waiting, 'class="batch"') > 0, CALL_S, "batch work waits")
+        passed = [ask(number, SHORT, "auto") for number in range(PASSING)]
+        left = sum(not one.done() for one in flood)
+        answers = [one.result() for one in flood]
+    assert passed == short
+    assert left >= FLOOD // 4, "none of them waited for the flood to end"
+    assert answers == [alone[number % 5] for number in range(FLOOD)]
+    assert figure(one_pair, "baton_router_class_output_tokens_total", 'class="batch"') >= FLOOD * LONG

@@ -1,0 +1,55 @@
+"""How many of those that give way take part in a step: as the goal allows, and never none for ever."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from baton.services.decode.step_share import Contest, StepShare
+
+GOAL_S = 0.1
+
+
+def decoding(rows: int = 1, goal_s: float = GOAL_S, share: float = 0.1) -> Contest:
+    return Contest(rows, prompts=False, goal_s=goal_s, share=share)
+
+
+def settled(step_s: float, row_s: float, contest: Contest, steps: int = 400) -> tuple[float, float]:
+    """Steps take `step_s`, and `row_s` for each that gives way; return the last one's and their number."""
+    share, seconds = StepShare(), 0.0
+    for _ in range(steps):
+        rows = min(64, int(share.rows(contest)))
+        seconds = step_s + rows * row_s
+        share.observe(contest, seconds, 0.0, rows, held=rows < 64)
+    return seconds, rows
+
+
+def test_steps_become_as_full_as_the_goal_allows() -> None:
+    seconds, rows = settled(0.05, 0.001, decoding())
+    assert 0.85 * GOAL_S < seconds <= GOAL_S
+    assert rows >= 36
+    assert settled(0.05, 0.0, decoding())[1] == 64  # there is no need to leave anybody out
+
+
+def test_where_the_goal_is_missed_anyway_a_share_stays() -> None:
+    assert settled(0.2, 0.001, decoding())[1] == 1
+    assert settled(0.2, 0.001, decoding(rows=30))[1] == 4  # a tenth of all
+    assert settled(0.2, 0.001, decoding(share=0.5, rows=8))[1] == 8
+
+
+def test_without_a_goal_all_take_part() -> None:
+    assert StepShare().rows(decoding(goal_s=0)) == math.inf
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_beside_prompts_the_time_is_shared(share: float) -> None:
+    """Whatever one step of those that give way takes: they have their share in the end, and not more."""
+    shares, contest = StepShare(), Contest(0, prompts=True, goal_s=0, share=share)
+    had = total = 0.0
+    for number in range(2_000):
+        seconds, part = (0.05 + 0.01 * (number % 7), 0.3) if shares.may_prefill else (0.08, 0.0)
+        assert (shares.rows(contest) == math.inf) == shares.may_prefill
+        shares.observe(contest, seconds, part, 0, held=False)
+        had, total = had + seconds * part, total + seconds
+    assert had / total == pytest.approx(min(share, 0.3), rel=0.1)

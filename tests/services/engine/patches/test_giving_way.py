@@ -1,0 +1,206 @@
+"""Requests of one class give way to those of another inside vLLM, in slots, KV and steps; answers stay."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from baton.handoff.params import load_params
+from baton.services.decode.step_share import Standing
+from harness.engines import CALL_S, Engine, EngineProcess, Options, generate, prefill
+from tests.services.decode.heads import model_and_head
+
+pytestmark = pytest.mark.timeout(600)  # the first test waits for an engine
+
+FIRST = Standing(0, 0.25, itl_s=0.01)
+BATCH = Standing(10, 0.1, preemptible=True)
+SLOTS, STEP, BLOCKS = 4, 128, 56
+ANSWER = 40
+LATER_MS = 30_000  # of those that give way in the engine's queue
+LONG_S = 0.02  # of a step: longer than the goal
+
+
+def prompts(count: int, length: int) -> list[list[int]]:
+    draw = random.Random(length)
+    return [[draw.randrange(10, 500) for _ in range(length)] for _ in range(count)]
+
+
+# In the engine's process.
+
+
+@dataclass
+class Told:
+    tokens: list[list[int]]
+    preempted: int = 0
+    held: int = 0
+    steps: int = 0  # from the arrival of the one that goes first to the end of the scene
+    beside: list[int] = field(default_factory=list)  # others in each step in which it took part
+    grown: list[int] = field(default_factory=list)  # tokens of the others in these steps, by request
+
+
+GATE: list[Any] = []
+COUNT: list[str] = []  # of requests
+
+
+def install(engine: Engine) -> None:
+    from baton.services.engine.patches.giving_way import GivingWay
+
+    GATE.append(GivingWay(engine.core.scheduler))
+
+
+def add(
+    engine: Engine,
+    name: str,
+    prompt: list[int],
+    standing: Standing,
+    answer: int,
+    *,
+    later_ms: int = 0,
+    **how: Any,
+) -> None:
+    engine.add(name, prompt, answer, **how)
+    scheduler = engine.core.scheduler
+    request = scheduler.requests[name]
+    scheduler.waiting.remove_request(request)
+    request.standing = standing
+    COUNT.append(name)
+    request.priority = 2**50 + len(COUNT) + later_ms + LATER_MS * (standing is BATCH)
+    scheduler.waiting.add_request(request)
+
+
+def step(engine: Engine, told: Told | None = None, seconds: float = LONG_S) -> None:
+    outputs: list[Any] = []
+    scheduler = engine.core.scheduler
+    schedule = scheduler.schedule
+
+    def noting(throttle_prefills: bool = False) -> Any:
+        outputs.append(schedule(throttle_prefills))
+        return outputs[-1]
+
+    scheduler.schedule = noting
+    engine.step()
+    scheduler.schedule = schedule
+    GATE[0].observe(seconds)
+    assert len(scheduler.running) <= SLOTS
+    counts = GATE[0].take_counts()
+    if told is not None:
+        told.held += counts.held
+        told.preempted += counts.preempted
+        told.steps += 1
+        names = outputs[0].num_scheduled_tokens
+        if "first" in names:
+            told.beside.append(len(names) - 1)
+
+
+def until_tokens(engine: Engine, names: list[str], count: int) -> None:
+    deadline = time.monotonic() + CALL_S / 2
+    while any(len(engine.answers[name].tokens) < count for name in names):
+        assert time.monotonic() < deadline, [engine.answers[name] for name in names]
+        step(engine)
+
+
+def scene(
+    engine: Engine, others: list[list[int]], first: list[int], tokens: int, answer: int, loaded: bool
+) -> Told:
+    """Let others decode, or with `tokens` of 0 be computed, when a request comes that goes before them.
+
+    loaded: the last one's KV comes by a handoff.
+    """
+    names = [f"batch {number}" for number in range(len(others))]
+    left = dict(zip(names, others, strict=True))
+    if loaded:
+        name, prompt = left.popitem()
+        kept = prefill(engine, name, prompt)
+        assert kept.saved is not None
+        params, written = load_params(1, kept.saved.manifest), kept.tokens
+        add(engine, name, prompt, BATCH, ANSWER, later_ms=1_000, params=params, written=written)
+        engine.answers[name].tokens += written
+        until_tokens(engine, [name], 2)
+        assert engine.answers[name].loaded is not None
+    for name, prompt in left.items():
+        add(engine, name, prompt, BATCH, ANSWER)
+    step(engine)
+    until_tokens(engine, names, tokens)
+    told = Told([])
+    before = [len(engine.answers[name].tokens) for name in names]
+    add(engine, "first", first, FIRST, answer)
+    while engine.answers["first"].finish_reason is None:
+        step(engine, told)
+    told.grown = [len(engine.answers[name].tokens) - had for name, had in zip(names, before, strict=True)]
+    while engine.core.scheduler.has_requests():
+        step(engine)
+    told.tokens = [engine.answers[name].tokens for name in [*names, "first"]]
+    return told
+
+
+# In the test's own.
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """One that drafts, without a prefix cache: who loses its KV is computed again."""
+    model, drafter = model_and_head(tmp_path_factory.mktemp("giving-way"))
+    settings = {
+        "dtype": "float32",
+        "scheduling_policy": "priority",
+        "max_num_seqs": SLOTS,
+        "max_num_batched_tokens": STEP,
+        "long_prefill_token_threshold": STEP // 4,
+        "enable_prefix_caching": False,
+        "num_gpu_blocks_override": BLOCKS,
+    }
+    with EngineProcess(Options(model, "both", drafter=drafter, engine=settings)) as started:
+        started.call(install)
+        yield started
+
+
+def played(
+    engine: EngineProcess,
+    others: list[list[int]],
+    first: list[int],
+    tokens: int,
+    *,
+    answer: int = ANSWER,
+    loaded: bool = False,
+) -> Told:
+    """Play a scene; check that every answer is the one that its request gets alone."""
+    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate(others)]
+    alone.append(engine.call(generate, "alone", first, answer))
+    told = engine.call(scene, others, first, tokens, answer, loaded)
+    assert told.tokens == alone
+    return told
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_one_of_a_full_batch_gives_its_slot_and_goes_on_exactly(engine: EngineProcess, loaded: bool) -> None:
+    told = played(engine, prompts(SLOTS, 40), prompts(1, 100)[0], 4, loaded=loaded)
+    assert told.preempted == 1
+    assert told.held
+    # Steps take longer than the goal: one of the others takes part at a time, and each of them in turn.
+    assert sorted(told.beside)[len(told.beside) // 2] <= 1
+    assert all(told.grown[:-1])  # the last one had lost its slot
+
+
+def test_kv_is_taken_from_those_that_give_way(engine: EngineProcess) -> None:
+    told = played(engine, prompts(3, 450), prompts(1, 300)[0], 2)
+    assert told.preempted >= 1
+
+
+def test_a_prompt_in_chunks_gives_way_at_the_next_step(engine: EngineProcess) -> None:
+    told = played(engine, prompts(1, 900), prompts(1, 500)[0], 0)
+    assert told.preempted == 0
+    assert told.held
+    chunks = told.beside[: 500 // STEP]
+    assert sum(chunks) <= 2  # a share of a tenth
+
+
+def test_nobody_gives_way_for_ever(engine: EngineProcess) -> None:
+    """A prompt gets its share of the steps while others decode, though these take longer than the goal."""
+    told = played(engine, prompts(2, 500), prompts(1, 60)[0], 0, answer=4 * ANSWER)
+    assert told.held
+    assert sum(1 for others in told.beside if others) >= 2

@@ -1,0 +1,122 @@
+"""Many requests of two classes in vLLM's scheduler alone: who waits how many steps. No engine runs."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from baton.services.decode.step_share import Standing
+from baton.services.engine.patches.giving_way import MOST_PREEMPTIONS, GivingWay
+from tests.handoff import checkpoints
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+    from vllm.v1.structured_output import StructuredOutputManager
+
+FIRST = Standing(0, 0.25, itl_s=0.01)
+BATCH = Standing(10, 0.1, preemptible=True)
+SLOTS, STEP, BLOCK, BLOCKS = 4, 128, 32, 56
+STEPS, PER_STEP, FLOOD = 1_500, 0.03, 8
+LATER = 30_000  # of those that give way, in the queue's order
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made = EngineArgs(
+        model=str(checkpoints.qwen2(tmp_path_factory.mktemp("checkpoint") / "qwen2")),
+        skip_tokenizer_init=True,
+        block_size=BLOCK,
+        max_model_len=1024,
+        max_num_batched_tokens=STEP,
+        max_num_seqs=SLOTS,
+        scheduling_policy="priority",
+        long_prefill_token_threshold=STEP // 4,
+        enable_prefix_caching=False,
+    ).create_engine_config()
+    made.cache_config.num_gpu_blocks = BLOCKS
+    return made
+
+
+class World:
+    """A scheduler, and an engine that computes whatever it is told to."""
+
+    def __init__(self, config: Any, seconds: Callable[[int], float]) -> None:
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        cache = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], spec)])
+        structured = StructuredOutputManager(config)
+        self.scheduler = Scheduler(config, cache, structured, block_size=BLOCK, hash_block_size=BLOCK)
+        self.gate = GivingWay(self.scheduler)
+        self.seconds = seconds  # of a step, by its tokens
+        self.now = 0
+        self.came: dict[str, int] = {}
+        self.tokens: dict[str, list[int]] = {}  # the steps in which they came
+        self.asked: dict[str, int] = {}
+        self.most_preemptions = 0
+
+    def add(self, standing: Standing, prompt: int, answer: int) -> None:
+        name = f"{'first' if standing is FIRST else 'batch'} {len(self.came)}"
+        params = SamplingParams(max_tokens=answer, ignore_eos=True)
+        request = Request(name, list(range(10, 10 + prompt)), params, None)
+        request.standing = standing
+        request.priority = 2**50 + self.now + LATER * (standing is BATCH)
+        self.scheduler.add_request(request)
+        self.came[name], self.tokens[name], self.asked[name] = self.now, [], answer
+
+    def step(self) -> None:
+        self.now += 1
+        scheduled = self.scheduler.schedule()
+        assert len(self.scheduler.running) <= SLOTS
+        ids = list(scheduled.num_scheduled_tokens)
+        done = [self.scheduler.requests[name] for name in ids]
+        sampled = [[7] if one.num_computed_tokens >= one.num_tokens else [] for one in done]
+        self.most_preemptions = max([self.most_preemptions, *(one.num_preemptions for one in done)])
+        made = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={name: at for at, name in enumerate(ids)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        self.scheduler.update_from_output(scheduled, made)
+        self.gate.observe(self.seconds(scheduled.total_num_scheduled_tokens))
+        for name, one in zip(ids, sampled, strict=True):
+            self.tokens[name] += [self.now] * len(one)
+
+
+@pytest.mark.parametrize("seconds", [lambda _: 0.02, lambda tokens: 0.002 + 0.0002 * tokens])
+def test_those_that_go_first_wait_for_few_steps_and_the_others_not_for_ever(
+    config: Any, seconds: Callable[[int], float]
+) -> None:
+    """Whether steps are always too long for the goal, or where they are full."""
+    draw, world = random.Random(5), World(config, seconds)
+    while world.now < STEPS or world.scheduler.has_unfinished_requests():
+        if world.now < STEPS:
+            if draw.random() < PER_STEP:
+                world.add(FIRST, draw.randint(20, 120), draw.randint(5, 40))
+            while sum(name.startswith("batch") for name in world.scheduler.requests) < FLOOD:
+                world.add(BATCH, draw.randint(40, 300), draw.randint(5, 40))
+        world.step()
+        assert world.now < 2 * STEPS
+    assert {name: len(steps) for name, steps in world.tokens.items()} == world.asked
+    first = {name: steps for name, steps in world.tokens.items() if name.startswith("first")}
+    assert len(first) > 30
+    waits = sorted(steps[0] - world.came[name] for name, steps in first.items())
+    assert waits[-1] <= 40, waits
+    assert waits[len(waits) // 2] <= 3, waits
+    assert all(steps[-1] - steps[0] == len(steps) - 1 for steps in first.values())  # one in each step
+    others = [steps for name, steps in world.tokens.items() if name.startswith("batch")]
+    assert max(after - before for steps in others for before, after in pairwise(steps)) < 400
+    assert 0 < world.most_preemptions <= MOST_PREEMPTIONS
