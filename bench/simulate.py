@@ -221,7 +221,9 @@ async def _real(policy: PolicySettings, rate: float, seconds: float) -> tuple[di
     """Return the figures of a real 2P2D, and the tokens of its KV blocks."""
     engine = engine_settings() | {"model": str(longer(TOKENS)), "max_model_len": TOKENS}
     with tempfile.TemporaryDirectory() as folder:
-        config: dict[str, Any] = {"engine": engine, "scheduler": {"policy": policy.model_dump()}}
+        # Pulls of a prompt's beginning from another worker are not simulated.
+        scheduler = {"policy": policy.model_dump(), "prefix_pull_s": 0.0}
+        config: dict[str, Any] = {"engine": engine, "scheduler": scheduler}
         with deployment(Path(folder), **config) as one:
             await asyncio.to_thread(one.up, 2, 2)
             block_tokens = one.describe().workers[0].identity.capacity.block_size

@@ -81,6 +81,7 @@ class SimulatedDeployment:
         events: bool = True,
     ) -> None:
         """Prepare it. Without `events` the scheduler hears nothing of caches. Raises BadPolicy."""
+        settings = settings.model_copy(update={"prefix_pull_s": 0.0})  # pulls from others are not simulated
         self._loop = loop
         self._profile = profile
         self._settings = settings
