@@ -462,6 +462,13 @@ class RouterSettings(_Section):
         default_factory=dict,
         description="Further front-end arguments, by vLLM's names: docs/frontend.md.",
     )
+    flush_ms: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="A stream's tokens wait this long for more, to be sent together, which costs less. The "
+        "first and the last do not wait. 0: none waits.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="Log level of the HTTP server; info logs each request: docs/observability.md."
     )

@@ -144,10 +144,10 @@ async def _serve(settings: Settings, router: Opened, seat: Seat) -> None:
         limits = RelayLimits(
             request_timeout_s=settings.router.request_timeout_s,
             max_model_len=config.model_config.max_model_len,
+            flush_s=settings.router.flush_ms / 1e3,
         )
         client = RelayClient(parts, limits)
-        name = router_id if seat.alone else f"{router_id}, the first of {len(seat.group)} processes"
-        shown = Shown(name, scheduler, cluster, parts, lambda: client.live)
+        shown = Shown(seat.named(router_id), scheduler, cluster, parts, lambda: client.live)
         llm = frontend.RelayLLM(config, client, cluster, settings.engine)
         watching = spawn(cluster.watch(), "snapshots of the cluster")
         learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
@@ -267,18 +267,16 @@ def _listen(settings: Settings, processes: int) -> list[socket.socket]:
     """Bind and listen before anything slow: early clients wait instead of being refused."""
     host, port = settings.router.host, settings.router.port
     try:
-        first = listen(host, port, _BACKLOG)
-        if processes == 1:
-            return [first]
-        first.close()  # nobody else has the port: sockets that share one would not notice
-        sockets: list[socket.socket] = []
-        for _ in range(processes):
-            port = sockets[0].getsockname()[1] if sockets else port
-            sockets.append(listen(host, port, _BACKLOG, shared=True))
-            sockets[-1].setblocking(False)
-        return sockets
+        sockets = [listen(host, port, _BACKLOG)]
+        if processes > 1:
+            port = sockets[0].getsockname()[1]
+            sockets.pop().close()  # nobody else has it: sockets that share a port would not notice
+            sockets = [listen(host, port, _BACKLOG, shared=True) for _ in range(processes)]
     except OSError as error:
         raise StartError(
             f"router.port: cannot listen on {join(host, port)}: {error.strerror or error}; choose another "
             "port or end the process that uses it"
         ) from None
+    for sock in sockets:
+        sock.setblocking(False)  # others may be quicker to accept
+    return sockets

@@ -62,6 +62,10 @@ class Seat:
         """The sockets of the other processes."""
         return [sock for sock in self.group.sockets if sock is not self.sock]
 
+    def named(self, router_id: str) -> str:
+        """Return a router's name for people."""
+        return router_id if self.alone else f"{router_id}, {self.number + 1} of {len(self.group)} processes"
+
     @property
     def alone(self) -> bool:
         """Whether the router is this process."""

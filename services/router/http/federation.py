@@ -1,13 +1,13 @@
-"""`GET /metrics`: this router's metrics, and with `?all` those of all processes of the deployment in one answer.
+"""`GET /metrics`: this router's metrics. `GET /metrics?all`: those of all processes of the deployment.
 
-The second is for a Prometheus that knows the router's address alone. Each process is asked at the address that it gave to
-the scheduler; its samples get the labels `instance` and `role`, unless they have one of that name already (as
-`honor_labels` does). One that does not answer in time is a sample `baton_federation_up 0`.
+The second is for a Prometheus that knows the router's address alone. Each process is asked at the address
+that it gave to the scheduler; its samples get the labels `instance` and `role`, unless they have one of that
+name already (as `honor_labels` does). One that does not answer in time is a sample `baton_federation_up 0`.
 
 Of a router with several processes (router.processes) any of them answers for all: each sample has the label
 `process`, a number that stays when a process is started again, so its counters begin anew as Prometheus
-expects of a process. Sums over processes would fall when one is, and count the others twice. One that does not
-answer is a sample `baton_router_process_up 0`.
+expects of a process. Sums over processes would fall then, and Prometheus would count the others twice. One
+that does not answer is a sample `baton_router_process_up 0`.
 """
 
 from __future__ import annotations

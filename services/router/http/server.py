@@ -4,7 +4,8 @@ The kernel gives each connection to one process, by its addresses. What a proces
 dead, starts again, drains or is busy, another one accepts at its second look: no client is refused or reset,
 and it waits for twice LOOK_S at most.
 
-Leans on: uvicorn.Server (capture_signals, handle_exit, startup, shutdown, should_exit, server_state, lifespan).
+Leans on: uvicorn.Server (capture_signals, handle_exit, startup, shutdown, should_exit, server_state,
+lifespan).
 """
 
 from __future__ import annotations
@@ -105,6 +106,6 @@ class Server(uvicorn.Server):
         poll = select.poll()
         poll.register(sock.fileno(), select.POLLIN)
         last = asyncio.get_running_loop().time() + LAST_S
-        while poll.poll(0) and asyncio.get_running_loop().time() < last:
+        while poll.poll(0) and asyncio.get_running_loop().time() < last:  # noqa: ASYNC110 (no event tells)
             await asyncio.sleep(0)  # the loop accepts one or more each time
         sock.shutdown(socket.SHUT_RDWR)

@@ -234,6 +234,6 @@ def test_what_does_not_suit_several_processes_is_refused() -> None:
     for wrong in ({"processes": 65}, {"processes": 2, "max_connections": 1}):
         with pytest.raises(ConfigError, match=r"router\.processes|max_connections"):
             load({"router": wrong})
-    settings = load({"router": {"processes": 2}, "security": {"tls": True, "folder": "/tmp/none"}})  # noqa: S108
+    settings = load({"router": {"processes": 2}, "security": {"tls": True, "folder": "/tmp/none"}})
     with pytest.raises(ConfigError, match=r"security\.folder"):
         run_routers(settings)
