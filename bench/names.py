@@ -26,6 +26,7 @@ ALONE = [
     "flood",
     "gpu",
     "hosts",
+    "idle-streams",
     "kernels",
     "links",
     "live-page",
