@@ -52,7 +52,7 @@ def preload() -> None:
 
 @dataclass(frozen=True)
 class Opened:
-    """What a router has before anything slow: its keys, and the sockets at which clients wait."""
+    """A router before anything slow: its keys, and the sockets at which clients wait."""
 
     keys: list[str]
     store_password: str

@@ -17,7 +17,7 @@ _WORD = 8  # bytes: written and read as a whole
 
 
 class Group:
-    """What the processes share. To be made before they are forked."""
+    """The sockets and the memory that the processes share. To be made before they are forked."""
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
         """Share these sockets, one for each process, all on one port."""
