@@ -110,4 +110,4 @@ def main(arguments: list[str]) -> None:
         runs.append(asyncio.run(measure(ports[:streams], pids, options.seconds)))
         print(json.dumps(runs[-1]), flush=True)
     worker.kill()
-    save("idle_streams", {"runs": runs})
+    save("idle-streams", {"runs": runs})
