@@ -61,14 +61,17 @@ class _Routers:
             for number in range(len(self._router.group)):
                 work = partial(_serve, self._settings, self._router, number)
                 self._parts.add(f"router-{number}", Kind.ROUTER, work)
-            while self._stop not in wait(
-                [self._stop, *self._parts.sentinels], timeout=self._parts.next_start_s
-            ):
+            while not self._stopped():
                 self._parts.reap()
                 if all(part.given_up for part in self._parts.members):
                     raise StartError("router.processes: each died too often; see what they printed")
         finally:
             self._end()
+
+    def _stopped(self) -> bool:
+        """Wait for a signal, a death or a start that is due; return whether it was a signal."""
+        sources: list[socket.socket | int] = [self._stop, *self._parts.sentinels]
+        return self._stop in wait(sources, timeout=self._parts.next_start_s)
 
     def _end(self) -> None:
         """End all processes: each lets its streams end, and closes its socket once nobody waits there."""

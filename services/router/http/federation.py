@@ -73,7 +73,7 @@ class Federation:
         if beside is None:
             return text, kind
         others = {number: where for number, where in beside.addresses().items() if number != beside.number}
-        texts = {beside.number: text, **await _ask_all(others, accept)}
+        texts: dict[int, bytes | None] = {beside.number: text, **await _ask_all(others, accept)}
         return await asyncio.to_thread(_joined, texts, openmetrics="openmetrics" in kind), kind
 
     async def collect(self) -> bytes:

@@ -17,6 +17,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 
@@ -95,7 +96,8 @@ class Server(uvicorn.Server):
 
     def _protocol(self) -> asyncio.Protocol:
         """Make a connection's protocol as uvicorn does."""
-        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]
+        make = cast(Any, self.config.http_protocol_class)
+        made: asyncio.Protocol = make(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return made
