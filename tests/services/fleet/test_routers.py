@@ -28,11 +28,12 @@ from harness.router import Members
 from harness.support import PATIENCE, free_port
 
 PROMPT = [72, 105]
+TOKENS = 150
 READY_S = 60.0
 END_S = 20.0
 PLAIN = httpx.Limits(max_keepalive_connections=0)  # each request has a connection of its own
 OK = b"HTTP/1.1 200 OK"
-TEXT = "".join(chr(letter) for letter in answer(PROMPT, 200))
+TEXT = "".join(chr(letter) for letter in answer(PROMPT, TOKENS))
 
 
 def run(settings: dict[str, Any]) -> None:
@@ -92,7 +93,7 @@ async def http(routers: Routers) -> AsyncIterator[httpx.AsyncClient]:
 
 
 class Stream:
-    """One streamed completion of 200 tokens, read to its end by a task."""
+    """One streamed completion, read to its end by a task."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.text = ""
@@ -101,7 +102,7 @@ class Stream:
         self.task = asyncio.create_task(self._read(http))
 
     async def _read(self, http: httpx.AsyncClient) -> None:
-        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 200, "temperature": 0, "stream": True}
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "stream": True}
         try:
             async with http.stream("POST", "/v1/completions", json=body) as response:
                 assert response.status_code == 200, await response.aread()
