@@ -7,7 +7,7 @@ name already (as `honor_labels` does). One that does not answer in time is a sam
 Of a router with several processes (router.processes) any of them answers for all: each sample has the label
 `process`, a number that stays when a process is started again, so its counters begin anew as Prometheus
 expects of a process. Sums over processes would fall then, and Prometheus would count the others twice. One
-that does not answer is a sample `baton_router_process_up 0`.
+that does not answer is a sample `baton_process_up 0`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ASK_S = 2.0  # for one to answer
 ALL_S = 8.0  # for all: Prometheus waits ten seconds
 MOST_BYTES = 8 << 20  # of one answer
 UP = "baton_federation_up"
-PROCESS_UP = "baton_router_process_up"
+PROCESS_UP = "baton_process_up"
 Key = TypeVar("Key")
 _UP_TEXT = "1 for a process whose metrics are here, 0 for one that did not answer"
 

@@ -90,9 +90,12 @@ class Server(uvicorn.Server):
                 connection, _ = sock.accept()
             except OSError:  # none is left; one that is left for another reason is found at the next look
                 return
-            connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+            try:
+                connection.setblocking(False)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+            except OSError:  # its client has left
+                connection.close()
 
     def _protocol(self) -> asyncio.Protocol:
         """Make a connection's protocol as uvicorn does."""
