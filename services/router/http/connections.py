@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -241,11 +240,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def _close_unused(self) -> None:
         """Close, unless a request arrives or is served: then its response closes."""
-        if self._in_message or not (self.cycle is None or self.cycle.response_complete):
-            return
-        if _has_come(self.transport):  # of a process that stood still timers are heard first
-            self._say_farewell()
-        else:
+        if not self._in_message and (self.cycle is None or self.cycle.response_complete):
             self.transport.close()
 
     # -- refusals
@@ -373,13 +368,6 @@ def affordable_connections(wanted: int) -> int:
             fits,
         )
     return fits
-
-
-def _has_come(transport: asyncio.Transport) -> bool:
-    """Return whether bytes wait to be read, or the connection's end."""
-    poll = select.poll()
-    poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:

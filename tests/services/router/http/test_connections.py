@@ -7,7 +7,6 @@ import contextlib
 import json
 import socket
 import subprocess
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -338,19 +337,6 @@ async def test_a_router_that_ends_closes_what_is_not_used(
     await asyncio.wait_for(kept.readuntil(END), CALL_S)
     server.uvicorn.should_exit = True
     assert await asyncio.wait_for(unused.read(), CALL_S) == await asyncio.wait_for(kept.read(), CALL_S) == b""
-
-
-async def test_a_router_that_stood_still_as_it_ends_answers_what_came_meanwhile(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LAST_REQUEST_S", 1.0)
-    reader, writer = await connect(server)
-    server.uvicorn.should_exit = True
-    await until(lambda: not server.uvicorn.servers[0].is_serving(), "it accepts nothing more")
-    writer.write(GET)
-    time.sleep(1.2)  # noqa: ASYNC251 (so the loop finds both: the bytes, and that the time is over)
-    head, _, _ = (await asyncio.wait_for(reader.read(), CALL_S)).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 OK")
 
 
 @pytest.mark.parametrize(
