@@ -28,6 +28,7 @@ ALONE = [
     "flood",
     "gpu",
     "hosts",
+    "idle-streams",
     "kernels",
     "links",
     "live-page",

@@ -27,6 +27,12 @@ HEADS = {
     "router_cpu_us_per_token": "CPU a token, µs",
     "tokens_per_event": "tokens an event",
     "router_rss_mib": "RSS, MiB",
+    "router_pss_mib": "PSS, MiB",
+    "flush_ms": "flush, ms",
+    "tokens_per_s_a_core": "tokens/s a core",
+    "router_cpu_ms_a_s": "router's CPU, ms/s",
+    "worker_cpu_ms_a_s": "worker's CPU, ms/s",
+    "worker_rss_mib": "worker's RSS, MiB",
 }
 
 
@@ -451,6 +457,28 @@ def router(result: Result) -> list[Block]:
                 )
             ],
         ),
+        table(_heads(keys), [[run[key] for key in keys] for run in result["runs"]]),
+    ]
+
+
+def router_processes(result: Result) -> list[Block]:
+    keys = ["processes", "flush_ms", "tokens_per_s", "router_cpu_us_per_token", "tokens_per_s_a_core"]
+    keys += ["tokens_per_event", "router_rss_mib", "router_pss_mib"]
+    return [
+        "## Several router processes, and tokens that wait for more\n",
+        f"The same load, a step of {result['interval_ms']:g} ms: `router.processes` and `router.flush_ms`, in {result['rounds']} turns; "
+        "medians. A core's tokens/s are by the CPU time of all processes of the router, the parent's included. Goal: 16,000.",
+        measured(result, f"python -m bench router {result['arguments']}"),
+        table(_heads(keys), [[run[key] for key in keys] for run in result["arms"]]),
+    ]
+
+
+def idle_streams(result: Result) -> list[Block]:
+    keys = ["streams", "router_cpu_ms_a_s", "router_rss_mib", "worker_cpu_ms_a_s", "worker_rss_mib"]
+    return [
+        "## Streams that carry nothing\n",
+        "A router process with so many streams to workers, a worker with so many from router processes; a sign of life each second.",
+        measured(result, "python -m bench idle-streams"),
         table(_heads(keys), [[run[key] for key in keys] for run in result["runs"]]),
     ]
 
@@ -974,6 +1002,8 @@ SECTIONS: dict[str, Callable[[Result], list[Block]]] = {
     "handoff": handoff,
     "tls": tls,
     "router": router,
+    "router-processes": router_processes,
+    "idle-streams": idle_streams,
     "tracing": tracing,
     "scheduler": scheduler,
     "scheduler-cpu": scheduler_cpu,

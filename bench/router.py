@@ -3,10 +3,12 @@
     python -m bench.router                         one run: tokens/s, CPU microseconds a token
     python -m bench.router --profile out.pstats    and where the time goes
     python -m bench.router --sample 0.01 1         without traces and with these shares of them, in turns
+    python -m bench.router --processes 1 2 --flush-ms 0 20
+                                                   each number of processes with each flush, in turns
 
-The worker, the scheduler and the clients run in processes of their own; the figure that counts is the router
-process's own CPU time. `--interval-ms` is the engine's step: 0 sends as fast as the router receives, so that
-it is saturated; 20 is a usual decode step, and shows the cost while nothing piles up.
+The worker, the scheduler and the clients run in processes of their own; the figure that counts is the CPU
+time of the router's own processes. `--interval-ms` is the engine's step: 0 sends as fast as the router
+receives, so that it is saturated; 20 is a usual decode step, and shows the cost while nothing piles up.
 """
 
 from __future__ import annotations
@@ -55,18 +57,18 @@ def serve_router(
 ) -> None:
     """Run the router, profiled if `profile` names a file."""
     from baton.services.config import load
-    from baton.services.router.app import run_router
+    from baton.services.fleet.routers import run_routers
 
     settings = load(
         {
             "engine": {"model": model, "served_model_name": MODEL, "max_model_len": 2048, "extra": extra},
             "scheduler": {"address": f"127.0.0.1:{scheduler_port}"},
-            "router": {"port": port},
             **sections,
+            "router": {"port": port, **sections.get("router", {})},
         }
     )
     if not profile:
-        run_router(settings)
+        run_routers(settings)
         return
     import cProfile
 
@@ -75,7 +77,7 @@ def serve_router(
     preload()  # seconds of imports would hide the rest
     profiler = cProfile.Profile()
     try:
-        profiler.runcall(run_router, settings)
+        profiler.runcall(run_routers, settings)
     finally:
         profiler.dump_stats(profile)
 
@@ -146,6 +148,8 @@ def measure(
     sample: float | None = None,
     page: str = "",
     beside: AbstractContextManager[None] | None = None,
+    processes: int = 1,
+    flush_ms: float = 0.0,
 ) -> dict[str, Any]:
     """Return the figures of one run, with this share of the requests traced; None: without tracing.
 
@@ -162,21 +166,27 @@ def measure(
         router = ("--serve-router", str(port), str(scheduler_port), str(model))
         profile = ("--profile", options.profile) if options.profile else ()
         tracing = {} if sample is None else {**collector.settings, "sample_ratio": sample}
-        sections = {"tracing": tracing, "ops": {"listen": page}}
+        router_section = {"processes": processes, "flush_ms": flush_ms}
+        sections = {"tracing": tracing, "ops": {"listen": page}, "router": router_section}
         more = ("--extra", options.extra, "--sections", json.dumps(sections))
         with child(*worker), child(*router, *profile, *more) as process, contextlib.ExitStack() as stack:
             wait_ready(port)
+            wait_all(process.pid, processes)
             asyncio.run(drive(port, options.streams, 32))
             stack.enter_context(beside or contextlib.nullcontext())
-            router_process = psutil.Process(process.pid)
-            before, began = router_process.cpu_times(), time.monotonic()
+            parent = psutil.Process(process.pid)
+            routers = [parent, *parent.children()]
+            before, began = cpu_s(routers), time.monotonic()
             size, events = asyncio.run(drive(port, options.streams, options.tokens))
             took = time.monotonic() - began
-            after = router_process.cpu_times()
-            rss = router_process.memory_info().rss
+            after = cpu_s(routers)
+            rss = sum(one.memory_info().rss for one in routers)
+            pss = sum(one.memory_full_info().pss for one in routers)
     tokens = options.streams * options.tokens
-    cpu = after.user + after.system - before.user - before.system
+    user, system = after[0] - before[0], after[1] - before[1]
     return {
+        "processes": processes,
+        "flush_ms": flush_ms,
         "streams": options.streams,
         "tokens": tokens,
         "interval_ms": interval_ms,
@@ -184,14 +194,69 @@ def measure(
         "traced": sum(span.name == "request" for span in collector.spans),
         "seconds": round(took, 2),
         "tokens_per_s": round(tokens / took),
-        "router_cpu_us_per_token": round(1e6 * cpu / tokens, 1),
-        "of_it_system_us": round(1e6 * (after.system - before.system) / tokens, 1),
+        "router_cpu_us_per_token": round(1e6 * (user + system) / tokens, 1),
+        "of_it_system_us": round(1e6 * system / tokens, 1),
+        "tokens_per_s_a_core": round(tokens / (user + system)),
         "tokens_per_event": round(tokens / events, 2),
         "bytes_per_token": round(size / tokens),
         "router_rss_mib": round(rss / 2**20),
+        "router_pss_mib": round(pss / 2**20),  # what the processes share is counted once
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
     }
+
+
+def wait_all(pid: int, processes: int) -> None:
+    """Wait until each process of a router serves: the first that does answers for it."""
+    deadline = time.monotonic() + READY_S
+    listens = 0
+    while processes > 1 and listens < processes:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{listens} of {processes} processes serve after {READY_S:.0f} s")
+        time.sleep(0.1)
+        children = psutil.Process(pid).children()
+        # It connects to the scheduler as it begins to serve.
+        serves = [any(one.status == psutil.CONN_ESTABLISHED for one in _tcp(child)) for child in children]
+        listens = sum(serves)
+
+
+def _tcp(process: psutil.Process) -> list[Any]:
+    return list(process.net_connections("tcp"))
+
+
+def cpu_s(routers: list[psutil.Process]) -> tuple[float, float]:
+    """Return the CPU time of these processes, in seconds: the user's and the system's."""
+    times = [one.cpu_times() for one in routers]
+    return sum(one.user for one in times), sum(one.system for one in times)
+
+
+def compare_processes(options: argparse.Namespace) -> None:
+    """Measure each number of processes with each flush, in turns."""
+    arms = [(count, flush_ms) for count in options.processes for flush_ms in options.flush_ms]
+    runs: dict[tuple[int, float], list[dict[str, Any]]] = {arm: [] for arm in arms}
+    for number in range(options.rounds):
+        for arm in arms if number % 2 == 0 else arms[::-1]:
+            count, flush_ms = arm
+            runs[arm].append(measure(options, options.interval_ms[0], processes=count, flush_ms=flush_ms))
+            print(json.dumps(runs[arm][-1]), flush=True)
+    keys = (
+        *("router_cpu_us_per_token", "tokens_per_s", "tokens_per_s_a_core", "tokens_per_event"),
+        *("router_rss_mib", "router_pss_mib"),
+    )
+    medians = [
+        {"processes": count, "flush_ms": flush_ms, **{key: median([one[key] for one in of]) for key in keys}}
+        for (count, flush_ms), of in runs.items()
+    ]
+    for one in medians:
+        print(json.dumps(one), flush=True)
+    arguments = f"--processes {_words(options.processes)} --flush-ms {_words(options.flush_ms)}"
+    arguments += f" --interval-ms {options.interval_ms[0]:g} --rounds {options.rounds}"
+    kept = {"arguments": arguments, "interval_ms": options.interval_ms[0], "rounds": options.rounds}
+    save("router-processes", {**kept, "arms": medians})
+
+
+def _words(numbers: list[Any]) -> str:
+    return " ".join(f"{one:g}" for one in numbers)
 
 
 def compare_traced(options: argparse.Namespace) -> None:
@@ -230,7 +295,11 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--sample", type=float, nargs="*", default=[], help="shares of the requests to be traced"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="of the turns with --sample")
+    parser.add_argument("--processes", type=int, nargs="*", default=[], help="of the router, in turns")
+    parser.add_argument(
+        "--flush-ms", type=float, nargs="+", default=[0.0], help="router.flush_ms, with --processes"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="of the turns")
     parser.add_argument("--sections", default="{}", help=argparse.SUPPRESS)
     parser.add_argument("--serve-worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--serve-router", nargs=3, help=argparse.SUPPRESS)
@@ -252,6 +321,8 @@ def run(options: argparse.Namespace) -> None:
         )
     elif options.sample:
         compare_traced(options)
+    elif options.processes:
+        compare_processes(options)
     else:
         runs = []
         for interval_ms in options.interval_ms:

@@ -389,6 +389,13 @@ class RouterSettings(_Section):
 
     host: str = Field("127.0.0.1", description="Address on which it listens; 0.0.0.0 for all.")
     port: Port = Field(8000, description="TCP port on which it listens.")
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that serve the port together, each on a core of its own. They share the "
+        "limits below: docs/limits.md.",
+    )
     api_key: SecretStr | None = Field(
         None,
         description="Key that clients must send as a bearer token: docs/limits.md.",
@@ -411,7 +418,8 @@ class RouterSettings(_Section):
     metrics_open: bool = Field(False, description="Serve /metrics without a key.")
     metrics_port: Port = Field(
         0,
-        description="Port of the same metrics without a key, on the host; 0 takes a free one on loopback.",
+        description="Port of the same metrics without a key, on the host; 0 takes a free one on loopback. "
+        "Of several processes each has one more, with its own metrics.",
     )
     request_timeout_s: Seconds = Field(
         600.0,
@@ -469,6 +477,13 @@ class RouterSettings(_Section):
         default_factory=dict,
         description="Further front-end arguments, by vLLM's names: docs/frontend.md.",
     )
+    flush_ms: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="A stream's tokens wait this long for more, to be sent together, which costs less. The "
+        "first and the last do not wait. 0: none waits.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="Log level of the HTTP server; info logs each request: docs/observability.md."
     )
@@ -489,6 +504,15 @@ class RouterSettings(_Section):
         if value and not value.startswith(("redis://", "rediss://")):
             raise ValueError("use redis:// or rediss://")
         return value
+
+    @model_validator(mode="after")
+    def _enough_for_all_processes(self) -> RouterSettings:
+        for field in ("max_connections", "journal_mib"):
+            if getattr(self, field) < self.processes:
+                raise ValueError(f"{field} is shared by the processes: it must be at least their number")
+        if self.metrics_port + self.processes > 1 << 16:
+            raise ValueError("metrics_port is the first of as many ports as there are processes: choose less")
+        return self
 
     @model_validator(mode="after")
     def _one_source_of_keys(self) -> RouterSettings:

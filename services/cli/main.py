@@ -100,9 +100,9 @@ app.add_typer(ray, name="ray")
 @with_settings("engine", "router", "scheduler", "security", "ops")
 def router(settings: Settings) -> None:
     """Run a router: serve OpenAI's HTTP API. Needs no GPU and no weights."""
-    from baton.services.router.app import run_router
+    from baton.services.fleet.routers import run_routers
 
-    run_router(settings)
+    run_routers(settings)
     leave(0)
 
 

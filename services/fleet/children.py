@@ -54,8 +54,8 @@ def scheduler(settings: Settings) -> None:
 
 def router(settings: Settings) -> NoReturn:
     """Be a router until a signal."""
-    from baton.services.router.app import run_router
+    from baton.services.fleet.routers import run_routers
 
     logs.keep_warnings()
-    run_router(settings)
+    run_routers(settings)
     leave(0)

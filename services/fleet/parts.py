@@ -92,7 +92,7 @@ class Part:
 class Parts:
     """The parts of a deployment that this machine runs. No method but `stop` blocks."""
 
-    log_dir: Path
+    log_dir: Path | None  # None: they print where this process does
     say: Say
     patience: Patience = field(default_factory=Patience)
     # Whether they are all of it: then a part that cannot start ends it, and so do too few that are left. Else
@@ -199,7 +199,7 @@ class Parts:
 
     def _died(self, part: Part, child: Child, now: float) -> None:
         if not part.proven and not part.ordered:
-            raise StartError(f"{part.name} could not start: {child.last_error()} (log: {child.log})")
+            raise StartError(f"{part.name} could not start: {child.last_words()}")
         if child.left and part.ready and part.kind is Kind.WORKER:
             part.ready = False  # it was drained: its successor waits until it is undrained
             self.say(part.name, "exited after a drain; restarted")
@@ -223,7 +223,7 @@ class Parts:
     def _do_without(self, part: Part, child: Child) -> None:
         """Say that a part was given up. Raises StartError where the others cannot serve without it."""
         died = f"died {len(part.deaths)} times within {self.patience.window}"
-        last = f"{child.last_error()} (log: {child.log})"
+        last = child.last_words()
         if problem := self._cannot_serve():
             raise StartError(f"{part.name} {died}, and {problem}: {last}")
         left = ""  # of a larger deployment: its owner knows what is left

@@ -24,11 +24,14 @@ _fork = multiprocessing.get_context("fork")
 
 @dataclass
 class Child:
-    """One forked process. Its log file holds all that it and its predecessors of the same name printed."""
+    """One forked process. Its log file holds all that it and its predecessors of the same name printed.
+
+    Without one it prints where its parent does.
+    """
 
     name: str
     process: ForkProcess
-    log: Path
+    log: Path | None
     log_from: int  # bytes; the offset at which this process's own output begins
     started_at: float  # time.monotonic, seconds
 
@@ -48,17 +51,27 @@ class Child:
 
     def last_error(self) -> str:
         """Return the last error line that it printed, else its last line."""
+        if self.log is None:
+            return "see what it printed"
         printed = self.log.read_bytes()[self.log_from :].decode(errors="replace")
         lines = [line for line in printed.splitlines() if line.strip()]
         own = [line for line in lines if line.startswith("baton: error: ")]
         return (own or lines or ["it printed nothing"])[-1].removeprefix("baton: error: ")
 
+    def last_words(self) -> str:
+        """Return its last error, and where it is to be read."""
+        return self.last_error() + (f" (log: {self.log})" if self.log else "")
 
-def spawn(name: str, target: Callable[[], None], log_dir: Path) -> Child:
-    """Fork a child that runs `target`; it inherits all modules imported here."""
-    log = log_dir / f"{name}.log"
-    with log.open("ab") as file:  # created here, for a child that is killed at once
-        log_from = file.tell()
+
+def spawn(name: str, target: Callable[[], None], log_dir: Path | None) -> Child:
+    """Fork a child that runs `target`; it inherits all modules imported here.
+
+    Without a folder for its log it also inherits where this process prints.
+    """
+    log, log_from = log_dir and log_dir / f"{name}.log", 0
+    if log is not None:
+        with log.open("ab") as file:  # created here, for a child that is killed at once
+            log_from = file.tell()
     process = _fork.Process(
         target=_child_main, args=(name, target, log, os.getpid()), name=name, daemon=False
     )
@@ -81,7 +94,7 @@ def stop_all(children: Sequence[Child], timeout_s: float) -> list[Child]:
     return stubborn
 
 
-def _child_main(name: str, target: Callable[[], None], log: Path, parent: int) -> None:
+def _child_main(name: str, target: Callable[[], None], log: Path | None, parent: int) -> None:
     setproctitle.setproctitle(f"baton {name}")
     # A process group of its own: Ctrl-C in the terminal reaches the parent alone, which stops its children.
     os.setpgid(0, 0)
@@ -91,11 +104,12 @@ def _child_main(name: str, target: Callable[[], None], log: Path, parent: int) -
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Appended: what a part printed before it died matters most after its restart.
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+    if log is not None:
+        # Appended: what a part printed before it died matters most after its restart.
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
     try:
         target()
     except BatonError as error:

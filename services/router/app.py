@@ -1,4 +1,7 @@
-"""The router's process: `run_router` puts its parts together and serves."""
+"""A router's process: `run_router` puts its parts together and serves.
+
+One of several (router.processes) is run by services/fleet/routers.py.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,10 @@ import contextlib
 import logging
 import math
 import os
-import signal
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from baton.addresses import join, listen
@@ -29,6 +31,7 @@ from baton.services.errors import StartError
 from baton.services.imports import collect_seldom, import_all
 from baton.services.leave import leave_on_signals
 from baton.services.router.cluster import ClusterView
+from baton.services.router.group import Group, Seat
 from baton.services.router.ops.page import PageDoor, Shown, live_page, open_door
 from baton.services.router.vllm import HEAVY_IMPORTS
 from baton.services.router.vllm.frontend_args import check_names
@@ -50,15 +53,37 @@ def preload() -> None:
     import_all(HEAVY_IMPORTS)
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A router before anything slow: keys, the sockets at which clients wait, and the adapters' files."""
+
+    keys: list[str]
+    store_password: str
+    group: Group
+    page: PageDoor | None
+    adapters: Sequence[AdapterFiles]
+
+
 def run_router(settings: Settings) -> None:
-    """Serve OpenAI's API until SIGTERM or SIGINT.
+    """Serve OpenAI's API in this process, until SIGTERM or SIGINT.
 
     Raises ConfigError, StartError or SecurityError with one line: the port is taken, the model is missing,
     vLLM has another version. A router starts without a scheduler, too: requests get 503 until one answers.
     """
-    level = settings.router.log_level.upper()
-    logs.configure(settings.log_format, "router", libraries="ERROR" if level == "WARNING" else level)
-    logging.getLogger("baton.requests").setLevel(level)
+    with opened(settings, 1) as router:
+        identities.take_on(settings, Role.ROUTER)
+        leave_on_signals(0)  # until the server handles them: importing takes seconds, and holds nothing yet
+        preload()
+        serve(settings, router, 0)
+
+
+@contextlib.contextmanager
+def opened(settings: Settings, processes: int) -> Iterator[Opened]:
+    """Check the settings and listen, for so many processes, inside the block.
+
+    Raises ConfigError and StartError as `run_router` does.
+    """
+    log_as(settings, "router")
     check_model(settings.engine)
     check_names(settings.router)
     settings.scheduler.check_shared()
@@ -68,29 +93,30 @@ def run_router(settings: Settings) -> None:
     if settings.router.keys_file:
         credentials.check_book(settings.router.keys_file)
     store_password = credentials.keys_store_password(settings.router)
-    identities.take_on(settings, Role.ROUTER)
     with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(contextlib.closing(_listen(settings)))
+        sockets = [stack.enter_context(contextlib.closing(one)) for one in _listen(settings, processes)]
         page = open_door(settings)
         if page is not None:
             stack.enter_context(contextlib.closing(page.sock))
-        import uvloop
-
-        leave_on_signals(0)  # until the server handles them: importing takes seconds, and holds nothing yet
-        preload()
-        collect_seldom()
-        uvloop.run(_serve(settings, sock, keys, store_password, page, adapters=adapters))
+        yield Opened(keys, store_password, Group(sockets), page, adapters)
 
 
-async def _serve(
-    settings: Settings,
-    sock: socket.socket,
-    keys: list[str],
-    store_password: str,
-    page: PageDoor | None,
-    *,
-    adapters: Sequence[AdapterFiles],
-) -> None:
+def log_as(settings: Settings, process: str) -> None:
+    """Configure the logs of a router's process."""
+    level = settings.router.log_level.upper()
+    logs.configure(settings.log_format, process, libraries="ERROR" if level == "WARNING" else level)
+    logging.getLogger("baton.requests").setLevel(level)
+
+
+def serve(settings: Settings, router: Opened, number: int) -> None:
+    """Be process `number` of a router until a signal. To be called once `preload` was."""
+    import uvloop
+
+    collect_seldom()
+    uvloop.run(_serve(settings, router, Seat(router.group, number)))
+
+
+async def _serve(settings: Settings, router: Opened, seat: Seat) -> None:
     from starlette.middleware import Middleware
 
     from baton.services.engine import wire
@@ -123,24 +149,27 @@ async def _serve(
         limits = RelayLimits(
             request_timeout_s=settings.router.request_timeout_s,
             max_model_len=config.model_config.max_model_len,
-            adapters={one.name: Adapter(one.name, one.fingerprint) for one in adapters},
+            adapters={one.name: Adapter(one.name, one.fingerprint) for one in router.adapters},
+            flush_s=settings.router.flush_ms / 1e3,
         )
         client = RelayClient(parts, limits)
-        shown = Shown(router_id, scheduler, cluster, parts, lambda: client.live)
+        shown = Shown(seat.named(router_id), scheduler, cluster, parts, lambda: client.live)
         llm = frontend.RelayLLM(config, client, cluster, settings.engine)
         watching = spawn(cluster.watch(), "snapshots of the cluster")
         learning = asyncio.create_task(_learn(llm, cluster), name="learn the model's limits")
         stack = contextlib.ExitStack()
         try:
-            figures = stack.enter_context(exposed(settings.router, router_id, scheduler, cluster.members))
-            async with open_tenancy(settings, router_id, metrics, store_password) as tenancy:
+            figures = stack.enter_context(
+                exposed(settings.router, router_id, scheduler, cluster.members, seat)
+            )
+            async with open_tenancy(settings, router_id, metrics, router.store_password) as tenancy:
                 door = Middleware(
                     KeyMiddleware,
-                    keys=tenancy.keyring or FixedKeys(keys),
+                    keys=tenancy.keyring or FixedKeys(router.keys),
                     metrics_open=settings.router.metrics_open,
                     refused=metrics.refused,
                 )
-                needs_key = keys or tenancy.keyring
+                needs_key = router.keys or tenancy.keyring
                 app = await frontend.build_http_app(
                     llm,
                     args,
@@ -151,8 +180,8 @@ async def _serve(
                     door=door if needs_key else None,
                 )
                 app.router.routes.insert(0, figures)
-                async with live_page(page, settings, shown):
-                    await _serve_http(app, sock, settings, metrics.refused, client.end_all)
+                async with live_page(None if seat.number else router.page, settings, shown):
+                    await _serve_http(app, seat, settings, metrics.refused, client.end_all)
         finally:
             stack.close()
             learning.cancel()
@@ -204,7 +233,7 @@ async def _learn(llm: Any, cluster: ClusterView) -> None:
 
 async def _serve_http(
     app: Any,
-    sock: socket.socket,
+    seat: Seat,
     settings: Settings,
     refused: Callable[[str], None],
     end_all: Callable[[], None],
@@ -216,20 +245,7 @@ async def _serve_http(
     import uvicorn
 
     from baton.services.router.http.connections import HttpLimits, affordable_connections, connections
-
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            # uvicorn's own would raise the signal again when it is done: our exit status would not be 0.
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self.handle_exit, number, None)
-            yield
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if not self.should_exit:
-                asyncio.get_running_loop().call_later(router.drain_timeout_s, end_all)
-            super().handle_exit(sig, frame)
+    from baton.services.router.http.server import Server
 
     router = settings.router
     limits = HttpLimits(
@@ -248,19 +264,26 @@ async def _serve_http(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.router.drain_timeout_s + LAST_WORDS_S),
     )
-    server = Server(config)
+    server = Server(config, seat, router.drain_timeout_s, end_all)
     app.state.server = server
-    log.info("router %d listens on http://%s", os.getpid(), join(*sock.getsockname()[:2]))
-    await server.serve(sockets=[sock])
+    log.info("router %d listens on http://%s", os.getpid(), join(*seat.sock.getsockname()[:2]))
+    await server.serve(sockets=[seat.sock])
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listen(settings: Settings, processes: int) -> list[socket.socket]:
     """Bind and listen before anything slow: early clients wait instead of being refused."""
     host, port = settings.router.host, settings.router.port
     try:
-        return listen(host, port, _BACKLOG)
+        sockets = [listen(host, port, _BACKLOG)]
+        if processes > 1:
+            port = sockets[0].getsockname()[1]
+            sockets.pop().close()  # nobody else has it: sockets that share a port would not notice
+            sockets = [listen(host, port, _BACKLOG, shared=True) for _ in range(processes)]
     except OSError as error:
         raise StartError(
             f"router.port: cannot listen on {join(host, port)}: {error.strerror or error}; choose another "
             "port or end the process that uses it"
         ) from None
+    for sock in sockets:
+        sock.setblocking(False)  # others may be quicker to accept
+    return sockets

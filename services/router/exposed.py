@@ -15,7 +15,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.members import Member
 from baton.services.config import RouterSettings
-from baton.services.router.http.federation import Federation, route
+from baton.services.router.group import Seat
+from baton.services.router.http.federation import Beside, Federation, route
 
 log = logging.getLogger(__name__)
 KIND = "router"
@@ -27,6 +28,7 @@ def exposed(
     router_id: str,
     client: SchedulerClient,
     members: Callable[[], Iterable[Member]],
+    seat: Seat,
 ) -> Iterator[Route]:
     """Serve metrics inside the block, and tell the scheduler where; yield the route of /metrics.
 
@@ -38,4 +40,13 @@ def exposed(
         client.process = pb.Process(id=router_id, kind=KIND, host=rpc.host_id(), metrics_address=where)
         log.info("metrics on http://%s/metrics", serving.address)
         me = Member(router_id, KIND, rpc.host_id(), where)
-        yield route(Federation(me, REGISTRY, members))
+        own_host, port = addresses.split(serving.address)
+        seat.group.tell_metrics_port(seat.number, port)
+
+        def group() -> dict[int, str]:
+            return {
+                number: addresses.from_here(addresses.join(own_host, port))
+                for number, port in seat.group.metrics_ports().items()
+            }
+
+        yield route(Federation(me, REGISTRY, members, None if seat.alone else Beside(seat.number, group)))

@@ -15,6 +15,9 @@ class FrontEnd(Protocol):
     def deliver(self, output: Any) -> None:
         """Take an output under the front end's own request id."""
 
+    def deliver_first(self, output: Any) -> None:
+        """Take an output that the client is to have at once: its first, or the first after a pause."""
+
     def finish(self, request_id: str, reason: str) -> None:
         """End a request without another token."""
 
@@ -105,4 +108,4 @@ class OutputSink:
                 self._has_token = True
                 self._on_first_token()
             self.deliver = self._front_end.deliver
-        self._front_end.deliver(output)
+        self._front_end.deliver_first(output)

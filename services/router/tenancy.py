@@ -32,7 +32,7 @@ async def open_tenancy(
     """
     router, topic = settings.router, settings.scheduler.topic
     shared = SharedStore(router.keys_store, topic, store_password) if router.keys_store else None
-    quotas = Quotas(shared, router_id)
+    quotas = Quotas(shared, router_id, router.processes)
     keyring = None
     if router.has_tenants:
         book = (

@@ -21,13 +21,14 @@ _NOUNS = {
 
 
 class Quotas:
-    """The limits of all callers of one router."""
+    """The limits of all callers of one router's process."""
 
-    def __init__(self, shared: SharedStore | None, router_id: str) -> None:
-        """Count alone, or together with the other routers of `shared`."""
+    def __init__(self, shared: SharedStore | None, router_id: str, processes: int = 1) -> None:
+        """Count together with the other routers of `shared`; or alone, as one of so many processes."""
         self._shared = shared
-        self._rates = Rates(shared)
-        self._slots = Slots(shared, router_id)
+        parts = processes if shared is None else 1
+        self._rates = Rates(shared, parts)
+        self._slots = Slots(shared, router_id, parts)
         self._renewing: asyncio.Task[None] | None = None
 
     def start(self) -> None:

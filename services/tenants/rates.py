@@ -40,7 +40,9 @@ class _OurClient(RedisStoreBackend):
 class Rates:
     """The buckets of one router, and those that it shares."""
 
-    def __init__(self, shared: SharedStore | None) -> None:
+    def __init__(self, shared: SharedStore | None, parts: int = 1) -> None:
+        """Keep all of each bucket, or one of `parts` that fill that much slower. Each takes a whole burst."""
+        self.parts = parts
         self.memory = MemoryStoreBackend(options={"MAX_SIZE": MAX_BUCKETS})
         self.take_here = MemoryLimitAtomicAction(self.memory)
         self.shared = shared
@@ -62,7 +64,7 @@ class Rate:
     def __init__(self, rates: Rates, field: str, owner: str, most: int) -> None:
         self._rates = rates
         self._name = f"{field}:{owner}"
-        self._interval = PERIODS[field] / most
+        self._interval = PERIODS[field] / most * rates.parts
         self.field = field
         self.most = most
 

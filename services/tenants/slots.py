@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections import Counter
 
@@ -24,7 +25,9 @@ _WHATEVER = -1
 class Slots:
     """The requests that this router has under way, by owner."""
 
-    def __init__(self, shared: SharedStore | None, router_id: str) -> None:
+    def __init__(self, shared: SharedStore | None, router_id: str, parts: int = 1) -> None:
+        """Give all of an owner's slots, or one of `parts`, rounded up."""
+        self.parts = parts
         self.held: Counter[str] = Counter()
         self._shared = shared
         self._router_id = router_id
@@ -72,7 +75,7 @@ class SlotLimit:
     def take_here(self, amount: int) -> float | None:
         """See `Limit`."""
         held = self._slots.held
-        if held[self._owner] + amount > self.most:
+        if held[self._owner] + amount > math.ceil(self.most / self._slots.parts):
             return RETRY_S
         held[self._owner] += amount
         return None

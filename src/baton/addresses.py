@@ -37,10 +37,13 @@ def from_here(address: str) -> str:
     return join(_LOOPBACK.get(host, host), port)
 
 
-def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
-    """Return a TCP socket that listens there. Raises OSError."""
+def listen(host: str, port: int, backlog: int = 128, *, shared: bool = False) -> socket.socket:
+    """Return a TCP socket that listens there, on a port of its own or `shared` with more of this user's.
+
+    Raises OSError.
+    """
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((host, port), family=family, backlog=backlog)
+    return socket.create_server((host, port), family=family, backlog=backlog, reuse_port=shared)
 
 
 def _bare(host: str) -> str:

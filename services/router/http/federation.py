@@ -1,14 +1,21 @@
-"""`GET /metrics?all`: the metrics of all processes of the deployment in one answer.
+"""`GET /metrics`: this router's metrics. `GET /metrics?all`: those of all processes of the deployment.
 
-For a Prometheus that knows the router's address alone. Each process is asked at the address that it gave to
-the scheduler; its samples get the labels `instance` and `role`, unless they have one of that name already (as
-`honor_labels` does). One that does not answer in time is a sample `baton_federation_up 0`.
+The second is for a Prometheus that knows the router's address alone. Each process is asked at the address
+that it gave to the scheduler; its samples get the labels `instance` and `role`, unless they have one of that
+name already (as `honor_labels` does). One that does not answer in time is a sample `baton_federation_up 0`.
+
+Of a router with several processes (router.processes) any of them answers for all: each sample has the label
+`process`, a number that stays when a process is started again, so its counters begin anew as Prometheus
+expects of a process. Sums over processes would fall then, and Prometheus would count the others twice. One
+that does not answer is a sample `baton_process_up 0`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
 import aiohttp
 from prometheus_client import CollectorRegistry
@@ -26,24 +33,48 @@ ASK_S = 2.0  # for one to answer
 ALL_S = 8.0  # for all: Prometheus waits ten seconds
 MOST_BYTES = 8 << 20  # of one answer
 UP = "baton_federation_up"
+PROCESS_UP = "baton_process_up"
+Key = TypeVar("Key")
 _UP_TEXT = "1 for a process whose metrics are here, 0 for one that did not answer"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The processes of one router, among which this one is `number`."""
+
+    number: int
+    addresses: Callable[[], Mapping[int, str]]  # by number: host:port where each serves its own metrics
 
 
 class Federation:
     """Collects the metrics of a deployment; callers at the same time share one answer."""
 
     def __init__(
-        self, me: Member, registry: CollectorRegistry, members: Callable[[], Iterable[Member]]
+        self,
+        me: Member,
+        registry: CollectorRegistry,
+        members: Callable[[], Iterable[Member]],
+        beside: Beside | None = None,
     ) -> None:
-        """Collect `registry`, which is this router's own, and the metrics of all other `members`."""
+        """Collect `registry`, which is this process's own, and the metrics of all other `members`.
+
+        `beside` names the processes of this router, where it has several.
+        """
         self._me = me
         self._registry = registry
         self._members = members
+        self._beside = beside
         self._running: asyncio.Task[bytes] | None = None
 
-    def own(self, accept: str) -> tuple[bytes, str]:
-        """Return this router's own metrics, and their content type."""
-        return exposition(self._registry, accept)
+    async def own(self, accept: str) -> tuple[bytes, str]:
+        """Return this router's metrics, in the format that a client accepts, and their content type."""
+        text, kind = await asyncio.to_thread(exposition, self._registry, accept)
+        beside = self._beside
+        if beside is None:
+            return text, kind
+        others = {number: where for number, where in beside.addresses().items() if number != beside.number}
+        texts: dict[int, bytes | None] = {beside.number: text, **await _ask_all(others, accept)}
+        return await asyncio.to_thread(_joined, texts, openmetrics="openmetrics" in kind), kind
 
     async def collect(self) -> bytes:
         """Return all metrics in Prometheus' text format, within ALL_S."""
@@ -53,22 +84,8 @@ class Federation:
 
     async def _collect(self) -> bytes:
         others = [one for one in self._members() if one.id != self._me.id]
-        texts: dict[Member, bytes | None] = dict.fromkeys(others)
-        turns = asyncio.Semaphore(AT_ONCE)
-        limits = aiohttp.ClientTimeout(total=ASK_S)
-        async with aiohttp.ClientSession(timeout=limits, trust_env=False) as http:
-
-            async def ask(one: Member) -> None:
-                async with turns:
-                    texts[one] = await _ask(http, one)
-
-            asking = [asyncio.create_task(ask(one)) for one in others if one.reachable]
-            if asking:
-                _, late = await asyncio.wait(asking, timeout=ALL_S)
-                for task in late:
-                    task.cancel()
-                await asyncio.gather(*asking, return_exceptions=True)
-        return await asyncio.to_thread(self._merged, texts)
+        found = await _ask_all({one: one.address for one in others if one.reachable})
+        return await asyncio.to_thread(self._merged, {one: found.get(one) for one in others})
 
     def _merged(self, texts: Mapping[Member, bytes | None]) -> bytes:
         families = Families()
@@ -77,8 +94,7 @@ class Federation:
         for one, text in texts.items():
             if text is not None:
                 families.add(text.decode(errors="replace"), one.labels)
-        lines = [f"{UP}{{{_written(one.labels)}}} {value}" for one, value in up.items()]
-        families.add("\n".join([f"# HELP {UP} {_UP_TEXT}", f"# TYPE {UP} gauge", *lines]), {})
+        families.add(_gauge(UP, {_written(one.labels): value for one, value in up.items()}), {})
         return families.text().encode()
 
 
@@ -88,7 +104,7 @@ def route(federation: Federation) -> Route:
     async def answer(request: Request) -> Response:
         if "all" in request.query_params:
             return Response(await federation.collect(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-        text, kind = await asyncio.to_thread(federation.own, request.headers.get("accept", ""))
+        text, kind = await federation.own(request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": kind})
 
     return Route(METRICS, answer, methods=["GET"])
@@ -143,10 +159,48 @@ def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-async def _ask(http: aiohttp.ClientSession, one: Member) -> bytes | None:
+def _joined(texts: Mapping[int, bytes | None], *, openmetrics: bool) -> bytes:
+    """Return the metrics of a router's processes, by number, as one text."""
+    families = Families()
+    for number, text in sorted(texts.items()):
+        if text is not None:
+            families.add(text.decode(errors="replace"), {"process": str(number)})
+    up = {f'process="{number}"': int(text is not None) for number, text in sorted(texts.items())}
+    families.add(_gauge(PROCESS_UP, up), {})
+    return (families.text() + ("# EOF\n" if openmetrics else "")).encode()
+
+
+def _gauge(name: str, values: Mapping[str, int]) -> str:
+    """Return a gauge as text; `values` by the labels as they are written."""
+    lines = [f"{name}{{{labels}}} {value}" for labels, value in values.items()]
+    return "\n".join([f"# HELP {name} {_UP_TEXT}", f"# TYPE {name} gauge", *lines])
+
+
+async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, bytes | None]:
+    """Ask these processes for their metrics; return them within ALL_S, None for one that does not answer."""
+    texts: dict[Key, bytes | None] = dict.fromkeys(addresses)
+    turns = asyncio.Semaphore(AT_ONCE)
+    limits = aiohttp.ClientTimeout(total=ASK_S)
+    headers = {"Accept": accept} if accept else {}
+    async with aiohttp.ClientSession(timeout=limits, trust_env=False, headers=headers) as http:
+
+        async def ask(key: Key, address: str) -> None:
+            async with turns:
+                texts[key] = await _ask(http, address)
+
+        asking = [asyncio.create_task(ask(key, address)) for key, address in addresses.items()]
+        if asking:
+            _, late = await asyncio.wait(asking, timeout=ALL_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+    return texts
+
+
+async def _ask(http: aiohttp.ClientSession, address: str) -> bytes | None:
     """Return a process's metrics; None where it does not give them."""
     try:
-        async with http.get(f"http://{one.address}{METRICS}", allow_redirects=False) as answer:
+        async with http.get(f"http://{address}{METRICS}", allow_redirects=False) as answer:
             if answer.status != 200:
                 return None
             text = bytearray()

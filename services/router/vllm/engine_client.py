@@ -66,6 +66,7 @@ class RelayLimits:
 
     request_timeout_s: float
     max_model_len: int  # tokens
+    flush_s: float = 0.0  # outputs wait so long for more tokens of their streams
     hasher: PromptHasher | None = None  # names the blocks of prompts; None while no worker has said how
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # of LoRA, by name
 
@@ -78,7 +79,7 @@ class RelayClient(EngineCoreClient):
         self.engine_ranks_managed = [0]
         self._parts = parts
         self.limits = limits  # of requests to come; may be replaced
-        self._queue = outputs.OutputQueue(parts.pool.lag_s)
+        self._queue = outputs.OutputQueue(parts.pool.lag_s, limits.flush_s)
         self._relays: dict[str, Relay] = {}  # by the front end's request id
         self._admissions: dict[str, Admission] = {}
         # Set by the front end: ends its request with an error.
@@ -158,6 +159,10 @@ class RelayClient(EngineCoreClient):
     def deliver(self, output: Any) -> None:
         """Queue an output for AsyncLLM."""
         self._queue.put(output)
+
+    def deliver_first(self, output: Any) -> None:
+        """Queue an output that must not wait for more tokens."""
+        self._queue.put(output, at_once=True)
 
     def finish(self, request_id: str, reason: str) -> None:
         """End a request without another token."""

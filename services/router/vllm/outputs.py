@@ -80,34 +80,49 @@ class OutputQueue:
     about one output per live request. When the streams are read late, `take` lets more outputs arrive first:
     the front end gets fewer and larger ones, which cost it less per token. So load lowers the cost instead of
     building up a queue that ends in a lost stream.
+
+    With `flush_s` outputs wait up to that long in any case, but for those that begin or end a request.
     """
 
-    def __init__(self, lag_s: Callable[[], float]) -> None:
+    def __init__(self, lag_s: Callable[[], float], flush_s: float = 0.0) -> None:
         """Create an empty queue. `lag_s` returns how late the workers' streams are read, seconds."""
         self._lag_s = lag_s
-        self._outputs: list[Any] = []
-        self._last: dict[str, Any] = {}  # request -> its last output in the list
+        self._flush_s = flush_s
+        self._outputs: list[Any] = []  # to be taken
+        self._waiting: list[Any] = []  # for more of their requests, until the next flush
+        self._last: dict[str, Any] = {}  # request -> its last output in either list
         self._taker: asyncio.Future[None] | None = None
 
-    def put(self, output: Any) -> None:
-        """Add an output without blocking. For the event loop's thread only."""
+    def put(self, output: Any, *, at_once: bool = False) -> None:
+        """Add an output without blocking, to be taken `at_once` or with the next flush.
+
+        For the event loop's thread only.
+        """
         request_id = output.request_id
         last = self._last.get(request_id)
         if last is not None and merge(last, output):
+            if self._waiting and (at_once or output.finish_reason is not None):
+                self._release(request_id)
             return
         self._last[request_id] = output
+        if self._flush_s and not at_once and output.finish_reason is None:
+            if not self._waiting:
+                asyncio.get_running_loop().call_later(self._flush_s, self._flush)
+            self._waiting.append(output)
+            return
+        if self._waiting:
+            self._release(request_id)
         self._outputs.append(output)
-        taker = self._taker
-        if taker is not None and not taker.done():
-            taker.set_result(None)
+        self._wake()
 
     def drop(self, request_id: str) -> None:
         """Drop the outputs of a request that was aborted."""
         if self._last.pop(request_id, None) is not None:
             self._outputs = [output for output in self._outputs if output.request_id != request_id]
+            self._waiting = [output for output in self._waiting if output.request_id != request_id]
 
     async def take(self) -> Any:
-        """Wait for outputs; return all there are as one EngineCoreOutputs. For one caller."""
+        """Wait for outputs; return all that need not wait as one EngineCoreOutputs. For one caller."""
         while not self._outputs:
             self._taker = asyncio.get_running_loop().create_future()
             await self._taker
@@ -116,6 +131,30 @@ class OutputQueue:
                 break
             await asyncio.sleep(PAUSE_S)  # for the readers: without a wait gRPC's thread gets no turn
         outputs, self._outputs = self._outputs, []
-        self._last.clear()
+        if self._waiting:
+            for output in outputs:
+                self._last.pop(output.request_id, None)
+        else:
+            self._last.clear()
         # No scheduler statistics: those of several engines would overwrite one another.
         return EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic())
+
+    def _flush(self) -> None:
+        """Let all that waits be taken."""
+        if self._waiting:
+            self._outputs += self._waiting
+            self._waiting = []
+            self._wake()
+
+    def _release(self, request_id: str) -> None:
+        """Let what waits of one request be taken, before what comes next."""
+        own = [output for output in self._waiting if output.request_id == request_id]
+        if own:
+            self._waiting = [output for output in self._waiting if output.request_id != request_id]
+            self._outputs += own
+            self._wake()
+
+    def _wake(self) -> None:
+        taker = self._taker
+        if taker is not None and not taker.done():
+            taker.set_result(None)

@@ -42,6 +42,18 @@ def alone() -> Quotas:
     return Quotas(None, "r1")
 
 
+async def test_processes_of_one_router_divide_a_limit_without_redis() -> None:
+    both = [Quotas(None, f"r{number}", processes=2) for number in range(2)]
+    who = caller(concurrency=4)
+    assert [len(await entered(one, who, 10)) for one in both] == [2, 2]
+    odd = caller(tenant="odd", concurrency=3)
+    assert [len(await entered(one, odd, 10)) for one in both] == [2, 2]  # rounded up: none is without
+    pace = both[0]._rates.limit("tokens_per_min", "x", 60)
+    assert pace.take_here(60) is None  # a whole burst: no request is refused for ever
+    wait_s = pace.take_here(30)
+    assert wait_s == pytest.approx(60.0, abs=2.0)  # at half the pace
+
+
 async def test_without_limits_nothing_is_refused(alone: Quotas) -> None:
     visits = [*await entered(alone, ANYBODY, 200), *await entered(alone, caller(), 200)]
     assert len(visits) == 400

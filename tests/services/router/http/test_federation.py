@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -21,7 +22,7 @@ from baton import rpc
 from baton.metrics import MetricsServer
 from baton.scheduler.members import Member
 from baton.services.router.http import federation
-from baton.services.router.http.federation import Families, Federation, route
+from baton.services.router.http.federation import Beside, Families, Federation, route
 
 ME = Member("router-1", "router", rpc.host_id(), "127.0.0.1:1")
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -156,6 +157,26 @@ def test_the_route_has_its_own_metrics_and_with_a_query_all() -> None:
         assert 'vllm:tokens_total{instance="router-1",role="router"} 7.0' in client.get("/metrics?all").text
         for query in ("", "?almost=all"):
             assert "vllm:tokens_total 7.0" in client.get(f"/metrics{query}").text
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text;version=1.0.0"])
+def test_processes_of_one_router_answer_for_all(accept: str) -> None:
+    with MetricsServer(things(2), "router.metrics_port", "127.0.0.1", 0) as other, hanging() as hangs:
+        addresses = {0: "127.0.0.1:1", 1: other.address, 2: f"127.0.0.1:{hangs}"}
+        collecting = Federation(ME, things(1), list, Beside(0, lambda: addresses))
+        with TestClient(Starlette(routes=[route(collecting)])) as client:
+            text = client.get("/metrics", headers={"Accept": accept}).text
+    families = openmetrics_families(text) if accept else text_string_to_metric_families(text)
+    found = {
+        key(sample.name, **sample.labels): sample.value for family in families for sample in family.samples
+    }
+    name = "baton_things_total"
+    assert found[key(name, kind='odd "one"', process="0")] == 1
+    assert found[key(name, kind='odd "one"', process="1")] == 2
+    up = {
+        dict(labels)["process"]: one for (what, labels), one in found.items() if what == federation.PROCESS_UP
+    }
+    assert up == {"0": 1, "1": 1, "2": 0}
 
 
 @pytest.mark.parametrize("escaping", ["", ";escaping=allow-utf-8", ";escaping=underscores"])

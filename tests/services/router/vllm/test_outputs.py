@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,37 @@ async def test_waiting_outputs_of_an_aborted_request_are_dropped() -> None:
     queue.put(output("b", 2))
     queue.drop("a")
     assert [one.request_id for one in (await queue.take()).outputs] == ["b"]
+
+
+async def test_tokens_wait_for_the_flush_but_the_first_and_the_last() -> None:
+    flush_s = 0.05
+    queue = outputs.OutputQueue(lambda: 0.0, flush_s)
+    queue.put(output("a", 1), at_once=True)
+    queue.put(output("b", 9))
+    assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1]]
+    began = time.monotonic()
+    queue.put(output("a", 2))
+    queue.put(output("a", 3))
+    assert [one.new_token_ids for one in (await queue.take()).outputs] == [[9], [2, 3]]
+    assert time.monotonic() - began > flush_s / 2
+    queue.put(output("a", 4))
+    queue.put(output("b", 10))
+    queue.put(output("a", 5, finish_reason=FinishReason.LENGTH))
+    (last,) = (await queue.take()).outputs
+    assert (last.new_token_ids, last.finish_reason) == ([4, 5], FinishReason.LENGTH)
+    queue.drop("b")
+    queue.put(output("c", 1), at_once=True)
+    assert [one.request_id for one in (await queue.take()).outputs] == ["c"]
+
+
+async def test_what_cannot_be_merged_keeps_its_order_with_a_flush() -> None:
+    queue = outputs.OutputQueue(lambda: 0.0, 60.0)
+    zeros = np.zeros((1, 1))
+    for token in (1, 2):
+        queue.put(output("a", token, new_logprobs=LogprobsLists(zeros, zeros, zeros)))
+    queue.put(output("a", 3, finish_reason=FinishReason.STOP))
+    async with asyncio.timeout(5):
+        assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1], [2], [3]]
 
 
 def test_times_of_another_host() -> None:

@@ -1,0 +1,92 @@
+"""A router of several processes on one port (router.processes): forked here, started again when they die.
+
+This process imports vLLM once, listens, and holds the port open for all; it serves nothing itself, and stays
+free of threads and gRPC, as it forks at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from functools import partial
+from multiprocessing.connection import wait
+
+from baton.security.names import Role
+from baton.services import identities
+from baton.services.config import RouterSettings, Settings
+from baton.services.errors import ConfigError, StartError
+from baton.services.fleet.parts import Kind, Parts
+from baton.services.fleet.signals import wake_on_signals
+from baton.services.leave import leave, leave_on_signals
+from baton.services.router import app
+
+log = logging.getLogger(__name__)
+_DIVIDED = ("max_waiting", "max_connections", "journal_mib")  # counts that are those of the whole router
+
+
+def run_routers(settings: Settings) -> None:
+    """Serve OpenAI's API until SIGTERM or SIGINT, in router.processes processes.
+
+    Raises what `run_router` does, and StartError when no process is left: each died too often.
+    """
+    if settings.router.processes == 1:
+        app.run_router(settings)
+        return
+    if settings.security.folder:
+        raise ConfigError("security.folder is of one process: leave it out, or set router.processes to 1")
+    with app.opened(settings, settings.router.processes) as router:
+        leave_on_signals(0)  # importing takes seconds, and nothing is forked yet
+        app.preload()
+        _Routers(settings, router).run()
+
+
+def share(router: RouterSettings, number: int) -> RouterSettings:
+    """Return the settings of process `number`: its part of what all share. The parts' sum is the whole."""
+    parts = {field: (getattr(router, field) + number) // router.processes for field in _DIVIDED}
+    port = router.metrics_port and router.metrics_port + number
+    return router.model_copy(update={**parts, "metrics_port": port})
+
+
+class _Routers:
+    def __init__(self, settings: Settings, router: app.Opened) -> None:
+        self._settings = settings
+        self._router = router
+        self._parts = Parts(None, lambda name, text: log.warning("%s %s", name, text), whole=False)
+        self._stop = wake_on_signals()
+
+    def run(self) -> None:
+        """Run all processes until a signal. Raises StartError when none is left."""
+        try:
+            for number in range(len(self._router.group)):
+                work = partial(_serve, self._settings, self._router, number)
+                self._parts.add(f"router-{number}", Kind.ROUTER, work)
+            while not self._stopped():
+                self._parts.reap()
+                if all(part.given_up for part in self._parts.members):
+                    raise StartError("router.processes: each died too often; see what they printed")
+        finally:
+            self._end()
+
+    def _stopped(self) -> bool:
+        """Wait for a signal, a death or a start that is due; return whether it was a signal."""
+        sources: list[socket.socket | int] = [self._stop, *self._parts.sentinels]
+        return self._stop in wait(sources, timeout=self._parts.next_start_s)
+
+    def _end(self) -> None:
+        """End all processes: each lets its streams end, and closes its socket once nobody waits there."""
+        self._router.group.end()
+        for part, sock in zip(self._parts.members, self._router.group.sockets, strict=False):
+            if not (part.child and part.child.alive):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)  # nobody would accept there
+        self._parts.stop(self._settings.router.drain_timeout_s)
+
+
+def _serve(settings: Settings, router: app.Opened, number: int) -> None:
+    """Be process `number` until a signal."""
+    app.log_as(settings, f"router-{number}")
+    own = settings.model_copy(update={"router": share(settings.router, number)})
+    identities.take_on(own, Role.ROUTER)
+    app.serve(own, router, number)
+    leave(0)

@@ -1,0 +1,116 @@
+"""The HTTP server of one of a router's processes: uvicorn's, on a port that it shares with the others.
+
+The kernel gives each connection to one process, by its addresses. What a process leaves lying, because it is
+dead, starts again, drains or is busy, another one accepts at its second look: no client is refused or reset,
+and it waits for twice LOOK_S at most.
+
+Leans on: uvicorn.Server (capture_signals, handle_exit, startup, shutdown, should_exit, server_state,
+lifespan).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, cast
+
+import uvicorn
+
+from baton.scheduler.tasks import spawn, stop
+from baton.services.router.group import Seat
+
+LOOK_S = 0.05
+AT_ONCE = 16  # connections taken from another process's socket at one look: more of them are for others
+LAST_S = 0.5  # to accept what the kernel has accepted when a process ends
+
+
+class Server(uvicorn.Server):
+    """Serves until a signal. Then it accepts nothing, and lets streams end within `drain_s`."""
+
+    def __init__(
+        self, config: uvicorn.Config, seat: Seat, drain_s: float, end_all: Callable[[], None]
+    ) -> None:
+        """Serve in the place of `seat`; `end_all` ends the streams that are left after `drain_s` seconds."""
+        super().__init__(config)
+        self._seat = seat
+        self._drain_s = drain_s
+        self._end_all = end_all
+        self._looking: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """React to signals. uvicorn's own would raise them again at the end: our status would not be 0."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end; a second Ctrl-C ends all streams at once."""
+        if not self.should_exit:
+            asyncio.get_running_loop().call_later(self._drain_s, self._end_all)
+        super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept."""
+        await super().startup(sockets)
+        if not self._seat.alone:
+            self._looking = spawn(self._look(), "connections that other processes leave")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nothing more, and wait for the streams."""
+        if self._looking is not None:
+            await stop(self._looking)
+        if self._seat.alone or self._seat.group.ending:
+            await self._accept_last()
+        await super().shutdown(sockets)
+
+    async def _look(self) -> None:
+        """Accept for ever what others leave lying. To be run as a task of its own."""
+        others = {sock.fileno(): sock for sock in self._seat.others}
+        poll = select.poll()
+        for descriptor in others:
+            poll.register(descriptor, select.POLLIN)
+        before: set[int] = set()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            found = {descriptor for descriptor, event in poll.poll(0) if event & select.POLLIN}
+            for descriptor in before & found:
+                await self._take(others[descriptor])
+            before = found
+
+    async def _take(self, sock: socket.socket) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                connection, _ = sock.accept()
+            except OSError:  # none is left; one that is left for another reason is found at the next look
+                return
+            try:
+                connection.setblocking(False)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+            except OSError:  # its client has left
+                connection.close()
+
+    def _protocol(self) -> asyncio.Protocol:
+        """Make a connection's protocol as uvicorn does."""
+        make = cast(Any, self.config.http_protocol_class)
+        made: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+    async def _accept_last(self) -> None:
+        """Accept the connections that wait, then refuse new ones: also for those who hold this socket too."""
+        sock = self._seat.sock
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLIN)
+        last = asyncio.get_running_loop().time() + LAST_S
+        while poll.poll(0) and asyncio.get_running_loop().time() < last:  # noqa: ASYNC110 (no event tells)
+            await asyncio.sleep(0)  # the loop accepts one or more each time
+        sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,265 @@
+"""A router of two processes on one port, in front of fake workers and a real scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.service import SchedulerServer
+from baton.services.config import RouterSettings, SchedulerSettings, load
+from baton.services.errors import ConfigError
+from baton.services.fleet.routers import run_routers, share
+from harness import zygote
+from harness.checkpoints import tiny_qwen2
+from harness.fake_worker import MODEL, FakeWorker, answer, until
+from harness.router import Members
+from harness.support import PATIENCE, free_port
+
+PROMPT = [72, 105]
+TOKENS = 150
+READY_S = 60.0
+END_S = 20.0
+PLAIN = httpx.Limits(max_keepalive_connections=0)  # each request has a connection of its own
+OK = b"HTTP/1.1 200 OK"
+TEXT = "".join(chr(letter) for letter in answer(PROMPT, TOKENS))
+
+
+def run(settings: dict[str, Any]) -> None:
+    """Run the router, in the forked process, until its end."""
+    run_routers(load(settings))
+
+
+class Routers:
+    """The processes of one router, as the test sees them."""
+
+    def __init__(self, forked: zygote.Forked, port: int) -> None:
+        self.forked = forked
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes that serve."""
+        return {child.pid for child in psutil.Process(self.forked.pid).children()}
+
+    def listens(self) -> int:
+        """Return how many processes ever began to serve."""
+        return len(re.findall(r"router \d+ listens on", self.forked.text))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen2(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[tuple[str, FakeWorker]]:
+    async with SchedulerServer(SchedulerSettings(address="127.0.0.1:0")) as server:
+        members = Members(server.address)
+        worker = await members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.02))
+        yield server.address, worker
+        await members.close()
+
+
+@pytest.fixture
+def routers(workers: tuple[str, FakeWorker], model: Path, tmp_path: Path) -> Iterator[Routers]:
+    port = free_port()
+    settings = {
+        "engine": {"model": str(model), "served_model_name": MODEL},
+        "scheduler": {"address": workers[0]},
+        "router": {"port": port, "processes": 2, "drain_timeout_s": 30.0},
+    }
+    forked = zygote.shared().start("router", f"{__name__}:run", tmp_path, settings=settings)
+    yield Routers(forked, port)
+    forked.kill()
+
+
+@pytest.fixture
+async def http(routers: Routers) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=routers.url, timeout=30.0 * PATIENCE, limits=PLAIN) as client:
+        yield client
+
+
+class Stream:
+    """One streamed completion, read to its end by a task."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.text = ""
+        self.whole = False
+        self.lost = False
+        self.task = asyncio.create_task(self._read(http))
+
+    async def _read(self, http: httpx.AsyncClient) -> None:
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "stream": True}
+        try:
+            async with http.stream("POST", "/v1/completions", json=body) as response:
+                assert response.status_code == 200, await response.aread()
+                async for line in response.aiter_lines():
+                    if line == "data: [DONE]":
+                        self.whole = True
+                    elif found := re.search(r'"text":"([^"]*)"', line):
+                        self.text += found[1]
+        except httpx.RemoteProtocolError:  # its process was killed
+            self.lost = True
+
+
+async def metrics(http: httpx.AsyncClient) -> dict[tuple[str, str], float]:
+    """Return the joined metrics: the sum of each family's samples by process."""
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families((await http.get("/metrics")).text):
+        for sample in family.samples:
+            key = sample.name, sample.labels["process"]
+            found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
+async def knock(http: httpx.AsyncClient, seen: list[int], over: asyncio.Event) -> None:
+    """Open connection after connection. Raises whatever refuses or resets one."""
+    while not over.is_set():
+        seen.append((await http.get("/v1/models")).status_code)
+        await asyncio.sleep(0.005)
+
+
+def connected(routers: Routers, count: int) -> list[socket.socket]:
+    """Return connections with a request each, whoever accepts them."""
+    made = []
+    for _ in range(count):
+        made.append(socket.create_connection(("127.0.0.1", routers.port), timeout=20.0 * PATIENCE))
+        made[-1].sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    return made
+
+
+async def statuses(connections: list[socket.socket]) -> set[bytes]:
+    """Return the status lines of the answers. Raises ConnectionResetError."""
+
+    def read(one: socket.socket) -> bytes:
+        with one:
+            return one.recv(100).partition(b"\r\n")[0]
+
+    return set(await asyncio.gather(*(asyncio.to_thread(read, one) for one in connections)))
+
+
+async def serving(routers: Routers, http: httpx.AsyncClient, times: int) -> None:
+    """Wait until processes began to serve so many times, and the router is healthy."""
+    await until(lambda: routers.listens() >= times, f"{times} processes serve", READY_S)
+    for _ in range(int(100 * PATIENCE)):
+        if (await http.get("/health")).status_code == 200:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("not healthy")
+
+
+@pytest.mark.timeout(60)
+async def test_one_dies_the_other_goes_on(routers: Routers, http: httpx.AsyncClient) -> None:
+    await serving(routers, http, 2)
+    before = routers.pids
+    assert len(before) == 2
+
+    streams = [Stream(http) for _ in range(16)]
+    await until(lambda: all(one.text for one in streams), "all streams have begun")
+    found = await metrics(http)
+    live = [found["baton_router_live_requests", number] for number in ("0", "1")]
+    assert sum(live) == 16
+    assert min(live) > 0  # of 16 at random: all on one once in 32,768 times
+
+    victim = min(before)
+    os.kill(victim, signal.SIGSTOP)  # half of these wait for it, and the other process accepts them
+    assert await statuses(connected(routers, 32)) == {OK}
+    waiting = connected(routers, 32)
+    os.kill(victim, signal.SIGKILL)
+    assert await statuses(waiting) == {OK}
+    seen: list[int] = []
+    over = asyncio.Event()
+    knocking = [asyncio.create_task(knock(http, seen, over)) for _ in range(4)]
+    for one in streams:
+        await one.task
+    assert {one.text for one in streams if not one.lost} == {TEXT}
+    assert 0 < sum(one.lost for one in streams) < 16
+    assert all(one.whole for one in streams if not one.lost)
+
+    await until(lambda: routers.listens() >= 3, "the process is started again", READY_S)
+    assert before - routers.pids == {victim}
+    over.set()
+    await asyncio.gather(*knocking)
+    assert set(seen) == {200}
+
+    after = [Stream(http) for _ in range(16)]
+    for one in after:
+        await one.task
+        assert one.text == TEXT
+    found = await metrics(http)
+    done = {number: found["baton_router_requests_total", number] for number in ("0", "1")}
+    lost = sum(one.lost for one in streams)
+    assert sum(done.values()) == 32 - lost  # what was counted by the one that died is gone with it
+    assert {found["baton_process_up", number] for number in ("0", "1")} == {1}
+
+
+@pytest.mark.timeout(60)
+async def test_nothing_is_reset_when_it_ends(routers: Routers, http: httpx.AsyncClient) -> None:
+    """One process first, for a rolling restart, then all: streams end whole, and no connection is reset."""
+    await serving(routers, http, 2)
+    streams = [Stream(http) for _ in range(16)]
+    await until(lambda: all(one.text for one in streams), "all streams have begun")
+    seen: list[int] = []
+    over = asyncio.Event()
+    knocking = [asyncio.create_task(knock(http, seen, over)) for _ in range(4)]
+
+    leaver = min(routers.pids)
+    os.kill(leaver, signal.SIGTERM)
+    await until(lambda: leaver not in routers.pids, "it has drained", 30.0)
+    for one in streams:
+        await one.task
+        assert (one.text, one.whole) == (TEXT, True)
+    over.set()
+    await asyncio.gather(*knocking)
+    assert set(seen) == {200}
+
+    await serving(routers, http, 3)
+    streams = [Stream(http) for _ in range(16)]
+    await until(lambda: all(one.text for one in streams), "all streams have begun")
+    last = routers.pids
+    for pid in last:
+        os.kill(pid, signal.SIGSTOP)
+    waiting = connected(routers, 32)
+    routers.forked.terminate()
+    for pid in last:
+        os.kill(pid, signal.SIGCONT)
+    assert await statuses(waiting) == {OK}
+    for one in streams:
+        await one.task
+        assert (one.text, one.whole) == (TEXT, True)
+    assert routers.forked.wait(END_S * PATIENCE) == 0
+    assert not any(psutil.pid_exists(pid) for pid in last)
+
+
+def test_the_parts_of_the_limits_are_the_whole() -> None:
+    whole = RouterSettings(
+        processes=3, max_waiting=100, max_connections=10, journal_mib=256, metrics_port=9000
+    )
+    parts = [share(whole, number) for number in range(3)]
+    assert sum(one.max_waiting for one in parts) == 100
+    assert sorted(one.max_connections for one in parts) == [3, 3, 4]
+    assert sum(one.journal_mib for one in parts) == 256
+    assert [one.metrics_port for one in parts] == [9000, 9001, 9002]
+    assert {share(RouterSettings(processes=2, max_waiting=0), number).max_waiting for number in (0, 1)} == {0}
+
+
+def test_what_does_not_suit_several_processes_is_refused() -> None:
+    for wrong in ({"processes": 65}, {"processes": 2, "max_connections": 1}):
+        with pytest.raises(ConfigError, match=r"router\.processes|max_connections"):
+            load({"router": wrong})
+    settings = load({"router": {"processes": 2}, "security": {"tls": True, "folder": "/tmp/none"}})
+    with pytest.raises(ConfigError, match=r"security\.folder"):
+        run_routers(settings)
