@@ -101,6 +101,24 @@ def test_wrong_words_of_what_was_taken_are_refused(saving: Source, eventually: E
         take("whole", 1, 1)
 
 
+def test_of_several_readers_the_last_one_counts(saving: Source, eventually: Eventually) -> None:
+    blocks = random_blocks(BLOCKS, RECORDS, 1)
+    entry = begin(saving, blocks)
+    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+    take = saving.staging.take
+    take(*KEY, 3, reader=(0, 2))
+    assert (entry.taken, entry.room) == (0, 0)  # the other one has not begun
+    take(*KEY, 2, reader=(1, 2))
+    assert entry.taken == 2
+    eventually(lambda: entry.view.is_whole(SLOTS + 1))
+    with pytest.raises(MalformedManifest, match=r"2 records are said to be taken.*; 3 were"):
+        take(*KEY, 2, reader=(0, 2))
+    take(*KEY, 3, RECORDS - 1, reader=(0, 2))  # one that wants no more but the last
+    assert (entry.taken, entry.wanted) == (2, 2)
+    take(*KEY, 4, reader=(1, 2))
+    assert (entry.taken, entry.wanted) == (3, 4)
+
+
 def test_what_was_taken_is_gone(saving: Source, eventually: Eventually) -> None:
     entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
