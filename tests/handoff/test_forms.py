@@ -184,17 +184,23 @@ class Workers:
     def begin(self, blocks: tuple[int, ...], tokens: int, *, first: int) -> tuple[Manifest, list[SaveJob]]:
         """Save the first records on all ranks; return the manifest, and what is left to save."""
         parts = [Part(0, 0, blocks), Part(1, len(blocks), blocks)]
-        job = SaveJob("r", 1, (parts[0].within(0, first),), 2 * len(blocks), last=False)
+        manifest = self.save(
+            SaveJob("r", 1, (parts[0].within(0, first),), 2 * len(blocks), last=False), tokens
+        )
+        rest = (parts[0].within(first, len(blocks)), parts[1])
+        return manifest, [SaveJob("r", 1, rest, 2 * len(blocks)) for _ in self.sources]
+
+    def save(self, job: SaveJob, tokens: int) -> Manifest:
+        """Save on all ranks; return the manifest."""
         found = []
         for one in self.sources:
             saved = one.saver.save(job)
             assert saved is not None
-            found.append(one.manifest("r", tokens, 2 * len(blocks), saved))
+            found.append(one.manifest("r", tokens, job.num_records, saved))
         manifest = found[0]
         for other in found[1:]:
             manifest.shards.append(other.shards[0])
-        rest = (parts[0].within(first, len(blocks)), parts[1])
-        return seal(manifest), [SaveJob("r", 1, rest, 2 * len(blocks)) for _ in self.sources]
+        return seal(manifest)
 
     def held(self) -> int:
         return sum(one.staging.held()[0] for one in self.sources)
@@ -265,6 +271,32 @@ def test_early_and_whole_every_rank_gets_its_heads_and_the_last_one_releases(
                 for group in range(2):
                     found = content(loader._cache, group, into)
                     assert np.array_equal(found, content(right, group, blocks))
+
+
+@pytest.mark.parametrize(("there", "here", "transport"), [(1, 2, "shm"), (1, 2, "grpc"), (2, 1, "shm")])
+def test_a_window_serves_every_rank(there: int, here: int, transport: str, eventually: Eventually) -> None:
+    """Fewer slots than records: they are filled again when the last rank has taken what they hold."""
+    blocks, into = random_blocks(BLOCKS, 6, 1), random_blocks(BLOCKS, 6, 3)
+    parts = (Part(0, 0, blocks), Part(1, 6, blocks))
+    with workers(there, here, transport, "auto") as made:
+        manifest = made.save(SaveJob("r", 1, parts, 12, slots=4), 6 * TOKENS)
+        assert {shard.slots for shard in manifest.shards} == {4}
+        job = LoadJob(
+            *("r", 1, manifest.SerializeToString()),
+            (Part(0, 0, into), Part(1, 6, into)),
+            time.monotonic(),
+            "s",
+        )
+        for loader in made.loaders:
+            loader.submit(job)
+        for loader, right in zip(made.loaders, caches(1, here), strict=True):
+            done = []
+            eventually(lambda loader=loader, done=done: bool(done.extend(loader.take_finished()) or done))
+            assert [(one.problem, one.blocks) for one in done] == [(None, 12)]
+            for group in range(2):
+                found = content(loader._cache, group, into)
+                assert np.array_equal(found, content(right, group, blocks))
+        eventually(lambda: made.held() == 0)
 
 
 def running_form(manifest: Manifest) -> Form:
