@@ -1,6 +1,6 @@
 """Measure what is left of a handoff that began with its prompt, by the prompt's length.
 
-Prompts of 1 to 16 steps of the engine, one at a time, in 1P1D: over shared memory, NIXL and gRPC on one
+Prompts of 1 to 64 steps of the engine, one at a time, in 1P1D: over shared memory, NIXL and gRPC on one
 machine, and over a wire of 1 Gbit/s between two hosts (network namespaces, mutual TLS). With `--staging-mib
 64` the longest go through a window of it: an arm of its own, beside that with room for all. Early bytes are
 those that were in the decode worker's cache before it heard that the prompt was complete. The rest of the
@@ -34,7 +34,8 @@ from harness.stats import RESULTS, median, percentile, save
 from harness.wired import wired
 
 RESULT = "early"
-STEPS = (1, 2, 4, 16)
+STEPS = (1, 2, 4, 16, 64)
+TOKENS = 4096  # of the longest prompt: those with more steps than it has are left out
 GBIT = Wire(rate_mbit=1000)
 ROOMY_MIB = 512  # staging that holds two of the longest prompts and more
 GOAL = 0.8  # of the bytes of prompts of GOAL_STEPS and more
@@ -53,28 +54,29 @@ def main(arguments: list[str]) -> None:
         "--arm", choices=ARMS, action="append", help="one of them; the others keep their figures"
     )
     parser.add_argument("--staging-mib", type=int, default=ROOMY_MIB)
+    parser.add_argument("--step-tokens", type=int, default=CPU_STEP_TOKENS, help="64: prompts of 64 steps")
     options = parser.parse_args(arguments)
     kept = RESULTS / f"{RESULT}.json"
     arms: dict[str, dict[str, Any]] = json.loads(kept.read_text())["arms"] if kept.is_file() else {}
     for arm in options.arm or ARMS:
-        staging = options.staging_mib
+        staging, step = options.staging_mib, options.step_tokens
         name = arm if staging == ROOMY_MIB else f"{arm}, staging of {staging} MiB"
+        name += f", steps of {step} tokens" if step != CPU_STEP_TOKENS else ""
         print(name, flush=True)
-        with ARMS[arm](staging) as (url, inside), inside:
-            arms[name] = asyncio.run(measure(url, options.rounds))
+        with ARMS[arm](staging, step) as (url, inside), inside:
+            arms[name] = asyncio.run(measure(url, options.rounds, step))
     save(RESULT, {"step_tokens": CPU_STEP_TOKENS, "goal": GOAL, "goal_steps": GOAL_STEPS, "arms": arms})
 
 
-async def measure(url: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Return medians by the number of steps."""
+async def measure(url: str, rounds: int, step: int) -> dict[str, dict[str, float]]:
+    """Return medians by the number of steps of `step` tokens."""
     found = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as http:
-        for steps in STEPS:
+        for steps in (steps for steps in STEPS if steps * step <= TOKENS):
             draw = random.Random(steps)
             # Not a whole step less: what is left after the last step is never a step's, but for one.
             prompts = [
-                [draw.randrange(100, 4000) for _ in range(CPU_STEP_TOKENS * steps - 20)]
-                for _ in range(rounds + 1)
+                [draw.randrange(100, 4000) for _ in range(step * steps - 20)] for _ in range(rounds + 1)
             ]
             values = [await probe(http, url, prompt) for prompt in prompts][1:]
             found[f"{steps}"] = {key: round(median([one[key] for one in values]), 4) for key in values[0]}
@@ -116,33 +118,34 @@ async def handed_over(http: aiohttp.ClientSession, url: str) -> dict[str, float]
 Served = tuple[str, AbstractContextManager[Any]]  # a router's URL, and the network that it is in
 
 
-def settings(staging_mib: int, **handoff: Any) -> dict[str, Any]:
+def settings(staging_mib: int, step: int, **handoff: Any) -> dict[str, Any]:
     """Return the sections of settings for long prompts."""
-    tokens = CPU_STEP_TOKENS * max(STEPS) + 64
+    tokens = TOKENS + 64
     engine = engine_settings() | {"max_model_len": tokens, "model": str(longer(tokens)), "kv_cache_gib": 1}
+    engine["max_num_batched_tokens"] = step
     every = {"idle_decode_tokens": 0}  # every prompt is handed over
     return {"engine": engine, "scheduler": every, "handoff": {"staging_mib": staging_mib, **handoff}}
 
 
 @contextmanager
-def here(transport: str, staging_mib: int) -> Iterator[Served]:
+def here(transport: str, staging_mib: int, step: int) -> Iterator[Served]:
     """Serve on this machine."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        deployment(Path(folder), **settings(staging_mib, transports=[transport])) as one,
+        deployment(Path(folder), **settings(staging_mib, step, transports=[transport])) as one,
     ):
         one.up(1, 1)
         yield one.url, nullcontext()
 
 
 @contextmanager
-def over(wire: Wire, staging_mib: int) -> Iterator[Served]:
+def over(wire: Wire, staging_mib: int, step: int) -> Iterator[Served]:
     """Serve on two hosts, with a wire between."""
     if why := why_not():
         raise SystemExit(f"no wires: {why}")
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        one = stack.enter_context(wired(Path(folder), config=settings(staging_mib)))
+        one = stack.enter_context(wired(Path(folder), config=settings(staging_mib, step)))
         one.links.be(wire)
         yield one.url, one.network.inside()
 
