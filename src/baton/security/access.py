@@ -64,6 +64,7 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         f"{_HANDOFF}Pull": _for(Role.WORKER),
         f"{_HANDOFF}Release": _for(Role.WORKER),
         f"{_HANDOFF}Renew": _for(Role.WORKER),
+        f"{_HANDOFF}Taken": _for(Role.WORKER),
         f"{_HANDOFF}Staged": _for(Role.WORKER),
         f"{_HANDOFF}Sample": _for(Role.WORKER),  # test payloads alone
         f"{_HANDOFF}Trial": _for(Role.WORKER),

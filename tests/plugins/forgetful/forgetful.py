@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from baton.handoff.memory.host import HostBlockCache
 from baton.handoff.records import Bytes
+from baton.kernels.kv_pack import KVTable
 
 _scatter = HostBlockCache.scatter
 
@@ -18,7 +19,9 @@ def register() -> None:
     HostBlockCache.scatter = _forgetting  # type: ignore[method-assign]
 
 
-def _forgetting(self: HostBlockCache, group: int, records: Bytes, block_ids: Sequence[int]) -> None:
+def _forgetting(
+    self: HostBlockCache, group: int, records: Bytes, block_ids: Sequence[int], table: KVTable | None = None
+) -> None:
     """The drafter's layers come after the target's: the demo model's is the last one."""
-    _scatter(self, group, records, block_ids)
+    _scatter(self, group, records, block_ids, table)
     self._tables[group].blocks[-1][list(block_ids)] = 0

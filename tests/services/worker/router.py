@@ -52,7 +52,8 @@ def request(request_id: str, prompt: Sequence[int], **params: Any) -> EngineCore
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     """Different from its first block on for different seeds."""
-    return [(seed * 31 + number * 7 + number * number // 3) % 250 for number in range(length)]
+    step = 7 + seed // 250
+    return [(seed * 31 + number * step + number * number // 3) % 250 for number in range(length)]
 
 
 @dataclass
