@@ -99,7 +99,9 @@ def test_the_counters_are_the_engines(one_pair: Deployment) -> None:
     for name in ("vllm:prefix_cache_hits_total", "vllm:prompt_tokens_cached_by_source_total"):
         assert second[name][prefill] >= first[name][prefill] + 64, name  # two blocks
     assert second["vllm:external_prefix_cache_hits_total"][decode] > 0
-    assert second["vllm:external_prefix_cache_hits_total"][prefill] == 0
+    # It may have pulled what others of its chats had left elsewhere, but nothing of these.
+    external = "vllm:external_prefix_cache_hits_total"
+    assert second[external][prefill] == first[external][prefill]
     assert second["vllm:spec_decode_num_accepted_tokens_total"] == {
         prefill: 0,
         decode: second["vllm:spec_decode_num_accepted_tokens_per_pos_total"][decode],

@@ -6,7 +6,7 @@ import pytest
 
 from tests.handoff import mutations
 
-NUMBER = 1600
+NUMBER = 1150
 
 
 @pytest.mark.timeout(120)

@@ -285,6 +285,8 @@ def test_leases_and_lost_sources_end_it_by_name(model: Path, writer: EngineProce
         late = writer.call(decode, f"{name}-late", prompt, WRITTEN, saved.manifest)
         assert late.loaded is not None
         assert str(late.loaded.problem).startswith("LeaseExpired: ")
+        if transport == "shm":  # who reads memory does not notice: its router tells it, or its deadline ends it
+            return
         early = brief.call(begin_prefill, name, prompt)
         assert early is not None
         writer.call(begin_decode, name, prompt, WRITTEN, early)
@@ -293,8 +295,8 @@ def test_leases_and_lost_sources_end_it_by_name(model: Path, writer: EngineProce
         answer = writer.call(resumed, name, early)
         assert answer.finish_reason == "error"
         assert answer.loaded is not None
-        assert str(answer.loaded.problem).startswith(("TransportFailed: ", "PullTimeout: "))
-        assert time.monotonic() - began < 25 * PATIENCE
+        assert str(answer.loaded.problem).startswith("TransportFailed: ")
+        assert time.monotonic() - began < 10 * PATIENCE
 
 
 def resumed(engine: Engine, name: str, early: Manifest) -> Answer:
