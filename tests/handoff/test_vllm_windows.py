@@ -285,7 +285,7 @@ def test_leases_and_lost_sources_end_it_by_name(model: Path, writer: EngineProce
         late = writer.call(decode, f"{name}-late", prompt, WRITTEN, saved.manifest)
         assert late.loaded is not None
         assert str(late.loaded.problem).startswith("LeaseExpired: ")
-        if transport == "shm":  # who reads memory does not notice: its router tells it, or its deadline ends it
+        if transport == "shm":  # its reader learns of it from its router, or by its deadline
             return
         early = brief.call(begin_prefill, name, prompt)
         assert early is not None
