@@ -1,8 +1,8 @@
 """Baton's 1P1D against vLLM's own: NixlConnector and vllm-router, with as many engines on the same cores.
 
 vLLM's deployments are its recipe as it stands, and the same with NIXL's progress thread off, which spins on
-a core otherwise. All deployments stay up; the load goes to one at a time, in turns: long prompts one after
-the other, then short streams beside which long prompts arrive. CPU time is that of all their processes.
+a core otherwise, so that each deployment is started for its turn, and ended. In a turn come long prompts one
+after the other, then short streams beside which long prompts arrive. CPU time is that of all processes.
 """
 
 from __future__ import annotations
@@ -84,21 +84,16 @@ def main(arguments: list[str]) -> None:
     mix = Mix(seconds=options.seconds)
     names = options.arm or list(ARMS)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        arms = {
-            name: stack.enter_context(ARMS[name](Path(folder) / f"{number}"))
-            for number, name in enumerate(names)
-        }
-        for one in arms.values():  # the first requests compile, connect and allocate
-            asyncio.run(run(Mix(seconds=8), one.url, MODEL_NAME, seed=0))
-        for number in range(options.rounds):
-            for name, one in arms.items():
+    for number in range(options.rounds):
+        for name in names:
+            with tempfile.TemporaryDirectory() as folder, ARMS[name](Path(folder)) as one:
+                asyncio.run(run(Mix(seconds=8), one.url, MODEL_NAME, seed=0))  # compiles, connects, allocates
                 found = asyncio.run(alone(one, options.prompts, number)) | asyncio.run(
                     loaded(one, mix, number + 1)
                 )
                 one.check()
-                runs[name].append(found)
-                print(f"{name:>28}", {key: round(value, 1) for key, value in found.items()}, flush=True)
+            runs[name].append(found)
+            print(f"{name:>28}", {key: round(value, 1) for key, value in found.items()}, flush=True)
     middle = {name: medians(results) for name, results in runs.items()}
     save(RESULT, {"load": asdict(mix), "prompts": options.prompts, "median": middle, "runs": runs})
 
