@@ -149,10 +149,11 @@ class Agent:
 
     @contextlib.contextmanager
     def buffer(self, size: int) -> Iterator[Buffer]:
-        """Lend a buffer of at least `size` bytes.
+        """Lend a buffer of at least `size` bytes: a power of two, so that there are few sizes to keep.
 
         It is lent to nobody else while reads that have not ended may still write to it.
         """
+        size = 1 << (size - 1).bit_length()
         buffer = self.buffers.take(size) or self._new_buffer(size)
         try:
             yield buffer

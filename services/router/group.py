@@ -22,6 +22,8 @@ class Group:
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
         """Share these sockets, one for each process, all on one port."""
         self.sockets = tuple(sockets)
+        for sock in sockets:  # of two that look at one, the second must not wait for a connection
+            sock.setblocking(False)
         self._words = memoryview(mmap.mmap(-1, _WORD * (1 + len(self.sockets)))).cast("Q")
 
     def __len__(self) -> int:

@@ -188,7 +188,7 @@ def _metadata(manifest: Manifest) -> bytes:
 
 
 def _put_metadata(manifest: Manifest, stage: Stage, metadata: bytes) -> None:
-    """Of an agent that nobody knows: a known one's is not loaded again."""
+    """Offer metadata as of an agent that nobody knows: a known one is not loaded again."""
     offer = NixlOffer.FromString(stage.right.shards[0].offers["nixl"])
     offer.agent, offer.regions[0].metadata = "nobody", metadata
     manifest.shards[0].offers["nixl"] = offer.SerializeToString()

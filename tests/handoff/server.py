@@ -114,7 +114,7 @@ def _wrong_release(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, 
 
 
 def _wrong_taken(rng: random.Random, ticket: bytes) -> tuple[str, str, bytes, float | None]:
-    """Of a save without a window nothing is taken, and nobody without its ticket takes anything."""
+    """Expect refusals: a save without a window is taken whole, and nobody takes anything without a ticket."""
     request = pb.TakenRequest(request_id="victim", epoch=3, ticket=ticket)
     if rng.random() < 0.5:
         request.ticket = rng.choice((b"", ticket[:-1], rng.randbytes(16)))

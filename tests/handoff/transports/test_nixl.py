@@ -1,4 +1,4 @@
-"""What NIXL must do beyond what each transport does: over TCP, as between hosts, one of which may be lost."""
+"""NIXL does more than each transport must: it survives lost peers, and what they still send."""
 
 from __future__ import annotations
 
@@ -36,13 +36,6 @@ pytestmark = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
 
 BLOCKS = 41
 LOST_S = 1.0 * PATIENCE  # in which a pull from a source that was killed ends; its deadline is much later
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _as_between_hosts() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UCX_TLS", "tcp,self")
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +163,14 @@ def test_a_killed_source_ends_pulls_at_once(doomed: RemoteSource, nixl: Nixl) ->
         with pytest.raises(TransportFailed, match=rf"'{name}', epoch 1, rank 0 at .*: NIXL"):
             list(chunks)
         assert time.monotonic() - began < LOST_S
+
+
+def test_buffers_come_in_few_sizes(nixl: Nixl) -> None:
+    """Else each pull that is a little larger than all before would leave one behind."""
+    for size in (4097, 5000, 8192):
+        with nixl._agent.buffer(size) as buffer:
+            assert buffer.data.size >= size
+            assert buffer.data.size.bit_count() == 1
 
 
 def test_a_pull_that_was_given_up_leaves_its_memory_when_nothing_writes_to_it(

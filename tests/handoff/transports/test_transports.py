@@ -37,14 +37,6 @@ from tests.handoff.server import FalseSource
 BLOCKS = 20
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_between_hosts() -> Iterator[None]:
-    """NIXL takes TCP: on one host it would copy out of the other process, which hides what connections do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UCX_TLS", "tcp,self")
-        yield
-
-
 @pytest.fixture(scope="module")
 def source() -> Iterator[RemoteSource]:
     made = RemoteSource()

@@ -1,0 +1,15 @@
+"""The network of the transports' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_between_hosts() -> Iterator[None]:
+    """NIXL takes TCP: on one host it would copy out of the other process, which hides what connections do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UCX_TLS", "tcp,self")
+        yield
