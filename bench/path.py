@@ -1,8 +1,9 @@
 """The handoff of a long prompt in a real deployment, stage by stage: idle, and beside four running streams.
 
 It lasts from the end of the prefill's last step until the decode worker's engine knows that the KV is loaded,
-which is when its next step can take the request. Times come from the router's own histograms, whose sums are
-exact for one request at a time.
+which is when its next step can take the request; the save, a part of that step, counts too. Times come from
+the router's own histograms, whose sums are exact for one request at a time. `sample` is the rest of the last
+step after its save, the logits and the sampling of the first token, and no part of the total.
 
     total = save + (router's two hops + wait + move + check + load + time until the engine's next step)
 """
@@ -28,7 +29,7 @@ from bench.traffic import Mix, run, stream
 from harness.deployment import Deployment, deployment
 from harness.stats import median, percentile, save
 
-STAGES = ("save", "wait", "move", "check", "load", "total")
+STAGES = ("save", "sample", "wait", "move", "check", "load", "total")
 
 
 def main(arguments: list[str]) -> None:
@@ -88,7 +89,7 @@ async def probe(one: Deployment, count: int, tokens: int, *, busy: bool, seed: i
             await stream(http, one.url, MODEL_NAME, prompt(tokens), 2)
             after = await stages(http, one.url)
             took = {stage: 1e3 * (after[stage] - before[stage]) for stage in STAGES}
-            took["total"] += took["save"]  # the decode worker counts from the end of the save
+            took["total"] += took["save"] - took["sample"]  # the worker counts from the save's end
             results.append(took)
         still_busy = all(not task.done() for task in streams)
         for task in streams:
@@ -100,7 +101,7 @@ async def probe(one: Deployment, count: int, tokens: int, *, busy: bool, seed: i
 
 
 async def stages(http: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    """Return the sum of each stage over all requests so far, in seconds."""
+    """Return the sum of each stage over all requests so far, in seconds: total from the save's end."""
     async with http.get(f"{url}/metrics") as response:
         text = await response.text()
     sums = dict.fromkeys(STAGES, 0.0)

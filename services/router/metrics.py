@@ -179,7 +179,8 @@ class RouterMetrics:
         )
         self._stages = Histogram(
             "baton_router_handoff_stage_seconds",
-            "Stages of the handoff: save on the prefill worker, the others on the decode worker",
+            "Stages of the handoff: save and sample, the rest of that step, on the prefill worker; the "
+            "others on the decode worker",
             ["stage", "transport"],
             buckets=SECONDS,
             registry=registry,
@@ -308,6 +309,9 @@ class RouterMetrics:
         for stage in _STAGES:
             seconds = getattr(admitted, stage) / 1e3
             self._stages.labels(stage.removesuffix("_ms"), transport).observe(seconds)
+        if state.timings.saved:  # before the step that saved it had its token
+            sampled = state.timings.prefill_ended - state.timings.saved
+            self._stages.labels("sample", transport).observe(max(0.0, sampled))
         self._bytes.labels(transport).inc(admitted.bytes)
         self._early_bytes.labels(transport).inc(admitted.early_bytes)
 

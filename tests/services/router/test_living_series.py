@@ -83,3 +83,14 @@ def test_a_great_many_tenants_share_series() -> None:
         router.tenants.entered(f"t{number}")
     assert registry.get_sample_value("baton_router_tenant_requests_total", {"tenant": OTHERS}) == 50
     assert generate_latest(registry).decode().count("baton_router_tenant_requests_total{") == MAX_TENANTS + 1
+
+
+def test_the_rest_of_a_prefills_last_step_is_a_stage_of_its_handoff() -> None:
+    """From the end of the save until the engine had put the first token out."""
+    registry = CollectorRegistry()
+    router = RouterMetrics(registry)
+    state = RequestState("r", "r", b"", prompt_tokens=3, max_tokens=8, max_model_len=64, deadline=1e9)
+    state.timings.saved, state.timings.prefill_ended = 1.0, 1.25
+    router.admitted(worker_pb2.Admitted(transport="shm", total_ms=300.0), state, "d0")
+    labels = {"stage": "sample", "transport": "shm"}
+    assert registry.get_sample_value("baton_router_handoff_stage_seconds_sum", labels) == 0.25
