@@ -37,7 +37,7 @@ from baton.services.speculation import SpeculativeSettings
 # Drafted for a handoff by a draft model: each one after the first delays the first token by another pass.
 MOST = 2
 
-_ALLOCATE_SLOTS = (
+ALLOCATE_SLOTS = (
     *("request", "num_new_tokens", "num_new_computed_tokens", "new_computed_blocks", "num_lookahead_tokens"),
     *("num_external_computed_tokens", "delay_cache_blocks", "num_encoder_tokens", "full_sequence_must_fit"),
     *("reserved_blocks", "has_scheduled_reqs", "skip_zeroing_group_ids"),
@@ -66,7 +66,7 @@ class FirstDrafts:
         )  # requests that are to go elsewhere, as long as their prompt is computed
         self._ended: set[str] = set()  # of them: those whose prompt ends in this step
         self._made: dict[str, list[int]] = {}
-        replace(scheduler.kv_cache_manager, "allocate_slots", self._with_slots, _ALLOCATE_SLOTS)
+        replace(scheduler.kv_cache_manager, "allocate_slots", self._with_slots, ALLOCATE_SLOTS)
         replace(scheduler, "_update_after_schedule", self._scheduling, ("scheduler_output",))
         replace(scheduler, "update_draft_token_ids", self._keeping, ("draft_token_ids",))
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 from baton.handoff.params import load_params, save_params
+from baton.services.engine.patches import first_drafts
+from baton.services.engine.patches.first_drafts import MOST
+from baton.services.engine.patches.replace import check
 from baton.services.speculation import SpeculativeSettings
 from harness.engines import BLOCK_SIZE, Answer, Engine, EngineProcess, Options, generate, pulled
 from tests.services.decode.heads import model_and_head
@@ -60,7 +66,6 @@ class Length:
 
 
 def install(engine: Engine) -> None:
-    from baton.services.engine.patches import first_drafts
     from baton.services.engine.patches.draft_length import WhileDecoding
 
     core = engine.core
@@ -98,8 +103,6 @@ def handed_over(
     engine: Engine, name: str, prompt: list[int], how: How = PLAIN
 ) -> tuple[list[int], list[int], int]:
     """Prefill here, and go on as another worker would: the answer, the first step's drafts and tokens."""
-    from baton.services.engine.patches import first_drafts
-
     LOOKUP[0] = how.length
     read = add_prompt(engine, name, prompt)
     engine.run()
@@ -117,16 +120,12 @@ def handed_over(
 
 
 def add_prompt(engine: Engine, name: str, prompt: list[int]) -> Answer:
-    from baton.services.engine.patches import first_drafts
-
     read = engine.add(f"{name}-read", prompt, 1, save_params(1))
     first_drafts.want(engine.core.scheduler.requests[f"{name}-read"])
     return read
 
 
 def add_rest(engine: Engine, name: str, prompt: list[int], read: Answer, answer: int = ANSWER) -> Answer:
-    from baton.services.engine.patches import first_drafts
-
     assert read.saved is not None
     assert read.saved.manifest is not None
     load = load_params(1, read.saved.manifest, f"{name}-read")
@@ -153,8 +152,6 @@ def together(engine: Engine, name: str) -> list[tuple[list[int], list[int], int]
 
 def begin_early(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], list[int], int]:
     """Load while the prompt is prefilled: the answer, the first step's drafts and tokens."""
-    from baton.services.engine.patches import first_drafts
-
     LOOKUP[0] = LIMIT
     read = add_prompt(engine, name, prompt)
     engine.run(until=lambda: read.begun is not None)
@@ -208,8 +205,6 @@ def alone(engine: EngineProcess) -> list[list[int]]:
 def test_a_prompts_last_step_drafts_for_the_first_step_elsewhere(
     engine: EngineProcess, alone: list[list[int]]
 ) -> None:
-    from baton.services.engine.patches.first_drafts import MOST
-
     engine.call(take_drafted)
     accepted = 0
     for n, prompt in enumerate(prompts()):
@@ -283,3 +278,90 @@ def test_after_a_load_that_began_early(engine: EngineProcess, alone: list[list[i
     answer, drafts, _ = engine.call(begin_early, "early", prompts()[-1])
     assert answer == alone[-1]
     assert drafts
+
+
+# Without an engine.
+
+
+@dataclass
+class Scheduler:
+    """As much of vLLM's as is looked at: 20 tokens a step, and blocks for `room` lookahead tokens."""
+
+    room: int = 8
+    num_spec_tokens: int = LIMIT
+    max_num_scheduled_tokens: int = 20
+    max_model_len: int = 100
+    asked: list[int] = field(default_factory=list)  # lookahead tokens
+    requests: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.kv_cache_manager = self
+        self.structured_output_manager = self
+        self.scheduler_config = SimpleNamespace(max_num_batched_tokens=20)
+        spec = SimpleNamespace(max_num_new_slots_for_drafting=0)
+        self.vllm_config = SimpleNamespace(speculative_config=spec)
+
+        def allocate_slots(*_: Any, num_lookahead_tokens: int) -> Any:
+            self.asked.append(num_lookahead_tokens)
+            return "blocks" if num_lookahead_tokens <= self.room else None
+
+        vllms = check(KVCacheManager, "allocate_slots", ("self", *first_drafts.ALLOCATE_SLOTS))
+        self.allocate_slots = functools.wraps(MethodType(vllms, self))(allocate_slots)
+
+    def validate_tokens(self, request: Any, spec_tokens: list[int]) -> list[int]:
+        del request
+        return [token for token in spec_tokens if token < 500]
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        """Nothing is needed of it."""
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Nor of this."""
+
+
+def scheduled(scheduler: Scheduler, others: int, drafts: list[int]) -> list[int]:
+    """Schedule a first step with these drafts, beside so many other tokens; return those that it verifies."""
+    first_drafts.FirstDrafts(scheduler, 0)
+    request = SimpleNamespace(
+        request_id="one", num_tokens=11, num_computed_tokens=10, num_output_tokens=1, max_tokens=50
+    )
+    scheduler.requests["one"] = request
+    first_drafts.give(request, drafts)
+    manager: Any = scheduler
+    assert manager.allocate_slots(request, 1, num_lookahead_tokens=LIMIT) == "blocks"
+    output = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id="one")],
+        num_scheduled_tokens={"one": 1, "others": others},
+        total_num_scheduled_tokens=1 + others,
+        scheduled_spec_decode_tokens={},
+        num_spec_tokens_to_schedule=LIMIT,
+    )
+    scheduler._update_after_schedule(output)
+    found: list[int] = output.scheduled_spec_decode_tokens.get("one", [])
+    assert output.num_scheduled_tokens["one"] == 1 + len(found)
+    assert output.total_num_scheduled_tokens == 1 + others + len(found)
+    assert not hasattr(request, "first_drafts")  # used or not
+    return found
+
+
+def test_drafts_take_what_a_step_leaves() -> None:
+    assert scheduled(Scheduler(), 10, [1, 2, 3]) == [1, 2, 3]
+    assert scheduled(Scheduler(), 17, [1, 2, 3]) == [1, 2]
+    assert scheduled(Scheduler(), 19, [1, 2, 3]) == []
+
+
+def test_what_the_grammar_does_not_allow_is_dropped() -> None:
+    assert scheduled(Scheduler(), 10, [1, 2, 501]) == [1, 2]
+    assert scheduled(Scheduler(), 10, [501]) == []
+
+
+def test_drafts_have_slots_beside_those_of_the_next() -> None:
+    scheduler = Scheduler()
+    assert scheduled(scheduler, 10, [1, 2, 3]) == [1, 2, 3]
+    assert scheduler.asked == [LIMIT + 3]
+
+
+def test_a_request_does_not_wait_for_its_drafts_slots() -> None:
+    scheduler = Scheduler(room=LIMIT)
+    assert scheduled(scheduler, 10, [1, 2, 3]) == []
+    assert scheduler.asked == [LIMIT + 3, LIMIT]
