@@ -1,7 +1,8 @@
 """Chooses how many tokens vLLM's scheduler has drafted in each step, and observes how the drafts fare.
 
 A step in which no request goes on decoding drafts nothing, whatever else was chosen: that is every step of a
-worker that only prefills. The drafter still runs over the prompts, as its KV is handed over too.
+worker that only prefills, but for those that end a prompt (first_drafts.py). The drafter still runs over the
+prompts, as its KV is handed over too.
 
 vLLM looks the number up by the number of requests in the step, in a list that it builds from
 num_speculative_tokens_per_batch_size: our objects take the list's place.
@@ -63,11 +64,13 @@ class DraftLengthSeam:
         self._handed: list[tuple[int, int]] = []  # of that step: tokens drafted elsewhere, and accepted
         self._before: Set[str] = frozenset()  # requests of the step before it
         self._asked = 0  # tokens to draft in the step before it
+        self._chosen = 0  # the same in the step that is scheduled; 0 where no choice is asked for
         scheduler.dynamic_sd_lookup = self
         replace(scheduler, "update_from_output", self._noting, UPDATE_FROM_OUTPUT)
 
     def __getitem__(self, requests: int) -> int:
-        return self._chooser.choose(requests)
+        self._chosen = self._chooser.choose(requests)
+        return self._chosen
 
     @property
     def choice(self) -> DraftChoice:
@@ -95,7 +98,8 @@ class DraftLengthSeam:
                 accepted=self._none if stats is None else self._own(stats.num_accepted_tokens_per_pos, 1),
             )
         )
-        self._before, self._asked = requests, output.num_spec_tokens_to_schedule
+        # What a step drafts for handoffs alone is not verified here.
+        self._before, self._asked, self._chosen = requests, self._chosen, 0
 
     def _own(self, by_position: Sequence[int], which: int) -> Sequence[int]:
         """Leave out what came with handoffs: it was not drafted here, nor for as many tokens."""
