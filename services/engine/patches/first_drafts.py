@@ -28,6 +28,7 @@ new requests), DraftTokenIds (req_ids, draft_token_ids).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from baton.services.engine.patches import draft_length
@@ -61,10 +62,8 @@ class FirstDrafts:
         """Use drafts that requests come with from now on; draft `most` tokens for those that go elsewhere."""
         self._scheduler = scheduler
         self._most = most
-        self._prompts: set[str] = (
-            set()
-        )  # requests that are to go elsewhere, as long as their prompt is computed
-        self._ended: set[str] = set()  # of them: those whose prompt ends in this step
+        self._prompts: set[str] = set()  # requests that are to go elsewhere, while their prompt is computed
+        self._ended: set[str] = set()  # those whose prompt ends in this step
         self._made: dict[str, list[int]] = {}
         replace(scheduler.kv_cache_manager, "allocate_slots", self._with_slots, ALLOCATE_SLOTS)
         replace(scheduler, "_update_after_schedule", self._scheduling, ("scheduler_output",))
@@ -149,11 +148,10 @@ class FirstDrafts:
     def _keeping(self, update: Callable[[Any], None]) -> Callable[[Any], None]:
         def update_draft_token_ids(draft_token_ids: Any) -> None:
             if self._ended:
-                for name, drafts in zip(
-                    draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=False
-                ):
-                    if name in self._ended and drafts:
-                        self._made[name] = list(drafts)
+                rows = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=False)
+                for name, drafts in rows:
+                    if name in self._ended:
+                        self._made[name] = list(takewhile(lambda token: token >= 0, drafts))  # -1: none
             update(draft_token_ids)
 
         return update_draft_token_ids
