@@ -1,4 +1,4 @@
-"""What drafts that come with a handoff cost the prefill's last step, and save the decode side's first one.
+"""Measure what drafts that come with a handoff cost the prefill's last step, and save the decode side.
 
 One engine with the demo model and its MTP layer hands prompts over to itself, so that nothing of a network or
 a router is in the figures. The numbers of drafts take turns with each prompt; 0 is a handoff without them.
